@@ -157,6 +157,8 @@ class RolloutBatch:
     correct: Bool[Tensor, " batch"] | None = None  # the task's own metric counts the row as solved
     versions: Int[Tensor, " batch"] | None = None  # of the weights that generated the row
     compared: Bool[Tensor, " batch"] | None = None  # rows in the statistics of a group; None: those that count
+    squared_probs: Float[Tensor, "batch seq"] | None = None  # sum of pi_old^2 over the vocabulary
+    baselines: Float[Tensor, " batch"] | None = None  # reward of the greedy response to the row's prompt
     kl_penalties: Float[Tensor, "batch seq"] | None = None  # subtracted from the rewards
     loss_weights: Float[Tensor, "batch seq"] | None = None  # factors of the policy loss, finite; None: all 1
     value_mask: Bool[Tensor, "batch seq"] | None = None  # positions of rewards, values and returns; None: all

@@ -24,9 +24,12 @@ NONE = 1e-4  # of the largest change in a row: less counts as no change
 COMPARED = 3  # positions, at least, on which a factor and a constant are fitted
 
 
-def without_rewards(config: Config) -> str | None:
+def not_asked(config: Config) -> str | None:
     """Why the property is not asked; None: it is."""
-    return "adv_type distillation reads no rewards" if config.algorithm.adv_type == "distillation" else None
+    return {
+        "distillation": "adv_type distillation reads no rewards",
+        "optimal_token_baseline": "the last tokens of the longest response have no others to be compared with",
+    }.get(config.algorithm.adv_type)
 
 
 def credit(case: Case) -> Iterator[Difference]:

@@ -24,7 +24,7 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import ESTIMATORS, POLICY_LOSSES
 from rl_platform.errors import ConfigError, PlatformError, WorkerError
 from rl_platform.launch.check import invariance, updates
-from rl_platform.launch.check.credit import credit, without_rewards
+from rl_platform.launch.check.credit import credit, not_asked
 from rl_platform.launch.check.property import Outcome, Property
 from rl_platform.launch.check.samples import Case
 from rl_platform.launch.panels import print_lines
@@ -33,7 +33,7 @@ from rl_platform.launch.session import card
 
 PROPERTIES = [
     *invariance.PROPERTIES,
-    Property("credit", "advantages: follow own and later rewards, not earlier", credit, without_rewards),
+    Property("credit", "advantages: follow own and later rewards, not earlier", credit, not_asked),
     *updates.PROPERTIES,
 ]
 

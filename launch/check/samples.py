@@ -24,7 +24,7 @@ from rl_platform.algorithms.rewards import penalized, place_outcome_rewards
 from rl_platform.components.actor import action_levels
 from rl_platform.components.recording import ChunkRecording
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.algorithm import COVARIANCE, Algorithm
+from rl_platform.config.schema.algorithm import COVARIANCE, Algorithm, estimator_needs
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
 from rl_platform.records import RolloutBatch
 from rl_platform.rng import generator
@@ -170,28 +170,32 @@ def _with_models(batch: RolloutBatch, config: Config, numbers: torch.Generator) 
     def noisy() -> Tensor:
         return log_probs + MOVED * torch.randn(shape, generator=numbers)
 
+    needs, probs = estimator_needs(algorithm.adv_type), log_probs.exp()
+    other = torch.rand(shape, generator=numbers) * (1.0 - probs).square()  # of the tokens that were not sampled
     return replace(
         batch,
         log_probs=log_probs,
         rollout_log_probs=noisy(),
         values=values if config.has_values else None,
         reference_log_probs=noisy() if algorithm.needs_reference else None,
+        baselines=torch.rand(shape[:1], generator=numbers) if needs.greedy else None,
+        squared_probs=probs.square() + other if needs.squared_probs else None,
         full_kl=torch.rand(shape, generator=numbers) if algorithm.full_kl_in_reward else None,
     )
 
 
 def estimated(batch: RolloutBatch, algorithm: Algorithm) -> RolloutBatch:
-    """Applies KL penalty, estimator and mismatch weights, as a step of a run does; without PF-PPO."""
+    """Applies KL penalty, mismatch weights and estimator, as a step of a run does; without PF-PPO."""
     if algorithm.old_log_probs == "rollout":
         batch = replace(batch, log_probs=batch.rollout_log_probs)
     if algorithm.use_kl_in_reward:
         batch, _ = penalized(batch, algorithm, algorithm.kl_ctrl.kl_coef)
-    estimates, returns = advantages(batch, algorithm)
-    batch = replace(batch, advantages=estimates, returns=returns)
     if algorithm.rollout_is is not None:
         assert batch.log_probs is not None
         weights, _ = mismatch_weights(batch.log_probs, batch.rollout_log_probs, batch.mask, algorithm.rollout_is)
         batch = replace(batch, loss_weights=weights)
+    estimates, returns = advantages(batch, algorithm)
+    batch = replace(batch, advantages=estimates, returns=returns)
     return batch if batch.ends is None else batch.flatten()
 
 

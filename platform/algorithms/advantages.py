@@ -14,7 +14,17 @@ from torch import Tensor
 from rl_platform.algorithms.action_levels import to_log_prob_level
 from rl_platform.algorithms.aggregation import select
 from rl_platform.algorithms.gae import decoupled_gae, length_adaptive_lambda
-from rl_platform.algorithms.groups import grpo, leave_one_out, local_penalties, opo, raw, reward_to_go, rloo
+from rl_platform.algorithms.groups import (
+    grpo,
+    leave_one_out,
+    local_penalties,
+    opo,
+    optimal_token_baseline,
+    raw,
+    remax,
+    reward_to_go,
+    rloo,
+)
 from rl_platform.algorithms.statistics import whiten, whiten_rows
 from rl_platform.algorithms.user_estimator import Estimate, load_estimator
 from rl_platform.algorithms.validation import check_finite
@@ -97,6 +107,18 @@ def _grpo(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, None]:
     return grpo(*arguments, algorithm.grpo_std_normalization, batch.baseline_mask), None
 
 
+def _optimal_token_baseline(batch: RolloutBatch, _: Algorithm) -> tuple[FloatBT, None]:
+    assert batch.log_probs is not None
+    assert batch.squared_probs is not None, "optimal_token_baseline needs batch.squared_probs"
+    distributions = batch.log_probs, batch.squared_probs, batch.loss_weights
+    return optimal_token_baseline(batch.rewards, batch.mask, batch.group_ids, *distributions, batch.baseline_mask), None
+
+
+def _remax(batch: RolloutBatch, _: Algorithm) -> tuple[FloatBT, None]:
+    assert batch.baselines is not None, "remax needs batch.baselines"
+    return remax(batch.rewards, batch.mask, batch.baselines), None
+
+
 def _reinforce_plus_plus(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, None]:
     if algorithm.reinforce_kl_credit == "local" and batch.kl_penalties is not None:
         return local_penalties(batch.rewards, batch.kl_penalties, batch.mask, algorithm.gamma), None
@@ -108,8 +130,10 @@ BUILT_IN_ESTIMATORS: dict[str, Estimate] = {
     "grpo": _grpo,
     "rloo": lambda b, _: (rloo(b.rewards, b.mask, b.group_ids, b.baseline_mask), None),
     "opo": lambda b, _: (opo(b.rewards, b.mask, b.group_ids, b.baseline_mask), None),
+    "optimal_token_baseline": _optimal_token_baseline,
     "reinforce_plus_plus": _reinforce_plus_plus,
     "reinforce_plus_plus_baseline": lambda b, _: (grpo(b.rewards, b.mask, b.group_ids, False, b.baseline_mask), None),
+    "remax": _remax,
     "raw": lambda b, _: (raw(b.rewards, b.mask), None),
     "distillation": lambda b, _: (torch.zeros_like(b.rewards), None),
 }

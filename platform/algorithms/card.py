@@ -119,9 +119,12 @@ def _estimator(algorithm: Algorithm) -> str:
             "grpo": _grpo(algorithm),
             "rloo": "score minus mean of the other samples of the group",
             "opo": "score minus mean of the group, each sample weighted by its length",
+            "optimal_token_baseline": "reward to go minus mean of the group at the same token, each sample weighted by "
+            "the squared gradients of its tokens so far",
             "reinforce_plus_plus": f"reward to go, gamma {algorithm.gamma:g}, masks carried forward"
             + (", the KL penalty of each token its own" if algorithm.reinforce_kl_credit == "local" else ""),
             "reinforce_plus_plus_baseline": "score minus mean of the group",
+            "remax": "score minus the score of the greedy response to the same prompt",
             "raw": "the score itself",
             "distillation": "0 for every score",
         }[name]

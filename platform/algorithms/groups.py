@@ -61,6 +61,46 @@ def opo(rewards: FloatBT, mask: BoolBT, group_ids: IntB, compared: BoolBT | None
 
 
 @torch.no_grad()
+def optimal_token_baseline(
+    rewards: FloatBT,
+    mask: BoolBT,
+    group_ids: IntB,
+    log_probs: FloatBT,
+    squared_probs: FloatBT,
+    weights: FloatBT | None = None,
+    compared: BoolBT | None = None,
+) -> FloatBT:
+    """Rewards from a token on, minus their mean over the responses of the group that have such a token.
+
+    The mean weighs a response by the squared gradients of its tokens so far, in the logits: long and uncertain
+    responses count more. Tokens are counted from the first active position of a row. `log_probs` [B,T] of the sampled
+    tokens, `squared_probs` [B,T] the sum of pi^2 over the vocabulary, `weights` [B,T] factors of the policy loss.
+    Exactly 0 where one response alone has such a token, or all have equal rewards from there on. "The Optimal Token
+    Baseline" (2026, arXiv 2602.07078).
+    """
+    counted = mask if compared is None else compared
+    to_go = reward_to_go(rewards, counted, 1.0).double()
+    # w_t = ||d log pi_t / d logits||^2 = 1 - 2 pi_t + sum_v pi_v^2, not below 0 by rounding
+    energy = (1.0 - 2.0 * log_probs.double().exp() + squared_probs.double()).clamp(min=0.0)
+    if weights is not None:
+        energy = energy * weights.double().square()
+    energy = torch.where(counted, energy, 0.0).cumsum(dim=1)[counted]  # W_t = sum_{s <= t} w_s
+    _, group = torch.unique(group_ids, return_inverse=True)
+    token = (group[:, None] * mask.shape[1] + counted.cumsum(dim=1) - 1)[counted]
+    number, scores = len(mask) * mask.shape[1], to_go[counted]
+    # B_t = sum_i W_it G_it / sum_i W_it
+    sums = [energy.new_zeros(number).index_add_(0, token, x)[token] for x in (energy * scores, energy)]
+    highest, lowest = (
+        scores.new_full((number,), start).scatter_reduce_(0, token, scores, kind)[token]
+        for kind, start in (("amax", -torch.inf), ("amin", torch.inf))
+    )
+    varied = (highest - lowest > NO_SPREAD) & (sums[1] > 0)
+    centred = torch.zeros_like(to_go)
+    centred[counted] = torch.where(varied, scores - sums[0] / sums[1], 0.0)
+    return torch.where(mask, centred.to(rewards.dtype), 0.0)
+
+
+@torch.no_grad()
 def leave_one_out(rewards: FloatBT, mask: BoolBT, group_ids: IntB, compared: BoolBT | None = None) -> FloatBT:
     """(S - mean of the others) / (unbiased deviation of the others + 1e-6), otherwise as `grpo`.
 
@@ -71,6 +111,16 @@ def leave_one_out(rewards: FloatBT, mask: BoolBT, group_ids: IntB, compared: Boo
     means, deviations = group.of_the_others()
     scale = torch.where(deviations > 0, 1.0 / (deviations + STD_EPSILON), 1.0)
     return _on_actions(torch.where(group.varied, (group.scores - means) * scale, 0.0), mask, rewards)
+
+
+@torch.no_grad()
+def remax(rewards: FloatBT, mask: BoolBT, baselines: FloatB) -> FloatBT:
+    """Rewards from a position on, minus the reward `baselines` [B] of the greedy response to the same prompt.
+
+    ReMax (Li et al. 2023, arXiv 2310.10505).
+    """
+    # A_t = sum_{s >= t} r_s - b
+    return torch.where(mask, reward_to_go(rewards, mask, 1.0) - baselines[:, None], 0.0)
 
 
 @torch.no_grad()

@@ -33,7 +33,8 @@ class ModelOutputs:
     """Outputs of a training forward for a micro-batch, each [B,T] with gradient; None: not computed.
 
     log_probs: of the chosen action or token; entropy: of the distribution it came from; values: of the state before;
-    full_kl: of that distribution to the reference's. states [B,T,H]: hidden states of a reference, for the full KL.
+    full_kl: of that distribution to the reference's; squared_probs: sum of its squares. states [B,T,H]: hidden states
+    of a reference, for the full KL.
     """
 
     log_probs: FloatBT | None = None
@@ -41,6 +42,7 @@ class ModelOutputs:
     values: FloatBT | None = None
     full_kl: FloatBT | None = None
     states: Float[Tensor, "batch seq hidden"] | None = None
+    squared_probs: FloatBT | None = None
 
 
 @torch.no_grad()

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 PER_POSITION = (
     "ends", "bootstrapped", "end_values", "rewards", "rollout_log_probs", "log_probs", "reference_log_probs", "full_kl",
     "values", "advantages", "returns", "loss_weights", "kl_penalties", "value_mask",
-    "entropy_units", "covariant",
+    "entropy_units", "covariant", "squared_probs",
 )  # fmt: skip
-PER_ROW = ("sample_mask", "group_ids", "correct", "versions", "compared")
+PER_ROW = ("sample_mask", "group_ids", "correct", "versions", "compared", "baselines")
 BOOLEAN = ("action_mask", "sample_mask", "ends", "bootstrapped", "correct", "compared", "value_mask", "covariant")
 WITH_FEATURES = ("reference_states",)  # [B,T,...]
 PER_CHOICE = ("end_observations",)  # [B,C,...]; a choice of an embodied policy may be several positions
@@ -39,6 +39,7 @@ SOURCES = {
     "reference_log_probs": "they come from the frozen model (reference.model)",
     "full_kl": "it compares the actor to the frozen model (reference.model)",
     "log_probs": _POLICY,
+    "squared_probs": _POLICY,
     "values": _VALUES,
     "end_values": _VALUES,
     "rewards": "they come from the reward function or the environment, less a KL penalty if there is one",

@@ -16,6 +16,7 @@ from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.algorithms.losses import actor_critic_loss, actor_loss
 from rl_platform.components.learner import Learner, present
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.algorithm import estimator_needs
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.build import language_model, token_temperature
@@ -40,15 +41,19 @@ class LanguageActor(Learner):
             language_model(config, config.actor.model, context.seed, lora=config.actor.lora, probed=context.rank == 0),
             token_temperature(config),
             entropy_gradient=config.algorithm.entropy_bonus > 0,
+            squared_probs=estimator_needs(config.algorithm.adv_type).squared_probs,
         )
         loss = partial(actor_loss, algorithm=config.algorithm)
         super().__init__(context, config, config.actor, model, loss, "actor", config.algorithm.ppo_epochs)
 
     def evaluate(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        """The batch's `log_probs` [B,T] under the policy as it is now, and `full_kl` [B,T] if the reward needs it."""
+        """The batch's `log_probs` [B,T] under the policy as it is now, `full_kl` [B,T] if the reward needs it, and
+        `squared_probs` [B,T] if the estimator does."""
         full_kl = self.config.algorithm.full_kl_in_reward
         outputs = self.outputs(batch if full_kl else replace(batch, reference_states=None))
         fields = {"log_probs": present(outputs.log_probs)}
+        if outputs.squared_probs is not None:
+            fields["squared_probs"] = outputs.squared_probs
         return fields | ({"full_kl": present(outputs.full_kl)} if full_kl else {})
 
     def evaluate_reference(self, batch: RolloutBatch) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.models.chunk_policy import ChunkPolicy
 from rl_platform.models.context_parallel import ContextParallel
-from rl_platform.models.language import Entropy, LanguageModel, full_kl_of_states
+from rl_platform.models.language import LanguageModel, Statistic, full_kl_of_states
 from rl_platform.models.packed import PackedTokens, pack
 from rl_platform.models.policy import ActorCriticPolicy
 from rl_platform.models.recurrent_policy import RecurrentPolicy
@@ -21,7 +21,7 @@ class TokenPolicy(nn.Module):
     """Log-probabilities of the sampled tokens under a language model, at the rollout's temperature.
 
     `entropy_gradient` False: entropies are only logged and store nothing for the backward pass.
-    `keep_states`: the outputs include the hidden states.
+    `keep_states`: the outputs include the hidden states. `squared_probs`: those of an evaluation include their sums.
     `reference_head` [vocabulary,H]: the reference's output matrix, for the full KL of batches with `reference_states`;
     not in this model's state. None: the reference is this model without adapters and has the same output matrix. Both
     have the same `logit_transform`.
@@ -29,10 +29,16 @@ class TokenPolicy(nn.Module):
     """
 
     def __init__(
-        self, model: LanguageModel, temperature: float, *, entropy_gradient: bool = False, keep_states: bool = False
+        self,
+        model: LanguageModel,
+        temperature: float,
+        *,
+        entropy_gradient: bool = False,
+        keep_states: bool = False,
+        squared_probs: bool = False,
     ) -> None:
         super().__init__()
-        self.entropy_gradient, self.keep_states = entropy_gradient, keep_states
+        self.entropy_gradient, self.keep_states, self.squared_probs = entropy_gradient, keep_states, squared_probs
         self.model = model
         self.hidden_size: int = model.config.hidden_size
         self.temperature = temperature
@@ -42,9 +48,9 @@ class TokenPolicy(nn.Module):
     def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
         packed, rows, columns = _packed(batch, self.context)
         targets = batch.inputs["tokens"][rows, columns]
-        wanted: Entropy = "none" if not entropy else "gradient" if self.entropy_gradient else "value"
+        wanted = self.statistic(entropy=entropy)
         states = self.model.states_before(packed, rows, columns)
-        log_probs, entropies = self.model.log_probs(states, targets, self.temperature, wanted)
+        log_probs, statistic = self.model.log_probs(states, targets, self.temperature, wanted)
         full_kl = None
         if batch.reference_states is not None:
             own_head = self.model.head.weight
@@ -58,10 +64,16 @@ class TokenPolicy(nn.Module):
 
         return ModelOutputs(
             log_probs=placed(log_probs),
-            entropy=None if entropies is None else placed(entropies),
             full_kl=None if full_kl is None else placed(full_kl),
             states=placed(states) if self.keep_states else None,
+            **({} if statistic is None else {wanted.removesuffix("_gradient"): placed(statistic)}),
         )
+
+    def statistic(self, *, entropy: bool) -> Statistic:
+        """What a forward computes beside log-probs; `entropy`: it is one of training."""
+        if not entropy:
+            return "squared_probs" if self.squared_probs else "none"
+        return "entropy_gradient" if self.entropy_gradient else "entropy"
 
 
 class TokenValues(nn.Module):

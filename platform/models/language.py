@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 T = TypeVar("T")
-Entropy = Literal["none", "value", "gradient"]
+# What is computed of each token's distribution beside a log-prob. An entropy without gradient stores nothing.
+Statistic = Literal["none", "entropy", "entropy_gradient", "squared_probs"]
 TOKENS_PER_CHUNK = 1024  # logits [1024, vocabulary] are the most that exist at the same time
 
 
@@ -99,16 +100,16 @@ class LanguageModel(nn.Module):
         return states.index_select(0, packed.flat_index[rows, columns - 1])
 
     def log_probs(
-        self, states: Tensor, targets: Tensor, temperature: float, entropy: Entropy
+        self, states: Tensor, targets: Tensor, temperature: float, statistic: Statistic
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns log-probs [K] of `targets` [K] given `states` [K,H] of `states_before`, and entropies [K] or None.
+        """Returns log-probs [K] of `targets` [K] given `states` [K,H] of `states_before`, and a statistic [K] or None.
 
         Logits are divided by `temperature` and computed for TOKENS_PER_CHUNK positions at a time.
         """
-        shared = (self.head.weight, temperature, entropy, self.logit_transform)
+        shared = (self.head.weight, temperature, statistic, self.logit_transform)
         parts = in_chunks(token_log_probs, (states, targets), *shared)
         log_probs = torch.cat([part[0] for part in parts])
-        return log_probs, None if entropy == "none" else torch.cat([part[1] for part in parts])
+        return log_probs, None if statistic == "none" else torch.cat([part[1] for part in parts])
 
     def values(self, packed: PackedTokens, rows: Tensor, columns: Tensor) -> Tensor:
         """Returns values [K] float32 of the states before the positions (rows, columns) [K]."""
@@ -156,18 +157,20 @@ def token_log_probs(
     targets: Tensor,
     weight: Tensor,
     temperature: float,
-    entropy: Entropy,
+    statistic: Statistic,
     transform: LogitTransform = PLAIN_LOGITS,
 ) -> tuple[Tensor, Tensor | None]:
-    """states [K,H], targets [K], weight [V,H] -> log-probs [K] and entropies [K] or None, float32."""
+    """states [K,H], targets [K], weight [V,H] -> log-probs [K] and a statistic [K] or None, float32."""
     logits = transform(F.linear(states, weight).float())
     if temperature != 1.0:
         logits = logits / temperature
     norm = torch.logsumexp(logits, dim=-1)
     log_probs = logits.gather(1, targets[:, None]).squeeze(1) - norm
-    if entropy == "none":
+    if statistic == "none":
         return log_probs, None
-    if entropy == "value":
+    if statistic == "entropy":
         logits, norm = logits.detach(), norm.detach()
+    if statistic == "squared_probs":  # sum_v softmax(z)_v^2
+        return log_probs, torch.exp(logits - norm[:, None]).square().sum(dim=-1)
     # H = logsumexp(z) - sum_v softmax(z)_v z_v
     return log_probs, norm - (torch.exp(logits - norm[:, None]) * logits).sum(dim=-1)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.algorithm import estimator_needs
 from rl_platform.config.schema.models import Parallel
 from rl_platform.placement.hardware import Device
 from rl_platform.placement.layout import Layout, Part
@@ -117,6 +118,8 @@ class CostModel:
         self.config, self.shapes, self.device = config, shapes, device
         self.calibration = calibration or {}
         self.rows = rows_per_step(config)
+        greedy = config.data.train_batch_size if estimator_needs(config.algorithm.adv_type).greedy else 0
+        self.responses = self.rows + greedy
 
     def phases(self, layout: Layout) -> dict[str, tuple[str, Cost]]:
         """Returns phase -> (component, cost) in the order of a step, without phases of unknown models."""
@@ -156,7 +159,7 @@ class CostModel:
         shape, data = self.shapes["rollout"], self.config.data
         assert isinstance(shape, ModelShape)
         ranks = layout.parts["rollout"].ranks
-        share = -(-self.rows // ranks)
+        share = -(-self.responses // ranks)
         running = min(running_sequences(self.config, ranks), share)
         tokens = self.config.rollout.sampling.max_new_tokens or data.max_response_length
         hosted = self.config.rollout.backend in HOSTED
@@ -181,7 +184,7 @@ class CostModel:
         shape, reward, length = self.shapes["reward"], self.config.reward.classifier, longest(self.config)
         assert reward is not None
         assert reward.model is not None
-        share = -(-self.rows // layout.parts["reward"].ranks)
+        share = -(-self.responses // layout.parts["reward"].ranks)
         batches, dtype = -(-share // reward.max_batch_size), reward.model.dtype
         traffic = batches * shape.parameters * bytes_of(dtype) / (self.device.hbm * STREAM_SHARE)
         products = self._arithmetic(shape, share * length, length, dtype)

@@ -176,10 +176,9 @@ class PPO:
         scores = outcome_scores(batch.rewards, batch.mask) if self.algorithm.use_pf_ppo else None
         batch = self._evaluate(batch)
         batch, metrics = self._penalize(batch)
-        batch = self._estimate(batch)
-        metrics |= self._measure(batch, step)
         batch, weights = self._correct_mismatch(batch)
-        metrics |= weights
+        batch = self._estimate(batch)
+        metrics |= self._measure(batch, step) | weights
         if scores is not None:
             batch, filtration = apply_pf_ppo(batch, scores, self.algorithm.pf_ppo, generator(self.seed, "pf_ppo", step))
             metrics |= filtration
@@ -232,7 +231,9 @@ class PPO:
             estimated, returns = advantages(batch, self.algorithm)
         if batch.ends is None:  # only the estimator reads these two; `flatten` drops them in an embodied run
             batch = replace(batch, bootstrapped=None, end_values=None)
-        batch = replace(batch, advantages=estimated, returns=returns, kl_penalties=None)
+        batch = replace(
+            batch, advantages=estimated, returns=returns, baselines=None, squared_probs=None, kl_penalties=None
+        )
         check_batch(batch, self.tolerated)
         return batch
 

@@ -17,6 +17,7 @@ from rl_platform.components.reference import LanguageReference
 from rl_platform.components.reward import LanguageReward
 from rl_platform.components.rollout import LanguageRollout
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.algorithm import estimator_needs
 from rl_platform.config.schema.rollout import Sampling
 from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
 from rl_platform.envs.reasoning.question import Split
@@ -44,6 +45,7 @@ from rl_platform.runners.trajectories import (
     source_metrics,
     trajectory_metrics,
     validation_metrics,
+    with_baselines,
 )
 from rl_platform.runtime import ComponentSpec, Runtime
 from rl_platform.runtime.weights.base import merge_published
@@ -128,10 +130,23 @@ class ReasoningRunner:
         if any(trajectory.step_rewards for trajectory in trajectories):
             process, process_metrics = process_rewards(trajectories, batch.action_mask)
             batch, metrics = replace(batch, rewards=batch.rewards + process), metrics | process_metrics
+        if estimator_needs(self.config.algorithm.adv_type).greedy:
+            batch, baselines = self._with_baselines(batch, trajectories, step)
+            metrics |= baselines
         samples = samples_of(trajectories[: self.config.runner.log_samples])
         metrics |= trajectory_metrics(trajectories) | conversation_metrics(trajectories)
         metrics |= source_metrics(trajectories) | function_metrics(trajectories, self.config.reward.labels)
         return Collected(batch, metrics | shaped.metrics | self.recovery.metrics(), samples)
+
+    def _with_baselines(
+        self, batch: RolloutBatch, trajectories: Sequence[Trajectory], step: int
+    ) -> tuple[RolloutBatch, dict[str, float]]:
+        """The batch with rewards of one greedy response to each prompt, which is scored and not trained on."""
+        prompts = list({trajectory.prompt.index: trajectory.prompt for trajectory in trajectories}.values())
+        sampling = self.config.rollout.sampling.model_copy(update={"temperature": 0.0})
+        with self.reporter.phase("generate"):
+            greedy = self._generate(prompts, 1, sampling, "baseline", step)
+        return with_baselines(batch, greedy, self._shaped(greedy))
 
     def _shaped(self, trajectories: Sequence[Trajectory]) -> ShapedRewards:
         return shaped_rewards(trajectories, self.config.algorithm, self.config.data.max_response_length)

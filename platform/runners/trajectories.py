@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -59,6 +60,25 @@ def process_rewards(trajectories: Sequence[Trajectory], action_mask: Tensor) -> 
             row[len(trajectory.prompt.token_ids) + position] += reward
     placed, moved = place_process_rewards(addressed, action_mask)
     return placed, {"reward/process_mean": placed.sum().item() / len(placed), "reward/process_moved": float(moved)}
+
+
+def with_baselines(
+    batch: RolloutBatch, greedy: Sequence[Trajectory], shaped: ShapedRewards
+) -> tuple[RolloutBatch, dict[str, float]]:
+    """The batch with the reward of the greedy response to each row's prompt, process rewards included.
+
+    shaped: rewards of `greedy`. Rows do not count if the greedy response to their prompt has no score.
+    """
+    rewards = {
+        trajectory.prompt.index: outcome + sum(reward for _, reward in trajectory.step_rewards)
+        for trajectory, outcome in zip(greedy, shaped.rewards.tolist(), strict=True)
+        if trajectory.valid
+    }
+    found = [rewards.get(index) for index in batch.group_ids.tolist()]
+    known = torch.tensor([baseline is not None for baseline in found])
+    baselines = torch.tensor([baseline or 0.0 for baseline in found])
+    metrics = {"baseline/mean": mean([*rewards.values()]), "baseline/unscored": float(len(greedy) - len(rewards))}
+    return replace(batch, baselines=baselines, sample_mask=batch.sample_mask & known), metrics
 
 
 def cut_ends(trajectories: Sequence[Trajectory], action_mask: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def test_log_probs_and_entropies_of_tokens(temperature: float) -> None:
     states, head = torch.randn(11, 8, generator=numbers), 0.3 * torch.randn(23, 8, generator=numbers)
     targets = torch.randint(23, (11,), generator=numbers)
     logits = (states @ head.T / temperature)[None]
-    log_probs, entropies = token_log_probs(states, targets, head, temperature, "value")
+    log_probs, entropies = token_log_probs(states, targets, head, temperature, "entropy")
     torch.testing.assert_close(log_probs, selective_log_softmax(logits, targets[None])[0])
     torch.testing.assert_close(entropies, entropy_from_logits(logits)[0])
 

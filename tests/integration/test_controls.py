@@ -85,7 +85,13 @@ def test_a_verifier_may_reward_single_steps(command, folder: Path) -> None:
     assert metrics["reward/process_mean"] > 0.1
 
 
-WITHOUT_CRITIC = ["{adv_type: grpo, group_size: 4}", "{adv_type: reinforce_plus_plus}", "{adv_type: 'mine:zero'}"]
+WITHOUT_CRITIC = [
+    "{adv_type: grpo, group_size: 4}",
+    "{adv_type: reinforce_plus_plus}",
+    "{adv_type: remax}",
+    "{adv_type: optimal_token_baseline, group_size: 4, rollout_is: {}}",
+    "{adv_type: 'mine:zero'}",
+]
 
 
 @pytest.mark.parametrize("algorithm", WITHOUT_CRITIC)
@@ -101,6 +107,7 @@ def test_an_estimator_without_a_critic_builds_none(
     for line in (folder / "out" / "metrics.jsonl").read_text().splitlines():
         names = json.loads(line).keys()
         assert not [name for name in names if "critic" in name or name == "time/values"]
+        assert ("baseline/mean" in names) == ("remax" in algorithm and json.loads(line)["step"] > 0)
     parts = final_state("out", 2)
     assert "critic" not in parts
     tensors = [tensor for tensor in parts["actor"]["model"].values() if isinstance(tensor, torch.Tensor)]

@@ -79,6 +79,10 @@ def _estimator(config: Config) -> Iterator[Problem]:
             "without division by the deviation (algorithm.grpo_std_normalization is false) this estimator is rloo",
             hint="algorithm.adv_type: rloo",
         )
+    if when(lambda: estimator_needs(algorithm.adv_type).greedy):
+        yield from _greedy(config)
+    if when(lambda: estimator_needs(algorithm.adv_type).squared_probs):
+        yield from _token_baseline(config)
     clip = when(lambda: algorithm.advantage_clip)
     if clip is not None and not (clip[0] <= 0 <= clip[1] and clip[0] < clip[1]):
         message = "an advantage of 0 must stay 0: needs [lowest, highest] with lowest <= 0 <= highest, not both 0"
@@ -89,6 +93,34 @@ def _estimator(config: Config) -> Iterator[Problem]:
             f"the policy would never train: it starts at step {start} of {config.runner.max_steps} (runner.max_steps)"
         )
         yield Problem("algorithm.policy_training_start_step", message)
+
+
+def _greedy(config: Config) -> Iterator[Problem]:
+    adv_type = f"adv_type {config.algorithm.adv_type}"
+    if when(lambda: embodied(config)):
+        message = f"{adv_type} compares with the greedy response to a prompt, and embodied training has no prompts"
+        yield Problem(_TYPE, message, hint=f"{_TYPE}: reinforce_plus_plus, or grpo with {_GROUP_SIZE}: 4")
+    if not when(lambda: reasoning(config)):
+        return
+    if when(lambda: config.rollout.sampling.temperature == 0):
+        message = f"{adv_type} compares with the greedy response, and all responses are greedy: advantages would be 0"
+        yield Problem("rollout.sampling.temperature", message, hint="rollout.sampling.temperature: 1")
+    if when(lambda: config.rollout.partial_rollout is not None):
+        message = f"{adv_type} generates every greedy response to its end, so a step would wait for the longest one"
+        yield Problem("rollout.partial_rollout", message, hint="rollout.partial_rollout: null")
+    if when(lambda: config.algorithm.reward_whitening):
+        message = f"the baseline of {adv_type} would keep the scale that the rewards had before whitening"
+        yield Problem("algorithm.reward_whitening", message, hint="algorithm.reward_whitening: false")
+
+
+def _token_baseline(config: Config) -> Iterator[Problem]:
+    adv_type = f"adv_type {config.algorithm.adv_type}"
+    if when(lambda: embodied(config)):
+        message = f"{adv_type} sums probabilities over a vocabulary, and actions of a robot have none"
+        yield Problem(_TYPE, message, hint=f"{_TYPE}: opo")
+    elif when(lambda: reasoning(config) and config.algorithm.old_log_probs != "recompute"):
+        message = f"{adv_type} reads sums over the vocabulary from the pass before the update, which this leaves out"
+        yield Problem(_OLD, message, hint=f"{_OLD}: recompute")
 
 
 def _fitting_loss_type(config: Config) -> tuple[LossType, str]:
@@ -321,7 +353,8 @@ def _unread_by_known_estimator(config: Config, adv_type: str) -> Iterator[Unread
             readers = ", ".join(name for name, other in ESTIMATORS.items() if key in other.keys)
             yield Unread(f"algorithm.{key}", f"adv_type {adv_type} does not read it (read by {readers})", (_TYPE,))
     if estimator.whitens is not None and when(lambda: algorithm.normalize_advantages != estimator.whitens):
-        how = "always whitens" if estimator.whitens else "normalises within groups and never whitens"
+        within = "normalises within groups and " if estimator.groups else ""
+        how = "always whitens" if estimator.whitens else f"{within}never whitens"
         yield Unread("algorithm.normalize_advantages", f"adv_type {adv_type} {how}", (_TYPE,))
     if not estimator.values and when(lambda: not config.has_values):
         reason = f"adv_type {adv_type} without a critic trains no values"

@@ -35,11 +35,14 @@ SEQUENCE_RATIO = ("gspo", "gspo_token", "gmpo")  # those with one ratio per sequ
 
 
 class EstimatorNeeds(NamedTuple):
-    """values: needs a critic's; groups: compares samples of one prompt; whitens: always or never (None: as
+    """values: needs a critic's; groups: compares samples of one prompt; greedy: needs the reward of a greedy response
+    to each prompt; squared_probs: needs their sum over the vocabulary; whitens: always or never (None: as
     `normalize_advantages` says); keys: those of `algorithm` that only some estimators read, and this one does."""
 
     values: bool = False
     groups: bool = False
+    greedy: bool = False
+    squared_probs: bool = False
     whitens: bool | None = None
     keys: tuple[str, ...] = ()
 
@@ -52,6 +55,8 @@ ESTIMATORS = {  # by their name in `adv_type`
     "opo": EstimatorNeeds(groups=True, whitens=False),
     "reinforce_plus_plus": EstimatorNeeds(whitens=True, keys=("gamma", "reinforce_kl_credit")),
     "reinforce_plus_plus_baseline": EstimatorNeeds(groups=True, whitens=True, keys=("whiten_over",)),
+    "optimal_token_baseline": EstimatorNeeds(groups=True, squared_probs=True, whitens=False),
+    "remax": EstimatorNeeds(greedy=True, whitens=False),
     "raw": EstimatorNeeds(),
     "distillation": EstimatorNeeds(whitens=False),
 }
@@ -160,8 +165,8 @@ class Algorithm(Section):
 
     adv_type: str = key(
         "gae",
-        "advantage estimator: gae, grpo, rloo, opo, reinforce_plus_plus, reinforce_plus_plus_baseline, raw, "
-        "distillation (the teacher alone), or module:function",
+        "advantage estimator: gae, grpo, rloo, opo, optimal_token_baseline, reinforce_plus_plus, "
+        "reinforce_plus_plus_baseline, remax, raw, distillation (the teacher alone), or module:function",
     )
     distillation_coef: float = key(
         0.0, "coefficient of the reverse KL to the teacher reference.model in each advantage; 0: off", ge=0

@@ -168,7 +168,7 @@ def test_every_control_shows(base: dict[str, Any], change: dict[str, Any], text:
 def test_estimators_with_and_without_critic(adv_type: str) -> None:
     found = card(has_values=adv_type == "gae", adv_type=adv_type, group_size=2)
     assert found["advantages"].startswith(f"{adv_type}, ")
-    assert found["advantages"].endswith("; not whitened") == (adv_type in ("grpo", "rloo", "opo", "distillation"))
+    assert found["advantages"].endswith("; not whitened") == (ESTIMATORS[adv_type].whitens is False)
     if adv_type != "gae":
         assert found["value loss"] == "none: there is no critic"
         assert not {"critic steps per rollout", "critic warm-up"} & found.keys()

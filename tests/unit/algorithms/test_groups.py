@@ -54,6 +54,57 @@ def test_optimal_baseline_weighs_scores_by_length() -> None:
     close(estimated, torch.where(mask, expected[:, None], 0.0))
 
 
+# Two responses: pi 1/2 and 1/4 with sum of squares 1/2 and 3/8: energies 1/2 and 7/8; pi 1/4 and 1/2 with 3/8 and 1/2:
+# energies 7/8 and 1/2; a third token of the second, pi 1/2 and 1/2. So W is (1/2, 11/8) and (7/8, 11/8, 15/8).
+PROBS = torch.tensor([[NAN, 0.5, 0.25, NAN, NAN], [NAN, 0.25, NAN, 0.5, 0.5]])
+SQUARES = torch.tensor([[NAN, 0.5, 0.375, NAN, NAN], [NAN, 0.375, NAN, 0.5, 0.5]])
+
+
+@pytest.mark.parametrize(
+    ("scores", "weights", "expected"),
+    [
+        # B is 1/2 / 11/8 = 4/11, 1/2, and nothing to compare with
+        ([1.0, 0.0], None, [[0, 7 / 11, 0.5, 0, 0], [0, -4 / 11, 0, -0.5, 0]]),
+        # energies times 4 and 1 in the first row: W = (2, 23/8); B = 2 / 23/8 = 16/23, 23/8 / 34/8 = 23/34
+        ([1.0, 0.0], [[0, 2.0, 1.0, 0, 0], [1.0] * 5], [[0, 7 / 23, 11 / 34, 0, 0], [0, -16 / 23, 0, -23 / 34, 0]]),
+        ([0.3, 0.3], None, [[0.0] * 5] * 2),
+    ],
+    ids=["plain", "weighted", "equal"],
+)
+def test_optimal_token_baseline(scores: list[float], weights: Any, expected: list[list[float]]) -> None:
+    """The second row has an observation at position 2, so its second token is at position 3."""
+    mask = torch.tensor([[0, 1, 1, 0, 0], [0, 1, 0, 1, 1]], dtype=torch.bool)
+    fields = {"log_probs": PROBS.log(), "squared_probs": SQUARES}
+    fields |= {} if weights is None else {"loss_weights": torch.tensor(weights)}
+    batch = batch_of(torch.tensor(scores), mask, torch.tensor([5, 5]), **fields)
+    estimated, returns = advantages(batch, Algorithm(adv_type="optimal_token_baseline"))
+    assert returns is None
+    close(estimated, expected)
+    assert bool(estimated.any()) == (scores[0] != scores[1])
+
+
+def test_token_baseline_of_the_others_only() -> None:
+    """Group 7 alone as above; a row of group 5 is alone, one of group 7 is filtered, but serves the baseline."""
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0]], dtype=torch.bool)
+    counts = {"sample_mask": torch.tensor([False, True, True]), "compared": torch.ones(3, dtype=torch.bool)}
+    one = torch.full((3, 3), 0.5)
+    batch = batch_of(
+        torch.tensor([1.0, 0, 1]), mask, torch.tensor([7, 7, 5]), log_probs=one.log(), squared_probs=one, **counts
+    )
+    estimated, _ = advantages(batch, Algorithm(adv_type="optimal_token_baseline"))
+    close(estimated, [[0, 0, 0], [-0.5, -0.5, 0], [0, 0, 0]])
+
+
+def test_baseline_of_the_greedy_response() -> None:
+    """Scores 1 and 0.5 on the last token, a penalty of 0.25 on the first; the greedy responses have 0.5 and 1."""
+    mask = torch.tensor([[0, 1, 1], [0, 1, 0]], dtype=torch.bool)
+    batch = batch_of(torch.tensor([1.0, 0.5]), mask, torch.tensor([1, 2]), baselines=torch.tensor([0.5, 1.0]))
+    batch.rewards[0, 1] = -0.25
+    estimated, returns = advantages(batch, Algorithm(adv_type="remax"))
+    assert returns is None
+    close(estimated, [[0, 0.25, 0.5], [0, -0.5, 0]])
+
+
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
@@ -307,12 +358,16 @@ def test_rloo_is_dr_grpo_times_n_over_n_minus_1(seed: int) -> None:
 @settings(deadline=None, max_examples=10)
 @given(seed=st.integers(0, 1000))
 def test_shuffled_rows_and_padding_change_nothing(adv_type: str, seed: int) -> None:
-    algorithm, batch = Algorithm(adv_type=adv_type), random_batch(seed)
+    draw = torch.Generator().manual_seed(seed)
+    probs, baselines = torch.rand(9, 7, generator=draw), torch.rand(9, generator=draw)
+    fields = {"log_probs": probs.log(), "squared_probs": probs.square(), "baselines": baselines}
+    algorithm, batch = Algorithm(adv_type=adv_type), random_batch(seed, **fields)
     plain, _ = advantages(batch, algorithm)
     order = torch.randperm(9, generator=torch.Generator().manual_seed(seed))
     close(advantages(batch.select(order), algorithm)[0], plain[order])
     batch.action_mask = torch.nn.functional.pad(batch.action_mask, (3, 37))
-    batch.rewards = torch.nn.functional.pad(batch.rewards, (3, 37), value=NAN)
+    for name in ("rewards", "log_probs", "squared_probs"):
+        setattr(batch, name, torch.nn.functional.pad(getattr(batch, name), (3, 37), value=NAN))
     padded, _ = advantages(batch, algorithm)
     close(padded[:, 3:10], plain)
     assert not padded[~batch.mask].any()

@@ -135,7 +135,9 @@ def random_batch() -> RolloutBatch:
     mask = torch.arange(6) < torch.randint(2, 7, (12, 1), generator=numbers)
     rewards = place_outcome_rewards(torch.randn(12, generator=numbers), mask)
     group_ids, rows = torch.arange(12) // 3, torch.ones(12, dtype=torch.bool)
-    return RolloutBatch({}, mask, rows, group_ids, rewards, torch.zeros(12, 6), values=torch.zeros(12, 6))
+    zeros, half = torch.zeros(12, 6), torch.full((12, 6), 0.5)
+    estimates = {"values": zeros, "log_probs": half.log(), "squared_probs": half, "baselines": torch.zeros(12)}
+    return RolloutBatch({}, mask, rows, group_ids, rewards, zeros, **estimates)
 
 
 # distillation reads no rewards; the rules refuse KL terms beside it

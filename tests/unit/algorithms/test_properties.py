@@ -41,13 +41,16 @@ def test_observation_tokens_change_neither_kl_nor_advantages_nor_returns(
     mask[:, 2] = True
     scores = torch.randn(5, generator=numbers)
     log_probs, reference, values = (torch.randn(5, 6, generator=numbers) for _ in range(3))
+    probs, baselines = torch.rand(5, 6, generator=numbers), torch.randn(5, generator=numbers)
 
     def estimate(widen: Any) -> tuple[float, Tensor, Tensor | None]:
         wide = widen(mask)
         placed = place_outcome_rewards(scores, wide)
         rewards, kl = penalize_kl(placed, widen(log_probs), widen(reference), wide, 0.1, "k3")
         batch = RolloutBatch({}, wide, torch.ones(5, dtype=torch.bool), torch.arange(5) // 2, rewards, placed)
-        found, returns = advantages(replace(batch, values=widen(values)), Algorithm(adv_type=adv_type, gamma=0.9))
+        models = {"values": values, "log_probs": probs.log(), "squared_probs": probs.square()}
+        batch = replace(batch, baselines=baselines, **{name: widen(tensor) for name, tensor in models.items()})
+        found, returns = advantages(batch, Algorithm(adv_type=adv_type, gamma=0.9))
         assert not found[~wide].any()
         return sequence_mean_kl(kl, wide), found[wide], None if returns is None else returns[wide]
 

@@ -41,6 +41,7 @@ def batch(**fields: Any) -> RolloutBatch:
         correct=torch.ones(ROWS, dtype=torch.bool),
         versions=torch.zeros(ROWS, dtype=torch.int64),
         compared=torch.ones(ROWS, dtype=torch.bool),
+        baselines=torch.zeros(ROWS),
         **filled,
     )
     return replace(base, **fields)

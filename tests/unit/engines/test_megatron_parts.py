@@ -129,18 +129,18 @@ class TestShares:
 
 
 class TestLogProbs:
-    @pytest.mark.parametrize("entropy", ["none", "value", "gradient"])
+    @pytest.mark.parametrize("statistic", ["none", "entropy", "entropy_gradient", "squared_probs"])
     @pytest.mark.parametrize("temperature", [1.0, 0.7])
     @pytest.mark.parametrize("chunk", [4, 1024])
-    def test_as_with_full_logits(self, monkeypatch, entropy: Any, temperature: float, chunk: int) -> None:
+    def test_as_with_full_logits(self, monkeypatch, statistic: Any, temperature: float, chunk: int) -> None:
         monkeypatch.setattr(language, "TOKENS_PER_CHUNK", chunk)
         draw = torch.Generator().manual_seed(0)
         states, weight = (torch.randn(rows, 8, generator=draw) for rows in (11, 23))
         targets = torch.randint(23, (11,), generator=draw)
         results = []
         for function in (
-            lambda s, w: token_log_probs(s, targets, w, temperature, entropy),
-            lambda s, w: vocab_parallel_log_probs(s, w, targets, 0, temperature, entropy),
+            lambda s, w: token_log_probs(s, targets, w, temperature, statistic),
+            lambda s, w: vocab_parallel_log_probs(s, w, targets, 0, temperature, statistic),
         ):
             leaves = [tensor.clone().requires_grad_() for tensor in (states, weight)]
             log_probs, entropies = function(*leaves)
@@ -153,7 +153,9 @@ class TestLogProbs:
             assert (actual is None) == (expected is None)
             if expected is not None:
                 torch.testing.assert_close(actual, expected, rtol=1e-4, atol=3e-5)
-        assert results[1][1] is None or results[1][1].requires_grad == (entropy == "gradient")
+        assert results[1][1] is None or results[1][1].requires_grad == (
+            statistic in ("entropy_gradient", "squared_probs")
+        )
 
     @pytest.mark.parametrize("chunk", [1, 4, 1024])
     def test_kl_over_the_whole_vocabulary(self, monkeypatch, chunk: int) -> None:
@@ -172,7 +174,9 @@ class TestLogProbs:
 
     def test_no_tokens(self) -> None:
         nothing = torch.zeros(0, dtype=torch.int64)
-        log_probs, entropies = vocab_parallel_log_probs(torch.zeros(0, 8), torch.zeros(23, 8), nothing, 0, 1.0, "value")
+        log_probs, entropies = vocab_parallel_log_probs(
+            torch.zeros(0, 8), torch.zeros(23, 8), nothing, 0, 1.0, "entropy"
+        )
         assert log_probs.shape == (0,)
         assert entropies is not None
         assert entropies.shape == (0,)

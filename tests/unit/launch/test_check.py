@@ -163,6 +163,8 @@ def test_nothing_of_the_world_is_needed(command) -> None:
             "reference.model={random_init: {}, tokenizer: bytes}",
             "cluster.component_placement={'actor,rollout,reward,reference': all}",
         ],
+        without_critic("adv_type: optimal_token_baseline, rollout_is: {}"),
+        without_critic("adv_type: remax"),
         without_critic("adv_type: opo, policy_loss: kl_cov, covariance: {fraction: 0.2}"),
         without_critic("adv_type: reinforce_plus_plus, policy_loss: reinforce, loss_agg_func: seq-mean-token-sum-norm"),
         [*KL_REWARD, "algorithm.kl_penalty=full", "algorithm.policy_training_start_step=7"],

@@ -8,7 +8,7 @@ import pytest
 
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import Conversation, Prompt, RolloutBatch, Trajectory
-from rl_platform.runners.trajectories import cut_ends, rollout_batch, shaped_rewards, trajectory_metrics
+from rl_platform.runners.trajectories import cut_ends, rollout_batch, shaped_rewards, trajectory_metrics, with_baselines
 
 PROMPT = Prompt(index=7, text="?", answer="!", token_ids=(1, 2))
 
@@ -71,6 +71,24 @@ def test_who_is_compared_to_reaches_the_batch(ignore: bool, compared: list[int])
     found = batch(Algorithm(overlong={"filter": True}, group_ignore_masked=ignore))
     assert found.compared is not None
     assert found.compared.nonzero().flatten().tolist() == compared
+
+
+def test_baselines_are_shaped_rewards_of_the_greedy_response_to_the_same_prompt() -> None:
+    """A greedy response that was truncated is filtered as a row and still a baseline; one without a score is none."""
+    prompts = [replace(PROMPT, index=index) for index in (7, 8, 9)]
+    rows = [replace(trajectory(2, 1.0), prompt=prompts[index]) for index in (0, 0, 1, 2)]
+    greedy = [
+        replace(trajectory(4, 1.0, "length"), prompt=prompts[0], step_rewards=((1, 0.25),)),
+        replace(trajectory(1, 0.0, valid=False), prompt=prompts[1]),
+        replace(trajectory(1, 0.0), prompt=prompts[2]),
+    ]
+    algorithm = Algorithm(reward_scaling={}, overlong={"filter": True})
+    batch = rollout_batch(rows, shaped_rewards(rows, algorithm, 4), pad_token_id=0)
+    found, metrics = with_baselines(batch, greedy, shaped_rewards(greedy, algorithm, 4))
+    assert found.baselines is not None
+    assert found.baselines.tolist() == [1.25, 1.25, 0.0, -1.0]
+    assert found.sample_mask.tolist() == [True, True, False, True]
+    assert metrics == {"baseline/mean": 0.125, "baseline/unscored": 1.0}
 
 
 def test_only_responses_that_were_cut_go_on_after_their_last_token() -> None:

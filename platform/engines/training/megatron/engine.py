@@ -129,6 +129,8 @@ class MegatronEngine:
         shapes = {"values" if self.is_value_model else "log_probs": shape}
         if batch.reference_states is not None and not self.is_value_model:
             shapes["full_kl"] = shape
+        if isinstance(self.model, TokenPolicy) and self.model.squared_probs:
+            shapes["squared_probs"] = shape
         if isinstance(self.model, TokenPolicy) and self.model.keep_states:
             shapes["states"] = torch.Size((*shape, self.model.hidden_size))
         whole = {name: torch.zeros(size, device=self.device) for name, size in shapes.items()}
@@ -309,12 +311,12 @@ class MegatronEngine:
 
         if isinstance(self.model, TokenValues):
             return ModelOutputs(values=scattered(self.last.output_layer(states.float()).squeeze(-1)))
-        wanted = "none" if not entropy else "gradient" if self.model.entropy_gradient else "value"
+        wanted = self.model.statistic(entropy=entropy)
         targets = part.inputs["tokens"][rows, columns]
         weight = self.last.shared_embedding_or_output_weight() if self.state.tied else self.last.output_layer.weight
         first = self.tensor.rank * len(weight)
         own = weight[: max(self.state.shapes[EMBEDDING][0] - first, 0)]  # without padding rows
-        log_probs, entropies = vocab_parallel_log_probs(
+        log_probs, statistic = vocab_parallel_log_probs(
             states, own, targets, first, self.model.temperature, wanted, self.tensor.handle
         )
         full_kl = None
@@ -326,9 +328,9 @@ class MegatronEngine:
             )
         return ModelOutputs(
             scattered(log_probs),
-            None if entropies is None else scattered(entropies),
             full_kl=None if full_kl is None else scattered(full_kl),
             states=scattered(states) if self.model.keep_states else None,
+            **({} if statistic is None else {wanted.removesuffix("_gradient"): scattered(statistic)}),
         )
 
     def _gathered(self, hidden: Tensor) -> Tensor:

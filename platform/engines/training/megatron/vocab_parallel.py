@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from rl_platform.models.language import Entropy, in_chunks
+from rl_platform.models.language import Statistic, in_chunks
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -25,17 +25,17 @@ def vocab_parallel_log_probs(
     targets: Tensor,
     first: int,
     temperature: float,
-    entropy: Entropy,
+    statistic: Statistic,
     group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns log-probs [K] float32 of `targets` [K] given `states` [K,H], and entropies [K] or None.
+    """Returns log-probs [K] float32 of `targets` [K] given `states` [K,H], and a statistic [K] or None.
 
     `weight` [V_r,H]: this rank's rows, for the tokens from `first` on. Logits are divided by `temperature`. The
     gradient of `states` is this rank's part. `group` None: this rank holds the whole vocabulary.
     """
-    parts = in_chunks(_chunk, (states, targets), weight, first, temperature, entropy, group)
+    parts = in_chunks(_chunk, (states, targets), weight, first, temperature, statistic, group)
     log_probs = torch.cat([part[0] for part in parts])
-    return log_probs, None if entropy == "none" else torch.cat([part[1] for part in parts])
+    return log_probs, None if statistic == "none" else torch.cat([part[1] for part in parts])
 
 
 def vocab_parallel_full_kl(
@@ -80,7 +80,7 @@ def _chunk(
     weight: Tensor,
     first: int,
     temperature: float,
-    entropy: Entropy,
+    statistic: Statistic,
     group: dist.ProcessGroup | None,
 ) -> tuple[Tensor, Tensor]:
     logits = F.linear(states, weight).float()
@@ -94,16 +94,20 @@ def _chunk(
     target = logits.gather(1, torch.where(own, targets - first, 0)[:, None]).squeeze(1)
     odds = logits.exp()
     sums = [odds.sum(-1), torch.where(own, target, 0.0)]
-    if entropy != "none":
-        z, e = (logits, odds) if entropy == "gradient" else (logits.detach(), odds.detach())
+    if statistic == "squared_probs":
+        sums.append(odds.square().sum(-1))
+    elif statistic != "none":
+        z, e = (logits, odds) if statistic == "entropy_gradient" else (logits.detach(), odds.detach())
         sums.append((e * z).sum(-1))
     total, target, *expected = _sum_over_ranks(torch.stack(sums), group)
     norm = total.log()
-    if entropy == "none":
+    if statistic == "none":
         return target - norm, norm
+    if statistic == "squared_probs":  # sum_v softmax(z)_v^2
+        return target - norm, expected[0] / total.square()
     # H = log sum_v exp z_v - sum_v softmax(z)_v z_v, which is invariant to shifts of z
     entropies = norm - expected[0] / total
-    return target - norm, entropies if entropy == "gradient" else entropies.detach()
+    return target - norm, entropies if statistic == "entropy_gradient" else entropies.detach()
 
 
 def _sum_over_ranks(parts: Tensor, group: dist.ProcessGroup | None) -> Tensor:
