@@ -22,10 +22,9 @@ from rl_platform.records import SamplingParams, Weights
 PAGE = Path(__file__).parents[1] / "docs" / "families.md"
 BEGIN, END = "<!-- families -->", "<!-- /families -->"
 HEADER = (
-    "| family (`model_type`) | models | `fsdp` | `torch` | `megatron` | SGLang | vLLM | training | generation |",
-    "|---|---|---|---|---|---|---|---|---|",
+    "| family (`model_type`) | models | `megatron` | training | generation |",
+    "|---|---|---|---|---|",
 )
-SEEN = ("llama",)  # families that tests run on SGLang and vLLM
 MODELS = {
     "llama": "Llama 1 to 3, SmolLM2, DeepSeek-LLM",
     "qwen2": "Qwen1.5, Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen",
@@ -195,8 +194,8 @@ def main() -> None:
     for family in FAMILIES:
         network = tiny(family)
         numbers = f"{training_difference(network):.0e} | {generation_difference(network):.0e}"
-        megatron, hosted = "yes" if family in OF_MEGATRON else "no", "yes" if family in SEEN else "not tried"
-        lines.append(f"| `{family}` | {MODELS[family]} | yes | yes | {megatron} | {hosted} | {hosted} | {numbers} |")
+        megatron = "yes" if family in OF_MEGATRON else "no"
+        lines.append(f"| `{family}` | {MODELS[family]} | {megatron} | {numbers} |")
     text = PAGE.read_text(encoding="utf-8")
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
     PAGE.write_text("\n".join([before + BEGIN, *lines, END + after]), encoding="utf-8")
