@@ -152,17 +152,21 @@ def _started(processes: int) -> Iterator[None]:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         stack.enter_context(_token(folder))
         stack.callback(_end_processes, before)
-        try:
-            _connect(
-                address="local",
-                num_cpus=min(processes, os.cpu_count() or 1),  # processes that start at once, before the hosts
-                num_gpus=torch.cuda.device_count(),
-                include_dashboard=False,
-                object_store_memory=_store_bytes(),
-                _temp_dir=os.path.join(folder, "ray"),  # in a private folder: Ray's are open to all users
-            )
-        except Exception as error:
-            raise WorkerDied(f"Ray did not start on this machine: {' '.join(str(error).split())}") from error
+        for last in (False, True):
+            try:
+                _connect(
+                    address="local",
+                    num_cpus=min(processes, os.cpu_count() or 1),  # processes that start at once, before the hosts
+                    num_gpus=torch.cuda.device_count(),
+                    include_dashboard=False,
+                    object_store_memory=_store_bytes(),
+                    _temp_dir=os.path.join(folder, "ray"),  # in a private folder: Ray's are open to all users
+                )
+                break
+            except Exception as error:
+                if last:
+                    raise WorkerDied(f"Ray did not start on this machine: {' '.join(str(error).split())}") from error
+                _end_processes(before)  # Ray gives up after 30 s, which a crowded machine may miss once
         with _guarded(folder, [process for process in _descendants() if process not in before]):
             yield
 

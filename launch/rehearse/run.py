@@ -32,7 +32,7 @@ from rl_platform.launch.rehearse.shrink import Change, Materials, shrunk
 from rl_platform.launch.session import spaces_of
 from rl_platform.placement.scheduler import Placement
 
-DEADLINE_S = 600.0  # of one of the two runs
+DEADLINE_S = 1800.0  # of one of the two runs; waits inside them have deadlines of their own
 LEAST_FREE = 2**20  # bytes of a disk; with less it is full
 
 

@@ -50,7 +50,7 @@ from rl_platform.runtime.waits import waiting_on
 from rl_platform.runtime.worker_group import WorkerGroup, worker_groups
 from rl_platform.tracing import TraceSpan
 
-START_S = 300.0  # for a process to come up and import its libraries
+START_S = 600.0  # for a process to come up, import its libraries and build its models
 NOTICE_S = 3.0  # for processes to hear that the run failed
 LOOK_S = 0.05
 RESERVE_S = 60.0  # how long to wait for resources that others hold

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rl_platform.config.schema.cluster import Cluster
-from rl_platform.errors import PlacementError
+from rl_platform.errors import PlacementError, WorkerDied
 from rl_platform.launch.cluster import ray_cluster, uses_ray
 from rl_platform.launch.command import load
 
@@ -67,6 +67,29 @@ def test_processes_of_an_own_ray_begin_with_their_share_of_the_threads(monkeypat
     finally:
         torch.set_num_threads(before)
     assert threads == "3"
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_ray_is_started_once_more_if_a_crowded_machine_missed_its_time(monkeypatch: pytest.MonkeyPatch, failures: int):
+    import ray
+
+    starts: list[str] = []
+
+    def init(_temp_dir: str, **options: object) -> None:
+        starts.append(_temp_dir)
+        if len(starts) <= failures:
+            raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", init)
+    started = ray_cluster(Cluster(component_placement={}))
+    if failures == 2:
+        with pytest.raises(WorkerDied, match="Ray did not start on this machine: The current node timed out"), started:
+            pass
+    else:
+        with started:
+            pass
+    assert len(starts) == 2
+    assert not Path(starts[0]).parent.exists()
 
 
 def test_an_address_where_nobody_answers_is_told_soon():
