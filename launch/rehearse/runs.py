@@ -30,7 +30,7 @@ from rl_platform.launch.cli import main
 main()
 """
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "PYTHONUNBUFFERED": "1"}
-POLL_S = 0.005
+POLL_S = 0.02
 GONE_S = 30.0  # in which no process of a killed run may be left
 LONGEST_TMPDIR = 60  # characters: engines make sockets there, whose paths are short
 SHOWN = 40  # lines of a failed run's output
