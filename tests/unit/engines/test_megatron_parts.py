@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rl_platform.config.schema.models import Parallel
+from rl_platform.engines.training.megatron.device import importing_megatron
 from rl_platform.engines.training.megatron.mixture import Mixture
 from rl_platform.engines.training.megatron.supported import unfit, uses_transformer_engine
 from rl_platform.engines.training.megatron.vocab_parallel import vocab_parallel_full_kl, vocab_parallel_log_probs
@@ -356,3 +357,14 @@ class TestViewOfTorch:
             "assert not [name for name in sys.modules if name.startswith('megatron')]"
         )
         subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="functions of Megatron are compiled for the GPU of this machine")
+def test_megatron_is_imported_without_a_compiler_where_there_is_no_gpu():
+    def function() -> None: ...
+
+    compile_ = torch.compile
+    with importing_megatron():
+        assert torch.compile(function) is function
+        assert torch.compile(dynamic=True)(function) is function
+    assert torch.compile is compile_

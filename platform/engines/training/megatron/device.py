@@ -49,6 +49,27 @@ def quiet_megatron() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def importing_megatron() -> Iterator[None]:
+    """For the first import: quiet, and without a GPU no function of Megatron is compiled.
+
+    The import of the compiler takes longer than that of Megatron, and each process would compile the functions again.
+    """
+    compile_ = torch.compile
+    if not torch.cuda.is_available():
+        torch.compile = _as_written
+    try:
+        with quiet_megatron():
+            yield
+    finally:
+        torch.compile = compile_
+
+
+def _as_written(model: Callable[..., Any] | None = None, **_: object) -> Any:
+    """Replaces `torch.compile`, as a decorator with or without arguments."""
+    return _as_written if model is None else model
+
+
 class _View(ModuleType):
     """A module that replaces some names of `base`."""
 

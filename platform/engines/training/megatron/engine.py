@@ -23,7 +23,7 @@ from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.schema.models import Optim, Parallel
 from rl_platform.engines.training.base import Loss, MicroBatches
 from rl_platform.engines.training.megatron.balancing_loss import RouterBalance
-from rl_platform.engines.training.megatron.device import prepare, quiet_megatron
+from rl_platform.engines.training.megatron.device import importing_megatron, prepare, quiet_megatron
 from rl_platform.engines.training.megatron.mixture import Mixture
 from rl_platform.engines.training.megatron.model import build_stage, clipped_gradient_norm, with_optimizer
 from rl_platform.engines.training.megatron.model_state import EMBEDDING, Groups, ModelState
@@ -37,7 +37,7 @@ from rl_platform.models.context_parallel import ContextParallel
 from rl_platform.models.forward import TokenPolicy, TokenValues
 from rl_platform.records import RolloutBatch
 
-with quiet_megatron():
+with importing_megatron():
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
