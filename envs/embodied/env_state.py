@@ -4,7 +4,7 @@ Wrappers and environment are saved attribute by attribute (counters, random gene
 into a new environment of the same kind. Of MuJoCo data the integration state and all arrays are saved, because some
 environments read quantities of the previous position. The model is not saved, as it can have megabytes of meshes.
 Environments cannot be pickled themselves: many are rebuilt from their constructor's arguments without their state.
-The bytes are a pickle, so restore only what this platform wrote.
+The bytes are a pickle, and restoring a pickle may run code. `refuse_code` finds out without running any.
 
 Not covered: contacts and constraint forces, which the next step computes; parameters of a MuJoCo model that an
 environment changes while it runs; NumPy's global random state.
@@ -16,12 +16,16 @@ import io
 import pickle
 import sys
 import zlib
+from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import EzPickle
+
+from rl_platform.errors import CheckpointError
 
 if TYPE_CHECKING:
     import mujoco
@@ -33,6 +37,27 @@ Key = tuple[int, str]  # (index of the layer, name of the attribute)
 LIVE_MODULES = ("mujoco.", "gymnasium.envs.mujoco.mujoco_rendering")
 # arrays that each step recomputes, that hold addresses, or that are in the integration state
 _EXCLUDED = ("efc_", "iefc_", "plugin")
+
+
+NATIVE = b"native 1:"  # begins the state of an environment that is stepped without Gymnasium
+# What pickles of most environments are made of. These run no code of the environment.
+_HARMLESS = {
+    ("collections", "deque"),
+    ("collections", "OrderedDict"),
+    ("numpy", "dtype"),
+    ("numpy", "ndarray"),
+    *(
+        (module, name)
+        for module in ("numpy._core.multiarray", "numpy.core.multiarray")
+        for name in ("_reconstruct", "scalar")
+    ),
+    *((module, "_frombuffer") for module in ("numpy._core.numeric", "numpy.core.numeric")),
+    ("numpy.random.bit_generator", "SeedSequence"),
+    ("numpy.random.bit_generator", "__pyx_unpickle_SeedSequence"),
+    ("numpy.random._pickle", "__bit_generator_ctor"),
+    ("numpy.random._pickle", "__generator_ctor"),
+    *((f"numpy.random._{name.lower()}", name) for name in ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")),
+}
 
 
 class CannotSave(Exception):
@@ -63,6 +88,23 @@ def restore(env: AnyEnv, state: bytes) -> None:
         vars(layer).update(saved)
     for key, saved in data.items():
         _restore_data(live[key], _model_of(layers, key), *saved)
+
+
+def refuse_code(states: Sequence[bytes]) -> None:
+    """Raises CheckpointError unless all states of `EnvBlock.save` are made of plain values, arrays, random generators
+    and Gymnasium's spaces. Runs nothing else."""
+    for number, saved in enumerate(states):
+        try:
+            state, *_ = _HarmlessUnpickler(io.BytesIO(saved)).load()
+            if state is None:
+                continue
+            if state.startswith(NATIVE):
+                _HarmlessUnpickler(io.BytesIO(state.removeprefix(NATIVE))).load()
+            else:
+                attributes, _ = _HarmlessUnpickler(io.BytesIO(zlib.decompress(state))).load()
+                _HarmlessUnpickler(io.BytesIO(attributes)).load()
+        except Exception as error:  # of any type, as pickle builds what the bytes name
+            raise CheckpointError(f"the state of environment {number} {error}") from error
 
 
 def _layers(env: AnyEnv) -> list[AnyEnv]:
@@ -133,3 +175,16 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, key: Key) -> object:
         return self._live[key]
+
+
+class _HarmlessUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _HARMLESS:
+            return super().find_class(module, name)
+        space = getattr(sys.modules.get(module), name, None) if module.startswith("gymnasium.spaces.") else None
+        if isinstance(space, type) and issubclass(space, Space):
+            return space
+        raise pickle.UnpicklingError(f"holds {module}.{name}, which may run code")
+
+    def persistent_load(self, key: Key) -> object:
+        return object()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from rl_platform.errors import ConfigError, DataError, Problem
 
+MAX_DEPTH = 50  # of lists and objects inside a row, which travels between processes
+_TOO_DEEP = f"more than {MAX_DEPTH} lists or objects inside each other"
 Row = tuple[str, dict[str, object]]  # the place in the file, for messages, and the columns
 
 
@@ -25,6 +27,8 @@ def json_array(contents: bytes, path: Path) -> list[Row]:
         items = json.loads(_text(contents, path))
     except json.JSONDecodeError as error:
         raise DataError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}.") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: {_too_large(error)}.") from error
     if not isinstance(items, list):
         raise DataError(f"{path}: a JSON array of objects is needed, not {shown(items)}.")
     return [
@@ -83,7 +87,10 @@ def plain(row: dict[str, object]) -> dict[str, object]:
 
 def shown(value: object) -> str:
     """Returns the value as JSON, shortened to 60 characters."""
-    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        text = f"{'[' * 60}"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -102,10 +109,26 @@ def _json_row(line: bytes, where: str) -> dict[str, object]:
         raise DataError(f"{where}: not UTF-8: {error.reason} at byte {error.start + 1} of the line.") from error
     except json.JSONDecodeError as error:
         raise DataError(f"{where}:{error.colno}: not JSON: {error.msg}. Each line must be one JSON object.") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: {_too_large(error)}.") from error
     return _object(row, where)
+
+
+def _too_large(error: ValueError | RecursionError) -> str:
+    """Python reads no numbers of more than 4,300 digits, and no thousands of lists inside each other."""
+    if isinstance(error, RecursionError):
+        return _TOO_DEEP
+    return "a number has more than 4,300 digits: write it as a text"
 
 
 def _object(row: object, where: str) -> dict[str, object]:
     if not isinstance(row, dict):
         raise DataError(f"{where}: a JSON object is needed, not {shown(row)}.")
+    if _is_deeper(row, MAX_DEPTH):
+        raise DataError(f"{where}: {_TOO_DEEP}.")
     return row
+
+
+def _is_deeper(value: object, depth: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(depth == 0 or _is_deeper(each, depth - 1) for each in inner if isinstance(each, dict | list))

@@ -2,18 +2,19 @@
 
 A checkpoint is a folder `step-00000040` with a file (`env.pt`) or a folder of shards (`actor/`) for each part and a
 `manifest.json`. The manifest holds the size and SHA-256 of each file, the step and the caller's fingerprint, and is
-sealed by a SHA-256 of its own. Files hold tensors and plain values only, so loading never runs code from them.
+sealed by a SHA-256 of its own. Whoever can write the folder can seal a manifest, so its values are not trusted: names
+stay inside the folder, and files are loaded as tensors and plain values only. Loading runs no code from them.
 
-Not covered: what is in a folder of shards.
+Not covered: what is in a folder of shards; values that hold a pickle as bytes, see `envs/embodied/env_state.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import pickle
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,10 @@ from rl_platform.records import StateDict
 FORMAT = 2
 MANIFEST = "manifest.json"
 STEP_FOLDER = re.compile(r"step-(\d{8,})")
+_FILE_NAME = re.compile(r"(?!\.{1,2}(/|$))[\w.-]{1,200}(/(?!\.{1,2}$)[\w.-]{1,200})?", re.ASCII)
+
+
+_ENTRY = {"bytes": int, "sha256": str}
 
 
 class UnknownFormat(CheckpointError):
@@ -62,7 +67,7 @@ class Checkpoint:
                 f"Checkpoints were swapped or renamed; the right name is {folder_name(manifest['step'])}"
             )
         with ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock: several files at once
-            expected = {name: Written(**entry) for name, entry in manifest["files"].items()}
+            expected: dict[str, Written] = manifest["files"]
             damages = list(filter(None, pool.map(lambda name: damage(path, name, expected[name]), expected)))
         if damages:
             raise CheckpointError(f"checkpoint {path} is damaged: " + "; ".join(damages))
@@ -73,8 +78,10 @@ class Checkpoint:
         file = self.file(part)
         try:
             state: StateDict = torch.load(file, map_location=map_location, weights_only=True)
-        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-            raise CheckpointError(f"checkpoint file {file} cannot be read: {error}") from error
+        except Exception as error:  # of any type, as torch parses the file
+            raise CheckpointError(f"checkpoint file {file} cannot be read: {_first_line(error)}") from error
+        if not isinstance(state, dict):
+            raise CheckpointError(f"checkpoint file {file} holds {type(state).__name__}, not values by name")
         return state
 
     def file(self, part: str) -> Path:
@@ -87,6 +94,8 @@ class Checkpoint:
 def damage(path: Path, name: str, expected: Written) -> str:
     """How file `name` in folder `path` differs from what was written; empty if it does not."""
     try:
+        if not Path(os.path.realpath(path / name)).is_relative_to(os.path.realpath(path)):
+            return f"{name} is a link out of the checkpoint"
         size = (path / name).stat().st_size
         if size != expected.bytes:
             return f"{name} has {size:,} bytes instead of {expected.bytes:,}"
@@ -113,12 +122,40 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         sealed = False
     if not sealed:
         raise CheckpointError(f"checkpoint {path} is damaged: {MANIFEST} does not match its own SHA-256")
-    if body["format"] != FORMAT:
+    if body.get("format") != FORMAT:
         raise UnknownFormat(
-            f"checkpoint {path} has format {body['format']} and this version of the platform reads format {FORMAT}. "
+            f"checkpoint {path} has format {body.get('format')!s:.20} and this version of the platform reads format {FORMAT}. "
             "Finish the run with the version that wrote it, or start a new one in another runner.output_dir"
         )
-    return dict(body)
+    if wrong := next(_mistyped(body), ""):
+        raise CheckpointError(f"checkpoint {path}: {MANIFEST} was not written by this platform: {wrong}")
+    return {**body, "files": {name: Written(**entry) for name, entry in body["files"].items()}}
+
+
+def _mistyped(body: dict[str, Any]) -> Iterator[str]:
+    """Yields what is wrong with the values of a manifest, which its seal does not vouch for."""
+    for key, kind in (("step", int), ("fingerprint", str), ("parts", dict), ("files", dict)):
+        if type(body.get(key)) is not kind:
+            yield f"{key} is {_shown(body.get(key))}"
+            return
+    for name, entry in body["files"].items():
+        if not _FILE_NAME.fullmatch(name):
+            yield f"the file {_shown(name)} is not inside the checkpoint"
+        if not isinstance(entry, dict) or {key: type(value) for key, value in entry.items()} != _ENTRY:
+            yield f"{_shown(name)} has no size and SHA-256: {_shown(entry)}"
+    places = {*body["files"], *(name.partition("/")[0] for name in body["files"] if "/" in name)}
+    for part, place in body["parts"].items():
+        if not isinstance(place, str) or place not in places:
+            yield f"part {_shown(part)} is {_shown(place)}, which is none of its files"
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def seal(body: Mapping[str, object]) -> bytes:

@@ -39,6 +39,8 @@ def without(config: Config, keys: Collection[str]) -> Config:
     copied = config.model_copy(deep=True)
     for key in keys:
         path = steps_of(key.removesuffix("]").rpartition("[")[0] if key.endswith("]") else key)
+        if not path:  # of an argument that names no key
+            continue
         inner = value_at(copied, path[:-1])
         if inner is copied and (section := value_at(copied, path)) is not None:
             vars(section).clear()  # the rules read sections outside `when`

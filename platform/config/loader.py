@@ -147,7 +147,7 @@ def _remove(tree: object, path: Sequence[str | int]) -> None:
     while path and isinstance(path[-1], int):
         path = path[:-1]
     inner = value_at(tree, path[:-1])
-    if isinstance(inner, dict):
+    if path and isinstance(inner, dict):  # no path: of an argument that names no key
         inner.pop(path[-1], None)
 
 

@@ -17,6 +17,8 @@ from rl_platform.errors import Problem
 
 COMPONENTS = ("actor", "critic", "actor_critic", "reference", "rollout", "reward", "env")
 PATH = "cluster.component_placement"
+MAX_PIECES = 1_000  # of a text
+SHOWN = 200  # characters of a text in messages
 MAX_RANKS = 100_000  # of one component; a typo like 0:0-999999999 must fail, not fill the memory
 
 _ALLOWED = (
@@ -306,6 +308,10 @@ class _Text:
 
     def _from_yaml(self, value: object) -> str:
         message = hint = ""
+        if isinstance(value, str) and value.count(",") >= MAX_PIECES:
+            message, hint = f"more than {MAX_PIECES} segments", "ranges are shorter, as 0-3"
+            self.problems.append(Problem(self.path, message, value=f"{value[:SHOWN]}...", allowed=self.allowed, hint=hint))
+            return ""
         if isinstance(value, str) and value.strip():
             return value
         if value is None or isinstance(value, str):
@@ -327,7 +333,8 @@ class _Text:
 
 def _problem_at(path: str, text: str, position: int, piece: str, message: str, allowed: str, hint: str) -> Problem:
     """Returns a problem with the whole text, the wrong piece and the position of its first character, from 1."""
-    value = f'"{text}", character {position + 1}' + (f': "{piece}"' if piece else "")
+    shown = text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    value = f'"{shown}", character {position + 1}' + (f': "{piece[:SHOWN]}"' if piece else "")
     return Problem(key=path, message=message, value=value, allowed=allowed, hint=hint)
 
 

@@ -30,7 +30,7 @@ from rl_platform.runners.groups import TypedGroups
 from rl_platform.runners.partial_rollouts import PartialRollouts, restore
 from rl_platform.runners.phases import TakingTurns, with_turns
 from rl_platform.runners.ppo import Learners, sync_metrics
-from rl_platform.runners.recovery import Recovery
+from rl_platform.runners.recovery import EnvPart, Recovery
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runners.streamed_evaluation import streamed_evaluation
 from rl_platform.runners.trajectories import (
@@ -188,7 +188,7 @@ class ReasoningRunner:
     def learned_parts(self) -> Mapping[str, WorkerGroup]:
         return {name: self.groups[name] for name in ("actor", "critic") if name in self.groups}
 
-    def parts(self) -> Mapping[str, WorkerGroup]:
+    def parts(self) -> Mapping[str, EnvPart]:
         return {}
 
     def state_dict(self) -> StateDict:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rl_platform.components.env_ranks import Shares, joined_states
+from rl_platform.envs.embodied.env_state import refuse_code
 from rl_platform.errors import WorkerDied, WorkerError
 from rl_platform.records import StateDict, Weights, WeightsReceived
 from rl_platform.runners.groups import EnvGroup, RolloutGroup
@@ -106,6 +107,10 @@ class EnvPart:
 
     def load_state_dict(self, state: StateDict) -> Handle[None]:
         return self.group.load_state_dict(state)
+
+    def refuse_code(self, state: StateDict) -> None:
+        """Raises CheckpointError if loading `state` may run code, see `env_state`."""
+        refuse_code(state["envs"]["envs"])
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,14 @@ from rl_platform.checkpoint.verify import Checkpoint, Written
 from rl_platform.checkpoint.write import CheckpointStore, Part, Shards
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Model, Trainable
-from rl_platform.errors import CheckpointError
+from rl_platform.errors import CheckpointError, WorkerError
 from rl_platform.metrics import Reporter
 from rl_platform.records import StateDict
+from rl_platform.runners.recovery import EnvPart
 from rl_platform.runtime.worker_group import WorkerGroup
 
+MISTYPED = (KeyError, IndexError, TypeError, ValueError, AttributeError, AssertionError, ArithmeticError, RuntimeError)
+TRUST = "To resume from it, set runner.trust_checkpoint=true if you trust everyone who could write to its folder"
 FINISHED = "finished"  # file in the output folder: the last step and the exports are done
 
 
@@ -28,7 +31,7 @@ class Stateful(Protocol):
 class HasParts(Stateful, Protocol):
     def learned_parts(self) -> Mapping[str, WorkerGroup]: ...
 
-    def parts(self) -> Mapping[str, WorkerGroup]: ...
+    def parts(self) -> Mapping[str, EnvPart]: ...
 
 
 class RunState:
@@ -42,6 +45,7 @@ class RunState:
         self.store = CheckpointStore(output_dir / "checkpoints", config.runner.keep_checkpoints, fingerprint(config))
         self.reporter = reporter
         self._max_steps, self._resume = config.runner.max_steps, config.runner.resume
+        self._trusts, self._wrote = config.runner.trust_checkpoint, False
         self._mark = output_dir / FINISHED
         self.resume_from: Checkpoint | None = None
         if config.runner.resume == "auto":
@@ -74,26 +78,59 @@ class RunState:
         self._mark.touch()
 
     def restore(self, runner: HasParts, ppo: Stateful, rollouts: Stateful) -> int:
-        """Everyone gets the state of the checkpoint; returns its step, 0 without one."""
+        """Everyone gets the state of the checkpoint; returns its step, 0 without one.
+
+        Raises CheckpointError for a state of another run, and for one that may run code unless
+        `runner.trust_checkpoint` is true.
+        """
         if self.resume_from is None:
             return 0
+        try:
+            self._load(self.resume_from, runner, ppo, rollouts)
+        except (WorkerError, *MISTYPED) as error:  # of a state that was not saved by such a run
+            cause = error.__cause__ if isinstance(error, WorkerError) and error.__cause__ else error
+            reason = f"{type(cause).__name__}: {cause}"
+            raise CheckpointError(
+                f"checkpoint {self.resume_from.path} holds other values than this run saves: {reason}. "
+                "Use the config and the version of the platform that it was written with"
+            ) from error
+        return self.resume_from.step
+
+    def _load(self, checkpoint: Checkpoint, runner: HasParts, ppo: Stateful, rollouts: Stateful) -> None:
         for name, group in runner.learned_parts().items():
-            group.load_state(str(self.resume_from.file(name))).wait()
-        for name, group in runner.parts().items():
-            group.load_state_dict(self.resume_from.load(name)).wait()
-        run = self.resume_from.load("run")
+            group.load_state(str(checkpoint.file(name))).wait()
+        for name, part in runner.parts().items():
+            state = checkpoint.load(name)
+            if not self._trusts:
+                try:
+                    part.refuse_code(state)
+                except CheckpointError as error:
+                    raise CheckpointError(f"checkpoint file {checkpoint.file(name)}: {error}. {TRUST}") from error
+            part.load_state_dict(state).wait()
+        run = checkpoint.load("run")
         runner.load_state_dict(run["task"])
         ppo.load_state_dict(run["ppo"])
         rollouts.load_state_dict(run.get("rollouts", {}))
-        return self.resume_from.step
 
     def save(self, step: int, runner: HasParts, ppo: Stateful, rollouts: Stateful) -> None:
         parts: dict[str, Part] = {name: _shards(group) for name, group in runner.learned_parts().items()}
-        parts |= {name: group.state_dict().wait()[0] for name, group in runner.parts().items()}
+        states = {name: part.state_dict().wait()[0] for name, part in runner.parts().items()}
+        parts |= states
+        if not self._trusts and not self._wrote:
+            self._note_code(runner, states)
+        self._wrote = True
         self.reporter.sync()  # a checkpoint without the metrics of its steps would leave a gap in them
         run = {"task": runner.state_dict(), "ppo": ppo.state_dict(), "rollouts": rollouts.state_dict()}
         checkpoint = self.store.save(step, parts | {"run": run})
         self.reporter.note(f"checkpoint of step {step}: {checkpoint.path}")
+
+    def _note_code(self, runner: HasParts, states: Mapping[str, StateDict]) -> None:
+        """Notes that a resume will refuse these states."""
+        for name, part in runner.parts().items():
+            try:
+                part.refuse_code(states[name])
+            except CheckpointError as error:
+                self.reporter.note(f"checkpoints: {error}. {TRUST}")
 
     def outlook(self) -> str:
         """How to continue after the run was stopped; for messages."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rl_platform.envs.embodied.env_state import NATIVE
 from rl_platform.envs.embodied.mujoco.tasks import find_task
 from rl_platform.envs.embodied.spaces import time_limit
 from rl_platform.tracing import recorder
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from rl_platform.envs.embodied.spaces import AnyEnv
 
 _WRAPPERS = ("TimeLimit", "OrderEnforcing")  # wrappers that `NativeEnvs` implements
-_SAVED_AS = b"native 1:"  # prefix of saved states
 
 
 class NativeEnvs:
@@ -119,15 +119,15 @@ class NativeEnvs:
     def save(self, index: int) -> bytes:
         """Returns the state of one environment: physics and random generator."""
         state = (self._physics.save(index), float(self._positions[index]), self._rngs[index])
-        return _SAVED_AS + pickle.dumps(state)
+        return NATIVE + pickle.dumps(state)
 
     def restore(self, index: int, saved: bytes) -> None:
         """Continues from `save`. Raises ValueError for a state of another kind."""
-        if not saved.startswith(_SAVED_AS):
+        if not saved.startswith(NATIVE):
             raise ValueError(
                 "this state is Gymnasium's or an older version's, and these environments are stepped natively"
             )
-        state, self._positions[index], self._rngs[index] = pickle.loads(saved.removeprefix(_SAVED_AS))
+        state, self._positions[index], self._rngs[index] = pickle.loads(saved.removeprefix(NATIVE))
         self._physics.restore(index, state)
 
     def close(self) -> None:

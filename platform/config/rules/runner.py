@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rl_platform.config.rules.rule import TASK, Unread, embodied, unread_keys, when
+from rl_platform.config.rules.rule import TASK, Unread, embodied, reasoning, unread_keys, when
 from rl_platform.config.schema import Config
 from rl_platform.errors import Problem
 
@@ -26,4 +26,8 @@ def unread(config: Config) -> Iterator[Unread]:
     if when(lambda: embodied(config)):
         yield from unread_keys(
             "runner", "max_epochs log_samples", "embodied training has no data set and no texts", TASK
+        )
+    if when(lambda: reasoning(config)):
+        yield from unread_keys(
+            "runner", "trust_checkpoint", "loading a checkpoint of language models runs no code", TASK
         )

@@ -26,6 +26,10 @@ class Runner(Section):
     save_interval: int = key(0, "steps between checkpoints; 0: one at the end", ge=0)
     keep_checkpoints: int = key(2, "newest checkpoints to keep", ge=1)
     resume: str = key("auto", "checkpoint to resume: auto (the newest in output_dir), never, or a path")
+    trust_checkpoint: bool = key(
+        False,
+        "embodied: resume although the environments' states hold classes of their own, whose loading may run code",
+    )
     logger_backends: list[Literal["tensorboard", "wandb", "trackio"]] = key(
         ["tensorboard"], "loggers in addition to metrics.jsonl"
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -60,8 +61,11 @@ def read(state: ShardedState, folder: str | Path) -> None:
 
     Raises CheckpointError on every rank if names or shapes differ from those of the files, or a file cannot be read.
     """
+    reader = _Reader(Path(folder))
     with _collective("read from", folder) as alone:
-        dcp.load(dict.fromkeys(state), storage_reader=_Reader(Path(folder)), planner=_LoadPlanner(state), no_dist=alone)
+        if alone:
+            reader.read_metadata()  # torch would log its error with a traceback; several ranks fail together in `load`
+        dcp.load(dict.fromkeys(state), storage_reader=reader, planner=_LoadPlanner(state), no_dist=alone)
 
 
 def read_whole(folder: str | Path) -> dict[str, Tensor]:
@@ -208,8 +212,19 @@ class _Writer(dcp.FileSystemWriter):
 
 class _Reader(dcp.FileSystemReader):
     def read_metadata(self) -> Metadata:
-        with open(self._get_metadata_path(), "rb") as file:
-            metadata: Metadata = _PlainUnpickler(file).load()
+        """The index of the files. Raises CheckpointError if it cannot be read or names files elsewhere."""
+        path = self._get_metadata_path()
+        try:
+            with open(path, "rb") as file:
+                metadata: Metadata = _PlainUnpickler(file).load()
+            tensors, places = metadata.state_dict_metadata, metadata.storage_data
+            plain = all(isinstance(saved, TensorStorageMetadata) for saved in tensors.values())
+            inside = all(re.fullmatch(r"\w[\w.-]*", place.relative_path) for place in places.values())
+        except Exception as error:  # of any type, as pickle builds the index
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise CheckpointError(f"{path} cannot be read: {reason}") from error
+        if not (plain and inside):
+            raise CheckpointError(f"{path} names other values than tensors, or files outside its folder")
         return metadata
 
 
