@@ -45,15 +45,16 @@ def _unfit(config: Config, placement: Placement, known: dict[str, Architecture])
     from rl_platform.engines.rollout.build import check_ranks
     from rl_platform.engines.training.model_problems import model_problems
     from rl_platform.models.families import architecture_problems, readable_positions
-    from rl_platform.models.pretrained import BROKEN_CONFIG
+    from rl_platform.models.folder_files import reading
 
     real = {}
     for role, model in models(config):
         path, key = model.path or "", f"{role}.model.path"
         try:
-            real[role] = AutoConfig.for_model(**known[role].options)
-        except BROKEN_CONFIG as error:
-            yield Problem(key, f"its config.json cannot be used: {error}", value=path)
+            with reading(key, "its config.json cannot be used", path):
+                real[role] = AutoConfig.for_model(**known[role].options)
+        except ConfigError as error:
+            yield from error.problems
         else:
             yield from architecture_problems(real[role], path, key)
     if config.runner.task_type == "embodied":

@@ -124,8 +124,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"checkpoint {path} is damaged: {MANIFEST} does not match its own SHA-256")
     if body.get("format") != FORMAT:
         raise UnknownFormat(
-            f"checkpoint {path} has format {body.get('format')!s:.20} and this version of the platform reads format {FORMAT}. "
-            "Finish the run with the version that wrote it, or start a new one in another runner.output_dir"
+            f"checkpoint {path} has format {body.get('format')!s:.20} and this version of the platform reads format "
+            f"{FORMAT}. Finish the run with the version that wrote it, or start a new one in another runner.output_dir"
         )
     if wrong := next(_mistyped(body), ""):
         raise CheckpointError(f"checkpoint {path}: {MANIFEST} was not written by this platform: {wrong}")

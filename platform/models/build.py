@@ -12,6 +12,7 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Lora, Model
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.families import readable_positions
+from rl_platform.models.folder_files import reading
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.lora import add_adapters
 from rl_platform.models.pretrained import load_causal_lm, load_config, model_folder, read_causal_lm
@@ -54,13 +55,15 @@ def language_model(
         folder = model_folder(section.path, f"{key}.path")
         if safetensors_files(folder):
             if probed:
-                network = read_causal_lm(folder, first_layers(model_config), f"{key}.path")
-                probe(network, partial(own_forward, network, LanguageModel(network)), section.path, f"{key}.path")
+                network = read_causal_lm(folder, first_layers(model_config), f"{key}.path", partly=True)
+                with reading(f"{key}.path", "computes nothing", folder):
+                    probe(network, partial(own_forward, network, LanguageModel(network)), section.path, f"{key}.path")
             return WeightParts(folder, model_config, f"{key}.path", value_head=value_head).empty()
     network = load_causal_lm(*loading, derive_seed(seed, "model"), key)
     language = LanguageModel(network, value_head=value_head)
     if probed and section.path is not None:
-        probe(network, partial(own_forward, network, language), section.path, f"{key}.path")
+        with reading(f"{key}.path", "computes nothing", section.path):
+            probe(network, partial(own_forward, network, language), section.path, f"{key}.path")
     if lora is not None:
         add_adapters(language.backbone, lora, derive_seed(seed, "lora"), "critic.lora" if value_head else "actor.lora")
         language.head.requires_grad_(value_head)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rl_platform.config.schema.reward import RewardModel
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.families import quantisation_problem
+from rl_platform.models.folder_files import check_options, check_weights, reading
 from rl_platform.models.pretrained import model_folder, quiet_transformers
 from rl_platform.records import Message
 
@@ -68,14 +69,13 @@ def load_parts(section: RewardModel) -> tuple[PreTrainedTokenizerBase, Pretraine
     path = f"{KEY}.path"
     folder = model_folder(section.path, path)
     source, key = (folder, path) if section.tokenizer is None else (section.tokenizer, f"{KEY}.tokenizer")
-    try:
-        config = AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise ConfigError([Problem(path, f"cannot be loaded: {error}", value=folder)]) from error
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise ConfigError([Problem(key, f"no tokenizer can be loaded: {error}", value=source)]) from error
+    check_options(folder, path)
+    with reading(path, "cannot be loaded", folder):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    with reading(key, "no tokenizer can be loaded", source):
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        if not isinstance(tokenizer.model_max_length, int | float):
+            raise ValueError(f"model_max_length is {tokenizer.model_max_length!r}")
     if (problem := quantisation_problem(config, folder, path)) is not None:
         raise ConfigError([problem])
     if config.num_labels != 1:
@@ -85,23 +85,21 @@ def load_parts(section: RewardModel) -> tuple[PreTrainedTokenizerBase, Pretraine
         template = f"{KEY}.use_chat_template"
         message, hint = "the tokenizer has no chat template", f"set {template}: false"
         raise ConfigError([Problem(template, message, value=source, hint=hint)])
+    if section.use_chat_template:
+        with reading(key, "its chat template fails", source):
+            if not tokenizer.apply_chat_template([{"role": "user", "content": "?"}], tokenize=False).strip():
+                raise ValueError("it renders nothing")
     return tokenizer, config
 
 
 def _load(section: RewardModel, config: PretrainedConfig) -> nn.Module:
-    from safetensors import SafetensorError
     from transformers import AutoModelForSequenceClassification
 
     folder, key = model_folder(section.path, f"{KEY}.path"), f"{KEY}.path"
-    try:
-        with quiet_transformers():
-            network, loading = AutoModelForSequenceClassification.from_pretrained(
-                folder, config=config, dtype=getattr(torch, section.dtype), output_loading_info=True
-            )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ConfigError([Problem(key, f"cannot be loaded: {error}", value=folder)]) from error
-    missing = sorted(loading["missing_keys"])
-    if missing:  # transformers fills them with random numbers
-        message = f"{len(missing)} weights are missing, as {missing[0]}: is it a classifier?"
-        raise ConfigError([Problem(key, message, value=folder)])
+    options = {"config": config, "output_loading_info": True, "trust_remote_code": False}
+    with reading(key, "cannot be loaded", folder), quiet_transformers():
+        network, loading = AutoModelForSequenceClassification.from_pretrained(
+            folder, dtype=getattr(torch, section.dtype), **options
+        )
+        check_weights(network, loading["missing_keys"], loading["unexpected_keys"], folder, key)
     return network

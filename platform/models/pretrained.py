@@ -20,14 +20,13 @@ from torch import nn
 from rl_platform.config.schema.models import Model, RandomLM
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.families import architecture_problems
+from rl_platform.models.folder_files import check_options, check_weights, reading
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
     from rl_platform.models.tokenizer import Tokenizer
 
-BROKEN_CONFIG = (ValueError, TypeError, AttributeError, KeyError, ArithmeticError, RuntimeError)
-"""Raised by transformers for values of a config.json that make no sense."""
 PACKAGED = "smollm2-135m-instruct"
 MODELSCOPE = "modelscope:"
 
@@ -73,14 +72,6 @@ def _from_modelscope(name: str, key: str) -> str:
         message = f"cannot be downloaded from ModelScope: {' '.join(str(error).split())}"
         hint = f"where there is a network: modelscope download --model {name} --local_dir FOLDER; then {key}=FOLDER"
         raise ConfigError([Problem(key, message, value=MODELSCOPE + name, hint=hint)]) from error
-
-
-def not_loaded(key: str, message: str, folder: str, error: Exception) -> Problem:
-    """Returns the problem that transformers could not read `folder`; for a hub id with a hint how to work offline."""
-    hint = ""
-    if not Path(folder).is_dir():
-        hint = f"where there is a network: hf download {folder} --local-dir FOLDER; then {key}=FOLDER"
-    return Problem(key, f"{message}: {' '.join(str(error).split())}", value=folder, hint=hint)
 
 
 def packaged_gguf() -> Path | None:
@@ -136,10 +127,9 @@ def load_config(model: Model, vocab_size: int, eos_token_id: int, key: str = "ac
 
     if model.random_init is None:
         folder = model_folder(model.path or "", f"{key}.path")
-        try:
-            config = AutoConfig.from_pretrained(folder)
-        except (OSError, *BROKEN_CONFIG) as error:
-            raise ConfigError([not_loaded(f"{key}.path", "cannot be loaded", folder, error)]) from error
+        check_options(folder, f"{key}.path")
+        with reading(f"{key}.path", "cannot be loaded", folder):
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         check_architecture(config, folder, f"{key}.path")
         return config
     tiny: RandomLM = model.random_init
@@ -169,25 +159,26 @@ def load_causal_lm(model: Model, vocab_size: int, eos_token_id: int, seed: int, 
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
-def read_causal_lm(folder: str, config: PretrainedConfig, key: str) -> Any:
-    """Returns the model of `config` with the weights of `folder` in float32. Raises ConfigError if one is missing."""
-    from safetensors import SafetensorError
+def read_causal_lm(folder: str, config: PretrainedConfig, key: str, *, partly: bool = False) -> Any:
+    """Returns the model of `config` with the weights of `folder` in float32.
+
+    Raises ConfigError if a weight is missing or not finite, and, unless `partly`, for layers that `config` lacks.
+    """
     from transformers import AutoModelForCausalLM
 
-    try:
-        options = {"config": config, "dtype": torch.float32, "output_loading_info": True}
+    options = {"config": config, "dtype": torch.float32, "output_loading_info": True, "trust_remote_code": False}
+    with reading(key, "cannot be loaded", folder):
         network, loading = AutoModelForCausalLM.from_pretrained(folder, **options)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ConfigError([not_loaded(key, "cannot be loaded", folder, error)]) from error
-    missing = sorted(loading["missing_keys"])
-    if missing:  # transformers would initialise them randomly
-        raise ConfigError([Problem(key, f"{len(missing)} weights are missing, as {missing[0]}", value=folder)])
+        unexpected = () if partly else loading["unexpected_keys"]
+        check_weights(network, loading["missing_keys"], unexpected, folder, key)
     return network
 
 
 def check_architecture(config: PretrainedConfig, folder: str, key: str) -> None:
     """Raises ConfigError if the platform cannot train or generate with a model of this config."""
-    if problems := architecture_problems(config, folder, key):
+    with reading(key, "cannot be loaded", folder):
+        problems = architecture_problems(config, folder, key)
+    if problems:
         raise ConfigError(problems)
 
 
@@ -200,11 +191,8 @@ def empty_causal_lm(config: PretrainedConfig, folder: str, key: str) -> PreTrain
     from transformers import AutoModelForCausalLM
 
     check_architecture(config, folder, key)  # not all configs are of causal language models
-    try:
-        with init_empty_weights():
-            network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    except BROKEN_CONFIG as error:
-        raise ConfigError([not_loaded(key, "no model can be built from its config.json", folder, error)]) from error
+    with reading(key, "no model can be built from its config.json", folder), init_empty_weights():
+        network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     network.tie_weights()  # creation without memory has untied them
     return network
 

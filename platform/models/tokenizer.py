@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from jinja2 import TemplateError
-
 from rl_platform.config.schema.models import Model
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.models.pretrained import model_folder, not_loaded
+from rl_platform.models.folder_files import reading
+from rl_platform.models.pretrained import model_folder
 from rl_platform.records import Message
 
 _TURN = "WORDS OF THE ASSISTANT"  # placeholder that marks the assistant's turn in a rendered template
@@ -82,12 +81,10 @@ class HFTokenizer:
     def __init__(self, folder: str, key: str) -> None:
         from transformers import AutoTokenizer
 
-        try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        except (OSError, ValueError) as error:
-            raise ConfigError([not_loaded(key, "no tokenizer can be loaded", folder, error)]) from error
+        with reading(key, "no tokenizer can be loaded", folder):
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            ends = {self._tokenizer.eos_token_id, *_generation_eos(folder)} - {None}
         self._folder = folder
-        ends = {self._tokenizer.eos_token_id, *_generation_eos(folder)} - {None}
         if not ends:
             raise ConfigError([Problem(key, "the tokenizer has no EOS token: responses would never end", value=folder)])
         self.eos_token_ids: tuple[int, ...] = tuple(sorted(ends))
@@ -121,7 +118,7 @@ class HFTokenizer:
             raise _no_template(self._folder)
         try:
             return str(self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
-        except TemplateError as error:
+        except Exception as error:  # of any type, as a template is a program
             raise ValueError(f"the chat template refuses it: {error}") from error
 
 
@@ -174,7 +171,10 @@ def _generation_eos(folder: str) -> list[int]:
     if not file.is_file():
         return []
     ids = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-    return ids if isinstance(ids, list) else [ids]
+    ids = ids if isinstance(ids, list) else [ids]
+    if wrong := [each for each in ids if each is not None and (type(each) is not int or each < 0)]:
+        raise ValueError(f"{file.name}: eos_token_id is {json.dumps(wrong[0])[:80]}, no number of a token")
+    return ids
 
 
 def _no_template(name: str) -> ConfigError:

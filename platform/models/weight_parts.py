@@ -9,7 +9,7 @@ Not covered: files other than safetensors, adapters.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.models.folder_files import LAYER, reading, refuse_layers, refuse_not_finite
 from rl_platform.models.language import LanguageModel
-from rl_platform.models.pretrained import empty_causal_lm, not_loaded, quiet_transformers
+from rl_platform.models.pretrained import empty_causal_lm, quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-_LAYER = re.compile(r"\.(\d+)\.")
 
 
 class WeightParts:
@@ -46,7 +45,7 @@ class WeightParts:
         A part is cleared when the next one is read. Raises ConfigError if a file cannot be read or a
         weight is missing.
         """
-        from safetensors import SafetensorError, safe_open
+        from safetensors import safe_open
 
         network = self._network()
         _empty(network)
@@ -55,24 +54,30 @@ class WeightParts:
         if head := {name: tensor for name, tensor in language.state_dict().items() if not tensor.is_meta}:
             missing -= head.keys()
             yield head  # of values: it is in no file
-        with ExitStack() as stack, quiet_transformers():
-            try:
-                files = [stack.enter_context(safe_open(file, "pt")) for file in safetensors_files(self.folder)]
-                slices = {name: file.get_slice(name) for file in files for name in file.keys()}  # noqa: SIM118
-                for part in _grouped(slices).values():
-                    _convert(network, part)
-                    network.tie_weights()
-                    found = {name: language.state_dict()[name] for name in missing}
-                    if found := {name: tensor for name, tensor in found.items() if not tensor.is_meta}:
-                        missing -= found.keys()
-                        yield found
-                        found.clear()  # the caller still has it
-                    _empty(network)
-            except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-                raise ConfigError([not_loaded(self.key, "cannot be loaded", self.folder, error)]) from error
+        with reading(self.key, "cannot be loaded", self.folder), ExitStack() as stack, quiet_transformers():
+            files = [stack.enter_context(safe_open(file, "pt")) for file in safetensors_files(self.folder)]
+            slices = {name: file.get_slice(name) for file in files for name in file.keys()}  # noqa: SIM118
+            refuse_layers(self._surplus(network, slices), self.folder, self.key)
+            for part in _grouped(slices).values():
+                _convert(network, part)
+                network.tie_weights()
+                found = {name: language.state_dict()[name] for name in missing}
+                if found := {name: tensor for name, tensor in found.items() if not tensor.is_meta}:
+                    missing -= found.keys()
+                    refuse_not_finite(found.items(), self.folder, self.key)
+                    yield found
+                    found.clear()  # the caller still has it
+                _empty(network)
         if missing:
             message = f"{len(missing)} weights are missing, as {min(missing)}"
             raise ConfigError([Problem(self.key, message, value=self.folder)])
+
+    def _surplus(self, network: Any, names: Iterable[str]) -> list[str]:
+        """The tensors of layers beyond the last one, without those that transformers ignores in such a model."""
+        layers = ((name, LAYER.search(name)) for name in names)
+        beyond = [name for name, layer in layers if layer and int(layer[1]) >= self.config.num_hidden_layers]
+        ignored = network._keys_to_ignore_on_load_unexpected or ()
+        return [name for name in beyond if not any(re.search(pattern, name) for pattern in ignored)]
 
     def _network(self) -> Any:
         return empty_causal_lm(self.config, self.folder, self.key)
@@ -93,7 +98,7 @@ def _grouped(slices: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Groups tensors of a file by layer; each tensor outside the layers is a group."""
     groups: dict[str, dict[str, Any]] = {}
     for name, tensor in slices.items():
-        layer = _LAYER.search(name)
+        layer = LAYER.search(name)
         groups.setdefault(layer[1] if layer else name, {})[name] = tensor
     return groups
 

@@ -18,7 +18,7 @@ from rl_platform.errors import Problem
 COMPONENTS = ("actor", "critic", "actor_critic", "reference", "rollout", "reward", "env")
 PATH = "cluster.component_placement"
 MAX_PIECES = 1_000  # of a text
-SHOWN = 200  # characters of a text in messages
+SHOWN = 1_000  # characters of a text in messages
 MAX_RANKS = 100_000  # of one component; a typo like 0:0-999999999 must fail, not fill the memory
 
 _ALLOWED = (
@@ -309,8 +309,8 @@ class _Text:
     def _from_yaml(self, value: object) -> str:
         message = hint = ""
         if isinstance(value, str) and value.count(",") >= MAX_PIECES:
-            message, hint = f"more than {MAX_PIECES} segments", "ranges are shorter, as 0-3"
-            self.problems.append(Problem(self.path, message, value=f"{value[:SHOWN]}...", allowed=self.allowed, hint=hint))
+            message, shown, hint = f"more than {MAX_PIECES} segments", f"{value[:SHOWN]}...", "write ranges, as 0-3"
+            self.problems.append(Problem(self.path, message, value=shown, allowed=self.allowed, hint=hint))
             return ""
         if isinstance(value, str) and value.strip():
             return value

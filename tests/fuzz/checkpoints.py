@@ -28,15 +28,7 @@ from rl_platform.runners.rollouts import Rollouts
 from rl_platform.runners.state import RunState
 
 PARTS = (
-    "../../../../etc/passwd",
-    "/etc/passwd",
-    "..",
-    ".",
-    "",
-    "env.pt/../../x",
-    "link.pt",
-    "manifest.json",
-    "\0",
+    *("../../../../etc/passwd", "/etc/passwd", "..", ".", "", "env.pt/../../x", "link.pt", "manifest.json", "\0"),
     "a" * 300,
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,9 @@ from rl_platform.config.describe import walk
 from rl_platform.launch import command
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+LAUGHS = "".join(f"{to}: &{to} [{', '.join([f'*{of}'] * 9)}]\n" for of, to in pairwise("abcdefghi"))
 BOMBS = (
-    "a: &a [x, x, x, x, x, x, x, x, x]\n"
-    + "".join(
-        f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
-    ),
+    f"a: &a [x, x, x, x, x, x, x, x, x]\n{LAUGHS}",
     "a: " + "[" * 5000,
     "a: " + "{a: " * 3000,
     "? " * 3000,

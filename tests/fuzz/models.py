@@ -17,6 +17,8 @@ from safetensors.torch import load_file, save_file
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Model
 from rl_platform.config.schema.reward import RewardModel
+from rl_platform.envs.reasoning.prompts import build_prompts
+from rl_platform.envs.reasoning.question import Question
 from rl_platform.launch.preflight import check_architectures, check_models
 from rl_platform.models.build import language_model
 from rl_platform.models.classifier import SequenceClassifier
@@ -210,8 +212,7 @@ class Models:
         check_architectures(config, placement)
         check_models(config, placement, inventory)
         section: Model = config.actor.model
-        tokenizer = load_tokenizer(section)
-        tokenizer.apply_chat([{"role": "user", "content": "what is a ?"}])
+        build_prompts([Question("what is a ?", "a", {})], load_tokenizer(section), config.data)
         network = language_model(config, section, 1, probed=True)
         if parts and any(self.folder.glob("*.safetensors")):
             for part in WeightParts(str(self.folder), network.config, "actor.model.path", value_head=False):

@@ -28,7 +28,10 @@ ABSURD = (
     b'{"question": "a", "answer": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n",
     b"[" * 100_000 + b"\n",
     *(b"[" * depth + b"]" * depth + b"\n" for depth in (45, 60, 900, 980, 990, 995)),
-    *(b'{"question": "a", "answer": "1", "x": ' + b"[" * depth + b"]" * depth + b"}\n" for depth in (45, 60, 900, 980, 990)),
+    *(
+        b'{"question": "a", "answer": "1", "x": ' + b"[" * depth + b"]" * depth + b"}\n"
+        for depth in (45, 60, 900, 980, 990)
+    ),
     b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"\n",
     b'{"question": "a", "answer": 1e999}\n',
     b'{"question": "a", "answer": NaN}\n',

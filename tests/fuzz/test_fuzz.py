@@ -1,0 +1,51 @@
+"""Seeded absurd input of every kind ends with exit code 0, 2 or 65, within seconds and without a traceback.
+
+2,000 cases run each time and 50,000 with `pytest -m release`, which are others. A failure names the command that
+replays its case, see `cases.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from fuzz.cases import Kind, make, run
+
+CASES = {"configs": 500, "placements": 500, "questions": 700, "models": 150, "checkpoints": 150}
+RELEASE = {"configs": 12_000, "placements": 12_000, "questions": 18_000, "models": 4_000, "checkpoints": 4_000}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Kind]]:
+    before, threads = os.getcwd(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    os.chdir(folder)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        made = make(request.param, folder)
+        yield request.param, made
+    if close := getattr(made, "close", None):
+        close()
+    os.chdir(before)
+    torch.set_num_threads(threads)
+
+
+def test_absurd_input_ends_with_the_right_code(kind: tuple[str, Kind]) -> None:
+    _run(kind, range(CASES[kind[0]]))
+
+
+@pytest.mark.release
+def test_much_absurd_input_ends_with_the_right_code(kind: tuple[str, Kind]) -> None:
+    _run(kind, range(CASES[kind[0]], CASES[kind[0]] + RELEASE[kind[0]]))
+
+
+def _run(kind: tuple[str, Kind], seeds: range) -> None:
+    name, made = kind
+    ended = [run(name, made, seed) for seed in seeds]
+    assert {each.code for each in ended} >= {0}, "no case was valid: the kind tests nothing"
+    faults = [each for each in ended if each.fault]
+    assert not faults, f"{len(faults)} of {len(ended)} cases failed\n" + "\n".join(map(str, faults[:5]))
