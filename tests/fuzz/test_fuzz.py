@@ -14,7 +14,7 @@ import pytest
 import torch
 from fuzz.cases import Kind, make, run
 
-CASES = {"configs": 500, "placements": 500, "questions": 700, "models": 150, "checkpoints": 150}
+CASES = {"configs": 400, "placements": 300, "questions": 1_000, "models": 150, "checkpoints": 150}
 RELEASE = {"configs": 12_000, "placements": 12_000, "questions": 18_000, "models": 4_000, "checkpoints": 4_000}
 
 
