@@ -8,7 +8,7 @@ from typing import get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from rl_platform.config.describe import allowed, section_of
+from rl_platform.config.describe import allowed, choices, section_of
 from rl_platform.config.foreign_names import foreign_keys
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.base import Section
@@ -97,7 +97,7 @@ def render() -> str:
                 f"{_first_line(section)}{common and f' {common[0].upper()}{common[1:]}.'}",
                 "",
             ]
-            parts += ["| key | allowed | default | meaning |", "|---|---|---|---|", *rows, ""]
+            parts += ["| key | default, other values | meaning |", "|---|---|---|", *rows, ""]
     systems = sorted({key.system for key in foreign_keys().values()}, key=str.lower)
     return "\n".join([*parts, _NAMES.format(systems=f"{', '.join(systems[:-1])} and {systems[-1]}")])
 
@@ -116,14 +116,14 @@ def _rows(path: str, prefix: str, section: type[Section], shown: dict[type[Secti
             continue
         inner: list[str] = []
         meaning = field.description or ""
-        accepted = "list of sections" if many else "section or null" if field.default is None else "section"
+        accepted = "list of sections" if many else "`null` or section" if field.default is None else "section"
         if below in shown:
             meaning += f"; keys as in `{shown[below]}`"
         else:
             name += "[]" * many
             inner, same = _rows(f"{path}.{name}", f"{prefix}{name}.", below, shown)
             meaning += f"; {same}" if same else ""
-        rows += [f"| `{prefix}{name.removesuffix('[]')}` | {accepted} | | {_cell(meaning)} |", *inner]
+        rows += [f"| `{prefix}{name.removesuffix('[]')}` | {accepted} | {_cell(meaning)} |", *inner]
     return rows, f"{', '.join(f'`{name}`' for name in common)} as in `{other}`" if common else ""
 
 
@@ -161,15 +161,24 @@ def _first_line(section: type[Section]) -> str:
 
 
 def _row(name: str, field: FieldInfo) -> str:
-    if field.is_required():
-        default = "required"
-    else:
-        value = field.get_default(call_default_factory=True)
-        default = f"`{json.dumps(value) if not isinstance(value, str) or not value else value}`"
+    return f"| `{name}` | {_values(field)} | {_cell(field.description or '')} |"
+
+
+def _values(field: FieldInfo) -> str:
+    """Returns the default, and what else the key accepts if the default does not show it."""
     accepted = allowed(field)
     for words, short in _SHORT.items():
         accepted = accepted.replace(words, short)
-    return f"| `{name}` | {accepted} | {default} | {_cell(field.description or '')} |"
+    if field.is_required():
+        return f"required: {accepted}"
+    value = field.get_default(call_default_factory=True)
+    default = f"`{json.dumps(value) if not isinstance(value, str) or not value else value}`"
+    if value is None:
+        return f"{default} or {accepted.removesuffix(' or null')}"
+    if names := choices(field.annotation):
+        others = [name for name in names if name != value] + ["null"] * accepted.endswith(" or null")
+        return f"{default}, {', '.join(others)}" if not isinstance(value, list) else f"{default}, {accepted}"
+    return default if accepted in ("boolean", "mapping", "text") else f"{default}, {accepted}"
 
 
 def _cell(text: str) -> str:

@@ -9,12 +9,12 @@ from pathlib import PurePath
 from rl_platform.config.rules.rule import CHUNKS, TASK, Unread, embodied, reasoning, unread_keys, when
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.data import FILE_SUFFIXES, Source, Task
+from rl_platform.config.schema.reward import VERIFIERS
 from rl_platform.errors import Problem
 
 _KIND, _MINI = "data.task.type", "data.mini_batch_size"
 _FILES = ("jsonl", "file")
 _STORED = (*_FILES, "dataset")
-_COMPARED = ("task", "math_verify", "exact_match")  # types of reward that read the expected answer
 _PROMPTS = (
     "task sources train_size val_size train_batch_size max_prompt_length max_response_length system_prompt "
     "prompt_template use_chat_template shuffle"
@@ -68,7 +68,7 @@ def _task(config: Config, key: str, task: Task) -> Iterator[Problem]:
         message = "the operation quotient needs the calculator, and rollout.multi_turn is null"
         yield Problem(f"{key}.params", message, hint="rollout.multi_turn: {tool: calculator}")
     if kind in _STORED and when(lambda: task.answer_column is None):
-        comparing = [at for at, part in when(lambda: config.reward.parts) or () if part.type in _COMPARED]
+        comparing = [at for at, part in when(lambda: config.reward.parts) or () if part.type in VERIFIERS]
         if comparing:
             message = f"{comparing[0]} compares responses with answers, and null says that there are none"
             yield Problem(f"{key}.answer_column", message, hint="a column, or a reward of another type")

@@ -165,8 +165,7 @@ class Algorithm(Section):
 
     adv_type: str = key(
         "gae",
-        "advantage estimator: gae, grpo, rloo, opo, optimal_token_baseline, reinforce_plus_plus, "
-        "reinforce_plus_plus_baseline, remax, raw, distillation (the teacher alone), or module:function",
+        f"advantage estimator: {', '.join(ESTIMATORS)}, or module:function",
     )
     distillation_coef: float = key(
         0.0, "coefficient of the reverse KL to the teacher reference.model in each advantage; 0: off", ge=0
@@ -202,8 +201,7 @@ class Algorithm(Section):
     )
     policy_loss: str = key(
         "ppo_clip",
-        "ppo_clip, reinforce, gspo, gspo_token, gmpo (sequence ratio), sapo (soft gate), cispo (clipped weight), "
-        "clip_cov, kl_cov (positions of large covariance), dppo_tv, dppo_kl (bounded divergence), or module:function",
+        f"{', '.join(POLICY_LOSSES)}, or module:function",
         min_length=1,
     )
     loss_agg_func: LossAggregation = key("token-mean", "aggregation of token losses to a scalar")

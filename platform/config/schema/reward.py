@@ -8,11 +8,8 @@ from pydantic import Field
 
 from rl_platform.config.schema.base import Section, key
 
-VERIFIERS = (
-    "task",
-    "math_verify",
-    "exact_match",
-)  # BUILT_IN of envs/reasoning/verifiers.py, which imports no pydantic
+# They compare with the expected answer. BUILT_IN of envs/reasoning/verifiers.py, which imports no pydantic
+VERIFIERS = ("task", "math_verify", "exact_match")
 
 
 class RewardModel(Section):
@@ -48,7 +45,7 @@ class Scoring(Section):
 
     type: str = key(
         "task",
-        "task (its own verifier), math_verify, exact_match, module:function, model (a classifier), judge or http",
+        f"{', '.join(VERIFIERS)}, module:function, model (a classifier), judge or http; task: the task's own verifier",
     )
     num_workers: int = key(2, "scoring processes; http, judge: number of concurrent requests", ge=1)
     timeout_s: float = key(

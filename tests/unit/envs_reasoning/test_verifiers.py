@@ -9,7 +9,15 @@ from fractions import Fraction
 
 import pytest
 
-from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec, extract_answer, load_verifier, parse_number
+from rl_platform.config.schema.reward import VERIFIERS
+from rl_platform.envs.reasoning.verifiers import (
+    BUILT_IN,
+    ScoreItem,
+    VerifierSpec,
+    extract_answer,
+    load_verifier,
+    parse_number,
+)
 from rl_platform.errors import ConfigError
 
 MATH = load_verifier(VerifierSpec("math_verify"))
@@ -231,3 +239,7 @@ def test_a_scoring_process_imports_neither_torch_nor_pydantic() -> None:
     )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "[]"
+
+
+def test_the_config_accepts_the_built_in_verifiers() -> None:
+    assert VERIFIERS == BUILT_IN
