@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -31,11 +32,18 @@ class RunningTask(NoisyStart):
         self.healthy_reward: float = getattr(env, "_healthy_reward", 0.0)
         self.terminates = bool(getattr(env, "_terminate_when_unhealthy", False))
 
+    @cached_property
+    def bounded(self) -> np.ndarray:
+        """Columns of `bounds` with a bound."""
+        return np.flatnonzero(np.isfinite(self.bounds).any(axis=0))
+
     def position(self, now: Quantities) -> np.ndarray:
         return now.qpos[:, 0]
 
     def observe(self, now: Quantities) -> np.ndarray:
-        return join((now.qpos[:, self.skipped :], np.clip(now.qvel, -self.largest_speed, self.largest_speed)))
+        clipped = self.largest_speed < np.inf
+        velocities = np.clip(now.qvel, -self.largest_speed, self.largest_speed) if clipped else now.qvel
+        return join((now.qpos[:, self.skipped :], velocities))
 
     def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
         healthy = self.within_bounds(now)
@@ -45,8 +53,10 @@ class RunningTask(NoisyStart):
 
     def within_bounds(self, now: Quantities) -> np.ndarray:
         """Returns which environments [N] bool are strictly within `bounds`; a number without bounds may be anything."""
-        (low, high), numbers = self.bounds, join((now.qpos, now.qvel))
-        return ((low < numbers) | (low == -np.inf)).all(axis=1) & ((numbers < high) | (high == np.inf)).all(axis=1)
+        if not self.bounded.size:
+            return np.ones(len(now.qpos), bool)
+        (low, high), numbers = self.bounds[:, self.bounded], join((now.qpos, now.qvel))[:, self.bounded]
+        return ((low < numbers) & (numbers < high)).all(axis=1)
 
 
 class Swimmer(RunningTask):
