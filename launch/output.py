@@ -18,11 +18,13 @@ import yaml
 from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.config.schema import Config
 from rl_platform.config.source import CoreLoader
+from rl_platform.disk import make_folder, sync, sync_folder
 from rl_platform.errors import ConfigError, DataError, Problem, WorkerError
 from rl_platform.launch.run_lock import LOCK, locked
 
 RUN_MARK = "config.yaml"  # marks the folder of a run
-EMPTY = {LOCK, "lost+found"}  # an empty folder may have these; lost+found: in the root of a file system
+# An empty folder may have these: lost+found is in the root of a file system, the others are left by a killed start.
+EMPTY = {LOCK, "lost+found", "config.tmp"}
 STARTED = {
     RUN_MARK,
     "metrics.jsonl",
@@ -125,7 +127,7 @@ def output_folder(config: Config, resolved_yaml: str) -> Iterator[OutputFolder]:
     made = not path.exists()
     lock = locked(path)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         lock.__enter__()
     except OSError as error:
         raise _cannot_be_made(path, error) from error
@@ -190,11 +192,14 @@ def _shown(values: dict[str, object], key: str) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Writes a file as a whole or not at all."""
+    """Writes a file as a whole or not at all; it is on the disk when this returns."""
     part = path.with_suffix(".tmp")
     try:
-        part.write_text(text, encoding="utf-8")
+        with open(part, "w", encoding="utf-8") as file:
+            file.write(text)
+            sync(file)
         os.replace(part, path)
+        sync_folder(path.parent)
     except OSError:
         with suppress(OSError):
             part.unlink()

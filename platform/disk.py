@@ -27,6 +27,14 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(folder: Path) -> None:
+    """Makes a folder and those above it, and returns when their names are on the disk."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        sync_folder(made.parent)
+
+
 def read_regular(path: str | Path, most: int | None = None) -> bytes:
     """Returns the contents of a regular file.
 

@@ -34,7 +34,7 @@ from rl_platform.checkpoint.verify import (
     folder_name,
     seal,
 )
-from rl_platform.disk import sync, sync_folder
+from rl_platform.disk import make_folder, sync, sync_folder
 from rl_platform.errors import CheckpointError
 
 Buffer = bytes | bytearray | memoryview
@@ -75,7 +75,7 @@ class CheckpointStore:
         self.fingerprint = fingerprint
         self._damaged: set[int] = set()
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             self._sweep()
         except OSError as error:
             raise CheckpointError(f"{self.folder} cannot be used: {error.strerror}. Check the disk") from error
