@@ -248,6 +248,7 @@ def _connect(**options: Any) -> None:
     """Connects with Ctrl-C blocked. Ray's processes inherit that, so only the command handles it and saves."""
     import ray
 
+    ray.shutdown()  # of one that was lost; else it does nothing
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_FROM_CHILDREN)
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)

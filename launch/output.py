@@ -30,6 +30,7 @@ STARTED = {
     "metrics.jsonl",
     "samples.jsonl",
     "trace.json",
+    "stacks.txt",
     "wandb_id",
     "trackio_id",
     "tensorboard",

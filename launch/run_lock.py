@@ -3,7 +3,8 @@
 The lock is the kernel's lock on the file `lock`, which ends with the process that holds it, however that process ends.
 Child processes do not inherit it. The file names the holder and is removed with the lock. Locks of some shared file
 systems do not reach other machines, so a file that names another machine, or this one before it was restarted, counts
-as held while its holder touches it. Not covered: two runs within one process, and reading, which needs no lock.
+as held while its holder touches it. A Slurm job that was requeued takes the lock of its earlier start over at once. Not
+covered: two runs within one process, and reading, which needs no lock.
 """
 
 from __future__ import annotations
@@ -35,20 +36,33 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that holds a lock. boot: identifies the start of its machine; a lock does not outlive it."""
+    """The process that holds a lock. boot: identifies the start of its machine; a lock does not outlive it.
+
+    slurm_job: the Slurm job of the process, empty without one; slurm_starts: how often Slurm had requeued it.
+    """
 
     host: str
     boot: str
     pid: int
     started: str
+    slurm_job: str = ""
+    slurm_starts: int = 0
 
     @classmethod
     def this_process(cls) -> Holder:
         started = datetime.fromtimestamp(psutil.Process().create_time()).astimezone()
-        return cls(platform.node(), _boot(), os.getpid(), started.isoformat(timespec="seconds"))
+        job, starts = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "")
+        count = int(starts) if starts.isdecimal() else 0  # Slurm sets it from the first requeue on
+        return cls(platform.node(), _boot(), os.getpid(), started.isoformat(timespec="seconds"), job, count)
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}, started {self.started}"
+        job = f", Slurm job {self.slurm_job}" if self.slurm_job else ""
+        return f"process {self.pid} on {self.host}, started {self.started}{job}"
+
+    def was_requeued(self) -> bool:
+        """Whether it belonged to an earlier start of this process's Slurm job, which Slurm ends before the next one."""
+        own = Holder.this_process()
+        return self.slurm_job == own.slurm_job != "" and self.slurm_starts < own.slurm_starts
 
 
 @contextmanager
@@ -95,12 +109,18 @@ def _lock(descriptor: int, path: Path) -> None:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
-            raise FolderInUse(_refusal(path, _holder(descriptor))) from None
+            holder = _holder(descriptor)
+            if holder is None or not holder.was_requeued():
+                raise FolderInUse(_refusal(path, holder)) from None
+            log.warning("%s names %s before it was requeued: this run continues", path, holder)
+            # a file server may keep the lock of a node that is gone; `_acquired` makes a new file
+            path.unlink(missing_ok=True)
+            return
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
         alone = False
     holder = _holder(descriptor)
-    if holder is None or (alone and holder.boot == _boot()):
+    if holder is None or (alone and holder.boot == _boot()) or holder.was_requeued():
         return
     log.warning("%s names %s: waiting %.0f s for a sign of life of that run", path, holder, PATIENCE_S)
     if _is_touched(path, PATIENCE_S):

@@ -26,6 +26,7 @@ from rl_platform.launch.preflight import (
     check_user_functions,
     policy_bytes,
 )
+from rl_platform.launch.run_restarts import RunRestarts
 from rl_platform.launch.sharding import check_kernels
 from rl_platform.launch.view import terminal_view
 from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog
@@ -36,6 +37,7 @@ from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.occupancy import offload_order
 from rl_platform.placement.plan import render
 from rl_platform.placement.scheduler import Placement
+from rl_platform.runners.hang_watch import hang_watch
 from rl_platform.runners.ppo import TaskRunner, train
 from rl_platform.runners.state import RunState
 from rl_platform.runtime import Runtime
@@ -55,16 +57,30 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
         world = build_questions(config.data, config.runner.seed)
         check_architectures(config, placement)
     check_user_functions(config)
-    with shutting_down(), ExitStack() as stack:
+    with shutting_down(), output_folder(config, loaded.resolved_yaml()) as output:
+        restarts = RunRestarts(config.cluster)
+        restarts.run(lambda: _run_once(loaded, config_path, placement, inventory, world, output, restarts))
+
+
+def _run_once(
+    loaded: LoadedConfig,
+    config_path: str,
+    placement: Placement,
+    inventory: Inventory,
+    world: EnvSpaces | Split,
+    output: OutputFolder,
+    restarts: RunRestarts,
+) -> None:
+    """Runs until the last step or the first error, from the newest checkpoint on."""
+    config, folder = loaded.config, output.path
+    with ExitStack() as stack:
         cluster_is_up = stack.enter_context(cluster_for(config.cluster, placement))  # it starts while models are read
         if isinstance(world, EnvSpaces):
             checkpoint_bytes = policy_bytes(config, world)
         else:
             checkpoint_bytes = check_models(config, placement, inventory)
-        output = stack.enter_context(output_folder(config, loaded.resolved_yaml()))
-        folder = output.path
         reporter, timeline = stack.enter_context(_reporting(config, output, placement, inventory))
-        state = RunState(config, folder, reporter)
+        state = RunState(config, folder, reporter, restarts.saved)
         if state.finished:
             _say_finished(state, folder)
             return
@@ -90,11 +106,14 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
                 collect_as_usual()
                 timeline.sources.append(runtime.spans)
                 try:
-                    train(config, task, reporter, state)
+                    with hang_watch(task.groups, folder, reporter.note, config.runner.deadline_s):
+                        train(config, task, reporter, state)
                 finally:
                     timeline.write()  # while the processes still run
         except BaseException as error:
             error.add_note(state.outlook())
+            if state.saved:
+                restarts.renew()
             raise
         state.finish()
 

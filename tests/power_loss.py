@@ -1,8 +1,8 @@
 """What a disk may hold after a power loss: the file operations of some code, recorded, and replayed in part.
 
 A file keeps what was there at its last fsync; of later writes any part may be there. A folder keeps the entries of its
-last fsync; of later creations, renames and deletions any may be there, each as a whole. That is what POSIX promises, and
-less than what file systems with a journal keep.
+last fsync; of later creations, renames and deletions any may be there, each as a whole. That is what POSIX promises;
+file systems with a journal keep more.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Recording:
         """An audit event, before its operation."""
         with self._lock:
             if event == "open":
-                path, mode, flags = arguments
+                path, _, flags = arguments
                 writes = isinstance(flags, int) and bool(flags & os.O_CREAT)
                 if isinstance(path, str | bytes | os.PathLike) and writes:
                     self._created(Path(os.fsdecode(path)), is_folder=False)

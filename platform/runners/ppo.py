@@ -34,6 +34,7 @@ from rl_platform.runners.groups import ActorGroup, LearnerGroup, ReferenceGroup
 from rl_platform.runners.phases import ComponentTimings, Phase, Phases, TakingTurns
 from rl_platform.runners.rollouts import Collected, Rollouts
 from rl_platform.runners.state import RunState
+from rl_platform.runners.stragglers import Stragglers
 from rl_platform.runners.utilization import Utilization
 from rl_platform.runtime.cpu import compute_alone
 from rl_platform.runtime.worker_group import Handle, WorkerGroup
@@ -103,6 +104,7 @@ def train(config: Config, runner: TaskRunner, reporter: Reporter, state: RunStat
         step, steps = state.restore(runner, ppo, rollouts), config.runner.max_steps
     with reporter.phase("sync weights"):
         runner.sync_weights(ppo.version(step))
+    stragglers = Stragglers(runner.groups, reporter.note)
     timings, utilization = ComponentTimings(config, runner.groups), Utilization(config, runner.groups)
     if step == 0:
         reporter.step(0, validate(runner, reporter, 0))
@@ -130,6 +132,7 @@ def train(config: Config, runner: TaskRunner, reporter: Reporter, state: RunStat
             if last or due(step, config.runner.val_check_interval):
                 metrics |= validate(runner, reporter, step)
             reporter.step(step, metrics | timings.since_last())
+            stragglers.look()
             stopped = stop.due()
             if last or stopped or due(step, config.runner.save_interval):
                 with reporter.phase("checkpoint"):

@@ -38,17 +38,19 @@ class RunState:
     """Checkpoints of the run in `output_dir`, and `resume_from`, the one of `runner.resume` (None: start at step 0).
 
     Raises CheckpointError for a checkpoint at an explicit path that is damaged, for one of another model, and if every
-    checkpoint of the folder is damaged or cannot be read.
+    checkpoint of the folder is damaged or cannot be read. restarted: this command has written checkpoints before, of
+    which the newest counts, whatever `runner.resume` is. saved: one was written.
     """
 
-    def __init__(self, config: Config, output_dir: Path, reporter: Reporter) -> None:
+    def __init__(self, config: Config, output_dir: Path, reporter: Reporter, restarted: bool = False) -> None:
         self.store = CheckpointStore(output_dir / "checkpoints", config.runner.keep_checkpoints, fingerprint(config))
         self.reporter = reporter
         self._max_steps, self._resume = config.runner.max_steps, config.runner.resume
         self._trusts, self._wrote = config.runner.trust_checkpoint, False
         self._mark = output_dir / FINISHED
         self.resume_from: Checkpoint | None = None
-        if config.runner.resume == "auto":
+        self.saved = False
+        if restarted or config.runner.resume == "auto":
             self.resume_from = self.store.latest()
         elif config.runner.resume != "never":
             self.resume_from = self.store.open(config.runner.resume)
@@ -122,6 +124,7 @@ class RunState:
         self.reporter.sync()  # a checkpoint without the metrics of its steps would leave a gap in them
         run = {"task": runner.state_dict(), "ppo": ppo.state_dict(), "rollouts": rollouts.state_dict()}
         checkpoint = self.store.save(step, parts | {"run": run})
+        self.saved = True
         self.reporter.note(f"checkpoint of step {step}: {checkpoint.path}")
 
     def _note_code(self, runner: HasParts, states: Mapping[str, StateDict]) -> None:

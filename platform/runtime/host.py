@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 from rl_platform.errors import ChannelClosed, PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.cpu import release_team
 from rl_platform.runtime.memory import memory_peak
-from rl_platform.runtime.waits import waiting_on
+from rl_platform.runtime.waits import stack_of, waiting_on
 from rl_platform.tracing import recorder
 
 logger = logging.getLogger(__name__)
@@ -154,6 +154,9 @@ class RankThread:
             + (f" waiting on {waiting}" if waiting else "")
             + (f" with {behind} more queued" if behind else "")
         )
+
+    def stack(self) -> str:
+        return stack_of(self._thread.ident)
 
     def timings(self) -> dict[str, tuple[int, float]]:
         return self._timings.copy()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -35,6 +37,12 @@ def waiting_on(thread_id: int | None) -> str:
     """What a thread waits on now, as `channel 'rollouts' for 12 s`; empty if it does not wait on a channel."""
     entry = _WAITING.get(thread_id) if thread_id is not None else None
     return f"channel '{entry[0]}' for {time.monotonic() - entry[1]:.3g} s" if entry else ""
+
+
+def stack_of(thread_id: int | None) -> str:
+    """The stack of a thread of this process, the innermost call last; empty if it has ended."""
+    frame = sys._current_frames().get(thread_id) if thread_id is not None else None
+    return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
 
 def clock_before(seconds: float) -> str:

@@ -38,6 +38,9 @@ class Worker(Protocol):
     def doing(self) -> str:
         """What it does now: `idle`, `busy in update for 12 s`, `dead`. Never blocks."""
 
+    def stack(self) -> str:
+        """Where its code is now, for messages; waits a few seconds at most."""
+
     def timings(self) -> dict[str, tuple[int, float]]:
         """Per method: calls executed and the seconds they took."""
 
@@ -142,6 +145,11 @@ class WorkerGroup:
     def world_size(self) -> int:
         """Ranks in this group."""
         return len(self._workers)
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """In order of rank."""
+        return list(self._workers.values())
 
     def on(self, ranks: Iterable[int]) -> WorkerGroup:
         """The group of these ranks only; results come in this order."""

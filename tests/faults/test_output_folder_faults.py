@@ -121,6 +121,43 @@ def test_the_lock_of_another_machine_that_is_alive_is_not(of_another_machine: Pa
     assert json.loads(of_another_machine.read_bytes())["host"] == "far"
 
 
+def test_a_requeued_slurm_job_takes_over_the_lock_of_its_earlier_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """At once, and although the kernel's lock is held, as a file server may hold it for a node that is gone."""
+    code = f"""
+import time
+from pathlib import Path
+from rl_platform.launch.run_lock import locked
+with locked(Path({str(tmp_path)!r})):
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+    environment = os.environ | {"SLURM_JOB_ID": "17"}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as earlier:
+        try:
+            assert earlier.stdout is not None
+            assert earlier.stdout.readline() == "locked\n"
+            for job, starts in (("", ""), ("17", ""), ("18", "1")):
+                monkeypatch.setenv("SLURM_JOB_ID", job)
+                monkeypatch.setenv("SLURM_RESTART_COUNT", starts)
+                with pytest.raises(FolderInUse, match=rf"process {earlier.pid} on .*, Slurm job 17"), locked(tmp_path):
+                    pass
+            monkeypatch.setenv("SLURM_JOB_ID", "17")
+            with locked(tmp_path):
+                assert json.loads((tmp_path / LOCK).read_bytes())["pid"] == os.getpid()
+        finally:
+            earlier.kill()
+
+
+def test_a_requeued_slurm_job_on_another_node_does_not_wait(of_another_machine: Path, monkeypatch: pytest.MonkeyPatch):
+    holder = json.loads(of_another_machine.read_text()) | {"slurm_job": "17", "slurm_starts": 1}
+    of_another_machine.write_text(json.dumps(holder))
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    monkeypatch.setattr(run_lock, "_is_touched", lambda path, seconds: pytest.fail("waited"))
+    with locked(of_another_machine.parent):
+        assert json.loads(of_another_machine.read_bytes())["slurm_starts"] == 2
+
+
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def refuse(*arguments: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

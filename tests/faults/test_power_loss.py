@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from rl_platform.engines.training.state_files import read_whole, write
 from rl_platform.errors import CheckpointError
 from rl_platform.metrics import read_metrics
 
-SAMPLES = 12  # states of the disk for each point of time
+SAMPLES = 4  # states of the disk for each point of time
 
 
 def parts(value: int) -> dict[str, Part]:
@@ -77,7 +76,7 @@ def test_every_point_of_a_save(saves: Recording, tmp_path: Path) -> None:
             if found is not None:
                 assert_whole(found)
     print(f"{(saves.end + 1) * SAMPLES} states of the disk after {saves.end} operations, {len(tried)} sets of files")
-    assert len(tried) > 300, "the states are too much alike"
+    assert len(tried) > 150, "the states are too much alike"
 
 
 def test_without_a_sync_the_replay_finds_the_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +96,7 @@ def test_without_a_sync_the_replay_finds_the_damage(tmp_path: Path, monkeypatch:
 
 
 @pytest.fixture
-def recorded_run(command, folder: Path) -> Iterator[Recording]:
+def recorded_run(command, folder: Path) -> Recording:
     with recording(folder / "out") as record, pytest.MonkeyPatch.context() as patch:
         save = CheckpointStore.save
 
@@ -108,13 +107,13 @@ def recorded_run(command, folder: Path) -> Iterator[Recording]:
 
         patch.setattr(CheckpointStore, "save", marked)
         assert command("embodied.yaml", "runner.save_interval=1").code == 0
-    yield record
+    return record
 
 
 def test_a_run_goes_on_from_every_state_of_the_disk(command, recorded_run: Recording, folder: Path) -> None:
     (folder / "out").rename(folder / "whole")
     draw = random.Random(2)
-    for time in sorted(draw.sample(range(recorded_run.end), 7)) + [recorded_run.end]:
+    for time in [*sorted(draw.sample(range(recorded_run.end), 5)), recorded_run.end]:
         shutil.rmtree("out", ignore_errors=True)
         recorded_run.after_loss(time, draw, folder / "out")
         before = sorted(str(path) for path in Path("out").rglob("*"))

@@ -141,6 +141,13 @@ def metrics(name: str) -> list[float]:
     return [row[name] for row in rows if name in row]
 
 
+def lines() -> list[dict[str, Any]]:
+    """Metrics and samples, without what depends on the clock."""
+    texts = [Path("out", name).read_text() for name in ("metrics.jsonl", "samples.jsonl")]
+    rows = [json.loads(line) for text in texts for line in text.splitlines()]
+    return [{name: row[name] for name in row if not name.startswith(("time/", "perf/"))} for row in rows]
+
+
 def killed(worker: WorkerProxy) -> float:
     """Kills the process in which this rank is; the time."""
     process = psutil.Process(worker._host.pid)
@@ -238,19 +245,52 @@ class DiesInUpdate(LanguageActor):
             return super().update(batch, step, epoch)
 
 
-def test_a_learner_that_is_killed_while_it_learns(command, address, monkeypatch, folder):
-    run = partial(command, *RUN, *TWO_LEARNERS, f"cluster.address={address}")
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_learner_that_is_killed_while_it_learns(command, address, monkeypatch, folder, caplog, restarts: int):
+    """The run goes on from its checkpoint: by itself, or with the same command."""
+    settings = f"cluster.address={address}", f"cluster.restarts={restarts}"
+    run = partial(command, *RUN, *TWO_LEARNERS, *settings, *["cluster.restart_backoff_s=0"] * restarts)
     assert run().code == 0
-    expected = learned(STEPS)
+    expected, logged = learned(STEPS), lines()
     shutil.rmtree("out")
     monkeypatch.setattr(reasoning, "LanguageActor", DiesInUpdate)
     ended = run()
-    assert Path("killed").exists()
-    assert ended.code == 75, ended.err
-    assert "WorkerDied: the process of actor,critic,rollout,reward[1] died" in ended.err
-    assert "the same command goes on from step 1" in ended.err
-    assert run().code == 0
+    assert Path("killed").exists(), ended.err
+    if restarts:
+        assert ended.code == 0, ended.err
+        assert "resumed from step 1" in ended.out
+        (warning,) = [text for text in caplog.messages if "the run starts again" in text]
+        assert warning.startswith("the process of actor,critic,rollout,reward[1] died")
+        assert warning.endswith("in 0 s, 0 restarts are left")
+    else:
+        assert ended.code == 75, ended.err
+        assert "HostDied: the process of actor,critic,rollout,reward[1] died" in ended.err
+        assert "the same command goes on from step 1" in ended.err
+        assert run().code == 0
     assert equal(learned(STEPS), expected)
+    assert lines() == logged
+
+
+class DiesInEveryUpdate(LanguageActor):
+    """Rank 1 is killed in every update of the second step."""
+
+    def update(self, batch: RolloutBatch, step: int, epoch: int | None = None) -> dict[str, float]:
+        if (step, self.context.rank) == (1, 1):
+            with open("deaths", "a") as deaths:
+                deaths.write("x")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().update(batch, step, epoch)
+
+
+def test_a_learner_that_is_killed_again_and_again(command, address, monkeypatch, folder):
+    monkeypatch.setattr(reasoning, "LanguageActor", DiesInEveryUpdate)
+    settings = f"cluster.address={address}", "cluster.restarts=1", "cluster.restart_backoff_s=0.1"
+    ended = command(*RUN, *TWO_LEARNERS, *settings)
+    assert ended.code == 75, ended.err
+    assert Path("deaths").read_text() == "xx"
+    assert "HostDied: the process of actor,critic,rollout,reward[1] died" in ended.err
+    assert "started again 1 times without reaching another checkpoint (cluster.restarts)" in ended.err
+    assert "the same command goes on from step 1" in ended.err
 
 
 class DiesInReceive(LanguageRollout):

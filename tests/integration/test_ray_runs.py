@@ -164,14 +164,14 @@ def assert_gone(processes: list[psutil.Process]) -> None:
 
 
 def test_a_killed_learner_ends_the_run_with_a_way_to_go_on(launched) -> None:
-    process, started = launched("cluster.runtime=ray")
+    process, started = launched("cluster.runtime=ray", "cluster.restarts=0")
     (host,) = hosts_of(started)
     began = time.monotonic()
     os.kill(host.pid, signal.SIGKILL)
     _, errors = process.communicate(timeout=30)
     assert time.monotonic() - began < 2 * ENDED_S
     assert process.returncode == 75, errors
-    assert "WorkerDied: the process of actor_critic,env,rollout[0] died" in errors
+    assert "HostDied: the process of actor_critic,env,rollout[0] died" in errors
     assert "the same command goes on from step" in errors
     assert_gone(started)
 
@@ -195,7 +195,7 @@ def assert_lost(process: Any, started: list[psutil.Process], what: str) -> None:
 
 @pytest.mark.parametrize(("name", "what"), [("gcs_server", "Ray's head"), ("raylet", "Ray's raylet")])
 def test_a_run_without_its_ray_ends_with_a_way_to_go_on(launched, name: str, what: str) -> None:
-    process, started = launched("cluster.runtime=ray")
+    process, started = launched("cluster.runtime=ray", "cluster.restarts=0")
     named(started, name).kill()
     assert_lost(process, started, what)
     assert not list(Path("/tmp").glob(f"rl-*/ray/session_*_{process.pid}")), "files of Ray are left"
@@ -226,7 +226,7 @@ def joinable() -> Iterator[str]:
 
 
 def test_a_joined_cluster_without_its_head_ends_the_run_with_a_way_to_go_on(launched, joinable: str) -> None:
-    process, own = launched(f"cluster.address={joinable}")
+    process, own = launched(f"cluster.address={joinable}", "cluster.restarts=0")
     everything = psutil.Process().children(recursive=True)
     hosts = hosts_of(everything)
     assert hosts

@@ -54,7 +54,15 @@ class Cluster(Section):
         "auto", "local: threads of one process; ray: a process per host; auto: local if the placement allows it"
     )
     address: str | None = key(None, "Ray cluster to join: auto or HOST:PORT; null: start one for the run", min_length=1)
-    restarts: int = key(3, "largest number of restarts of a dead process, unless a learner is in it; 0: none", ge=0)
+    restarts: int = key(
+        3,
+        "Ray: largest number of restarts of a process without a learner, and of the whole run from one checkpoint to "
+        "the next after the death of another process, a node or Ray; 0: none",
+        ge=0,
+    )
+    restart_backoff_s: float = key(
+        5.0, "Ray: seconds before the whole run is started again; doubled with each failure, up to a minute", ge=0
+    )
     inventory: ClusterInventory | None = key(None, "a whole cluster for --plan, which need not exist")
 
     @model_validator(mode="before")

@@ -133,6 +133,9 @@ class HostActor:
     async def doing(self, name: str) -> Answer:
         return self._status(name), None
 
+    async def stacks(self) -> Answer:
+        return {rank.label: rank.stack() for rank in self._ranks.values()}, None
+
     async def spans(self) -> Answer:
         recorder.on = False
         return recorder.drain(), None

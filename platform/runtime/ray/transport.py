@@ -16,7 +16,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from rl_platform.errors import Deadline, PlatformError, WorkerDied, WorkerError
+from rl_platform.errors import Deadline, HostDied, PlatformError, WorkerError
 from rl_platform.runtime.ray.serialization import Answer, value_of
 from rl_platform.runtime.ray.unix_socket import FetchThroughRay, SocketAnswer, SocketClient, SocketServer, socket_name
 
@@ -69,7 +69,7 @@ class RayTransport:
         except (RayActorError, ValueError) as error:
             if isinstance(error, ValueError) and not str(error).startswith("Failed to look up actor"):
                 raise
-            raise WorkerDied(f"the process of {host} died: {reason(error)}") from error
+            raise HostDied(f"the process of {host} died: {reason(error)}") from error
 
     def address(self) -> str:
         return str(ray.util.get_node_ip_address())
@@ -81,7 +81,7 @@ class RayTransport:
         try:
             return list(ray.get(list(references)))
         except RayError as error:
-            raise WorkerDied(f"a message is lost with the process that sent it: {reason(error)}") from error
+            raise HostDied(f"a message is lost with the process that sent it: {reason(error)}") from error
 
     def _call_over_socket(self, host: str, method: str, arguments: tuple[object, ...]) -> Future[SocketAnswer] | None:
         """None: the call must go through Ray."""
@@ -130,7 +130,7 @@ def typed(host: str, error: BaseException) -> PlatformError:
     """What Ray raised as an error of ours."""
     if isinstance(error, RayTaskError):
         return WorkerError(f"the process of {host} failed: {error}")
-    return WorkerDied(f"the process of {host} died: {reason(error)}")
+    return HostDied(f"the process of {host} died: {reason(error)}")
 
 
 def reason(error: BaseException) -> str:

@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from rl_platform.errors import PlatformError, WorkerDied, WorkerError
+from rl_platform.errors import HostDied, PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.host import FailureHook, PlacedHost, Progress, label
 from rl_platform.runtime.ray.host_process import CallResult, NamedReferences, RankState, Record
 from rl_platform.runtime.ray.serialization import SHARED, pack, unpack, unpack_error
 
 Send = Callable[..., "Future[Any]"]
 IDLE = "idle", Progress()
+STACK_S = 3.0
 DEATH_NOTICE_S = 5.0  # how long after a rank's own error the death of another process may become known
 
 
@@ -54,7 +55,7 @@ class HostProxy:
     def died(self, error: BaseException) -> None:
         """Records that the process is gone; reports it to the runtime once, and not while it is being stopped."""
         if self.death is None and not self.stopping:
-            self.death = error if isinstance(error, WorkerDied) else WorkerDied(f"{self.name}: {error}")
+            self.death = error if isinstance(error, WorkerDied) else HostDied(f"{self.name}: {error}")
             self._on_death(self, self.death)
 
     def doing(self, name: str) -> str:
@@ -107,6 +108,16 @@ class WorkerProxy:
 
     def doing(self) -> str:
         return self._host.doing(self.label)
+
+    def stack(self) -> str:
+        try:
+            stacks: dict[str, str] = self._host.send("stacks").result(STACK_S)
+        except (TimeoutError, PlatformError):
+            return (
+                f"process {self._host.pid} did not answer within {STACK_S:g} s: it is dead, stopped, or computes in "
+                "native code that holds the interpreter's lock"
+            )
+        return stacks[self.label]
 
     def timings(self) -> dict[str, tuple[int, float]]:
         return self._timings.copy()

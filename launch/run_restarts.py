@@ -1,0 +1,69 @@
+"""Restarts of a whole run: when a learner's process, a node or Ray itself is gone, the run goes on from its newest
+checkpoint, as the same command would.
+
+Processes without a learner are started again by their runtime, without the loss of a step. Not covered: the end of the
+launcher itself, which a batch system or the user starts again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from rl_platform.config.schema.cluster import Cluster
+from rl_platform.errors import HostDied, PlacementError, PlatformError
+
+LONGEST_PAUSE_S = 60.0
+
+log = logging.getLogger(__name__)
+
+
+class RunRestarts:
+    """`cluster.restarts` of a run. saved: it has written a checkpoint since its command began."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.saved = False
+        self._allowed, self._backoff_s = cluster.restarts, cluster.restart_backoff_s
+        self._used = 0  # since the newest checkpoint
+
+    def renew(self) -> None:
+        """To be called when the run has written a checkpoint: it is in no crash loop."""
+        self.saved, self._used = True, 0
+
+    def run(self, attempt: Callable[[], None]) -> None:
+        """Calls `attempt`, again after each HostDied. Raises the last one if the budget is used up.
+
+        A restarted attempt may find fewer nodes than before: a PlacementError then counts as the death of a node.
+        """
+        while True:
+            try:
+                attempt()
+                return
+            except (HostDied, PlacementError) as error:
+                if isinstance(error, PlacementError) and not self._used:
+                    raise
+                if self._used == self._allowed:
+                    raise self._given_up(error) from error
+                reason = str(error)
+            pause = min(self._backoff_s * 2**self._used, LONGEST_PAUSE_S)
+            self._used += 1
+            left = self._allowed - self._used
+            log.warning(
+                "%s; the run starts again from its newest checkpoint in %g s, %d restarts are left",
+                reason,
+                pause,
+                left,
+            )
+            time.sleep(pause)
+
+    def _given_up(self, error: PlatformError) -> PlatformError:
+        given_up = error if isinstance(error, HostDied) else HostDied(str(error))
+        if self._used:
+            given_up.add_note(
+                f"the run was started again {self._used} times without reaching another checkpoint (cluster.restarts)"
+            )
+        if given_up is not error:
+            for note in getattr(error, "__notes__", []):
+                given_up.add_note(note)
+        return given_up
