@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -93,10 +94,21 @@ class EnvWorkers:
             self._join(index)
         if method != "save":  # all observations are replaced
             self._replaced.clear()
-        for member, (first, last) in zip(self._members, pairwise(self._bounds), strict=True):
-            member.command(method, *(values[first:last] for values in per_env))
-        began = time.monotonic()
-        parts = [member.wait(method, self._timeout_s, self.buffers, began) for member in self._members]
+        given = [[values[first:last] for values in per_env] for first, last in pairwise(self._bounds)]
+        dead: dict[int, WorkerDied] = {}
+        for index, values in enumerate(given):
+            try:
+                self._members[index].command(method, *values)
+            except WorkerDied as error:
+                dead[index] = error
+        began, parts = time.monotonic(), []
+        for index, values in enumerate(given):
+            try:
+                if index in dead:
+                    raise dead[index]
+                parts.append(self._members[index].wait(method, self._timeout_s, self.buffers, began))
+            except WorkerDied as error:
+                parts.append(self._repeat(index, error, method, values))
         return [value for part in parts for value in part or ()]
 
     def render(self) -> np.ndarray:
@@ -135,11 +147,24 @@ class EnvWorkers:
         self._starting.add(index)
         self._replaced.add(index)
 
+    def _repeat(self, index: int, error: WorkerDied, method: str, values: Sequence[object]) -> Any:
+        """Returns the result of the call on a replacement for a worker that died before or during it."""
+        self._replace(index, error)
+        self._join(index)
+        if method != "save":
+            self._replaced.discard(index)
+        self._members[index].command(method, *values)
+        return self._members[index].wait(method, self._timeout_s, self.buffers)
+
     def _join(self, index: int) -> None:
-        """Waits until a replacement has started its episodes."""
-        if index in self._starting:
-            self._members[index].wait("start", START_TIMEOUT_S, self.buffers)
-            self._members[index].wait("reset", self._timeout_s, self.buffers)
+        """Waits until a replacement has started its episodes; one that dies meanwhile is replaced too."""
+        while index in self._starting:
+            try:
+                self._members[index].wait("start", START_TIMEOUT_S, self.buffers)
+                self._members[index].wait("reset", self._timeout_s, self.buffers)
+            except WorkerDied as error:
+                self._replace(index, error)
+                continue
             self._starting.discard(index)
 
     def _invalidate(self, index: int) -> None:

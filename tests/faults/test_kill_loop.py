@@ -1,4 +1,4 @@
-"""Whole runs that are killed again and again, at random moments: they end as a run that nobody disturbed, bit for bit."""
+"""Whole runs that are killed again and again, at random moments, end as a run without a fault, bit for bit."""
 
 from __future__ import annotations
 

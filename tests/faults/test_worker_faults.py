@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -541,3 +542,28 @@ def test_a_worker_without_memory_ends_the_run_with_the_cause(command, address, m
     assert "the same command goes on from step 1" in ended.err
     assert run().code == 0
     assert equal(learned(STEPS, "actor"), expected)
+
+
+class SpoilsItsRows(LanguageActor):
+    """From the second step on, the rows of rank 1 give a gradient that is not finite."""
+
+    def update(self, batch: RolloutBatch, step: int, epoch: int | None = None) -> dict[str, float]:
+        if step >= 1 and self.context.rank == 1:
+            batch = replace(batch, advantages=batch.advantages * float("nan"))
+        return super().update(batch, step, epoch)
+
+
+def test_a_gradient_of_one_rank_that_is_not_finite(command, address, monkeypatch, folder):
+    """Two optimizer steps are left out by both ranks; the third in a row ends the run."""
+    monkeypatch.setattr(reasoning, "LanguageActor", SpoilsItsRows)
+    two_steps = "algorithm.ppo_epochs=1", "data.mini_batch_size=4"
+    ended = command(*RUN, *TWO_LEARNERS, *two_steps, f"cluster.address={address}")
+    assert ended.code == 70, ended.err
+    assert "Diverged: actor[" in ended.err
+    assert "3 optimizer steps in a row had a non-finite gradient" in ended.err
+    assert metrics("actor/skipped_updates") == [0, 2]
+    before, after = learned(1, "actor")["actor"], learned(2, "actor")["actor"]
+    assert (int(before.pop("failures")), int(after.pop("failures"))) == (0, 2)
+    assert equal(after, before)
+    assert not equal(learned(2, "critic"), learned(1, "critic"))
+    assert list(Path("out/failures").glob("*-actor-0.pt"))

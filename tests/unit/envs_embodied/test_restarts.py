@@ -121,6 +121,29 @@ def test_a_process_killed_between_steps_is_replaced_with_all_its_environments(st
         steps(envs, 2)
 
 
+def killed(envs: VectorEnv, index: int) -> None:
+    process = psutil.Process(envs.worker_pids[index])
+    process.kill()
+    process.wait(5)
+
+
+def test_a_process_killed_before_a_save_or_while_it_starts_is_replaced(started) -> None:
+    envs = started(TOY, 4, 2, {}, restarts=3)
+    steps(envs, 2)
+    killed(envs, 1)
+    assert len(envs.state_dict()["envs"]) == 4
+    assert steps(envs, 1)[0].invalid.tolist() == [False, False, True, True]
+    killed(envs, 0)
+    envs.send(np.zeros((4, 2), np.float32))
+    killed(envs, 0)  # the replacement
+    result = envs.receive()
+    assert (result.failures, result.invalid.tolist()) == (2, [True, True, False, False])
+    assert not steps(envs, 1)[0].invalid.any()
+    killed(envs, 0)
+    with pytest.raises(WorkerDied, match="environment worker 0"):
+        envs.reset(range(4))
+
+
 @pytest.mark.parametrize("num_workers", [0, 2], ids=["this process", "workers"])
 def test_an_environment_that_raises_in_reset(started, num_workers: int) -> None:
     results = steps(started("toy_envs:BadReset-v0", 2, num_workers, {}, restarts=2), 12)
