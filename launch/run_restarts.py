@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 from rl_platform.config.schema.cluster import Cluster
-from rl_platform.errors import HostDied, PlacementError, PlatformError
+from rl_platform.errors import HostDied, PlacementError
 
 LONGEST_PAUSE_S = 60.0
 
@@ -44,26 +45,22 @@ class RunRestarts:
                 if isinstance(error, PlacementError) and not self._used:
                     raise
                 if self._used == self._allowed:
-                    raise self._given_up(error) from error
+                    self._give_up(error)
                 reason = str(error)
             pause = min(self._backoff_s * 2**self._used, LONGEST_PAUSE_S)
             self._used += 1
             left = self._allowed - self._used
-            log.warning(
-                "%s; the run starts again from its newest checkpoint in %g s, %d restarts are left",
-                reason,
-                pause,
-                left,
-            )
+            text = "%s; the run starts again from its newest checkpoint in %g s, %d restarts are left"
+            log.warning(text, reason, pause, left)
             time.sleep(pause)
 
-    def _given_up(self, error: PlatformError) -> PlatformError:
-        given_up = error if isinstance(error, HostDied) else HostDied(str(error))
+    def _give_up(self, error: HostDied | PlacementError) -> NoReturn:
         if self._used:
-            given_up.add_note(
+            error.add_note(
                 f"the run was started again {self._used} times without reaching another checkpoint (cluster.restarts)"
             )
-        if given_up is not error:
-            for note in getattr(error, "__notes__", []):
-                given_up.add_note(note)
-        return given_up
+        if isinstance(error, HostDied):
+            raise error
+        gone = HostDied(f"the cluster has become too small or is gone: {error}")
+        gone.__notes__ = error.__notes__
+        raise gone from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from rl_platform.runtime.worker_group import Worker, WorkerGroup
 PATIENCE_S = 45.0
 LOOK_S = 1.0
 STACKS = "stacks.txt"
+MOST_SHOWN = 8
 
 
 @contextmanager
@@ -54,10 +56,14 @@ def hang_watch(
 
 def _report(busy: Mapping[Worker, str], path: Path, seconds: float, main: int) -> str:
     """Writes the stacks; returns the message."""
-    states = ", ".join(f"{worker.label} {doing}" for worker, doing in busy.items()) or "no rank is busy"
+    shown = [f"{worker.label} {doing}" for worker, doing in busy.items()]
+    more = [f"{len(shown) - MOST_SHOWN} more ranks are busy"] if len(shown) > MOST_SHOWN else []
+    states = ", ".join(shown[:MOST_SHOWN] + more) or "no rank is busy"
     headline = f"nothing has moved for {seconds:.0f} s: the runner waits, {states}"
-    stacks = {RUNNER: stack_of(main)} | {worker.label: worker.stack() for worker in busy}
-    text = "\n".join(f"--- {name}\n{stack.rstrip()}" for name, stack in stacks.items())
+    with ThreadPoolExecutor(MOST_SHOWN) as pool:  # a process that does not answer takes seconds
+        stacks = [stack_of(main), *pool.map(lambda worker: worker.stack(), busy)]
+    names = [RUNNER, *(worker.label for worker in busy)]
+    text = "\n".join(f"--- {name}\n{stack.rstrip()}" for name, stack in zip(names, stacks, strict=True))
     try:
         with open(path, "a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {headline}\n{text}\n\n")

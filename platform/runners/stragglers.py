@@ -17,6 +17,7 @@ LEAST_S = 0.5  # in a step: less is noise
 STEPS = 3  # in a row
 
 Key = tuple[str, str]  # label of a rank, method
+Timing = tuple[int, float]  # calls, their seconds
 
 
 class Stragglers:
@@ -25,19 +26,25 @@ class Stragglers:
     def __init__(self, groups: Mapping[str, WorkerGroup], note: Callable[[str], None]) -> None:
         self._groups = [group for group in groups.values() if group.world_size > 1]
         self._note = note
-        self._before = self._seconds()
+        self._before = self._timings()
         self._steps: Counter[Key] = Counter()
         self._noted: set[Key] = set()
 
     def look(self) -> None:
         """To be called after each step."""
-        now = self._seconds()
-        added = {key: seconds - self._before.get(key, 0.0) for key, seconds in now.items()}
-        self._before = now
+        before, self._before = self._before, self._timings()
         for group in self._groups:
             labels = [worker.label for worker in group.workers]
-            for method in sorted({method for label, method in added if label in labels}):
-                self._compare(method, {label: added.get((label, method), 0.0) for label in labels})
+            for method in sorted({method for label, method in self._before if label in labels}):
+                calls, seconds = set[int](), dict[str, float]()
+                for label in labels:
+                    (count, total), (earlier, until_then) = (
+                        timings.get((label, method), (0, 0.0)) for timings in (self._before, before)
+                    )
+                    calls.add(count - earlier)
+                    seconds[label] = total - until_then
+                if len(calls) == 1 and calls != {0}:  # else some ranks had other work
+                    self._compare(method, seconds)
 
     def _compare(self, method: str, seconds: Mapping[str, float]) -> None:
         for label, own in seconds.items():
@@ -52,10 +59,10 @@ class Stragglers:
                     f"steps ({own:.1f} s, median {median:.1f} s)"
                 )
 
-    def _seconds(self) -> dict[Key, float]:
+    def _timings(self) -> dict[Key, Timing]:
         return {
-            (worker.label, method): seconds
+            (worker.label, method): timing
             for group in self._groups
             for worker in group.workers
-            for method, (_, seconds) in worker.timings().items()
+            for method, timing in worker.timings().items()
         }

@@ -11,10 +11,10 @@ from rl_platform.runners.stragglers import Stragglers
 
 class Rank:
     def __init__(self, label: str) -> None:
-        self.label, self.seconds = label, {"generate": 0.0, "receive": 0.0}
+        self.label, self.calls, self.seconds = label, 0, 0.0
 
     def timings(self) -> dict[str, tuple[int, float]]:
-        return {method: (1, seconds) for method, seconds in self.seconds.items()}
+        return {"generate": (self.calls, self.seconds), "close": (0, 0.0)}
 
 
 class Group:
@@ -29,7 +29,8 @@ def notes_of(*steps: list[float], name: str = "rollout") -> list[str]:
     watch = Stragglers({name: group}, notes.append)
     for seconds in steps:
         for rank, added in zip(group.workers, seconds, strict=True):
-            rank.seconds["generate"] += added
+            rank.calls += added > 0
+            rank.seconds += added
         watch.look()
     return notes
 
@@ -49,8 +50,9 @@ def test_rank_method_and_times_of_the_median_are_named_once() -> None:
         [[0.01, 0.4, 0.01]] * 5,
         [[1.0, 4.0, 1.0], [1.0, 4.0, 1.0], [4.0, 1.0, 1.0]] * 3,
         [[4.0]] * 5,
+        [[4.0, 0.0]] * 5,
     ],
-    ids=["not twice as long", "noise", "not in a row", "alone"],
+    ids=["not twice as long", "noise", "not in a row", "alone", "work of one rank"],
 )
 def test_others_are_not(steps: list[list[float]]) -> None:
     assert notes_of(*steps) == []
