@@ -1,0 +1,38 @@
+"""Builds what belongs to the extra `sandbox`: scorers of programs, and the check of their tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rl_platform.config.schema.reward import Scoring
+from rl_platform.envs.reasoning.http_scorer import HttpScorer
+from rl_platform.envs.reasoning.question import Question
+from rl_platform.envs.reasoning.scoring import ScoringPool
+from rl_platform.errors import DataError
+
+
+def code_scorer(scoring: Scoring) -> ScoringPool | HttpScorer:
+    """Returns the scorer of `reward.type: code`. Raises ConfigError if a layer of the isolation is missing or no
+    sandbox-fusion server is at `code.url`, Unreachable if it does not answer."""
+    from rl_platform.envs.reasoning.sandbox.fusion import FusionServer
+    from rl_platform.envs.reasoning.sandbox.process import Limits
+    from rl_platform.envs.reasoning.sandbox.spec import CodeSpec
+
+    code = scoring.code
+    limits, partial = Limits(scoring.timeout_s, code.memory_mb << 20), code.score == "fraction"
+    if code.url is not None:
+        server = FusionServer(code.url, code.api_key_env, limits, partial=partial)
+        return HttpScorer(server, batch_size=1, num_workers=scoring.num_workers, retries=scoring.retries)
+    spec = CodeSpec(limits, isolated=scoring.isolation == "sandbox", partial=partial)
+    return ScoringPool(spec, num_workers=scoring.num_workers, timeout_s=spec.longest_s)
+
+
+def check_tests(questions: Iterable[Question]) -> None:
+    """Raises DataError, with file and row, for a question without valid tests."""
+    from rl_platform.envs.reasoning.sandbox.cases import cases_of
+
+    for question in questions:
+        try:
+            cases_of(question.metadata)
+        except ValueError as error:
+            raise DataError(f"{question.where}: {error}. docs/sandbox.md#your-own-tests has the format.") from error

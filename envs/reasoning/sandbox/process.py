@@ -1,0 +1,188 @@
+"""A sandbox: a process in namespaces of its own that runs one program on several tests, and ends with the response.
+
+This side starts it, sends tests, reads results with limits on size and time, and kills it. All bytes that it reads are
+untrusted. Not covered: the judgement of results (`judge.py`), and the program inside (`runner.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+
+from rl_platform.envs.reasoning.sandbox import runner
+from rl_platform.envs.reasoning.sandbox.cases import Case
+from rl_platform.envs.reasoning.sandbox.layers import (
+    DISK_BYTES,
+    ENVIRONMENT,
+    FOLDER,
+    isolating_command,
+    plain_command,
+    readable,
+    system_call_filter,
+)
+from rl_platform.errors import WorkerError
+
+LONGEST_OUTPUT = 2**20  # bytes of a test
+START_S = 30.0
+SPARE_S = 5.0  # for the runner to report that the time is over
+WALL_FACTOR = 3  # a test may take so many times its CPU seconds, because the machine may be busy
+ENDED, CRASHED, TIMEOUT, MEMORY, OUTPUT = "ended", "crashed", "timeout", "memory", "output"
+_STATUS = {
+    runner.DONE: ENDED,
+    runner.CRASHED: CRASHED,
+    runner.TIMEOUT: TIMEOUT,
+    runner.MEMORY: MEMORY,
+    runner.OUTPUT: OUTPUT,
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """cpu_s: CPU seconds of all tests together. memory_bytes: address space of the program."""
+
+    cpu_s: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one test led to. status: ENDED (with exit code 0), CRASHED, TIMEOUT, MEMORY or OUTPUT (too long). output:
+    what the program printed, or the result of the call as JSON. note: the end of its error output."""
+
+    status: str
+    output: bytes = b""
+    note: str = ""
+    cpu_s: float = 0.0
+
+
+class Sandbox:
+    """Runs `program` test by test. A context manager: at its end no process of the sandbox is left.
+
+    isolated: in namespaces, with Landlock and seccomp; else only with resource limits. Raises WorkerError at
+    construction if the sandbox cannot be made, which is never a program's fault.
+    """
+
+    def __init__(self, program: str, limits: Limits, *, isolated: bool) -> None:
+        self._left_s, self._wall_end = limits.cpu_s, 0.0
+        self._folder = None if isolated else tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True)
+        self._process = subprocess.Popen(
+            isolating_command() if isolated else plain_command(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            cwd="/" if self._folder is None else self._folder.name,
+            env={} if isolated else ENVIRONMENT,
+            start_new_session=True,
+        )
+        setup = {
+            "program": program,
+            "isolated": isolated,
+            "folder": FOLDER if self._folder is None else self._folder.name,
+            "reads": [*readable(), "/dev/zero", "/dev/urandom"],
+            "filter": system_call_filter().hex() if isolated else "",
+            "memory_bytes": limits.memory_bytes,
+            "disk_bytes": DISK_BYTES,
+            "longest_output": LONGEST_OUTPUT,
+        }
+        try:
+            self._send(setup, START_S)
+            self._read(1, time.monotonic() + START_S)
+        except OSError as error:
+            self._process.kill()
+            said = self._errors() or str(error)
+            self.close()
+            raise WorkerError(f"the sandbox does not start: {said}") from error
+        self._wall_end = time.monotonic() + WALL_FACTOR * limits.cpu_s
+
+    def run(self, case: Case) -> Result:
+        """Runs one test. After a result with the status TIMEOUT there is no time for others."""
+        wall_s = self._wall_end - time.monotonic()
+        if self._left_s <= 0 or wall_s <= 0:
+            return Result(TIMEOUT)
+        end = time.monotonic() + wall_s + SPARE_S
+        try:
+            test = case.question() | {"cpu_s": max(math.ceil(self._left_s), 1), "wall_s": wall_s}
+            self._send(test, wall_s)
+            head = self._read(runner.REPLY.size, end)
+            code, cpu_s, length, note_length = runner.REPLY.unpack(head)
+            if length > LONGEST_OUTPUT or note_length > runner.LONGEST_NOTE:
+                raise OSError("a frame of the sandbox is too long")
+            output, note = self._read(length, end), self._read(note_length, end)
+        except TimeoutError:
+            self._left_s = 0.0
+            return Result(TIMEOUT)
+        except OSError:  # the sandbox is gone, as after a lack of memory
+            self._left_s = 0.0
+            return Result(CRASHED, note="the sandbox was killed")
+        shown = note.decode(errors="replace").strip()
+        if code not in _STATUS:
+            raise WorkerError(f"the sandbox could not confine the program: {shown} {self._errors()}")
+        self._left_s = 0.0 if code == runner.TIMEOUT else self._left_s - (cpu_s if cpu_s > 0 else 0.0)
+        return Result(_STATUS[code], output, shown, cpu_s)
+
+    def close(self) -> None:
+        """Ends every process of the sandbox and waits for that. May be called twice."""
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        with suppress(OSError):
+            process.stdin.close()  # process 1 ends by that, and the kernel ends its namespace
+        try:
+            process.wait(SPARE_S if process.poll() is None and self._left_s else 0.1)
+        except subprocess.TimeoutExpired:
+            process.kill()  # bubblewrap's process; the kernel then kills process 1
+            process.wait()
+        with suppress(OSError):  # the end of this pipe is the end of process 1
+            while self._read(1, time.monotonic() + SPARE_S):
+                pass
+        process.stdout.close()
+        process.stderr.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _errors(self) -> str:
+        """What bubblewrap or the runner wrote before it ended."""
+        assert self._process.stderr is not None
+        descriptor = self._process.stderr.fileno()
+        if not select.select([descriptor], [], [], 1.0)[0]:
+            return ""
+        return os.read(descriptor, 4096).decode(errors="replace").strip()[-500:]
+
+    def _send(self, message: object, seconds: float) -> None:
+        """Raises OSError if the sandbox is gone, TimeoutError if it does not read."""
+        assert self._process.stdin is not None
+        descriptor = self._process.stdin.fileno()
+        os.set_blocking(descriptor, False)
+        body = json.dumps(message).encode()
+        data, end = memoryview(runner.LENGTH.pack(len(body)) + body), time.monotonic() + seconds
+        while data:
+            if not select.select([], [descriptor], [], max(end - time.monotonic(), 0.0))[1]:
+                raise TimeoutError
+            data = data[os.write(descriptor, data) :]
+
+    def _read(self, size: int, end: float) -> bytes:
+        """Raises OSError at the end of the stream, TimeoutError after `end`."""
+        assert self._process.stdout is not None
+        descriptor, parts = self._process.stdout.fileno(), bytearray()
+        while len(parts) < size:
+            if not select.select([descriptor], [], [], max(end - time.monotonic(), 0.0))[0]:
+                raise TimeoutError
+            part = os.read(descriptor, size - len(parts))
+            if not part:
+                raise OSError("the sandbox ended")
+            parts += part
+        return bytes(parts)

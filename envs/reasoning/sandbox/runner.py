@@ -1,0 +1,269 @@
+"""The program inside a sandbox, process 1 of its namespaces: runs a model's program once per test.
+
+Each test has a process of its own, forked from this one, which confines itself before it compiles the program. This
+process reads frames from descriptor 0 and writes frames to descriptor 1 (`process.py`). It never receives an expected
+output. It imports nothing of the platform, because the sandbox contains only Python's standard library.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import struct
+import sys
+import time
+
+DONE, CRASHED, TIMEOUT, MEMORY, OUTPUT, UNCONFINED = b"D", b"C", b"T", b"M", b"O", b"U"
+NOBODY = 65534
+LENGTH, REPLY = struct.Struct("!I"), struct.Struct("!cfII")  # status, CPU seconds, bytes of the result, of the note
+LONGEST_NOTE = 1000  # bytes of the error output's end
+SPARE_S = 0.005  # between two looks at a process that has closed its output
+FILES, THREADS = 64, 64
+NEW_USER = 0x10000000
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's system calls, the same on all processors
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, MAKE_CHAR, MAKE_SOCK, MAKE_FIFO, MAKE_BLOCK, TRUNCATE, IOCTL = (
+    1 << bit for bit in (0, 1, 2, 3, 6, 9, 10, 11, 14, 15)
+)
+FORBIDDEN = EXECUTE | MAKE_CHAR | MAKE_SOCK | MAKE_FIFO | MAKE_BLOCK | IOCTL  # in the writable folder too
+
+
+def main():
+    setup = read_frame(0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # process 1 ignores signals of its namespace without a handler
+    if setup["isolated"]:
+        become_nobody()
+    os.write(1, b"R")
+    number = 0
+    while (test := read_frame(0)) is not None:
+        folder = os.path.join(setup["folder"], str(number))
+        os.mkdir(folder)
+        reply(*run(setup, test, folder))
+        number += 1
+
+
+def become_nobody():
+    """Without root outside, the sandbox was made in a user namespace, and its only user is nobody already."""
+    assert os.getpid() == 1
+    libc = ctypes.CDLL(None, use_errno=True)
+    if os.getuid() == 0:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+        check(libc.unshare(NEW_USER), "unshare")  # counts processes of this sandbox alone
+    header = struct.pack("=Ii", 0x20080522, 0)  # capabilities, version 3: none
+    check(libc.capset(header, bytes(24)), "capset")
+
+
+def run(setup, test, folder):
+    """Returns status, CPU seconds, result and note of one test."""
+    stdin = os.open(folder + ".in", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.unlink(folder + ".in")
+    with open(os.dup(stdin), "wb") as file:
+        file.write(test.get("input", "").encode("utf-8", "surrogatepass"))
+    os.lseek(stdin, 0, os.SEEK_SET)
+    results, errors, confined = os.pipe(), os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        calls = "entry_point" in test
+        output = os.open(os.devnull, os.O_WRONLY) if calls else results[1]
+        wanted = [stdin, output, errors[1], results[1] if calls else output, confined[1]]
+        safe = [os.dup2(each, 100 + number) for number, each in enumerate(wanted)]
+        for number, each in enumerate(safe):
+            os.dup2(each, number)
+        os.closerange(5, 256)
+        os.chdir(folder)
+        confine(setup, test["cpu_s"], folder)
+        os.write(4, b"confined")
+        os.closerange(4 if calls else 3, 5)
+        execute(setup["program"], test)
+        raise SystemExit  # of a program that ended well; the interpreter runs its exit functions
+    for each in (stdin, results[1], errors[1], confined[1]):
+        os.close(each)
+    try:
+        result, note, in_time = listen(results[0], errors[0], setup["longest_output"], test["wall_s"])
+        ready = os.read(confined[0], 8) == b"confined" if select.select([confined[0]], [], [], 0)[0] else False
+    finally:
+        for each in (results[0], errors[0], confined[0]):
+            os.close(each)
+    status, usage = wait(child, time.monotonic() + (in_time if result is not None else 0.0))
+    end_others(setup["isolated"], child)
+    cpu = usage.ru_utime + usage.ru_stime
+    if not ready:
+        return UNCONFINED, cpu, b"", note
+    if result is None:
+        return OUTPUT, cpu, b"", note
+    if status is None or cpu >= test["cpu_s"]:
+        return TIMEOUT, cpu, b"", note
+    if status != 0:
+        memory = note.rstrip().rpartition(b"\n")[2].startswith(b"MemoryError")
+        return MEMORY if memory else CRASHED, cpu, b"", note or b"exit code %d" % os.waitstatus_to_exitcode(status)
+    return DONE, cpu, result, note
+
+
+def listen(results, errors, longest, seconds):
+    """Reads both pipes to their end or for so many seconds.
+
+    Returns the result (None if it is too long), the end of the error output, and the seconds left.
+    """
+    end = time.monotonic() + seconds
+    parts, size, note = [], 0, b""
+    poller = select.poll()
+    open_pipes = {results, errors}
+    for each in open_pipes:
+        poller.register(each, select.POLLIN)
+    while open_pipes and (left := end - time.monotonic()) > 0:
+        for each, _ in poller.poll(1000 * left + 1):
+            arrived = os.read(each, 1 << 16)
+            if not arrived:
+                poller.unregister(each)
+                open_pipes.discard(each)
+            elif each == errors:
+                note = (note + arrived)[-LONGEST_NOTE:]
+            else:
+                parts.append(arrived)
+                size += len(arrived)
+        if size > longest:
+            return None, note, 0.0
+    return b"".join(parts), note, max(end - time.monotonic(), 0.0)
+
+
+def wait(child, end):
+    """Returns the exit status, None if the process had to be killed, and the resources that it used."""
+    while True:
+        ended, status, usage = os.wait4(child, os.WNOHANG)
+        if ended:
+            return status, usage
+        if time.monotonic() >= end:
+            break
+        time.sleep(SPARE_S)
+    os.kill(child, signal.SIGKILL)
+    return None, os.wait4(child, 0)[2]
+
+
+def end_others(isolated, child):
+    """Kills what the test started. In a namespace that is everything but this process."""
+    try:
+        if isolated:
+            os.kill(-1, signal.SIGKILL)
+        else:
+            os.killpg(child, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+    try:
+        while os.waitpid(-1, 0 if isolated else os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def confine(setup, cpu_s, folder):
+    """Raises OSError if a layer is missing; the program does not run then."""
+    limits = {
+        "RLIMIT_CPU": cpu_s,
+        "RLIMIT_FSIZE": setup["disk_bytes"],
+        "RLIMIT_NOFILE": FILES,
+        "RLIMIT_CORE": 0,
+    }
+    if setup["isolated"]:
+        limits |= {"RLIMIT_NPROC": THREADS, "RLIMIT_MEMLOCK": 0, "RLIMIT_MSGQUEUE": 0}
+    if sys.platform == "linux":
+        limits["RLIMIT_AS"] = setup["memory_bytes"]
+    for name, limit in limits.items():
+        kind = getattr(resource, name)
+        hard = resource.getrlimit(kind)[1]
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (limit, limit))
+    if not setup["isolated"]:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    check(libc.prctl(38, 1, 0, 0, 0), "no_new_privs")
+    landlock(libc, setup["reads"], folder)
+    bpf = bytes.fromhex(setup["filter"])
+    program = ctypes.create_string_buffer(bpf, len(bpf))
+    pointer = struct.pack("@HP", len(bpf) // 8, ctypes.addressof(program))
+    check(libc.prctl(22, 2, pointer, 0, 0), "seccomp")
+
+
+def landlock(libc, reads, folder):
+    """Allows to read `reads` and to write files in `folder`; every right that this kernel's Landlock knows is asked."""
+    version = check(libc.syscall(CREATE_RULESET, None, 0, 1), "Landlock")
+    files = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
+    attributes = struct.pack("=QQQ", files, 3, 3)  # files, TCP, abstract sockets and signals
+    size = 8 if version < 4 else 16 if version < 6 else 24
+    ruleset = check(libc.syscall(CREATE_RULESET, attributes, size, 0), "Landlock's ruleset")
+    rules = [(path, READ_FILE | READ_DIR if os.path.isdir(path) else READ_FILE) for path in reads]
+    rules += [(os.devnull, READ_FILE | WRITE_FILE | TRUNCATE), (folder, ~FORBIDDEN)]
+    for path, allowed in rules:
+        descriptor = os.open(path, os.O_PATH)
+        rule = struct.pack("=Qi", allowed & files, descriptor)
+        check(libc.syscall(ADD_RULE, ruleset, 1, rule, 0), f"Landlock's rule of {path}")
+        os.close(descriptor)
+    check(libc.syscall(RESTRICT_SELF, ruleset, 0), "Landlock's restriction")
+    os.close(ruleset)
+
+
+def execute(source, test):
+    """Runs the program; of a call, writes its result as JSON to descriptor 3 and ends the process at once."""
+    calls = "entry_point" in test
+    module = type(sys)("program" if calls else "__main__")
+    sys.modules[module.__name__] = module
+    sys.argv = ["program.py"]
+    try:
+        exec(compile(source, "program.py", "exec"), module.__dict__)
+        if calls:
+            first, *names = test["entry_point"].split(".")
+            function = module.__dict__[first]
+            for name in names:
+                function = getattr(function() if isinstance(function, type) else function, name)
+            arguments = test["arguments"]
+            result = function(**arguments) if isinstance(arguments, dict) else function(*arguments)
+            text = json.dumps(result).encode()
+            while text:
+                text = text[os.write(3, text) :]
+            os._exit(0)
+    except SystemExit as error:
+        if calls:
+            os.write(2, b"the program called exit\n")
+            os._exit(1)
+        raise SystemExit(error.code) from None  # without the frames of this file
+    except BaseException as error:
+        if error.__traceback__ is not None:
+            error = error.with_traceback(error.__traceback__.tb_next)  # without the frame of this file
+        sys.excepthook(type(error), error, error.__traceback__)
+        raise SystemExit(1) from None
+
+
+def check(result, what):
+    if result < 0:
+        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+    return result
+
+
+def read_frame(descriptor):
+    """Returns the next message, None at the end of the stream."""
+    head = read_exactly(descriptor, LENGTH.size)
+    return None if head is None else json.loads(read_exactly(descriptor, LENGTH.unpack(head)[0]))
+
+
+def read_exactly(descriptor, size):
+    parts = []
+    while size:
+        part = os.read(descriptor, min(size, 1 << 20))
+        if not part:
+            return None
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def reply(status, cpu_s, result, note):
+    frame = REPLY.pack(status, cpu_s, len(result), len(note)) + result + note
+    while frame:
+        frame = frame[os.write(1, frame) :]
+
+
+if __name__ == "__main__":
+    main()
