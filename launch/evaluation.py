@@ -32,7 +32,7 @@ from rl_platform.garbage import collect_as_usual
 from rl_platform.launch.cluster import runtime_for
 from rl_platform.launch.headline import number
 from rl_platform.launch.plain import PlainView
-from rl_platform.launch.preflight import check_architectures, check_models, check_reward, check_tool
+from rl_platform.launch.preflight import check_architectures, check_models, check_reward, check_tests, check_tool
 from rl_platform.launch.saved_run import SavedRun
 from rl_platform.launch.session import spaces_of, task_of
 from rl_platform.metrics import Reporter, Reporters
@@ -60,6 +60,7 @@ def evaluate_checkpoint(run: SavedRun, loaded: LoadedConfig, overrides: Sequence
         world: EnvSpaces | Split = spaces_of(config)
     else:
         world = build_questions(config.data, config.runner.seed)
+        check_tests(config, world)
         check_architectures(config, placement)
         check_reward(config)
         check_tool(config)

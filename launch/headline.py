@@ -86,7 +86,7 @@ RECENT_STEPS = 10
 def headline_of(config: Mapping[str, Any]) -> Headline:
     """Returns the headline of a run from its config (section, key, value)."""
     task = str(config["runner"]["task_type"])
-    own = task == "reasoning" and (config.get("reward") or {}).get("type", "task") not in VERIFIERS
+    own = task == "reasoning" and (config.get("reward") or {}).get("type", "task") not in (*VERIFIERS, "code")
     return OWN_REWARD if own else HEADLINES[task]
 
 

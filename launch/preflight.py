@@ -19,6 +19,7 @@ from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.reward import RewardModel, Scoring
 from rl_platform.envs.embodied.spaces import EnvSpaces
+from rl_platform.envs.reasoning.question import Split
 from rl_platform.errors import ConfigError, Problem, problems_of
 from rl_platform.launch.cluster import uses_ray
 from rl_platform.launch.extras import required
@@ -329,16 +330,28 @@ def check_reward(config: Config) -> None:
 
 
 def _check_scoring(config: Config, scoring: Scoring) -> None:
-    from rl_platform.components.reward import REMOTE, http_scorer, verifier_spec
-    from rl_platform.envs.reasoning.scoring import ScoringPool
+    from rl_platform.components.reward import REMOTE, http_scorer, process_scorer, verifier_spec
     from rl_platform.models.classifier import load_parts
 
-    if scoring.type in REMOTE:
+    one = scoring.model_copy(update={"num_workers": 1})
+    if scoring.type == "code":
+        with required("rl_platform.envs.reasoning.sandbox", "reward.type"):
+            process_scorer(config.data, one).close()
+    elif scoring.type in REMOTE:
         http_scorer(scoring).close()
     elif scoring.model is not None:
         load_parts(scoring.model)
-    elif not (spec := verifier_spec(config.data, scoring.type)).built_in:
-        ScoringPool(spec, num_workers=1, timeout_s=scoring.timeout_s).close()
+    elif not verifier_spec(config.data, scoring.type).built_in:
+        process_scorer(config.data, one).close()
+
+
+def check_tests(config: Config, questions: Split) -> None:
+    """Raises DataError for a question without the tests that a reward of type code needs."""
+    from rl_platform.envs.reasoning import build
+
+    if any(part.type == "code" for _, part in config.reward.parts):
+        with required("rl_platform.envs.reasoning.sandbox", "reward.type"):
+            build.check_tests([*questions.train, *questions.validation])
 
 
 def check_tool(config: Config) -> None:

@@ -23,6 +23,7 @@ from rl_platform.launch.preflight import (
     check_architectures,
     check_cheap,
     check_models,
+    check_tests,
     check_user_functions,
     policy_bytes,
 )
@@ -55,6 +56,7 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
         world = spaces_of(config)
     else:
         world = build_questions(config.data, config.runner.seed)
+        check_tests(config, world)
         check_architectures(config, placement)
     check_user_functions(config)
     with shutting_down(), output_folder(config, loaded.resolved_yaml()) as output:
@@ -88,7 +90,7 @@ def _run_once(
         state.begin()
         changes = output.write_config(loaded.resolved_yaml(), state.resume_from)
         reporter.start(_info(config, config_path, folder, state, render(placement, inventory)))
-        for note in (*loaded.notes, *changes):
+        for note in (*loaded.notes, *changes, *_warnings(config)):
             reporter.note(note)
         if (
             isinstance(world, EnvSpaces)
@@ -116,6 +118,13 @@ def _run_once(
                 restarts.renew()
             raise
         state.finish()
+
+
+def _warnings(config: Config) -> Iterator[str]:
+    if config.runner.task_type == "reasoning":
+        for key, part in config.reward.parts:
+            if part.type == "code" and part.isolation == "none":
+                yield f"{key}.isolation is none: programs of the model run with this user's rights on this machine"
 
 
 def card(config: Config) -> list[tuple[str, str]]:

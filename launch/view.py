@@ -160,12 +160,11 @@ class LiveView:
 
     def _sample_lines(self) -> list[Text]:
         assert self._sample is not None
-        prompt, response, reward = self._sample
-        label = f"{'sample':<{_LABEL}}"
+        label, reward = f"{'sample':<{_LABEL}}", f"  reward {number(self._sample.reward)}"
         return [
             Text(),
-            Text.assemble((label, "dim"), (printable(prompt), "dim")),
-            Text.assemble(" " * _LABEL, printable(response), (f"  reward {number(reward)}", "bold")),
+            Text.assemble((label, "dim"), (printable(self._sample.prompt), "dim")),
+            Text.assemble(" " * _LABEL, printable(self._sample.response), (reward, "bold")),
         ]
 
 

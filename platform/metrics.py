@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from rl_platform.errors import ConfigError, DataError, Problem
 from rl_platform.step_lines import StepLines, read_lines
@@ -35,8 +35,15 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-Sample = tuple[str, str, float]
-"""Prompt, response, reward."""
+
+class Sample(NamedTuple):
+    """A response for the log. verdict: how the tests of a program ended, empty for other rewards."""
+
+    prompt: str
+    response: str
+    reward: float
+    verdict: str = ""
+
 
 RATED = ("tokens", "env_steps", "samples")
 """Counts `perf/<name>` of one step from which `Reporters` derives `perf/<name>_per_sec`."""
@@ -232,9 +239,10 @@ class RunLog(Reporter):
             self._diagnose(name, partial(tracker.log, dict(metrics), step=step))
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
-        for prompt, response, reward in samples if self._samples is not None else ():
-            score = float(reward) if math.isfinite(reward) else None
-            line = {"step": step, "prompt": prompt, "response": response, "reward": score}
+        for sample in samples if self._samples is not None else ():
+            score = float(sample.reward) if math.isfinite(sample.reward) else None
+            line = {"step": step, "prompt": sample.prompt, "response": sample.response, "reward": score}
+            line |= {"verdict": sample.verdict} if sample.verdict else {}
             self._diagnose("samples.jsonl", partial(self._samples.write, line))
 
     def sync(self) -> None:

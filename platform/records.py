@@ -79,7 +79,8 @@ class Trajectory:
     each of several functions); `valid` is False if scoring failed. conversation: only of several turns;
     weights_version is that of the first turn, and the last token is a sampled one. segments: (version, tokens) in
     order, of a response that several versions generated; weights_version is that of the first. Empty: all tokens are of
-    `weights_version`.
+    `weights_version`. outcome, verdict: how the tests of a program ended in a word, and in a sentence; of a response
+    without a score its cause.
     """
 
     prompt: Prompt
@@ -96,6 +97,8 @@ class Trajectory:
     conversation: Conversation | None = None
     segments: tuple[tuple[int, int], ...] = ()
     reward_parts: tuple[tuple[str, float], ...] = ()
+    outcome: str = ""
+    verdict: str = ""
 
     @property
     def complete(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rl_platform.config.schema.reward import Scoring
+from rl_platform.config.schema.reward import Code, Scoring
 from rl_platform.envs.reasoning.http_scorer import HttpScorer
 from rl_platform.envs.reasoning.question import Question
 from rl_platform.envs.reasoning.scoring import ScoringPool
@@ -18,7 +18,7 @@ def code_scorer(scoring: Scoring) -> ScoringPool | HttpScorer:
     from rl_platform.envs.reasoning.sandbox.process import Limits
     from rl_platform.envs.reasoning.sandbox.spec import CodeSpec
 
-    code = scoring.code
+    code = scoring.code or Code()
     limits, partial = Limits(scoring.timeout_s, code.memory_mb << 20), code.score == "fraction"
     if code.url is not None:
         server = FusionServer(code.url, code.api_key_env, limits, partial=partial)

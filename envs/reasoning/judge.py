@@ -28,7 +28,7 @@ class JudgeServer(Server):
     key = "reward.judge.url"
 
     def __init__(self, judge: Judge, timeout_s: float) -> None:
-        super().__init__(judge.url, timeout_s, _secret(judge.api_key_env))
+        super().__init__(judge.url, timeout_s, secret_of(judge.api_key_env, "reward.judge.api_key_env"))
         self._judge = judge
         self._verdict = re.compile(judge.verdict) if judge.verdict is not None else None
 
@@ -67,13 +67,15 @@ class JudgeServer(Server):
         return content if isinstance(content, str) else "", finish_reason
 
 
-def _secret(variable: str | None) -> str:
-    """The key in an environment variable, empty without one. Raises ConfigError if the variable is not set."""
+def secret_of(variable: str | None, key: str) -> str:
+    """The key of a server in an environment variable, empty without one. key: of the config, which names the variable.
+
+    Raises ConfigError if the variable is not set."""
     if variable is None:
         return ""
     secret = os.environ.get(variable, "").strip()
     if not secret or not secret.isascii() or not secret.isprintable():
         message = "this environment variable holds no key" if not secret else "the key in it is not printable ASCII"
         hint = f"export {variable}=... where the reward runs; on a cluster: cluster.node_groups[].env_vars"
-        raise ConfigError([Problem("reward.judge.api_key_env", message, value=variable, hint=hint)])
+        raise ConfigError([Problem(key, message, value=variable, hint=hint)])
     return secret

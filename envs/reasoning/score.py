@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from numbers import Integral, Real
 
 RAISED, TIMEOUT, DIED, REFUSED = "raised", "timeout", "died", "refused"
+PASSED, WRONG, NO_PROGRAM = "passed", "wrong", "no_program"
+OUTCOMES = (PASSED, WRONG, "crashed", TIMEOUT, "memory", "output", NO_PROGRAM)  # of programs: what ended the tests
 # float32 represents numbers up to this with an error of at most 0.03, and can sum the squares of 10^6 of them.
 LARGEST_REWARD = 1e6
 LONGEST_MESSAGE = 16 * 2**20  # bytes
@@ -23,6 +25,7 @@ _SHOWN = 100  # characters of a refused value in messages
 @dataclass(frozen=True)
 class Score:
     """A score. If not `valid`, `value` is ignored, `reason` is RAISED, TIMEOUT, DIED or REFUSED, `detail` explains it.
+    A program has one of OUTCOMES as `reason`, and `detail` says which test it failed.
 
     `steps`: (end of a step in characters from the start of the response, its reward). `text`: a tool's answer. `parts`:
     (name, score) of each of several functions that gave one.
@@ -71,14 +74,22 @@ def decode(line: bytes, response: str) -> Score:
     """Returns the score of `response` from a line of `encode`. Raises ValueError for other lines."""
     match _json(line):
         case {"value": 0.0, "valid": False, "reason": "raised", "detail": str(detail), "steps": [], "text": None}:
-            return unscored(RAISED, detail.encode(errors="backslashreplace").decode())
-        case {"value": value, "valid": True, "reason": "", "detail": "", "steps": list(steps), "text": text}:
+            return unscored(RAISED, _readable(detail))
+        case {
+            "value": value,
+            "valid": True,
+            "reason": str(reason),
+            "detail": str(detail),
+            "steps": list(steps),
+            "text": text,
+        } if reason in ("", *OUTCOMES):
             if text is not None and type(text) is not str:
                 raise ValueError(f"the text of a tool is not {_shown(text)}")
             (text or "").encode()  # raises for a lone surrogate, which tokenizers cannot encode
             numbers = [json_number(value)] + [json_number(part) for step in steps for part in _pair(step)]
             pairs = zip(numbers[1::2], numbers[2::2], strict=True)
-            return Score(checked_reward(value), steps=checked_steps(pairs, response), text=text)
+            score = Score(checked_reward(value), steps=checked_steps(pairs, response), text=text)
+            return replace(score, reason=reason, detail=_readable(detail)) if reason else score
     raise ValueError(f"not a score: {_shown(line)}")
 
 
@@ -87,6 +98,10 @@ def _json(line: bytes) -> object:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {_shown(line)}") from error
+
+
+def _readable(detail: str) -> str:
+    return detail.encode(errors="backslashreplace").decode()[-_LONGEST_DETAIL:]
 
 
 def _pair(step: object) -> list[object]:

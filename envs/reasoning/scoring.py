@@ -40,7 +40,8 @@ class ScoringStats:
 
     def counting(self, score: Score) -> ScoringStats:
         """Returns the counts with one more score."""
-        field = {"": "scored", RAISED: "raised", TIMEOUT: "timeouts", DIED: "died", REFUSED: "refused"}[score.reason]
+        causes = {RAISED: "raised", TIMEOUT: "timeouts", DIED: "died", REFUSED: "refused"}
+        field = "scored" if score.valid else causes[score.reason]
         return replace(self, **{field: getattr(self, field) + 1})
 
 

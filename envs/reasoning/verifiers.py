@@ -20,6 +20,7 @@ from rl_platform.user_function import load_function, misfit
 
 KEY = "reward.type"
 BUILT_IN = ("task", "math_verify", "exact_match")
+DECIDING = (*BUILT_IN, "code")  # types of reward whose full score means that the response is right
 
 
 @dataclass(frozen=True)

@@ -141,8 +141,7 @@ def check_reward(config: Config, questions: Split) -> int:
 
     Raises ConfigError if it cannot be imported, WorkerError if it gives no number.
     """
-    from rl_platform.components.reward import REMOTE, verifier_spec
-    from rl_platform.envs.reasoning.scoring import ScoringPool
+    from rl_platform.components.reward import process_scorer
     from rl_platform.envs.reasoning.verifiers import ScoreItem
 
     def items(question: Question) -> list[ScoreItem]:
@@ -150,11 +149,11 @@ def check_reward(config: Config, questions: Split) -> int:
         return [ScoreItem(text, question.text, question.answer, question.metadata) for text in texts]
 
     asked = [item for question in questions.train[:RESPONSES] for item in items(question)]
-    scoring = [part for _, part in config.reward.parts if part.type not in ("model", *REMOTE)]
+    scoring = [part for _, part in config.reward.parts if part.type != "model" and part.address is None]
     for part in scoring:
-        pool = ScoringPool(verifier_spec(config.data, part.type), num_workers=1, timeout_s=part.timeout_s)
+        pool = process_scorer(config.data, part)
         try:
-            scores = pool.score(asked)
+            scores = [future.result() for future in pool.submit(asked)]
         finally:
             pool.close()
         bad = [(item, score) for item, score in zip(asked, scores, strict=True) if not score.valid]

@@ -23,7 +23,7 @@ from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError, DataError, PlatformError, Problem
 from rl_platform.interrupts import shutting_down
 from rl_platform.launch.output import output_path
-from rl_platform.launch.preflight import rollout_engine_problems
+from rl_platform.launch.preflight import check_tests, rollout_engine_problems
 from rl_platform.launch.rehearse import findings, materials
 from rl_platform.launch.rehearse.report import RehearsalReport, written_lines
 from rl_platform.launch.rehearse.runs import CpuSeconds, RunFailed, Runs, Timed
@@ -179,7 +179,9 @@ def _world(config: Config) -> Split | None:
     files = [path for _, task in config.data.tasks for path in (task.path, task.val_path)]
     if not all(Path(path).exists() for path in files if path is not None):
         return None
-    return build_questions(config.data, config.runner.seed)
+    questions = build_questions(config.data, config.runner.seed)
+    check_tests(config, questions)
+    return questions
 
 
 def _absent(loaded: LoadedConfig, placement: Placement, missing: list[str], stands: Materials) -> list[tuple[str, str]]:

@@ -418,7 +418,7 @@ def _small_function(sizes: Sizes, function: RewardFunction) -> dict[str, object]
         small["model"] |= {"path": sizes.materials.model("reward")}
         small["model"] |= {} if sizes.materials.real_tokenizer else {"tokenizer": None}
     if function.address is not None and sizes.materials.reward_url is not None:
-        small |= {"type": "http", "url": sizes.materials.reward_url, "judge": None}
+        small |= {"type": "http", "url": sizes.materials.reward_url, "judge": None, "code": None}
     return small
 
 
@@ -592,7 +592,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "reward",
-        lambda sizes: {"type": "http", "url": sizes.materials.reward_url, "judge": None},
+        lambda sizes: {"type": "http", "url": sizes.materials.reward_url, "judge": None, "code": None},
         "the server does not answer here: a local one scores",
         "replaced",
         lambda sizes: sizes.config.reward.address is not None and sizes.materials.reward_url is not None,

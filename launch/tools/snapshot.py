@@ -11,7 +11,7 @@ from rich.console import Console
 from rl_platform.errors import DataError
 from rl_platform.launch.headline import History, headline_of_run
 from rl_platform.launch.view import LiveView
-from rl_platform.metrics import RunInfo, read_metrics
+from rl_platform.metrics import RunInfo, Sample, read_metrics
 
 
 def snapshot(run: Path, title: str, width: int = 100) -> str:
@@ -30,6 +30,6 @@ def snapshot(run: Path, title: str, width: int = 100) -> str:
     samples = run / "samples.jsonl"
     if samples.exists() and (lines := samples.read_text(encoding="utf-8").splitlines()):
         sample = json.loads(lines[-1])
-        view.samples(last, [(sample["prompt"], sample["response"], sample["reward"])])
+        view.samples(last, [Sample(sample["prompt"], sample["response"], sample["reward"])])
     console.print(view)
     return console.export_svg(title=title)

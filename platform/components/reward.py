@@ -24,12 +24,13 @@ from rl_platform.components.weighted_scorer import WeightedScorer
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.data import Data, Task
 from rl_platform.config.schema.reward import Scoring
+from rl_platform.envs.reasoning.build import code_scorer
 from rl_platform.envs.reasoning.http_scorer import HttpScorer
 from rl_platform.envs.reasoning.judge import JudgeServer
 from rl_platform.envs.reasoning.reward_server import RewardServer, Server
 from rl_platform.envs.reasoning.score import DIED, TIMEOUT, Score
 from rl_platform.envs.reasoning.scoring import ScoringPool, ScoringStats
-from rl_platform.envs.reasoning.verifiers import BUILT_IN, ScoreItem, VerifierSpec
+from rl_platform.envs.reasoning.verifiers import DECIDING, ScoreItem, VerifierSpec
 from rl_platform.errors import ChannelClosed, Unreachable, WorkerError, problems_of
 from rl_platform.models.tokenizer import Tokenizer, load_tokenizer
 from rl_platform.records import Trajectory
@@ -60,17 +61,18 @@ class LanguageReward:
     with `valid=False` and reward 0; if no response of a call gets a score, raises WorkerError with a traceback, or
     Unreachable if a server did not answer.
 
-    `metric` is 1 for a full score and 0 otherwise with the built-in verifiers, the score itself with all others. Of
-    several functions it is that of the first built-in verifier, or the sum if there is none.
+    `metric` is 1 for a full score and 0 otherwise with the built-in verifiers and with programs, the score itself with
+    all others. Of several functions it is that of the first of these, or the sum if there is none.
     """
 
     def __init__(self, context: ComponentContext, config: Config) -> None:
         self._label, self._model = context.label, config.actor.model
         reward = config.reward
         self._what = "reward.type " + reward.type if not reward.functions else "reward.functions"
-        named = dict(zip(reward.labels or [""], (part.type for _, part in reward.parts), strict=True))
-        self._asks_server = {name for name, kind in named.items() if kind in REMOTE}
-        self._names, self._verdict = set(named), next((name for name, kind in named.items() if kind in BUILT_IN), None)
+        named = dict(zip(reward.labels or [""], (part for _, part in reward.parts), strict=True))
+        self._asks_server = {name for name, part in named.items() if part.address is not None}
+        self._names = set(named)
+        self._verdict = next((name for name, part in named.items() if part.type in DECIDING), None)
         self._scorer = _scorer(context, config)
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
@@ -132,7 +134,7 @@ class LanguageReward:
             metric = float({"": score.value, **dict(score.parts)}[self._verdict] >= 1.0)
         steps = tuple((self._token_at(trajectory.token_ids, end), reward) for end, reward in score.steps)
         scored = replace(trajectory, reward=score.value, metric=metric, valid=score.valid, step_rewards=steps)
-        return replace(scored, reward_parts=score.parts)
+        return replace(scored, reward_parts=score.parts, outcome=score.reason, verdict=score.detail)
 
     def _token_at(self, token_ids: Sequence[int], end: int) -> int:
         """The position of the token with which the text has `end` characters."""
@@ -178,7 +180,14 @@ def _scorer_of(context: ComponentContext, config: Config, scoring: Scoring) -> S
         return ModelScorer(config.data, scoring, device)
     if scoring.type in REMOTE:
         return http_scorer(scoring)
-    spec = verifier_spec(config.data, scoring.type)
+    return process_scorer(config.data, scoring)
+
+
+def process_scorer(data: Data, scoring: Scoring) -> ScoringPool | HttpScorer:
+    """Of a verifier or of programs, see `code_scorer`. Raises ConfigError or WorkerError if it cannot be loaded."""
+    if scoring.type == "code":
+        return code_scorer(scoring)
+    spec = verifier_spec(data, scoring.type)
     return ScoringPool(spec, num_workers=scoring.num_workers, timeout_s=scoring.timeout_s)
 
 

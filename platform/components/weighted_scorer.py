@@ -75,6 +75,8 @@ class WeightedScorer:
             # sum_k w_k r_k
             value = checked_reward(sum(weight * score.value for weight, score in weighted))
             steps = [(end, weight * reward) for weight, score in weighted for end, reward in score.steps]
-            return Score(value, steps=checked_steps(steps, item.response), parts=given)
+            program = next((score for score in scores.values() if score.reason), Score(0.0))
+            steps = checked_steps(steps, item.response)
+            return Score(value, steps=steps, parts=given, reason=program.reason, detail=program.detail)
         except ValueError as error:
             return replace(unscored(RAISED, f"the weighted sum: {error}"), parts=given)

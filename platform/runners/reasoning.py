@@ -21,7 +21,7 @@ from rl_platform.config.schema.algorithm import estimator_needs
 from rl_platform.config.schema.rollout import Sampling
 from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
 from rl_platform.envs.reasoning.question import Split
-from rl_platform.envs.reasoning.verifiers import BUILT_IN
+from rl_platform.envs.reasoning.verifiers import DECIDING
 from rl_platform.metrics import Reporter
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.placement.offload_order import OffloadOrder
@@ -39,6 +39,7 @@ from rl_platform.runners.trajectories import (
     cut_ends,
     function_metrics,
     process_rewards,
+    program_metrics,
     rollout_batch,
     samples_of,
     shaped_rewards,
@@ -136,6 +137,7 @@ class ReasoningRunner:
         samples = samples_of(trajectories[: self.config.runner.log_samples])
         metrics |= trajectory_metrics(trajectories) | conversation_metrics(trajectories)
         metrics |= source_metrics(trajectories) | function_metrics(trajectories, self.config.reward.labels)
+        metrics |= program_metrics(trajectories)
         return Collected(batch, metrics | shaped.metrics | self.recovery.metrics(), samples)
 
     def _with_baselines(
@@ -262,4 +264,4 @@ class ReasoningRunner:
 
 def validation_metric(config: Config) -> str:
     """`val/accuracy` of a verifier with scores 0 and 1; `val/score` if no function that scores is one."""
-    return "val/accuracy" if any(part.type in BUILT_IN for _, part in config.reward.parts) else "val/score"
+    return "val/accuracy" if any(part.type in DECIDING for _, part in config.reward.parts) else "val/score"

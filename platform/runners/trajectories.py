@@ -11,6 +11,7 @@ from torch import Tensor
 from rl_platform.algorithms.rewards import place_outcome_rewards, place_process_rewards
 from rl_platform.algorithms.shaping import ShapedRewards, shape_rewards
 from rl_platform.config.schema.algorithm import Algorithm
+from rl_platform.envs.reasoning.score import OUTCOMES
 from rl_platform.metrics import Sample
 from rl_platform.records import RolloutBatch, Trajectory
 
@@ -132,6 +133,14 @@ def function_metrics(trajectories: Sequence[Trajectory], names: Sequence[str], p
     return metrics
 
 
+def program_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Fractions of scored programs by how their tests ended; empty for rewards that run no programs."""
+    outcomes = [trajectory.outcome for trajectory in trajectories if trajectory.valid and trajectory.outcome]
+    if not outcomes:
+        return {}
+    return {f"code/{outcome}": mean([each == outcome for each in outcomes]) for outcome in OUTCOMES}
+
+
 def validation_metrics(trajectories: Sequence[Trajectory], metric: str, part: str = "") -> dict[str, float]:
     """Means over scored responses. metric: name of the score, as `val/accuracy`. part: of the names, as `gsm8k/`."""
     valid = [trajectory for trajectory in trajectories if trajectory.valid]
@@ -144,8 +153,8 @@ def validation_metrics(trajectories: Sequence[Trajectory], metric: str, part: st
 
 
 def samples_of(trajectories: Sequence[Trajectory]) -> list[Sample]:
-    """(prompt, response, reward) as text, for the log."""
-    return [(trajectory.prompt.text, trajectory.text, trajectory.reward) for trajectory in trajectories]
+    """(prompt, response, reward, verdict) as text, for the log."""
+    return [Sample(each.prompt.text, each.text, each.reward, each.verdict) for each in trajectories]
 
 
 def mean(numbers: Sequence[float]) -> float:

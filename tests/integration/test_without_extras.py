@@ -21,6 +21,7 @@ EXTRAS = (
     "engines/rollout/sglang",
     "engines/rollout/vllm",
     "envs/embodied/mujoco",
+    "envs/reasoning/sandbox",
     "launch/check",
     "launch/rehearse",
     "launch/tools",

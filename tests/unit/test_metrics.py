@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from rl_platform.errors import ConfigError, DataError
-from rl_platform.metrics import Reporters, RunInfo, RunLog, read_metrics
+from rl_platform.metrics import Reporters, RunInfo, RunLog, Sample, read_metrics
 from rl_platform.placement.model_shape import ModelShape
 from rl_platform.runners.utilization import forward_flops
 from rl_platform.runtime.memory import memory_peak
@@ -54,7 +54,7 @@ def test_every_sink_gets_every_call(tmp_path: Path) -> None:
     reporters.start(run)
     with reporters.phase("generate"):
         reporters.progress(1, 2, "responses", speed=3.0)
-    reporters.samples(1, [("p", "r", 1.0)])
+    reporters.samples(1, [Sample("p", "r", 1.0)])
     reporters.note("hello")
     reporters.close()
     expected = [
@@ -62,7 +62,7 @@ def test_every_sink_gets_every_call(tmp_path: Path) -> None:
         ("begin", "generate"),
         ("progress", 1, 2, "responses", ("speed", 3.0)),
         ("end", "generate"),
-        ("samples", 1, [("p", "r", 1.0)]),
+        ("samples", 1, [Sample("p", "r", 1.0)]),
         ("note", "hello"),
         ("close",),
     ]
@@ -125,7 +125,7 @@ def write(folder: Path, steps: range, resumed: int | None) -> RunLog:
     log.start(info(folder, resumed))
     for step in steps:
         log.step(step, {"reward/mean": step / 3, "actor/approx_kl": math.inf if step == 3 else 1e-9})
-        log.samples(step, [(f"p{step}", "r\n", math.nan if step == 3 else 1.0)])
+        log.samples(step, [Sample(f"p{step}", "r\n", math.nan if step == 3 else 1.0)])
     return log
 
 

@@ -39,7 +39,9 @@ def cases_of(row: Mapping[str, Any]) -> list[Case]:
     if not isinstance(tests, list) or not tests:
         needed = "a list of tests, {input, output} each, or {arguments, result} with a column 'entry_point'"
         raise ValueError(f"column '{TESTS}' must be {needed}, not {_shown(tests)}")
-    if entry_point is not None and not (isinstance(entry_point, str) and all(map(str.isidentifier, entry_point.split(".")))):
+    if entry_point is not None and not (
+        isinstance(entry_point, str) and all(map(str.isidentifier, entry_point.split(".")))
+    ):
         raise ValueError(
             f"column '{ENTRY_POINT}' must name a function, as add or Solution.add, not {_shown(entry_point)}"
         )

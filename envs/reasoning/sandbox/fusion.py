@@ -1,6 +1,6 @@
 """Programs run by a SandboxFusion server: its `run_code` request, one per test.
 
-    POST url  {"code": text, "language": "python", "stdin": text, "run_timeout": seconds, "memory_limit_MB": number, ...}
+    POST url  {"code": text, "language": "python", "stdin": text, "run_timeout": seconds, "memory_limit_MB": ..., ...}
     200       {"status": "Success" | "Failed" | "SandboxError", "run_result": {"status": "Finished" |
               "TimeLimitExceeded" | "Error", "return_code": 0, "stdout": text, "stderr": text}, "files": {...}}
 

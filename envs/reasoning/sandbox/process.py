@@ -6,7 +6,7 @@ untrusted. Not covered: the judgement of results (`judge.py`), and the program i
 
 from __future__ import annotations
 
-import json
+import marshal
 import math
 import os
 import select
@@ -26,6 +26,7 @@ from rl_platform.envs.reasoning.sandbox.layers import (
     isolating_command,
     plain_command,
     readable,
+    runner_code,
     system_call_filter,
 )
 from rl_platform.errors import WorkerError
@@ -83,6 +84,10 @@ class Sandbox:
             env={} if isolated else ENVIRONMENT,
             start_new_session=True,
         )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._stdin, self._stdout, self._stderr = self._process.stdin, self._process.stdout, self._process.stderr
         setup = {
             "program": program,
             "isolated": isolated,
@@ -94,7 +99,7 @@ class Sandbox:
             "longest_output": LONGEST_OUTPUT,
         }
         try:
-            self._send(setup, START_S)
+            self._send(runner_code() + _frame(setup), START_S)
             self._read(1, time.monotonic() + START_S)
         except OSError as error:
             self._process.kill()
@@ -111,7 +116,7 @@ class Sandbox:
         end = time.monotonic() + wall_s + SPARE_S
         try:
             test = case.question() | {"cpu_s": max(math.ceil(self._left_s), 1), "wall_s": wall_s}
-            self._send(test, wall_s)
+            self._send(_frame(test), wall_s)
             head = self._read(runner.REPLY.size, end)
             code, cpu_s, length, note_length = runner.REPLY.unpack(head)
             if length > LONGEST_OUTPUT or note_length > runner.LONGEST_NOTE:
@@ -132,9 +137,8 @@ class Sandbox:
     def close(self) -> None:
         """Ends every process of the sandbox and waits for that. May be called twice."""
         process = self._process
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         with suppress(OSError):
-            process.stdin.close()  # process 1 ends by that, and the kernel ends its namespace
+            self._stdin.close()  # process 1 ends by that, and the kernel ends its namespace
         try:
             process.wait(SPARE_S if process.poll() is None and self._left_s else 0.1)
         except subprocess.TimeoutExpired:
@@ -143,8 +147,8 @@ class Sandbox:
         with suppress(OSError):  # the end of this pipe is the end of process 1
             while self._read(1, time.monotonic() + SPARE_S):
                 pass
-        process.stdout.close()
-        process.stderr.close()
+        self._stdout.close()
+        self._stderr.close()
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -156,19 +160,16 @@ class Sandbox:
 
     def _errors(self) -> str:
         """What bubblewrap or the runner wrote before it ended."""
-        assert self._process.stderr is not None
-        descriptor = self._process.stderr.fileno()
+        descriptor = self._stderr.fileno()
         if not select.select([descriptor], [], [], 1.0)[0]:
             return ""
         return os.read(descriptor, 4096).decode(errors="replace").strip()[-500:]
 
-    def _send(self, message: object, seconds: float) -> None:
+    def _send(self, message: bytes, seconds: float) -> None:
         """Raises OSError if the sandbox is gone, TimeoutError if it does not read."""
-        assert self._process.stdin is not None
-        descriptor = self._process.stdin.fileno()
+        descriptor = self._stdin.fileno()
         os.set_blocking(descriptor, False)
-        body = json.dumps(message).encode()
-        data, end = memoryview(runner.LENGTH.pack(len(body)) + body), time.monotonic() + seconds
+        data, end = memoryview(message), time.monotonic() + seconds
         while data:
             if not select.select([], [descriptor], [], max(end - time.monotonic(), 0.0))[1]:
                 raise TimeoutError
@@ -176,8 +177,7 @@ class Sandbox:
 
     def _read(self, size: int, end: float) -> bytes:
         """Raises OSError at the end of the stream, TimeoutError after `end`."""
-        assert self._process.stdout is not None
-        descriptor, parts = self._process.stdout.fileno(), bytearray()
+        descriptor, parts = self._stdout.fileno(), bytearray()
         while len(parts) < size:
             if not select.select([descriptor], [], [], max(end - time.monotonic(), 0.0))[0]:
                 raise TimeoutError
@@ -186,3 +186,9 @@ class Sandbox:
                 raise OSError("the sandbox ended")
             parts += part
         return bytes(parts)
+
+
+def _frame(message: dict[str, object]) -> bytes:
+    """The sandbox runs the same interpreter, whose own format needs no modules."""
+    body = marshal.dumps(message)
+    return runner.LENGTH.pack(len(body)) + body

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from rl_platform.config.rules.rule import CHUNKS, TASK, Unread, embodied, reasoning, unread_keys, when
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.data import FILE_SUFFIXES, Source, Task
-from rl_platform.config.schema.reward import VERIFIERS
+from rl_platform.config.schema.reward import VERIFIERS, Scoring
 from rl_platform.errors import Problem
 
 _KIND, _MINI = "data.task.type", "data.mini_batch_size"
@@ -53,6 +53,10 @@ def _is_readable(path: str | None) -> bool:
     return not path or PurePath(path).suffix.lower() in FILE_SUFFIXES
 
 
+def _runs_programs(part: Scoring) -> bool:
+    return part.type == "code"
+
+
 def _task(config: Config, key: str, task: Task) -> Iterator[Problem]:
     kind = when(lambda: task.type)
     if kind in _STORED and when(lambda: not task.path):
@@ -63,6 +67,10 @@ def _task(config: Config, key: str, task: Task) -> Iterator[Problem]:
             yield Problem(f"{key}.{name}", unknown_format)
     if kind == "reasoning_gym" and when(lambda: not task.name):
         yield Problem(f"{key}.name", "type reasoning_gym needs the name of its data set", hint="for example chain_sum")
+    programs = [at for at, part in when(lambda: config.reward.parts) or () if when(partial(_runs_programs, part))]
+    if programs and kind is not None and kind not in _STORED:
+        message = f"{programs[0]}.type code reads the column tests of stored questions, and {kind} has none"
+        yield Problem(f"{key}.type", message, allowed=", ".join(_STORED))
     turns = when(lambda: task.params.get("operation") == "quotient" and config.rollout.multi_turn is None)
     if kind == "digits" and turns:
         message = "the operation quotient needs the calculator, and rollout.multi_turn is null"

@@ -12,10 +12,10 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.reward import VERIFIERS, Judge, RewardFunction, Scoring
 from rl_platform.errors import Problem
 
-_TYPE, _TYPES = "reward.type", (*VERIFIERS, "model", "judge", "http")
+_TYPE, _TYPES = "reward.type", (*VERIFIERS, "code", "model", "judge", "http")
 _SCALING, _OVERLONG = "algorithm.reward_scaling", "algorithm.overlong"
 _COEF, _BUFFER, _MAX = (f"{_OVERLONG}.{name}" for name in ("stop_properly_coef", "buffer_length", "max_length"))
-_OWN = "type num_workers timeout_s max_batch_size model judge url retries"
+_OWN = "type num_workers timeout_s max_batch_size model judge url code isolation retries"
 TAKEN = (  # metrics `reward/...`
     *("filtered", "kl", "kl_coef", "max", "mean", "min", "out_of_range", "process_mean", "process_moved", "raw_mean"),
     "unscored",
@@ -59,6 +59,11 @@ def _part(key: str, part: Scoring) -> Iterator[Problem]:
             f"{key}.type http needs the http:// or https:// address of a scoring server, without user and password"
         )
         yield Problem(f"{key}.url", message, hint="for example http://HOST:PORT/score")
+
+    code = when(lambda: part.code if part.type == "code" else None)
+    if code is not None and when(lambda: code.url is not None and not _is_address(code.url)):
+        message = "needs the http:// or https:// address of run_code, without user and password"
+        yield Problem(f"{key}.code.url", message, hint="for example http://HOST:8080/run_code")
 
 
 def _judge(key: str, judge: Judge) -> Iterator[Problem]:
@@ -184,8 +189,14 @@ def _unread_by(key: str, part: Scoring) -> Iterator[Unread]:
         yield Unread(f"{key}.judge", f"it belongs to {key}.type judge", switches)
     if kind != "http":
         yield Unread(f"{key}.url", f"it belongs to {key}.type http", switches)
-    if kind not in ("http", "judge"):
-        yield Unread(f"{key}.retries", f"it belongs to {key}.type http or judge", switches)
+    if kind != "code":
+        yield from unread_keys(key, "code isolation", f"it belongs to {key}.type code", *switches)
+    elif when(lambda: part.address):
+        yield Unread(f"{key}.isolation", "the server isolates programs (code.url)", switches)
+    elif when(lambda: part.code is not None):
+        yield Unread(f"{key}.code.api_key_env", "without code.url there is no server", switches)
+    if kind not in ("http", "judge") and not when(lambda: part.address):
+        yield Unread(f"{key}.retries", f"it belongs to {key}.type http or judge, or code with a url", switches)
     if kind not in ("model", "http"):
         yield Unread(f"{key}.max_batch_size", f"{key}.type {kind} scores responses one by one", switches)
     if kind == "model":

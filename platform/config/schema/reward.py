@@ -40,28 +40,49 @@ class Judge(Section):
     max_tokens: int = key(512, "largest number of tokens of a reply", ge=1)
 
 
+class Code(Section):
+    """`reward.code`: programs, run on the tests of their question."""
+
+    score: Literal["all", "fraction"] = key("all", "1 if all tests pass, else 0; fraction: of the tests that pass")
+    memory_mb: int = key(512, "largest address space of a program in MiB", ge=64)
+    url: str | None = key(
+        None, "run_code address of a sandbox-fusion server; null: sandboxes on the machine of the reward"
+    )
+    api_key_env: str | None = key(
+        None, "environment variable with the server's key, sent as Authorization: Bearer; null: no key", min_length=1
+    )
+
+
 class Scoring(Section):
     """How one score of a response is computed."""
 
     type: str = key(
         "task",
-        f"{', '.join(VERIFIERS)}, module:function, model (a classifier), judge or http; task: the task's own verifier",
+        f"{', '.join(VERIFIERS)}, module:function, code (runs programs), model (a classifier), judge or http; "
+        "task: the task's own verifier",
     )
     num_workers: int = key(2, "scoring processes; http, judge: number of concurrent requests", ge=1)
     timeout_s: float = key(
         5.0,
-        "longest scoring of a response in seconds, masked out and counted beyond; http, judge: limit of one request",
+        "longest scoring of a response in seconds, masked out and counted beyond; http, judge: limit of one request; "
+        "code: CPU seconds of all tests of a response, beyond them it fails",
         gt=0,
     )
     max_batch_size: int = key(16, "model, http: largest number of responses per forward pass or request", ge=1)
     model: RewardModel | None = key(None, "model: the classifier")
     judge: Judge | None = key(None, "judge: a language model that scores")
     url: str | None = key(None, "http: address of the scoring server, http:// or https://")
-    retries: int = key(3, "http, judge: number of retries after a failed request", ge=0)
+    code: Code | None = key(None, "code: how programs run and are scored; null: the defaults")
+    isolation: Literal["sandbox", "none"] = key(
+        "sandbox", "code: what separates programs from this machine; none: only limits, for machines without secrets"
+    )
+    retries: int = key(3, "http, judge, code with a url: number of retries after a failed request", ge=0)
 
     @property
     def address(self) -> str | None:
-        """The address of the server or judge, None of other types."""
+        """The address of the server, judge or sandbox, None of other types."""
+        if self.type == "code":
+            return self.code.url if self.code else None
         return self.judge.url if self.type == "judge" and self.judge else self.url if self.type == "http" else None
 
 

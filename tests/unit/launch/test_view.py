@@ -21,7 +21,7 @@ from rl_platform.launch import plain
 from rl_platform.launch.headline import History, duration, number, printable, sparkline
 from rl_platform.launch.plain import PlainView
 from rl_platform.launch.view import LiveView, terminal_view
-from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog
+from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog, Sample
 from rl_platform.tracing import Timeline
 
 CARD = [("estimator", "GAE, lambda 0.95"), ("policy loss", "clip [0.8, 1.28] dual 3.0")]
@@ -76,7 +76,7 @@ def view(tmp_path: Path):
 def test_the_screen_shows_what_matters(view: LiveView) -> None:
     view.step(1, METRICS["reasoning"])
     view.step(2, METRICS["reasoning"])
-    view.samples(2, [("1+1?", "2", 1.0)])
+    view.samples(2, [Sample("1+1?", "2", 1.0)])
     with view.phase("generate"):
         view.progress(34, 64, "responses", tokens_per_s=999.0)
         text = screen(view)
@@ -125,7 +125,7 @@ def test_no_size_breaks_it(tmp_path: Path, task: str, width: int, height: int) -
     view.start(info(tmp_path, task))
     for step in range(1, 200):
         view.step(step, METRICS[task] | {"reward/mean": math.nan if step % 3 == 0 else step})
-    view.samples(1, [("宽" * 500, "\x1b[31m\r\n\x07" * 100, math.nan)])
+    view.samples(1, [Sample("宽" * 500, "\x1b[31m\r\n\x07" * 100, math.nan)])
     with view.phase("a phase with a long name"), view.phase("inner"):
         view.progress(5, 0, "things")
         lines = screen(view).rstrip("\n").split("\n")
@@ -180,7 +180,7 @@ def test_a_long_run_costs_what_a_short_one_does(tmp_path: Path) -> None:
         for step in numbers:
             with reporters.phase("generate"):
                 reporters.progress(1, 2, "responses")
-            reporters.samples(step, [("1+1?", "2", 1.0)])
+            reporters.samples(step, [Sample("1+1?", "2", 1.0)])
             reporters.step(step, {name: value + step for name, value in METRICS["reasoning"].items()})
             plain_view.console.file.seek(0)
             plain_view.console.file.truncate()
@@ -230,7 +230,7 @@ def test_a_redraw_takes_less_than_one_percent(tmp_path: Path) -> None:
     view.start(info(tmp_path))
     for step in range(1, 5001):
         view.step(step, METRICS["reasoning"])
-    view.samples(1, [("1+1?", "2", 1.0)])
+    view.samples(1, [Sample("1+1?", "2", 1.0)])
     costs = []
     with view.phase("generate"):
         for done in range(30):
@@ -407,7 +407,7 @@ def test_snapshot_of_a_finished_run(tmp_path: Path, tool) -> None:
     log.start(info(run))
     for step in (1, 2):
         log.step(step, METRICS["reasoning"])
-    log.samples(2, [("1+1?", "two", 1.0)])
+    log.samples(2, [Sample("1+1?", "two", 1.0)])
     log.close()
     assert tool("snapshot", run, "-o", tmp_path / "view.svg").code == 0
     svg = (tmp_path / "view.svg").read_text()
