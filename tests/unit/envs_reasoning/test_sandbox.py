@@ -57,7 +57,7 @@ class Outside:
         self.descriptor = os.open(self.canary, os.O_RDWR)
         os.set_inheritable(self.descriptor, True)
         self.servers = [socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX)]
-        self.name = secrets.token_hex(8)
+        self.name = f"s{secrets.token_hex(8)}"
         self.servers[1].bind(f"\0{self.name}")
         self.servers[1].listen()
         os.environ["SECRET"] = self.answer
