@@ -114,34 +114,35 @@ def page(name: str, loaded: LoadedConfig, runs: Sequence[Run], command: str) -> 
     """The Markdown page of a config."""
     config = loaded.config
     published = CLEANRL.get(config.env.id)
+    rated = any(not math.isnan(run.last("val/success_once")) for run in runs)
     lines = [
         f"# {name}: {config.env.id}",
         "",
         f"![Learning curves]({name}.png)",
         "",
-        f"Mean return of {config.env.evaluation.episodes} evaluation episodes with the most likely action, after the "
-        f"last step. Every evaluated point is in [{name}.csv]({name}.csv).",
+        f"Mean return of {config.env.evaluation.episodes} evaluation episodes after the last step. All points: "
+        f"[{name}.csv]({name}.csv).",
         "",
-        "| who | seeds | environment steps | final return: mean ± deviation over seeds | lowest and highest | "
-        "minutes of training | steps/s | success at any step |",
-        "|---|---|---|---|---|---|---|---|",
-        *(_summary(who, [run for run in runs if run.who == who]) for who in (OURS, PEER)),
+        "| who | seeds | environment steps | final return: mean ± deviation over seeds | minutes of training | "
+        "steps/s |" + " success at any step |" * rated,
+        "|---|---|---|---|---|---|" + "---|" * rated,
+        *(_summary(who, [run for run in runs if run.who == who], rated) for who in (OURS, PEER)),
     ]
     if published is not None:
         task, mean, deviation = published
-        lines.append(f"| CleanRL, published ({task}) | 3 | 1,000,000 | {mean:,.0f} ± {deviation:,.0f} | | | | |")
+        lines.append(
+            f"| CleanRL, published ({task}) | 3 | 1,000,000 | {mean:,.0f} ± {deviation:,.0f} | | |" + " |" * rated
+        )
     lines += ["", *_by_seed(runs, RETURN_ASKED.get(config.env.id))]
     notes = [f"Made with `{command}`.", *_machines(runs)]
     if any(run.who == PEER for run in runs):
-        notes.append(f"{PEER}: hyperparameters of the [zoo]({ZOO_SOURCE}), tuned there for version 4 of the task.")
-        notes.append(f"Minutes of {PEER} are CPU time of its one thread, ours those of the clock on all cores.")
+        notes.append(f"{PEER}: hyperparameters of the [zoo]({ZOO_SOURCE}).")
     if published is not None:
-        what = "`ppo_continuous_action.py`, returns of training episodes"
-        notes.append(f"CleanRL: {what}, from [its documentation]({CLEANRL_SOURCE}).")
+        notes.append(f"CleanRL: returns of training episodes, from [its documentation]({CLEANRL_SOURCE}).")
     return "\n".join([line for line in lines if line is not None] + ["", *(f"* {note}" for note in notes), ""])
 
 
-def _summary(who: str, runs: Sequence[Run]) -> str | None:
+def _summary(who: str, runs: Sequence[Run], rated: bool) -> str | None:
     if not runs:
         return None
     finals = [run.last("val/return") for run in runs]
@@ -154,10 +155,9 @@ def _summary(who: str, runs: Sequence[Run]) -> str | None:
         str(len(runs)),
         f"{statistics.median(run.env_steps for run in runs):,.0f}",
         f"{number(statistics.mean(finals))} ± {number(deviation)}",
-        f"{number(min(finals))} to {number(max(finals))}",
         f"{statistics.mean(run.seconds for run in runs) / 60:.1f}",
         f"{speed:,.0f}",
-        success,
+        *([success] if rated else []),
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -184,10 +184,11 @@ def _by_seed(runs: Sequence[Run], wanted: float | None) -> list[str]:
 
 def _machines(runs: Sequence[Run]) -> list[str]:
     """Where and with what, once for all runs that agree."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, dict[str, list[str]]] = {}
     for run in runs:
         made = run.made
         versions = ", ".join(f"{package} {version}" for package, version in made["versions"].items())
         where = f"{made['cpu']}, {made['cores']} cores, Python {made['python']}, {versions}, {made['date']}"
-        found.setdefault(where, []).append(f"{run.who} {run.seed}")
-    return [f"{where} ({', '.join(of)})" for where, of in found.items()]
+        found.setdefault(where, {}).setdefault(run.who, []).append(str(run.seed))
+    of = {where: "; ".join(f"{who} {', '.join(seeds)}" for who, seeds in made.items()) for where, made in found.items()}
+    return [f"{where} ({runs_there})" for where, runs_there in of.items()]
