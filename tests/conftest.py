@@ -24,6 +24,12 @@ if CHECKS_SHAPES := all(importlib.util.find_spec(name) for name in ("jaxtyping",
 
     check_shapes()  # without the two packages tests run as well, but for unit/test_shapes.py
 
+if importlib.util.find_spec("hypothesis"):
+    from hypothesis import settings
+
+    settings.register_profile("no deadline", deadline=None)  # other processes may use the cores
+    settings.load_profile("no deadline")
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; runs started here inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

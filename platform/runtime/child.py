@@ -39,10 +39,13 @@ if os.getppid() != int(sys.argv.pop(2)):
     os._exit(1)
 """
 _BY_GUARD = """
-import os, signal, sys
+import os, shutil, signal, sys
+scratch = sys.argv.pop(2)
 if os.fork() == 0:
     os.close(int(sys.argv[1]))
     os.read(0, 1)  # until no process holds the other end of this pipe
+    if scratch:  # first: the signal ends the guard, too
+        shutil.rmtree(scratch, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
 """
 
@@ -69,7 +72,8 @@ class Child:
 
     environment: added to that of this process, a PYTHONPATH in front of this process's search paths. descriptors: files
     that stay open in the child. output: where stdout and stderr go, by default where those of this process go. python:
-    another interpreter, which gets no search paths but its own and those of `environment`.
+    another interpreter, which gets no search paths but its own and those of `environment`. scratch: a folder that the
+    guard removes if this process dies; kill() leaves it.
     """
 
     def __init__(
@@ -81,13 +85,15 @@ class Child:
         descriptors: Sequence[int] = (),
         output: BinaryIO | None = None,
         python: str | None = None,
+        scratch: str = "",
     ) -> None:
+        assert death is Death.GUARD or not scratch
         self._death = death
         self.socket, theirs = socket.socketpair()
         for end in (self.socket, theirs):
             end.setblocking(True)  # whatever socket.setdefaulttimeout is
-        parent = [os.getpid()] if death is Death.THREAD else []
-        values = map(str, (theirs.fileno(), *parent, *arguments))
+        facts = {Death.THREAD: [os.getpid()], Death.GUARD: [scratch]}.get(death, [])
+        values = map(str, (theirs.fileno(), *facts, *arguments))
         self._process = subprocess.Popen(
             [python or sys.executable, "-c", _PRELUDES[death] + code, *values],
             env=_environment(environment or {}, () if python else sys.path),

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import queue
+import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -149,7 +150,9 @@ class HostedEngine(ABC):
 
     stop_texts: StopTexts | None = None  # the engine generates on, and what follows the text is dropped
 
-    def __init__(self, label: str, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, label: str, model_config: Mapping[str, object], eos_token_ids: Sequence[int]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="rl-platform-model-")
+        Path(self._folder.name, "config.json").write_text(json.dumps(model_config), encoding="utf-8")
         self.eos = tuple(eos_token_ids)
         self.restarts = 0
         self._label = label
@@ -229,6 +232,7 @@ class HostedEngine(ABC):
 
     def close(self) -> None:
         self._process.kill()
+        self._folder.cleanup()
 
     def _load_awake(self) -> None:
         if self._asleep:

@@ -100,7 +100,7 @@ def test_episode_boundaries_inside_a_row() -> None:
     close(returns, estimated + values)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**31),
     rows=st.integers(1, 4),
@@ -131,7 +131,6 @@ def random_case(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return rewards, values, torch.rand(5, 9, generator=generator) < 0.6
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 1000))
 def test_lambda_1_gives_return_minus_value_and_lambda_0_one_step_errors(seed: int) -> None:
     rewards, values, mask = random_case(seed)
@@ -147,7 +146,6 @@ def test_lambda_1_gives_return_minus_value_and_lambda_0_one_step_errors(seed: in
             close(one_step[row][mask[row]], torch.cat((chosen[1:], scores[row : row + 1])) - chosen)
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 1000), left=st.integers(0, 4), right=st.integers(0, 4))
 def test_padding_changes_nothing(seed: int, left: int, right: int) -> None:
     rewards, values, mask = random_case(seed)
@@ -159,7 +157,6 @@ def test_padding_changes_nothing(seed: int, left: int, right: int) -> None:
         assert torch.equal(wide_tensor[padded_mask], narrow_tensor[mask])
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 1000), gap=st.integers(1, 8), width=st.integers(1, 4))
 def test_observation_tokens_change_nothing(seed: int, gap: int, width: int) -> None:
     rewards, values, mask = random_case(seed)
@@ -170,7 +167,6 @@ def test_observation_tokens_change_nothing(seed: int, gap: int, width: int) -> N
         assert torch.equal(narrow[mask], with_gap[wide_mask])
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 1000))
 def test_shuffled_rows_give_shuffled_results(seed: int) -> None:
     rewards, values, mask = random_case(seed)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_platform.algorithms.balance import balance_metrics, balanced_parts, contiguous_parts, sequence_cost
@@ -50,7 +50,6 @@ def test_contiguous_parts(count: int, parts: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
-@settings(deadline=None)
 @given(costs=st.lists(st.integers(0, 10_000), max_size=60), count=st.integers(1, 9))
 def test_every_index_once_and_equal_counts(costs: list[int], count: int) -> None:
     parts = balanced_parts(costs, count)

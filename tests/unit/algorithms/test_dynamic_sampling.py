@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_platform.algorithms.dynamic_sampling import DynamicSampler, samples_differ, split_groups
@@ -138,7 +138,6 @@ class TestExhausted:
             sampler(8, 2, 8, max_rounds=1, on_exhausted="train_partial").fill(0, rounds([MIXED, RIGHT]))
 
 
-@settings(deadline=None)
 @given(
     seed=st.integers(0, 99),
     groups=st.integers(1, 6),

@@ -153,7 +153,7 @@ def test_the_deviation_of_others_that_nearly_agree_has_no_rounding_in_it() -> No
     assert found.item() == pytest.approx((1e5 - 1e-3) / (1e-3 + 1e-6), rel=1e-6)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 1000))
 def test_leave_one_out_is_what_its_name_says(seed: int) -> None:
     batch = random_batch(seed)
@@ -333,7 +333,7 @@ GROUPED = [{"adv_type": "grpo"}, {"adv_type": "grpo", "grpo_std_normalization": 
 
 
 @pytest.mark.parametrize("keys", GROUPED)
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1000), shift=st.sampled_from([-3.0, 0.5, 8.0]))
 def test_a_group_sums_to_zero_and_a_constant_changes_nothing(keys: dict[str, Any], seed: int, shift: float) -> None:
     batch = random_batch(seed)
@@ -345,7 +345,7 @@ def test_a_group_sums_to_zero_and_a_constant_changes_nothing(keys: dict[str, Any
     torch.testing.assert_close(advantages(batch, Algorithm(**keys))[0][:, 3], estimated, rtol=1e-4, atol=1e-5)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1000))
 def test_rloo_is_dr_grpo_times_n_over_n_minus_1(seed: int) -> None:
     batch = random_batch(seed)
@@ -355,7 +355,7 @@ def test_rloo_is_dr_grpo_times_n_over_n_minus_1(seed: int) -> None:
 
 
 @pytest.mark.parametrize("adv_type", CRITIC_FREE)
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 1000))
 def test_shuffled_rows_and_padding_change_nothing(adv_type: str, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)

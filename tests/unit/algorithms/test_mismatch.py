@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -142,7 +142,6 @@ def test_masked_positions_change_nothing(keys: dict[str, Any]) -> None:
     assert measured == pytest.approx(metrics(**keys))
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=12),
     st.floats(0, 1),

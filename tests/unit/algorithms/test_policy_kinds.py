@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -207,7 +207,6 @@ def test_gradient_matches_finite_differences(kind: str) -> None:
     assert torch.autograd.gradcheck(loss, log_probs)
 
 
-@settings(deadline=None)
 @given(st.permutations(range(3)))
 def test_rows_do_not_depend_on_each_other(order: list[int]) -> None:
     for kind in POLICY_LOSSES:

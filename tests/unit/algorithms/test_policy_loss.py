@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -70,7 +70,6 @@ def test_metrics() -> None:
     assert "actor/dual_clip_frac" not in run(RATIOS, 1.0, dual_clip=None)[2]
 
 
-@settings(deadline=None)
 @given(ratio=st.floats(0.01, 100), advantage=st.floats(-5, 5), low=st.floats(0, 1), high=st.floats(0, 3))
 def test_equals_the_textbook_formula(ratio: float, advantage: float, low: float, high: float) -> None:
     for dual in (None, 1.5):

@@ -30,7 +30,7 @@ def with_gaps(tensor: Tensor, gaps: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("adv_type", ESTIMATORS)
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 1000), gaps=st.lists(st.integers(0, 2), min_size=6, max_size=6))
 def test_observation_tokens_change_neither_kl_nor_advantages_nor_returns(
     adv_type: str, seed: int, gaps: list[int]
@@ -61,7 +61,7 @@ def test_observation_tokens_change_neither_kl_nor_advantages_nor_returns(
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 1000))
 def test_truncation_without_bounds_is_plain_importance_sampling(level: str, seed: int) -> None:
     numbers = torch.Generator().manual_seed(seed)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_platform.algorithms.statistics import explained_variance, masked_mean, masked_var, whiten
@@ -50,7 +50,6 @@ def test_empty_and_single_positions_have_no_variance() -> None:
     assert not whiten(X, single).any()
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=30), st.integers(0, 5))
 def test_whitening_ignores_padding_and_order(numbers: list[float], padding: int) -> None:
     x = torch.tensor([numbers])

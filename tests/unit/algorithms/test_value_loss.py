@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -58,7 +58,6 @@ def test_huge_huber_delta_is_the_squared_error() -> None:
             torch.testing.assert_close(one, other)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(*[st.floats(-2, 2, width=32)] * 3), min_size=1, max_size=20))
 def test_gradient_flows_wherever_the_value_is_inside_the_clip_range(rows: list[tuple[float, float, float]]) -> None:
     """Rounding must not make an unsaturated position look clipped, which would cut its gradient."""

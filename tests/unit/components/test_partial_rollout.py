@@ -120,7 +120,7 @@ def test_ranks_share_groups_and_what_is_needed(groups: int, ranks: int, data: An
     assert all(quota <= len(share) for share, quota in shares)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(pieces=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=6))
 def test_segments_add_up_and_name_each_version_once_in_a_row(pieces: list[tuple[int, int]]) -> None:
     one = not_begun(1)[0][0]

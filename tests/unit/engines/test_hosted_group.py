@@ -1,4 +1,4 @@
-"""Weights by a process group, when one side fails: with a small program in the place of SGLang."""
+"""Hosted engines with a small program in their place: a weight group whose one side fails, the folder of an engine."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from waiting import until
 
+from rl_platform.engines.rollout.hosted import HostedEngine
 from rl_platform.engines.rollout.sglang import engine as hosted
 from rl_platform.engines.rollout.sglang.engine import SGLangEngine
 from rl_platform.engines.rollout.sglang.program import EngineSetup
+from rl_platform.engines.rollout.vllm import client
+from rl_platform.engines.rollout.vllm.client import VLLMEngine, VLLMSetup
 from rl_platform.errors import WorkerError
 from rl_platform.runtime.weights.group import WeightGroup, WeightsOffer, offer_fields
 
@@ -85,4 +89,25 @@ def test_a_sender_that_fails_leaves_no_engine_with_half_of_its_weights(start: An
     with pytest.raises(type(failure), match="were replaced"):
         engine.receive(offer(send))
     assert engine._process.child.ended
+    engine.close()
+
+
+@pytest.mark.parametrize("name", ["sglang", "vllm"])
+def test_the_folder_of_an_engine_goes_with_a_parent_that_is_killed(
+    start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    if name == "sglang":
+        engine: HostedEngine = start(dies=False)[0]
+    else:
+        monkeypatch.setattr(client, "PROGRAM", PROGRAM.format(folder=str(tmp_path), dies=False))
+        setup = VLLMSetup(
+            {"num_attention_heads": 2, "hidden_size": 8, "num_hidden_layers": 1}, 1, "float32", 4, 64, 0.1, 0
+        )
+        engine = VLLMEngine("rollout[0]", setup, (), {}, tmp_path / "log")
+    folder = Path(engine._folder.name)
+    assert (folder / "config.json").exists()
+    guarded = engine._process.child._process.stdin
+    assert guarded is not None
+    guarded.close()  # as the kernel does when a process dies
+    until(lambda: not folder.exists())
     engine.close()

@@ -87,7 +87,7 @@ def test_greedy_takes_the_first_of_the_best_and_reports_temperature_one() -> Non
     assert log_probs[0] == pytest.approx(logits[0].log_softmax(-1)[1].item())
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     logits=st.lists(st.floats(-200, 200, width=32) | st.just(-math.inf), min_size=2, max_size=30),
     uniform=st.sampled_from([0.0, 5e-324, 0.5, ALMOST_ONE]) | st.floats(0, 1, exclude_max=True),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_platform.algorithms.schedule import mini_batches
@@ -36,7 +36,6 @@ limits = st.builds(MicroBatches, st.none() | st.integers(1, 50), st.none() | st.
 
 
 class TestMicroBatches:
-    @settings(deadline=None)
     @given(lengths=lengths_or_none, limit=limits, seed=st.integers(0, 9))
     def test_split(self, lengths, limit, seed) -> None:
         count = 7 if lengths is None else len(lengths)
@@ -49,7 +48,6 @@ class TestMicroBatches:
             tokens = sum(4 if lengths is None else lengths[row] for row in part)
             assert limit.tokens is None or tokens <= limit.tokens or len(part) == 1
 
-    @settings(deadline=None)
     @given(lengths=lengths_or_none, limit=limits, world_size=st.integers(1, 5))
     def test_shares(self, lengths, limit, world_size) -> None:
         count = 7 if lengths is None else len(lengths)
@@ -60,7 +58,6 @@ class TestMicroBatches:
         rows = [sum(len(part) for part in share) for share in shared]
         assert max(rows) - min(rows) <= 1
 
-    @settings(deadline=None)
     @given(seed=st.integers(0, 9), world_size=st.sampled_from([2, 4]), limit=limits)
     def test_ranks_do_not_change_what_a_mini_batch_holds(self, seed, world_size, limit) -> None:
         numbers = torch.Generator().manual_seed(seed)

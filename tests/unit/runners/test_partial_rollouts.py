@@ -127,7 +127,7 @@ def parts(seed: int, prompts: int, ranks: int = 1, deaths: float = 0.0, **keys: 
     return PartialRollouts(config, runtime, recovery, groups, Reporter(), loader), data  # type: ignore[arg-type]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 10**6),
     prompts=st.integers(1, 40),

@@ -90,7 +90,7 @@ def test_a_full_channel_holds_the_producer_back_until_there_is_room(make: Make):
     assert (stats.puts, stats.gets, stats.depth, stats.max_depth) == (5, 5, 0, 2)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     producers=st.integers(1, 4),
     consumers=st.integers(1, 4),
@@ -156,7 +156,7 @@ def test_a_get_that_lingers_waits_for_others_until_there_are_enough_or_no_more_c
         assert got_after(0, 1, wanted=9, then=channel.close) == [0, 1]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     steps=st.lists(
         st.one_of(

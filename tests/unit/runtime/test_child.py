@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -28,7 +29,7 @@ pipe.recv()
 PARENT = """
 import os, sys, time
 from rl_platform.runtime.child import Child, Death
-child = Child(sys.argv[2], Death[sys.argv[1]])
+child = Child(sys.argv[2], Death[sys.argv[1]], scratch=sys.argv[3])
 print(child.pid, flush=True)
 time.sleep(600)
 """
@@ -73,11 +74,12 @@ def test_a_child_that_does_not_end_in_time_is_killed(death: Death) -> None:
     assert 0.2 <= time.monotonic() - began < WITHIN_S
 
 
-def test_what_a_child_started_is_killed_with_it() -> None:
-    child = Child(FAMILY, Death.GUARD)
+def test_what_a_child_started_is_killed_with_it(tmp_path: Path) -> None:
+    child = Child(FAMILY, Death.GUARD, scratch=str(tmp_path))
     started = until(lambda: psutil.Process(child.pid).children())
     child.kill()
     assert not psutil.wait_procs(started, WITHIN_S)[1]
+    assert tmp_path.exists(), "the next child may read it"
 
 
 def test_what_a_child_started_is_killed_even_without_its_guard() -> None:
@@ -114,8 +116,12 @@ def test_a_default_timeout_of_sockets_does_not_reach_the_pipe() -> None:
         pytest.param(Death.THREAD, BUSY, marks=pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part")),
     ],
 )
-def test_a_child_dies_with_a_parent_that_is_killed(death: Death, code: str) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, death.name, code], stdout=subprocess.PIPE, text=True)
+def test_a_child_dies_with_a_parent_that_is_killed(death: Death, code: str, tmp_path: Path) -> None:
+    """So does the folder that was made for the child."""
+    (tmp_path / "scratch" / "weights").mkdir(parents=True)
+    scratch = tmp_path / "scratch" if death is Death.GUARD else ""
+    command = [sys.executable, "-c", PARENT, death.name, code, str(scratch)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
     if code == FAMILY:
@@ -126,3 +132,4 @@ def test_a_child_dies_with_a_parent_that_is_killed(death: Death, code: str) -> N
     os.kill(parent.pid, signal.SIGKILL)
     parent.communicate()
     assert not psutil.wait_procs(family, WITHIN_S)[1]
+    assert (tmp_path / "scratch").exists() == (death is not Death.GUARD)

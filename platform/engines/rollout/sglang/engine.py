@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import json
 import logging
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -36,18 +34,18 @@ class SGLangEngine(HostedEngine):
     def __init__(
         self, label: str, setup: EngineSetup, eos_token_ids: Sequence[int], environment: Mapping[str, str], log: Path
     ) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="rl-platform-model-")
-        Path(self._folder.name, "config.json").write_text(json.dumps(setup.model_config), encoding="utf-8")
-        self._setup, self._log = replace(setup, folder=self._folder.name), log
+        self._setup, self._log = setup, log
         variables = engine_environment(setup, sorted(os.sched_getaffinity(0)), visible_gpus())
         self._environment = variables | dict(environment)
         self._shared = SharedWeights()
         self._group: tuple[Rendezvous, WeightGroup] | None = None
-        super().__init__(label, eos_token_ids)
+        super().__init__(label, setup.model_config, eos_token_ids)
 
     def _new_process(self) -> EngineProcess:
         self._group = None
-        return EngineProcess(PROGRAM, asdict(self._setup), self._environment, self._log)
+        folder = self._folder.name
+        setup = asdict(replace(self._setup, folder=folder))
+        return EngineProcess(PROGRAM, setup, self._environment, self._log, scratch=folder)
 
     def _recognised(self, log: str) -> Problem | None:
         return recognised(self._label, log, VERSION, self._setup.memory_share)
@@ -55,10 +53,6 @@ class SGLangEngine(HostedEngine):
     def _reachable(self, weights: Weights | WeightsOffer) -> Weights | WeightsOffer:
         devices = [torch.device("cuda", number) for number in self._setup.accelerators] or [torch.device("cpu")]
         return reachable(weights, devices)
-
-    def close(self) -> None:
-        super().close()
-        self._folder.cleanup()
 
     def _load(self) -> None:
         assert self._weights is not None

@@ -6,10 +6,8 @@ neither a folder nor `/dev/shm` needs room for them.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,17 +102,15 @@ class VLLMEngine(HostedEngine):
     def __init__(
         self, label: str, setup: VLLMSetup, eos_token_ids: Sequence[int], environment: Mapping[str, str], log: Path
     ) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="rl-platform-model-")
-        Path(self._folder.name, "config.json").write_text(json.dumps(setup.model_config), encoding="utf-8")
         self._setup, self._log = setup, log
         self._environment = setup.environment() | dict(environment)
         self._shared = os.memfd_create("rl-platform-weights")
-        super().__init__(label, eos_token_ids)
+        super().__init__(label, setup.model_config, eos_token_ids)
 
     def _new_process(self) -> EngineProcess:
-        python = self._setup.python or sys.executable
-        setup = {"version": VERSION, "weights": self._shared, "arguments": self._setup.arguments(self._folder.name)}
-        options = {"descriptors": [self._shared], "python": python}
+        python, folder = self._setup.python or sys.executable, self._folder.name
+        setup = {"version": VERSION, "weights": self._shared, "arguments": self._setup.arguments(folder)}
+        options = {"descriptors": [self._shared], "python": python, "scratch": folder}
         try:
             return EngineProcess(PROGRAM, setup, self._environment, self._log, **options)
         except OSError as error:
@@ -128,7 +124,6 @@ class VLLMEngine(HostedEngine):
 
     def close(self) -> None:
         super().close()
-        self._folder.cleanup()
         if self._shared >= 0:
             os.close(self._shared)
             self._shared = -1
