@@ -200,15 +200,19 @@ def empty_causal_lm(config: PretrainedConfig, folder: str, key: str) -> PreTrain
 def export_causal_lm(
     weights: dict[str, torch.Tensor], config: PretrainedConfig, tokenizer: Tokenizer, folder: Path
 ) -> None:
-    """Writes `weights`, named as in `language.LanguageModel`, and the tokenizer as a Hugging Face folder."""
+    """Writes `weights` in float32, named as in `language.LanguageModel`, and the tokenizer as a Hugging Face folder."""
+    from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
     with quiet_transformers():
-        network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        with init_empty_weights():  # random weights of 135M parameters take 3 s
+            network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        whole = {name: tensor.to("cpu", torch.float32) for name, tensor in weights.items()}
         prefix = "backbone."
-        state = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
-        network.base_model.load_state_dict(state)
-        network.get_output_embeddings().weight.data.copy_(weights["head.weight"])
+        state = {name.removeprefix(prefix): tensor for name, tensor in whole.items() if name.startswith(prefix)}
+        network.base_model.load_state_dict(state, assign=True)
+        network.get_output_embeddings().weight = nn.Parameter(whole["head.weight"], requires_grad=False)
+        network.tie_weights()
         network.save_pretrained(folder)
     tokenizer.save(folder)
 

@@ -61,14 +61,15 @@ LLAMA = {"actor": "actor", "critic": "critic"}
 DEEP = {"deep actor": "actor", "deep critic": "critic"}  # of four layers, for two stages of two parts
 EXPERTS = {"experts": "actor", "experts critic": "critic"}  # Qwen3-MoE
 MIXTURES = {"shared experts": "actor", "mixtral": "actor", "latent": "actor", "latent critic": "critic"}
+DEEP_MIXTURES = {"deep experts": "actor", "deep latent": "actor"}
 FAMILIES = {  # transformers' names, and what these models have beside the sizes in `model`
     "experts": ("qwen3_moe", {"num_experts": 4, "norm_topk_prob": True}),
     "experts critic": ("qwen3_moe", {"num_experts": 4, "norm_topk_prob": False}),
     "shared experts": (
         "qwen2_moe",
-        {"num_experts": 4, "norm_topk_prob": False, "shared_expert_intermediate_size": 20, "mlp_only_layers": [0, 1]},
+        {"num_experts": 4, "norm_topk_prob": False, "shared_expert_intermediate_size": 20, "mlp_only_layers": [0]},
     ),
-    "mixtral": ("mixtral", {"num_local_experts": 4, "num_hidden_layers": 2}),
+    "mixtral": ("mixtral", {"num_local_experts": 4}),
     "latent": (  # as Moonlight and DeepSeek-V3
         "deepseek_v3",
         {
@@ -129,6 +130,7 @@ KINDS = {
     **DEEP,
     **EXPERTS,
     **MIXTURES,
+    **DEEP_MIXTURES,
     **BALANCED,
     **LORA,
 }  # what is trained -> the kind of batch and loss in `ranks`
@@ -146,7 +148,7 @@ KINDS_OF = {  # in the other layouts: LLAMA
     "pp2 vp2": [*DEEP],
     "ep2": [*EXPERTS, "mixtral", "balanced"],
     "tp2 ep2": ["experts", "latent"],
-    "pp2 vp2 ep2": ["experts", "latent"],
+    "pp2 vp2 ep2": [*DEEP_MIXTURES],
     "cp2": [*LLAMA, "kl", "latent", "actor lora"],
     "tp2 cp2": [*LLAMA, "latent", "latent lora", "balanced"],
     "cp2 dp2 ep2": ["experts"],
@@ -156,6 +158,7 @@ KINDS_OF = {  # in the other layouts: LLAMA
 
 def model(kind: str) -> nn.Module:
     """Like `ranks.model`; qwen2 has biases, qwen3 norms in its attention, all an output matrix of their own."""
+    layers = 4 if kind.startswith("deep ") else 2
     if kind in BALANCED:
         return model("shared experts")
     if kind in ADAPTERS:
@@ -164,7 +167,7 @@ def model(kind: str) -> nn.Module:
         adapted.model.head.requires_grad_(KINDS[kind] == "critic")
         return adapted
     if kind in LLAMA or kind in DEEP or kind == "kl":
-        return ranks.model(KINDS[kind], layers=4 if kind in DEEP else 2)
+        return ranks.model(KINDS[kind], layers)
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(7)
@@ -172,15 +175,16 @@ def model(kind: str) -> nn.Module:
         "vocab_size": 31,
         "hidden_size": 16,
         "intermediate_size": 24,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 64,
         "tie_word_embeddings": False,
     }
-    family, options = FAMILIES.get(kind, (kind, {}))
-    if kind in FAMILIES:
-        sizes |= {"num_hidden_layers": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, **options}
+    name = kind.removeprefix("deep ")
+    family, options = FAMILIES.get(name, (name, {}))
+    if name in FAMILIES:
+        sizes |= {"num_experts_per_tok": 2, "moe_intermediate_size": 12, **options}
     if family.startswith("qwen3"):
         sizes["head_dim"] = 8
     network: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes))
@@ -358,7 +362,7 @@ def report(kind: str, layout: str, folder: Path) -> dict[str, Any]:
         return results | {"names": [name for name, _ in engine.stages[0].named_parameters()]}
     results["held"] = held(engine, batches)
     results["resumed"] = ranks.resumed(engine, batches, folder / f"torch-{kind}")
-    if kind in (*LLAMA, *DEEP, "experts"):
+    if kind in (*LLAMA, *DEEP, "experts", "deep experts"):
         results["poisoned"] = ranks.poisoned(megatron(kind, layout), batches)
     if kind in LLAMA and "dp2" in layout:
         results["half"] = half_precision(kind, layout)

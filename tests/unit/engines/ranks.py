@@ -54,7 +54,8 @@ LENGTHS = (5, 17, 9, 3, 30, 6, 4)  # odd, so that two ranks get unequally many r
 KL = ALGORITHM.model_copy(update={"use_kl_loss": True, "kl_loss_type": "full", "kl_loss_coef": 0.3})
 REFERENCE_WIDTH = 12  # another than the actor's
 PLANS = (MicroBatches(), MicroBatches(rows=2), MicroBatches(tokens=36))
-UNPACKED = (MicroBatches(rows=1),)
+WHOLE = MicroBatches()
+PARTLY_UNPACKED = (MicroBatches(rows=1), WHOLE, WHOLE)
 
 
 def model(kind: str, layers: int = 2) -> nn.Module:
@@ -131,8 +132,8 @@ def batch(kind: str, seed: int = 0, lengths: tuple[int, ...] = LENGTHS) -> Rollo
     )
 
 
-def outputs(trained: Any, kind: str) -> dict[str, Tensor]:
-    model_outputs = trained.evaluate(batch(kind), MicroBatches(rows=2))
+def outputs(trained: Any, kind: str, plan: MicroBatches = WHOLE) -> dict[str, Tensor]:
+    model_outputs = trained.evaluate(batch(kind), plan)
     return {name: tensor for name, tensor in vars(model_outputs).items() if tensor is not None}
 
 
@@ -159,7 +160,7 @@ def run(trained: Any, kind: str, folder: Path | None = None) -> dict[str, Any]:
     report["begin"] = parameters(trained)
     report["metrics"] = steps(trained, kind, 0, 3)
     report["parameters"] = parameters(trained)
-    report["outputs"] = outputs(trained, kind)
+    report["outputs"] = outputs(trained, kind, MicroBatches(rows=2))
     if folder is not None:
         write(trained.sharded_state(), folder)
     report["odd"] = odd_steps(trained, kind)
@@ -175,7 +176,7 @@ def odd_steps(trained: Any, kind: str) -> list[dict[str, float]]:
 
 def resumed(trained: Any, kind: str, folder: Path) -> dict[str, Any]:
     """Loads a state over that of a further step, then trains on as `run` did."""
-    steps(trained, kind, 5, 6)
+    steps(trained, kind, 5, 6, (WHOLE,))
     read(trained.sharded_state(), folder)
     evaluated = outputs(trained, kind)
     odd_steps(trained, kind)
@@ -203,9 +204,9 @@ def bytes_of_ranks(folder: Path) -> list[int]:
 def poisoned(trained: Any, kind: str) -> dict[str, Any]:
     """Three steps, and before the last one a step that is not finite in one row, so on one rank.
 
-    Sequences stand alone in their micro-batches here, unlike in `run`.
+    In the first step sequences stand alone in their micro-batches, unlike in `run`.
     """
-    metrics = steps(trained, kind, 0, 2, UNPACKED)
+    metrics = steps(trained, kind, 0, 2, PARTLY_UNPACKED)
     before = tensors(trained)
     spoiled = batch(kind, 5)
     spoiled.advantages[3] = spoiled.returns[3] = float("nan")
@@ -214,7 +215,7 @@ def poisoned(trained: Any, kind: str) -> dict[str, Any]:
     return {
         "answer": answer,
         "unchanged": len(before) == len(after) and all(torch.equal(*pair) for pair in zip(before, after, strict=True)),
-        "metrics": metrics + steps(trained, kind, 2, 3, UNPACKED),
+        "metrics": metrics + steps(trained, kind, 2, 3, PARTLY_UNPACKED),
         "parameters": parameters(trained),
     }
 

@@ -45,7 +45,16 @@ PLACES = {
 }
 SEVERAL = [layout for layouts in PLACES.values() for layout in layouts]
 LATENT = ("latent", "latent critic", "latent lora")
-MIXTURES = ("experts", "experts critic", "shared experts", "balanced", "mixtral", *LATENT)
+MIXTURES = (
+    "experts",
+    "experts critic",
+    "shared experts",
+    "balanced",
+    "mixtral",
+    "deep experts",
+    "deep latent",
+    *LATENT,
+)
 SPREAD = [layout for layout in SEVERAL if "dp2" in layout or layout in ("ep2", "pp2 vp2 ep2")]
 layouts = pytest.mark.parametrize("layout", ["one", *SEVERAL])
 
@@ -91,7 +100,7 @@ def results(runs: ModuleType, folder: Path, forked: Forked, expected: Any) -> di
 
 
 def tolerance_of(kind: str) -> float:
-    """Routing weights of four layers, one behind the other, pass on the rounding of each other."""
+    """Routing weights of layers, one behind the other, pass on the rounding of each other."""
     return 1e-5 if kind in MIXTURES else 2e-6
 
 
@@ -170,7 +179,7 @@ def test_every_layout_goes_on_from_a_state_of_plain_torch(results, expected, lay
 
 @layouts
 def test_plain_torch_goes_on_from_a_state_of_every_layout(runs, results, folder, expected, layout: str) -> None:
-    kinds = (*runs.LLAMA, *runs.DEEP, *runs.LORA, "experts", "shared experts", "latent")
+    kinds = (*runs.LLAMA, *runs.DEEP, *runs.DEEP_MIXTURES, *runs.LORA, "experts", "shared experts", "latent")
     for kind in [kind for kind in results[layout][0] if kind in kinds]:
         resumed = runs.ranks.resumed(runs.plain(kind), runs.KINDS[kind], folder / f"{layout}-{kind}")
         for part in ("outputs", "continued"):
@@ -216,12 +225,10 @@ def test_ranks_hold_their_shares_only(results) -> None:
     assert [rank["tokens"] for rank in held["tp2 sp"]] == [4, 4]  # one is added to share 7
     assert [rank["layers"] for rank in held["pp2"]] == [1, 1]
     assert [rank["layers"] for rank in held["tp2 pp2"]] == [1, 1, 1, 1]
-    mixtures = ("one", "ep2", "pp2 vp2 ep2")
-    experts = {layout: [rank["experts"]["held"] for rank in results[layout]] for layout in mixtures}
-    assert [rank["layers"] for rank in experts["pp2 vp2 ep2"]] == [2, 2, 2, 2]
-    outside = 4 * 4 * 3 * 12 * 16  # parameters of four experts in four layers
-    for rank in experts["ep2"]:
-        assert rank["parameters"] == experts["one"][0]["parameters"] - outside / 2
+    assert [rank["deep experts"]["held"]["layers"] for rank in results["pp2 vp2 ep2"]] == [2, 2, 2, 2]
+    outside = 4 * 2 * 3 * 12 * 16  # parameters of four experts in two layers
+    (alone,), ranks = ([rank["experts"]["held"]["parameters"] for rank in results[layout]] for layout in ("one", "ep2"))
+    assert ranks == [alone - outside / 2] * 2
     moments = [rank["moments"] for rank in held["dp2"]]
     assert sum(moments) == pytest.approx(whole["moments"], rel=0.1)  # buffers are padded
     assert max(moments) < 0.6 * whole["moments"]
@@ -230,9 +237,10 @@ def test_ranks_hold_their_shares_only(results) -> None:
 def test_a_plan_expects_what_the_ranks_hold(runs, results, expected) -> None:
     """Parameters and moments of the first rank, beside the estimate for its layout."""
     dense = ModelShape(31, 16, 2, heads=4, kv_heads=2, head_dim=4, intermediate=24, tied=True)
-    mixture = replace(dense, layers=4, head_dim=8, intermediate=12, tied=False, qk_norm=True)
+    mixture = replace(dense, head_dim=8, intermediate=12, tied=False, qk_norm=True)
     mixture = replace(mixture, experts=4, active_experts=2)
-    for kind, shape in (("actor", dense), ("experts", mixture)):
+    shapes = {"actor": dense, "experts": mixture, "deep experts": replace(mixture, layers=4)}
+    for kind, shape in shapes.items():
         assert shape.parameters == sum(tensor.numel() for tensor in runs.model(kind).parameters())
         for layout, ranks in results.items():
             if kind not in ranks[0]:  # it is for other models
@@ -378,7 +386,7 @@ def test_a_folder_of_a_mixture_of_experts_is_read_and_written_to_the_bit(runs, t
     weights = {name.removeprefix("model."): tensor for name, tensor in engine.weights().items()}
     export_causal_lm(weights, config, tokenizer, tmp_path / "written")
     given, written = (load_file(tmp_path / folder / "model.safetensors") for folder in ("given", "written"))
-    assert "model.layers.3.mlp.experts.2.down_proj.weight" in given
+    assert "model.layers.1.mlp.experts.2.down_proj.weight" in given
     assert given.keys() == written.keys()
     assert all(torch.equal(given[name], written[name]) for name in given)
 
