@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from rl_platform.errors import ConfigError, DataError, Problem
 from rl_platform.step_lines import StepLines, read_lines
@@ -178,6 +178,13 @@ class Reporters:
                 stack.callback(sink.close)
 
 
+class Tracker(Protocol):
+    """A run of one of `TRACKERS`."""
+
+    def log(self, metrics: dict[str, float], *, step: int) -> None: ...
+    def finish(self) -> None: ...
+
+
 class RunLog(Reporter):
     """Files of a run: `metrics.jsonl` (one line per step, strict JSON, non-finite numbers as null), `samples.jsonl`,
     and those of `backends`: TensorBoard events under `tensorboard/`, the trackers Weights & Biases and Trackio.
@@ -197,7 +204,7 @@ class RunLog(Reporter):
         self._samples: StepLines | None = None
         self._failed: set[str] = set()
         self._tensorboard: SummaryWriter | None = None
-        self._trackers: dict[str, Any] = {}
+        self._trackers: dict[str, Tracker] = {}
 
     def start(self, info: RunInfo) -> None:
         self.output_dir.mkdir(parents=True, exist_ok=True)
@@ -296,14 +303,15 @@ def missing_trackers(backends: Sequence[str]) -> Iterator[Problem]:
             yield Problem("runner.logger_backends", f"{name} is not installed", value=name, hint=hint)
 
 
-def _start_tracker(name: str, info: RunInfo) -> Any:
+def _start_tracker(name: str, info: RunInfo) -> Tracker:
     """Returns a run of the tracker, which goes on when the training resumes."""
     id_file = info.output_dir / f"{name}_id"
     resumed = info.resumed_step is not None and id_file.exists()
     identity = id_file.read_text() if resumed else os.urandom(4).hex()
     id_file.write_text(identity)
-    options: dict[str, Any] = {TRACKERS[name]: identity}
+    options = {TRACKERS[name]: identity}
     if name == "wandb":
         options["dir"] = str(info.output_dir)
     module = importlib.import_module(name)
-    return module.init(project=info.experiment, resume="allow", config=dict(info.config), **options)
+    run: Tracker = module.init(project=info.experiment, resume="allow", config=dict(info.config), **options)
+    return run

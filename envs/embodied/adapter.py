@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import gymnasium
 import numpy as np
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rl_platform.envs.embodied.spaces import AnyEnv
 
 
-class FlatObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
+class FlatObservations(gymnasium.ObservationWrapper[object, object, object]):
     """Concatenates the parts of a Dict or Tuple observation in the order of the space.
 
     Gymnasium sorts a Dict space that is built from a plain dict by key (achieved_goal, desired_goal, observation).

@@ -8,7 +8,7 @@ Gymnasium steps it, also if it wraps a MuJoCo task.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import gymnasium
 import numpy as np
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rl_platform.envs.embodied.spaces import AnyEnv
 
 
-class Masked(gymnasium.ObservationWrapper[np.ndarray, Any, np.ndarray]):
+class Masked(gymnasium.ObservationWrapper[np.ndarray, object, np.ndarray]):
     """Removes the entries `hide` (indices) from flat observations.
 
     Raises ValueError for indices out of range and if no entry would be left.

@@ -24,7 +24,7 @@ _SHADOW_SIZE = 512
 _TAKEN = ("render_mode", "width", "height", "camera_name", "camera_id")
 
 
-class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
+class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, object, object]):
     """Observes the latest `frame_stack` images, oldest first, concatenated in the channels: [height,width,C] uint8.
 
     At the start of an episode all of them are the first image.
@@ -42,8 +42,10 @@ class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
         self.observation_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
         self._pictures = np.zeros(shape, np.uint8)
 
-    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
-        _, info = self.env.reset(**kwargs)
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, object] | None = None
+    ) -> tuple[np.ndarray, dict[str, object]]:
+        _, info = self.env.reset(seed=seed, options=options)
         self._pictures[:] = np.tile(self._draw(), self._pictures.shape[2] // self._channels)
         return self._pictures.copy(), info
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from rl_platform.config.schema.data import Data, Task
 from rl_platform.disk import read_regular
@@ -90,11 +89,11 @@ def questions_of(rows: Iterable[Row], prompt_column: str, answer_column: str | N
     for where, row in rows:
         prompt = column(row, prompt_column, where)
         answer = "" if answer_column is None else _answer(column(row, answer_column, where), answer_column, where)
+        text = prompt
+        messages: tuple[Message, ...] = ()
         if isinstance(prompt, list):
             messages = _messages(prompt, f"{where}: column '{prompt_column}'")
             text = messages[0]["content"] if len(messages) == 1 else "\n\n".join(map(_spoken, messages))
-        else:
-            messages, text = (), prompt
         if not isinstance(text, str) or not text.strip():
             needed = "must be a text that is not empty, or a list of messages"
             raise DataError(f"{where}: column '{prompt_column}' {needed}, not {shown(prompt)}.")
@@ -108,10 +107,10 @@ def final_answer(solution: str) -> str:
     return final.strip().replace(",", "") if mark else solution.strip()
 
 
-def column(row: dict[str, Any], name: str, where: str) -> Any:
+def column(row: dict[str, object], name: str, where: str) -> object:
     if name in row:
         return row[name]
-    value: Any = row
+    value: object = row
     for part in name.split("."):
         if not isinstance(value, dict) or part not in value:
             there = ", ".join(_columns(row)) or "none"

@@ -12,11 +12,11 @@ import math
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differentiable
 
 from rl_platform.algorithms.aggregation import Denominators, select
 from rl_platform.algorithms.metrics import Metrics, active_positions, over
@@ -336,13 +336,13 @@ def _with_gradient(variable: FloatBT, loss: FloatBT, gradient: FloatBT) -> Float
 
 class _KnownGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, variable: FloatBT, loss: FloatBT, gradient: FloatBT) -> FloatBT:
+    def forward(ctx: FunctionCtx, variable: FloatBT, loss: FloatBT, gradient: FloatBT) -> FloatBT:
         ctx.save_for_backward(gradient)
         return loss
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: BackwardCFunction, *incoming: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
         return incoming[0] * gradient, None, None
 

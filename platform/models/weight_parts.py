@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,9 @@ from rl_platform.models.language import LanguageModel
 from rl_platform.models.pretrained import empty_causal_lm, quiet_transformers
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
+
+T = TypeVar("T")
 
 
 class WeightParts:
@@ -72,14 +74,14 @@ class WeightParts:
             message = f"{len(missing)} weights are missing, as {min(missing)}"
             raise ConfigError([Problem(self.key, message, value=self.folder)])
 
-    def _surplus(self, network: Any, names: Iterable[str]) -> list[str]:
+    def _surplus(self, network: PreTrainedModel, names: Iterable[str]) -> list[str]:
         """The tensors of layers beyond the last one, without those that transformers ignores in such a model."""
         layers = ((name, LAYER.search(name)) for name in names)
         beyond = [name for name, layer in layers if layer and int(layer[1]) >= self.config.num_hidden_layers]
         ignored = network._keys_to_ignore_on_load_unexpected or ()
         return [name for name in beyond if not any(re.search(pattern, name) for pattern in ignored)]
 
-    def _network(self) -> Any:
+    def _network(self) -> PreTrainedModel:
         return empty_causal_lm(self.config, self.folder, self.key)
 
 
@@ -94,16 +96,16 @@ def safetensors_files(folder: str) -> list[Path]:
     return [whole] if whole.is_file() else sorted(place.glob("model-*-of-*.safetensors"))
 
 
-def _grouped(slices: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _grouped(slices: Mapping[str, T]) -> dict[str, dict[str, T]]:
     """Groups tensors of a file by layer; each tensor outside the layers is a group."""
-    groups: dict[str, dict[str, Any]] = {}
+    groups: dict[str, dict[str, T]] = {}
     for name, tensor in slices.items():
         layer = LAYER.search(name)
         groups.setdefault(layer[1] if layer else name, {})[name] = tensor
     return groups
 
 
-def _convert(network: Any, part: dict[str, Any]) -> None:
+def _convert(network: PreTrainedModel, part: dict[str, object]) -> None:
     """Loads tensors of the files into an empty model, under the names and in the shapes of the model."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import convert_and_load_state_dict_in_model

@@ -92,7 +92,7 @@ class Child:
         self.socket, theirs = socket.socketpair()
         for end in (self.socket, theirs):
             end.setblocking(True)  # whatever socket.setdefaulttimeout is
-        facts = {Death.THREAD: [os.getpid()], Death.GUARD: [scratch]}.get(death, [])
+        facts: list[object] = [os.getpid()] if death is Death.THREAD else [scratch] if death is Death.GUARD else []
         values = map(str, (theirs.fileno(), *facts, *arguments))
         self._process = subprocess.Popen(
             [python or sys.executable, "-c", _PRELUDES[death] + code, *values],

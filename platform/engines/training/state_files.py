@@ -14,7 +14,7 @@ import os
 import pickle
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,8 +35,18 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from rl_platform.checkpoint.verify import Written
 from rl_platform.checkpoint.write import HashingWriter
@@ -127,7 +137,9 @@ class _LoadPlanner(dcp.DefaultLoadPlanner):
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self.own = state
 
-    def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
+    def set_up_planner(
+        self, state_dict: dict[str, object], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
         assert metadata is not None
         self.metadata, self.is_coordinator = metadata, is_coordinator
 
@@ -194,16 +206,20 @@ class _Writer(dcp.FileSystemWriter):
     def storage_meta(self) -> StorageMeta:
         return StorageMeta()  # without path and random id, so that equal states give equal files
 
-    def write_data(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_real_error(super().write_data, *args, **kwargs)
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        with self._real_error():
+            results: Future[list[WriteResult]] = super().write_data(plan, planner)
+            return results
 
-    def finish(self, *args: Any, **kwargs: Any) -> None:
-        self._with_real_error(super().finish, *args, **kwargs)
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        with self._real_error():
+            super().finish(metadata, results)
 
-    def _with_real_error(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Returns the method's result. Raises the error of the file where torch would raise its own."""
+    @contextmanager
+    def _real_error(self) -> Iterator[None]:
+        """Raises the error of the file where torch would raise its own."""
         try:
-            return method(*args, **kwargs)
+            yield
         except RuntimeError:
             if self.files.error is not None:
                 raise self.files.error from None
@@ -231,7 +247,7 @@ class _Reader(dcp.FileSystemReader):
 class _PlainUnpickler(pickle.Unpickler):
     """Unpickles only names, shapes and offsets, so that reading never runs code from the file."""
 
-    CLASSES: Mapping[tuple[str, str], Any] = {
+    CLASSES: Mapping[tuple[str, str], object] = {
         (cls.__module__, cls.__qualname__): cls
         for cls in (
             _MEM_FORMAT_ENCODING,
@@ -247,7 +263,7 @@ class _PlainUnpickler(pickle.Unpickler):
         )
     }
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if (cls := self.CLASSES.get((module, name))) is not None:
             return cls
         if module == "torch" and isinstance(cls := getattr(torch, name, None), torch.dtype):

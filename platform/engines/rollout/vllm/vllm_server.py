@@ -15,10 +15,44 @@ import os
 import sys
 import traceback
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    import torch
+    from vllm import SamplingParams
+    from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 ITEM, ANSWER, FAILED = "item", "answer", "failed"  # kinds of what comes back for a call
 GREEDY = 1e-5  # vLLM decodes greedily at lower temperatures
+
+Stored = tuple[str, str, list[int], int]  # name, type, shape and first byte of a tensor in shared memory
+
+
+class Setup(TypedDict):
+    """`version` of vLLM, the descriptor of the memory with the weights, and arguments of `vllm.EngineArgs`."""
+
+    version: str
+    weights: int
+    arguments: dict[str, object]
+
+
+class Wanted(TypedDict):
+    """A `Request` of the caller."""
+
+    index: int
+    token_ids: list[int]
+    seed: int
+    max_new_tokens: int | None
+
+
+class Sampling(TypedDict):
+    """`SamplingParams` of the caller."""
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
 
 
 def main() -> None:
@@ -38,7 +72,7 @@ def main() -> None:
 class Response:
     """A request of the call `number` and what is sampled of its response so far."""
 
-    def __init__(self, number: int, request: dict[str, Any], parameters: Any) -> None:
+    def __init__(self, number: int, request: Wanted, parameters: SamplingParams) -> None:
         self.number, self.request, self.parameters = number, request, parameters
         self.restart()
 
@@ -50,7 +84,7 @@ class Response:
 class Server:
     """Steps the engine while there are requests, and reads calls between the steps."""
 
-    def __init__(self, connection: Connection, setup: dict[str, Any]) -> None:
+    def __init__(self, connection: Connection, setup: Setup) -> None:
         import vllm
 
         installed = vllm.__version__.split("+")[0]
@@ -78,7 +112,7 @@ class Server:
                 self.perform(number, operation, arguments)
             self.step()
 
-    def perform(self, number: int, operation: str, arguments: list[Any]) -> None:
+    def perform(self, number: int, operation: str, arguments: list[object]) -> None:
         try:
             answer = getattr(self, operation)(number, *arguments)
         except Exception:
@@ -120,7 +154,7 @@ class Server:
 
     # Calls ------------------------------------------------------------------------------------------------------------
 
-    def generate(self, number: int, requests: list[dict[str, Any]], sampling: dict[str, Any], eos: list[int]) -> None:
+    def generate(self, number: int, requests: list[Wanted], sampling: Sampling, eos: list[int]) -> None:
         """Sends the fields of a Completion for every request as soon as it is finished."""
         vocabulary = self.engine.model_config.get_vocab_size()
         stop = [token for token in eos if token < vocabulary]  # vLLM refuses others, which are never sampled
@@ -134,7 +168,7 @@ class Server:
         for name in names:
             self.finish(name, "abort")
 
-    def load(self, number: int, tensors: list[Any]) -> None:
+    def load(self, number: int, tensors: list[Stored]) -> None:
         """Loads the weights that lie in shared memory. Responses in work begin again: none mixes two versions."""
         self.engine.abort_request(list(self.responses))
         unfinished = list(self.responses.values())
@@ -161,7 +195,7 @@ class Server:
         return self.reused
 
 
-def _parameters(request: dict[str, Any], sampling: dict[str, Any], stop: list[int]) -> Any:
+def _parameters(request: Wanted, sampling: Sampling, stop: list[int]) -> SamplingParams:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -184,7 +218,7 @@ def _parameters(request: dict[str, Any], sampling: dict[str, Any], stop: list[in
 class WorkerExtension:
     """Methods that vLLM adds to its worker of every tensor-parallel rank."""
 
-    model_runner: Any
+    model_runner: GPUModelRunner
 
     def scale_log_probs(self) -> None:
         """Makes log-probs those of the unfiltered distribution at the sampling temperature.
@@ -194,9 +228,12 @@ class WorkerExtension:
         import torch
 
         sampler = self.model_runner.sampler
-        temperatures: list[Any] = [None]  # of the rows that are sampled now, [rows, 1]; None: all are greedy
+        # of the rows that are sampled now, [rows, 1]; None: all are greedy
+        temperatures: list[torch.Tensor | None] = [None]
 
-        def remember(_: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        def remember(
+            _: object, arguments: tuple[torch.Tensor, SamplingMetadata], named: dict[str, SamplingMetadata]
+        ) -> None:
             metadata = named["sampling_metadata"] if "sampling_metadata" in named else arguments[1]
             temperature = None if metadata.all_greedy else metadata.temperature
             temperatures[0] = temperature if temperature is None else temperature[:, None]
@@ -210,8 +247,8 @@ class WorkerExtension:
         sampler.register_forward_pre_hook(remember, with_kwargs=True)
         sampler.compute_logprobs = log_probs
 
-    def load_shared(self, path: str, tensors: list[Any]) -> None:
-        """tensors: name, type, shape and first byte of each in the file."""
+    def load_shared(self, path: str, tensors: list[Stored]) -> None:
+        """Loads tensors that lie in the file."""
         import torch
 
         with open(path, "rb") as file:
@@ -221,7 +258,7 @@ class WorkerExtension:
             count = math.prod(shape)
             return torch.frombuffer(memory, dtype=getattr(torch, dtype), count=count, offset=start).view(shape)
 
-        named = ((name, tensor(*place)) for name, *place in tensors)
+        named = ((name, tensor(dtype, shape, start)) for name, dtype, shape, start in tensors)
         self.model_runner.reload_weights(weights_iterator=named)
         for module in self.model_runner.get_model().modules():
             if hasattr(module, "cpu_linear"):  # a CPU's packed copy: that of tied weights is of the old ones

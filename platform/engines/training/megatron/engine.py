@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -44,6 +44,10 @@ with importing_megatron():
     from rl_platform.engines.training.megatron.adapters import add_adapters
     from rl_platform.engines.training.megatron.experts import give_tokens_to_router
     from rl_platform.engines.training.megatron.input import PackedInput, membership, packed_input
+
+
+if TYPE_CHECKING:
+    from megatron.core.models.gpt import GPTModel
 
 
 class MegatronEngine:
@@ -136,7 +140,7 @@ class MegatronEngine:
         whole = {name: torch.zeros(size, device=self.device) for name, size in shapes.items()}
         parts = self._parts(batch, micro_batches)
 
-        def keep(rows: list[int], part: RolloutBatch, packed: PackedInput, hidden: Tensor, **_: Any) -> None:
+        def keep(rows: list[int], part: RolloutBatch, packed: PackedInput, hidden: Tensor, **_: object) -> None:
             outputs = vars(self._outputs(part, packed, hidden, entropy=False))
             if rows:
                 for name in whole:
@@ -152,7 +156,9 @@ class MegatronEngine:
         denominators = denominators_of(mini_batch, self.horizon, nominal=self.nominal)
         metrics, total = Metrics(), torch.zeros((), device=self.device)
 
-        def loss_of(rows: list[int], part: RolloutBatch, packed: PackedInput, hidden: Tensor) -> Any:
+        def loss_of(
+            rows: list[int], part: RolloutBatch, packed: PackedInput, hidden: Tensor
+        ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             nonlocal metrics, total
             outputs = self._outputs(part, packed, hidden, entropy=True)
             part_loss, part_metrics = loss(outputs, part, denominators if rows else replace(denominators, full=False))
@@ -213,12 +219,12 @@ class MegatronEngine:
         gradients = [parameter.main_grad for parameter in parameters if parameter.requires_grad]
         return parameters, [*gradients, *masters, *(value for value in values if isinstance(value, Tensor))]
 
-    def _sources(self, stage: Any) -> Callable[[str], Source]:
+    def _sources(self, stage: GPTModel) -> Callable[[str], Source]:
         """Returns a function from the names of a stage's parameters to their sources."""
         first, config = stage.decoder.layers[0].layer_number - 1, self.model.model.config
         return partial(source_of, first_layer=first, config=config, value_head=self.is_value_model)
 
-    def _parameters(self, stage: Any, whole: dict[str, Tensor]) -> Iterator[tuple[Tensor, Source]]:
+    def _parameters(self, stage: GPTModel, whole: dict[str, Tensor]) -> Iterator[tuple[Tensor, Source]]:
         """Yields the parameters and saved buffers of one of this rank's stages with their sources in `whole`."""
         source = self._sources(stage)
         corrections = (pair for pair in stage.named_buffers() if pair[0].endswith(".router.correction"))
@@ -236,7 +242,7 @@ class MegatronEngine:
     def _run(
         self,
         parts: list[tuple[list[int], RolloutBatch]],
-        finish: Callable[..., Any],
+        finish: Callable[..., object],
         prepare: Callable[[RolloutBatch, PackedInput], None] | None = None,
         *,
         forward_only: bool,
@@ -247,7 +253,9 @@ class MegatronEngine:
         """
         share = self.tensor.size if self.parallel.sequence else 1
 
-        def forward(parts: Iterator[tuple[list[int], RolloutBatch]], chunk: Any) -> Any:
+        def forward(
+            parts: Iterator[tuple[list[int], RolloutBatch]], chunk: Callable[..., Tensor]
+        ) -> tuple[Tensor, Callable[..., object]]:
             rows, part = next(parts)
             packed = packed_input(part, share, self.context)
             if prepare is not None:

@@ -5,7 +5,7 @@ Megatron sends tokens to the ranks of their experts and back. No token is droppe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
+    from megatron.core.transformer.transformer_layer import TransformerLayer
 
     from rl_platform.engines.training.megatron.input import PackedInput
     from rl_platform.engines.training.megatron.mixture import Mixture
@@ -56,7 +57,7 @@ def give_tokens_to_router(layer: nn.Module) -> None:
         layer.register_forward_pre_hook(_give_tokens, with_kwargs=True)
 
 
-def _give_tokens(layer: Any, _: object, options: dict[str, Any]) -> None:
+def _give_tokens(layer: TransformerLayer, _: object, options: dict[str, PackedInput]) -> None:
     layer.mlp.router.packed = options["packed_seq_params"]
 
 
