@@ -17,15 +17,15 @@ ONE_RANK: dict[str, list[str]] = {
     "fsdp": [],
     "megatron": ["actor.training_backend=megatron", "critic.training_backend=megatron"],
 }
-TWO = ["cluster.devices_per_node=2", "cluster.component_placement={'actor,critic,rollout,reward': all}"]
+APART = ["cluster.devices_per_node=4", "cluster.component_placement={'actor,critic': 0-1, rollout: 2, reward: 3}"]
 
 
 def two_ranks(parallel: str) -> dict[str, list[str]]:
     """Two processes of actor and critic each."""
-    return {"megatron": [*ONE_RANK["megatron"], *TWO, f"actor.parallel={parallel}", f"critic.parallel={parallel}"]}
+    return {"megatron": [*ONE_RANK["megatron"], *APART, f"actor.parallel={parallel}", f"critic.parallel={parallel}"]}
 
 
-TENSOR = {"fsdp": TWO, **two_ranks("{tensor: 2}")}
+TENSOR = {"fsdp": APART, **two_ranks("{tensor: 2}")}
 STAGES, EXPERTS = two_ranks("{pipeline: 2}"), two_ranks("{expert: 2}")
 MIXTURE = ["actor.model={path: ./experts, tokenizer: bytes}"]
 
@@ -42,18 +42,18 @@ MIXTURE = ["actor.model={path: ./experts, tokenizer: bytes}"]
 )
 @pytest.mark.usefixtures("experts")
 def test_a_killed_run_goes_on_with_other_ranks(
-    command, killed, learned, final_state, scored: str, backend: str, before: Any, after: Any, model: list[str]
+    command, killed, final_state, scored: str, backend: str, before: Any, after: Any, model: list[str]
 ) -> None:
-    rest = [scored, "runner.save_interval=1", *model]
-    expected, _ = learned("reasoning.yaml", *ONE_RANK[backend], *rest, steps=STEPS)
-    rest.append(f"runner.max_steps={STEPS}")
+    rest = [scored, f"runner.max_steps={STEPS}", "runner.save_interval=1", *model]
+    whole = command("reasoning.yaml", *ONE_RANK[backend], *rest, "runner.output_dir=whole")
+    assert whole.code == 0, whole.err
     checkpoint = killed("reasoning.yaml", *before[backend], *rest)
     shards = [file.name for file in checkpoint.file("critic").glob("*.distcp")]
     assert sorted(shards) == [f"__{rank}_0.distcp" for rank in range(1 if before is ONE_RANK else 2)]
     ended = command("reasoning.yaml", *after[backend], *rest)
     assert ended.code == 0, ended.err
     assert "resumed from step" in ended.out
-    found = final_state("out", STEPS)
+    expected, found = final_state("whole", STEPS), final_state("out", STEPS)
     for role in ("actor", "critic"):  # parameters, moments, counts
         moments = [tensor for name, tensor in expected[role]["optimizer"].items() if name.endswith("exp_avg")]
         assert max(float(tensor.abs().max()) for tensor in moments) > 1e-4, "nothing was learned"
