@@ -33,8 +33,7 @@ class Line:
 class RehearsalReport:
     """What a rehearsal has shown. absent: things that need the cluster or that are missing here, with the reason.
 
-    phases: of the rehearsal; inside: of the runs, over all steps. cpu_seconds: of all processes, whatever else the
-    machine computes.
+    phases: of the rehearsal; inside: of the runs, over all steps. cpu_seconds: of all processes.
     """
 
     experiment: str
