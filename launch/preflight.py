@@ -341,7 +341,7 @@ def _check_scoring(config: Config, scoring: Scoring) -> None:
         http_scorer(scoring).close()
     elif scoring.model is not None:
         load_parts(scoring.model)
-    elif not verifier_spec(config.data, scoring.type).built_in:
+    elif not verifier_spec(config.data, scoring).built_in:
         process_scorer(config.data, one).close()
 
 

@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 
+import psutil
+
 from rl_platform.envs.reasoning.score import LONGEST_MESSAGE, Score
 from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec
 from rl_platform.runtime.child import Child, Death
@@ -96,5 +98,12 @@ class ScoringProcess:
         self._since = now
 
     def kill(self) -> None:
-        """Kills the process and its children, and closes the socket. May be called twice."""
+        """Kills the process and its descendants, and closes the socket. May be called twice."""
+        descendants: list[psutil.Process] = []
+        if not self.child.ended:
+            with suppress(psutil.NoSuchProcess):
+                descendants = psutil.Process(self.child.pid).children(recursive=True)
         self.child.kill()
+        for process in descendants:  # those that left the session
+            with suppress(psutil.NoSuchProcess):
+                process.kill()

@@ -3,6 +3,9 @@
 The process reads a VerifierSpec (or ToolSpec) and then lists of ScoreItem (or ToolCall) from its socket, all pickled.
 It writes lines of JSON, which cannot carry code: first whether it is ready (`started`), then one score per item as soon
 as it is known (`score.py`). Nothing here imports torch, so a process starts quickly.
+
+Built-in verifiers evaluate text of the model only in copies of the process (`fork.py`), so no sample changes the score
+of a later one. Functions of the user run in the process itself.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ import sys
 import traceback
 from dataclasses import asdict
 
+from rl_platform.envs.reasoning.fork import become_template
 from rl_platform.envs.reasoning.score import RAISED, Score, checked_reward, checked_steps, encode, unscored
-from rl_platform.envs.reasoning.verifiers import ScoreItem, Verifier
+from rl_platform.envs.reasoning.verifiers import ScoreItem, Verifier, VerifierSpec
 from rl_platform.errors import ConfigError, Problem, WorkerError
 from rl_platform.standard_streams import never_fail
 
@@ -33,13 +37,16 @@ def main() -> None:
 def _serve(connection: socket.socket) -> None:
     stream = connection.makefile("rb")
     try:
-        verifier = pickle.load(stream).load()
+        spec = pickle.load(stream)
+        verifier = spec.load()
     except ConfigError as error:
         connection.sendall(_line({"problems": [asdict(problem) for problem in error.problems]}))
         return
     except BaseException:
         connection.sendall(_line({"error": traceback.format_exc()}))
         return
+    if isinstance(spec, VerifierSpec) and spec.built_in:
+        become_template()
     connection.sendall(_line({"ready": True}))
     while True:
         for item in pickle.load(stream):

@@ -187,7 +187,7 @@ def process_scorer(data: Data, scoring: Scoring) -> ScoringPool | HttpScorer:
     """Of a verifier or of programs, see `code_scorer`. Raises ConfigError or WorkerError if it cannot be loaded."""
     if scoring.type == "code":
         return code_scorer(scoring)
-    spec = verifier_spec(data, scoring.type)
+    spec = verifier_spec(data, scoring)
     return ScoringPool(spec, num_workers=scoring.num_workers, timeout_s=scoring.timeout_s)
 
 
@@ -201,15 +201,15 @@ def http_scorer(scoring: Scoring) -> HttpScorer:
     return HttpScorer(server, batch_size=size, num_workers=scoring.num_workers, retries=scoring.retries)
 
 
-def verifier_spec(data: Data, name: str) -> VerifierSpec:
-    """What the scoring processes of the verifier `name` read."""
+def verifier_spec(data: Data, scoring: Scoring) -> VerifierSpec:
+    """What the scoring processes of a function read."""
 
     def of(task: Task) -> VerifierSpec:
-        return VerifierSpec(name, task.type, task.name, task.params)
+        return VerifierSpec(scoring.type, task.type, task.name, task.params, exact=scoring.exact)
 
     if data.sources:
-        return VerifierSpec(name, sources={source.label: of(source) for source in data.sources})
-    return VerifierSpec(name) if data.task is None else of(data.task)
+        return VerifierSpec(scoring.type, sources={source.label: of(source) for source in data.sources})
+    return VerifierSpec(scoring.type) if data.task is None else of(data.task)
 
 
 def _item(trajectory: Trajectory) -> ScoreItem:

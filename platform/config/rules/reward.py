@@ -15,7 +15,7 @@ from rl_platform.errors import Problem
 _TYPE, _TYPES = "reward.type", (*VERIFIERS, "code", "model", "judge", "http")
 _SCALING, _OVERLONG = "algorithm.reward_scaling", "algorithm.overlong"
 _COEF, _BUFFER, _MAX = (f"{_OVERLONG}.{name}" for name in ("stop_properly_coef", "buffer_length", "max_length"))
-_OWN = "type num_workers timeout_s max_batch_size model judge url code isolation retries"
+_OWN = "type exact num_workers timeout_s max_batch_size model judge url code isolation retries"
 TAKEN = (  # metrics `reward/...`
     *("filtered", "kl", "kl_coef", "max", "mean", "min", "out_of_range", "process_mean", "process_moved", "raw_mean"),
     "unscored",
@@ -173,12 +173,12 @@ def unread(config: Config) -> Iterator[Unread]:
         if when(lambda: config.reward.functions):
             yield from unread_keys("reward", _OWN, "reward.functions has a value for each function", "reward.functions")
         for key, part in when(lambda: config.reward.parts) or ():
-            yield from _unread_by(key, part)
+            yield from _unread_by(key, part, when(lambda: {task.type for _, task in config.data.tasks}))
     if when(lambda: config.algorithm.overlong.buffer_length is None):
         yield from unread_keys(_OVERLONG, "penalty max_length", f"{_BUFFER} is null, so there is no penalty", _BUFFER)
 
 
-def _unread_by(key: str, part: Scoring) -> Iterator[Unread]:
+def _unread_by(key: str, part: Scoring, tasks: set[str] | None) -> Iterator[Unread]:
     """The keys of a function that its type does not read. A list is inherited as a whole: its items bind no keys."""
     kind, switches = when(lambda: part.type), (_TYPE,) if key == "reward" else ()
     if kind is None:
@@ -189,6 +189,9 @@ def _unread_by(key: str, part: Scoring) -> Iterator[Unread]:
         yield Unread(f"{key}.judge", f"it belongs to {key}.type judge", switches)
     if kind != "http":
         yield Unread(f"{key}.url", f"it belongs to {key}.type http", switches)
+    if kind != "task" or (tasks is not None and "reasoning_gym" not in tasks):
+        reason = f"only {key}.type task of reasoning_gym questions has partial scores"
+        yield Unread(f"{key}.exact", reason, (*switches, "data.task.type"))
     if kind != "code":
         yield from unread_keys(key, "code isolation", f"it belongs to {key}.type code", *switches)
     elif when(lambda: part.address):

@@ -61,6 +61,7 @@ class Scoring(Section):
         f"{', '.join(VERIFIERS)}, module:function, code (runs programs), model (a classifier), judge or http; "
         "task: the task's own verifier",
     )
+    exact: bool = key(True, "reasoning_gym tasks: pay full scores only, with 1; false: the data set's partial scores")
     num_workers: int = key(2, "scoring processes; http, judge: number of concurrent requests", ge=1)
     timeout_s: float = key(
         5.0,

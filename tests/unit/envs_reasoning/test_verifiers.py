@@ -10,14 +10,9 @@ from fractions import Fraction
 import pytest
 
 from rl_platform.config.schema.reward import VERIFIERS
-from rl_platform.envs.reasoning.verifiers import (
-    BUILT_IN,
-    ScoreItem,
-    VerifierSpec,
-    extract_answer,
-    load_verifier,
-    parse_number,
-)
+from rl_platform.envs.reasoning.answers.finding import find_answer
+from rl_platform.envs.reasoning.answers.quantity import parse_number
+from rl_platform.envs.reasoning.verifiers import BUILT_IN, ScoreItem, VerifierSpec, load_verifier
 from rl_platform.errors import ConfigError
 
 MATH = load_verifier(VerifierSpec("math_verify"))
@@ -57,23 +52,29 @@ def test_parse_number(text: str, value: Fraction | None) -> None:
     ("response", "answer", "given"),
     [
         ("42", "42", "42"),
-        ("The answer is 42.", "1", "42"),
-        ("12 + 30 = 42", "1", "42"),
-        ("10-3", "1", "3"),
+        ("The answer is 42.", "1", "42."),
+        ("12 + 30 = 42", "1", "12 + 30 = 42"),
         ("so x = -7", "1", "-7"),
         ("so x = \N{MINUS SIGN}7", "1", "-7"),
-        ("$1,234.50 in all", "1", "1,234.50"),
-        ("1, 2, 3", "1", "3"),
-        ("no number", "1", "no number"),
-        ("<answer>5</answer> and <answer> 6 </answer> 7", "1", "6"),
-        (r"so \boxed{\frac{1}{2}} or 3", "1", r"\frac{1}{2}"),
+        ("$1,234.50 in all", "1", "$1,234.50 in all"),
+        ("10-3", "1", None),
+        ("1, 2, 3", "1", None),
+        ("no number", "1", None),
+        ("<answer> 6 </answer> 7", "1", "6"),
+        ("<answer>5</answer> and <answer> 6 </answer> 7", "1", None),
+        (r"so \boxed{\frac{1}{2}} or 3", "1", None),
+        (r"so \boxed{\frac{1}{2}}, not before 3", "1", None),
+        (r"so \boxed{\frac{1}{2}}", "1", r"\frac{1}{2}"),
         (r"\boxed{1", "1", "1"),
         ("text\n#### 18\nmore 5", "1", "18"),
         ("the red door ", "blue", "the red door"),
+        ("The answer is the red door.", "blue", "the red door"),
+        ("The formula is $2x$.", "x", "$2x$"),
+        ("<think>5 or 6?</think> 7", "1", "7"),
     ],
 )
-def test_extract_answer(response: str, answer: str, given: str) -> None:
-    assert extract_answer(response, answer) == given
+def test_find_answer(response: str, answer: str, given: str | None) -> None:
+    assert find_answer(response, answer) == given
 
 
 @pytest.mark.parametrize(

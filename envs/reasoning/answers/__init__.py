@@ -1,0 +1,1 @@
+"""What a response answers, and whether that equals the expected answer."""
