@@ -14,10 +14,10 @@ from rl_platform.envs.reasoning.answers.finding import find_answer, last_number,
 from rl_platform.envs.reasoning.answers.quantity import NUMBER, parse_number
 from rl_platform.envs.reasoning.fork import in_fork
 
-_FUNCTIONS = frozenset(
-    "abs Abs sqrt cbrt root exp log ln sin cos tan cot sec csc asin acos atan acot asec acsc sinh cosh tanh coth sech csch "
-    "asinh acosh atanh acoth erf gamma factorial Rational Integer".split()
-)
+_FUNCTIONS = {
+    *("abs", "Abs", "sqrt", "cbrt", "root", "exp", "log", "ln", "erf", "gamma", "factorial", "Rational", "Integer"),
+    *(f"{arc}{name}{h}" for arc in ("", "a") for name in ("sin", "cos", "tan", "cot", "sec", "csc") for h in ("", "h")),
+}
 _FACTORIAL = re.compile(r"!+(?!=)")  # sympy's notation
 _PLAIN = re.compile(r"(?:[^\W_]|[\s,;:/+-]|(?<=\d)\.(?=\d))*")  # words and numbers do nothing if they are evaluated
 NO_ANSWER = "None"  # of a data set whose questions have several answers

@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
+from rl_platform.envs.reasoning.answers.finding import boxed
 from rl_platform.envs.reasoning.hub import dataset_rows
 from rl_platform.envs.reasoning.rows import column, final_answer
-from rl_platform.envs.reasoning.answers.finding import boxed
 from rl_platform.errors import DataError, problems_of
 
 Columns = dict[str, Any]

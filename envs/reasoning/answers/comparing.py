@@ -88,13 +88,13 @@ def _squeezed(text: str) -> str:
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _NOT_WORDS = re.compile(r"[\d+*^=<>_|]|\\[A-Za-z]")
 _WORD = re.compile(r"[^\W\d_]{2,}")
-_LETTER = re.compile(r"[^\W\d_]")
 _CHOICE = re.compile(r"\(?[A-Z]\)?")
-_CLOCK = re.compile(r"(\d+(?:\s*:\s*\d+)+)\s*([ap])?\.?\s*(?:m\.?)?", re.IGNORECASE)
+_CLOCK = re.compile(r"(\d{1,9}(?:\s*:\s*\d{1,9})+)\s*([ap])?\.?\s*(?:m\.?)?", re.IGNORECASE)
 _SIGN = re.compile(r"<=|>=|!=|<|>|=")
 _MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 _NAME = re.compile(
-    r"(\([a-z, ]+\)|(?:[A-Za-z]'*|\\[a-z]+|\\frac\{d\w?\}\{d\w\})(?:_\{?\w+\}?)?(?:\([^()]*\))?)\s*(?:=|\\in\b)\s*([^=<>]*)"
+    r"(\([a-z, ]+\)|(?:[A-Za-z]'*|\\[a-z]+|\\frac\{d\w?\}\{d\w\})(?:_\{?\w+\}?)?(?:\([^()]*\))?)"
+    r"\s*(?:=|\\in\b)\s*([^=<>]*)"
 )
 _SEPARATOR = re.compile(r"[,;]|\b(?:and|or)\b")
 _OPENING = {"\\{": "{", "{": "{", "(": "(", "[": "[", "\\langle": "("}
@@ -214,15 +214,15 @@ def _quantities(text: str, expected: Quantity) -> list[Quantity]:
 
     Empty for a false equation and for reservations.
     """
-    left, equals, right = text.rpartition("=")
+    left, _, right = text.rpartition("=")
     whole = parse_quantity(right.strip())
     if reserved(text) or (any(map(str.isdigit, left)) and (whole is None or _value(left) != whole.number)):
         return []
     tail = "" if whole is None else re.split(r"\d", right)[-1]
     if is_hedged("", tail) or is_inexact(tail):
         return []
-    words_only = _WORD.search(_COMMAND.sub(" ", right)) is not None
-    sentence = right if whole is not None else last_number(right) if words_only else None
+    has_words = _WORD.search(_COMMAND.sub(" ", right)) is not None
+    sentence = right if whole is not None else last_number(right) if has_words else None
     parts = _NUMBER_AND_WORDS.match(sentence or "")
     if parts is None:
         return []
@@ -238,10 +238,10 @@ def _quantities(text: str, expected: Quantity) -> list[Quantity]:
 
 def _inside_unit(words: list[str], count: int) -> bool:
     """Whether the first `count` words end within a unit, as `5 km` of `5 km per hour`."""
-    continues = words[count : count + 1] and (
-        words[count][0] in "/^" or words[count] in _LINKS or is_unit(words[count])
+    following = words[count] if count < len(words) else ""
+    return (
+        following[:1] in ("/", "^") or following in _LINKS or is_unit(following) or words[count - 1 : count] == ["per"]
     )
-    return bool(continues) or (count > 0 and words[count - 1] == "per")
 
 
 def _value(calculation: str) -> Fraction | None:
@@ -256,7 +256,7 @@ def _value(calculation: str) -> Fraction | None:
 
 
 def _parsed(expected: str) -> list[Any]:
-    """The formula of an expected answer, which is no text of a model: reading it here prepares copies of this process."""
+    """The formula of an expected answer. No model wrote it, and reading it here makes copies of this process quick."""
     from math_verify import parse
 
     gold = parse(f"\\boxed{{{expected}}}", parsing_timeout=None)

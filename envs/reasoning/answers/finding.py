@@ -10,11 +10,12 @@ import re
 from rl_platform.envs.reasoning.answers.notation import normalized
 from rl_platform.envs.reasoning.answers.quantity import NUMBER, parse_quantity
 
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _HASHES = re.compile(r"####[ \t]*(\S[^\n]*)")
 _STATED = re.compile(r"\banswer(?: is|:)(?! *\n)\s*:?\s*(.+?)(?=[.!?](?:\s|$)|\n|$)", re.IGNORECASE)
 _MARK_BEFORE = re.compile(r"(?:<answer>|\\(?:boxed|fbox)\s*\{|\\\(|\\\[|[$#*\s])+$")
 _MARK_AFTER = re.compile(r"^(?:</answer>|\}|\\\)|\\\]|[$*])+")
+_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 
 # Reservations about the whole statement; about the words directly after them; and those that follow the answer.
@@ -42,7 +43,6 @@ _SENTENCE = re.compile(r"[.!?](?=\s)|\n")
 _JOINT = re.compile(
     r"(?:[\s,;/&+*^()|{}$\\.-]|\N{MULTIPLICATION SIGN}|\N{DIVISION SIGN}|\b(?:and|or|to|times|plus|minus|[a-z])\b)*"
 )
-
 _NEXT_ITEM = re.compile(r"\s*(?:[^\W\d]+\s+){0,1}[^\W\d]*\s*[,;/|\n]\s*(?:and\s+)?")
 _LAST_ITEM = re.compile(r"\s*(?:[^\W\d]+\s*){0,2}\W*")
 
@@ -65,16 +65,18 @@ def find_answer(response: str, expected: str) -> str | None:
         before = _MARK_BEFORE.sub("", text[:start])
         hedged = is_hedged(_CLAUSE.split(before)[-1], _MARK_AFTER.sub("", text[end:]))
         contradicting = len({_plain(text[start:end]) for start, end in marks}) > 1
-        return None if hedged or contradicting else text[start:end].strip()
+        if hedged or contradicting:
+            return None
+        text = text[start:end].strip()
     if parse_quantity(normalized(expected)) is not None:
-        return last_number(text)
+        return text if marks else last_number(text)
     stated = list(_STATED.finditer(text))
     if stated:
         hedged = is_hedged(_sentence(text, stated[-1].start(1)), "")
         contradicting = len({_plain(match[1]) for match in stated}) > 1
         return None if hedged or contradicting else stated[-1][1].strip()
-    formulas = list(_FORMULA.finditer(text))
-    if not formulas or not text.strip(" .$\n") or formulas[-1][0] == text.strip():
+    formulas = [] if marks else list(_FORMULA.finditer(text))
+    if not formulas or formulas[-1][0] == text.strip():
         return text.strip()
     return _last(text, formulas)
 
@@ -114,11 +116,10 @@ def _sentence(text: str, end: int) -> str:
 def _marks(text: str) -> list[tuple[int, int]]:
     """Where marked answers are: tags and boxes, the box inside of a tag for the tag; else `####` lines."""
     boxes = _boxes(text)
-    marks = [box for box in boxes]
-    for match in _TAGGED.finditer(text):
-        if not any(match.start(1) <= start and end <= match.end(1) for start, end in boxes):
-            marks.append(match.span(1))
-    return sorted(marks) or [match.span(1) for match in _HASHES.finditer(text)]
+    tags = [match.span(1) for match in _TAGGED.finditer(text)]
+    bare = [(start, end) for start, end in tags if not any(start <= inner and outer <= end for inner, outer in boxes)]
+    hashes = [match.span(1) for match in _HASHES.finditer(text)]
+    return [(start, end) for start, end in sorted(boxes + bare) or hashes if text[start:end].strip()]
 
 
 def boxed(text: str) -> list[str]:
@@ -129,15 +130,14 @@ def boxed(text: str) -> list[str]:
 def _boxes(text: str) -> list[tuple[int, int]]:
     """Where the contents of \\boxed{...} are, braces balanced; of nested ones the outer."""
     spans: list[tuple[int, int]] = []
-    for match in re.finditer(r"\\(?:boxed|fbox)\s*\{", text):
-        if spans and match.start() < spans[-1][1]:
-            continue
-        depth = 1
-        for end in range(match.end(), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            if depth == 0:
-                spans.append((match.end(), end))
-                break
+    opened: list[re.Match[str]] = []
+    for token in _BRACE.finditer(text):
+        if token[0] != "}":
+            opened.append(token)
+        elif opened and len((opening := opened.pop())[0]) > 1:
+            while spans and spans[-1][0] > opening.start():
+                spans.pop()
+            spans.append((opening.end(), token.start()))
     return spans
 
 

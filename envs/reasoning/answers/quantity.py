@@ -70,7 +70,7 @@ _PER = re.compile(r"\s*(?:/|\bper\b)\s*")
 _PRODUCT = re.compile(r"\s+|\s*(?:\*|\\cdot)\s*|-")
 _PLURAL = re.compile(r"(?:(?<=[sxz])|(?<=[cs]h))es$|(?<!s)s$")
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "squared": 2, "cubed": 3}
-_MOST_FACTORS = 6
+_MOST_FACTORS, _LARGEST_POWER = 6, 9
 Unit = frozenset[tuple[str, int]]  # (dimension or word, power)
 
 
@@ -128,7 +128,7 @@ def is_unit(word: str) -> bool:
 def _parse_unit(text: str) -> tuple[Fraction, Fraction, Unit, bool] | None:
     """Returns the scale, the size, the dimensions and whether it is percent; None for what is no unit."""
     factors = _unit_factors(text)
-    if factors is None or len(factors) > _MOST_FACTORS:
+    if factors is None or len(factors) > _MOST_FACTORS or any(abs(power) > _LARGEST_POWER for _, power in factors):
         return None
     scale = size = Fraction(1)
     powers: Counter[str] = Counter()
