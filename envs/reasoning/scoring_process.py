@@ -40,6 +40,7 @@ class ScoringProcess:
 
     def __init__(self, spec: VerifierSpec) -> None:
         self.child = Child(_WORKER, Death.THREAD)  # a verifier that hangs may hold the interpreter lock
+        self._makes_copies = isinstance(spec, VerifierSpec) and spec.built_in
         self.connection = self.child.socket
         self.connection.settimeout(SEND_LIMIT_S)
         self._received = b""
@@ -98,12 +99,12 @@ class ScoringProcess:
         self._since = now
 
     def kill(self) -> None:
-        """Kills the process and its descendants, and closes the socket. May be called twice."""
+        """Kills the process and what it started, and closes the socket. May be called twice."""
         descendants: list[psutil.Process] = []
-        if not self.child.ended:
+        if self._makes_copies and not self.child.ended:
             with suppress(psutil.NoSuchProcess):
                 descendants = psutil.Process(self.child.pid).children(recursive=True)
         self.child.kill()
-        for process in descendants:  # those that left the session
+        for process in descendants:  # a copy may have left the session
             with suppress(psutil.NoSuchProcess):
                 process.kill()
