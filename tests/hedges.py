@@ -29,6 +29,27 @@ DOUBTS = (
     "If it is even, {b}, otherwise {a}.", "It depends: {b} or {a}.", "{a}, assuming that x > 0", "{a} or so",
     "~{a}", "{a}, provided that x > 0", "I am uncertain: {a}", "{a} at most", "I would guess {a}.",
 )  # fmt: skip
+MIXED = (
+    "I'm torn between {b} and {a}.", "Could be either one: {b}, {a}", "\\boxed{{{b}\\text{{ or }}{a}}}",
+    "\\boxed{{{a}\\text{{ (or }}{b})}}", "\\boxed{{{b}/{a}}}", "\\boxed{{{a}; {b}}}", "\\boxed{{{a} \\quad {b}}}",
+    "\\boxed{{{a}\\\\{b}}}", "\\boxed{{x={b} \\lor x={a}}}", "\\boxed{{x={b}, y={a}}}",
+    "<answer>{b}</answer>\n<answer>{a}</answer>", "<answer>{b}\n{a}</answer>", "First guess: {b}. Second guess: {a}",
+    "Option A: {b}\nOption B: {a}", "(a) {b} (b) {a}", "{a} is incorrect", "{a} would be wrong",
+    "It's not true that the answer is {a}", "Certainly not {a}", "The answer differs from {a}",
+    "The answer is unlikely to be {a}", "no idea, {a}?", "\\boxed{{\\text{{probably }}{a}}}", "\\boxed{{{a}?}}",
+    "\\boxed{{\\ge {a}}}", "\\boxed{{\\geq {a}}}", "\\boxed{{<{a}}}", "\\boxed{{{a}+}}", "\\boxed{{{a}-ish}}",
+    "\\boxed{{\\pm {a}}}", "\\boxed{{{a}\\pm{b}}}", "\\boxed{{\\max({a},{b})}}",
+    "\\boxed{{{a}\\ne{b}}}", "\\boxed{{{b}\\to{a}}}", "\\boxed{{\\text{{between }}{b}\\text{{ and }}{a}}}",
+    "between {b} and {a}", "somewhere near {a}", "{b} to {a}", "{b} - {a}", "from {b} up to {a}",
+    "either {b}, or else {a}", "Answer 1: {b}. Answer 2: {a}.", "The answer is {b}, no wait, {a}",
+    "\\boxed{{{b}}}, \\boxed{{{a}}}", "\\boxed{{{b}}}. Alternatively, \\boxed{{{a}}}.",
+    "\\boxed{{{a}}} (not {b}, or is it?)", "#### {b} or {a}", "#### {b}, {a}", "#### maybe {a}", "~{a}",
+    "{a}\N{PLUS-MINUS SIGN}1", "\N{ALMOST EQUAL TO}{a}", "\N{GREATER-THAN OR EQUAL TO}{a}", ">{a}", "!{a}",
+    "\N{NOT SIGN}{a}", "not({a})", "I don't think it is {a}", "It ain't {a}",
+    "The answer isn\N{RIGHT SINGLE QUOTATION MARK}t {a}", "hardly {a}", "far from {a}", "If pressed, {a}",
+    "In case x>0: {a}", "when x>0, {a}; when x<0, {b}", "{a} for x>0, {b} for x<0", "{a} provided n is odd",
+    "{a} as long as n is odd", "suppose it is {a}", "let us say {a}", "a guess: {a}",
+)  # fmt: skip
 FRAMES = (
     "{hedge}", "\\boxed{{{hedge}}}", "<answer>{hedge}</answer>", "#### {hedge}", "Let me think. {hedge}",
     "\\boxed{{\\text{{{hedge}}}}}", "The steps are clear.\n\n{hedge}", "<think>It is {a}.</think> {hedge}",
@@ -52,8 +73,8 @@ def hedged_answers(count: int, seed: int = 0) -> Iterator[tuple[str, str]]:
     generator = random.Random(seed)
     for _ in range(count):
         a, b, c = _answers(generator)
-        if generator.random() < 0.25:
-            yield generator.choice(MARKS).format(a=a, b=b, c=c), a
+        if generator.random() < 0.5:
+            yield generator.choice(MARKS + MIXED).format(a=a, b=b, c=c), a
             continue
         hedge = generator.choice(generator.choice((CANDIDATES, DENIALS, DOUBTS))).format(a=a, b=b, c=c)
         yield generator.choice(FRAMES).format(hedge=hedge, a=a), a
@@ -63,12 +84,13 @@ def _answers(generator: random.Random) -> list[str]:
     """Three different answers of one type."""
     number = generator.sample(range(2, 500), 3)
     kind = generator.choice(("integer", "integer", "integer", "decimal", "fraction", "unit", "formula", "word", "time"))
+    unit = generator.choice(("km", "hours", "apples"))
     words = generator.sample(("blue", "Paris", "seven", "oxygen", "Friday", "Anna", "north", "copper"), 3)
     return {
         "integer": [str(value) for value in number],
         "decimal": [f"{value / 8}" for value in number],
         "fraction": [f"{value}/{501}" for value in number],
-        "unit": [f"{value} {generator.choice(('km', 'hours', 'apples'))}" for value in number],
+        "unit": [f"{value} {unit}" for value in number],
         "formula": [f"{value}x + 1" for value in number],
         "word": words,
         "time": [f"{value % 12 + 1}:{10 + value % 50}" for value in number],

@@ -216,7 +216,11 @@ def _quantities(text: str, expected: Quantity) -> list[Quantity]:
     """
     left, _, right = text.rpartition("=")
     whole = parse_quantity(right.strip())
-    if reserved(text) or (any(map(str.isdigit, left)) and (whole is None or _value(left) != whole.number)):
+    if (
+        reserved(text)
+        or set(_SIGN.findall(text)) - {"="}
+        or (any(map(str.isdigit, left)) and (whole is None or _value(left) != whole.number))
+    ):
         return []
     tail = "" if whole is None else re.split(r"\d", right)[-1]
     if is_hedged("", tail) or is_inexact(tail):

@@ -21,8 +21,10 @@ _FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re
 # Reservations about the whole statement; about the words directly after them; and those that follow the answer.
 _RESERVATIONS = (
     r"\b(?:not|never|neither|nor|cannot|doubt|except|or|either|maybe|perhaps|possibly|probably|might|could|would|unsure"
-    r"|uncertain|guess|if|unless|otherwise|provided that|assuming|depends|alternatively|else|(?:rather|other) than"
-    r"|instead of|anything but|(?-i:may)|(?:is|it's|be) (?:false|wrong|incorrect)|(?:false|wrong|incorrect) answer)\b"
+    r"|uncertain|unlikely|hardly|guess|if|in case|as long as|unless|otherwise|provided (?:that|\w+ (?:is|are))|assuming"
+    r"|suppose|let(?: u|')s say|depends|alternatively|else|(?:rather|other|different|far) (?:than|from)|differs from"
+    r"|instead of|anything but|torn|candidates|(?:option|candidate|answer|choice) (?:[a-e]|\d+)(?=[:.)])|no,? wait"
+    r"|(?-i:may)|(?:is|it's|be) (?:false|wrong|incorrect)|(?:false|wrong|incorrect) answer)\b"
     r"|n['\N{RIGHT SINGLE QUOTATION MARK}]t\b|[~?\N{ALMOST EQUAL TO}\N{NOT SIGN}\N{PLUS-MINUS SIGN}\N{NOT EQUAL TO}]|!="
     r"|\\(?:approx|sim|simeq|cong|pm|mp|neg|lnot|neq?|lor|vee)\b"
 )
@@ -31,19 +33,24 @@ _INEXACT = (
     r"|over|above|below|(?:more|less|greater|fewer|larger|smaller|higher|lower) than)"
 )
 _RESERVED = re.compile(_RESERVATIONS, re.IGNORECASE)
-_BEFORE = re.compile(rf"\b{_INEXACT}\W*$", re.IGNORECASE)
+_BOUND = r"(?:[<>!\N{LESS-THAN OR EQUAL TO}\N{GREATER-THAN OR EQUAL TO}]=?|\\[lg](?:eq?|t))"
+_BEFORE = re.compile(rf"\b{_INEXACT}\W*$|{_BOUND}\s*$", re.IGNORECASE)
 _INEXACT_WORD = re.compile(rf"\b{_INEXACT}\b", re.IGNORECASE)
 _AFTER = re.compile(
     rf"[\W_]*(?:(?:is|was|hmm|but|and)\W+)?(?:{_RESERVATIONS}|(?:ish|no|wait|actually|{_INEXACT}|false|wrong|incorrect)\b)",
     re.IGNORECASE,
 )
 _CLAUSE = re.compile(r"[,;:.!?\n](?!\d)|\b(?:so|thus|hence|therefore|then)\b", re.IGNORECASE)
+_END = re.compile(r"[.!?](?=\s)|\n|\\[])]|\$")
 _SENTENCE = re.compile(r"[.!?](?=\s)|\n")
 # between the candidates of a list, or between the operands of a calculation
 _JOINT = re.compile(
     r"(?:[\s,;/&+*^()|{}$\\.-]|\N{MULTIPLICATION SIGN}|\N{DIVISION SIGN}|\b(?:and|or|to|times|plus|minus|[a-z])\b)*"
 )
-_NEXT_ITEM = re.compile(r"\s*(?:[^\W\d]+\s+){0,1}[^\W\d]*\s*[,;/|\n]\s*(?:and\s+)?")
+_NEXT_ITEM = re.compile(r"\s*(?:[^\W\d]+\s+)?[^\W\d]*\s*(?:[,;/|\n-]|\N{EN DASH}|\\to\b|\([a-e]\))\s*(?:and\s+)?")
+_SAME_UNIT = re.compile(  # `5 km and 6 km`
+    r"\s*([^\W\d]+)\s*(?:and|to|until|\(?[a-e]\)|-|\N{EN DASH}|\\to|\\text|[ {}])*\s*"
+)
 _LAST_ITEM = re.compile(r"\s*(?:[^\W\d]+\s*){0,2}\W*")
 
 
@@ -69,7 +76,7 @@ def find_answer(response: str, expected: str) -> str | None:
             return None
         text = text[start:end].strip()
     if parse_quantity(normalized(expected)) is not None:
-        return text if marks else last_number(text)
+        return text if marks and "\n" not in text else last_number(text)
     stated = list(_STATED.finditer(text))
     if stated:
         hedged = is_hedged(_sentence(text, stated[-1].start(1)), "")
@@ -100,12 +107,15 @@ def _last(text: str, found: list[re.Match[str]]) -> str | None:
         return (before + last[0]).replace("$", "")  # an equation, which may be false
     if len(found) > 1 and found[-2][0] != last[0]:
         between = text[found[-2].end() : last.start()]
+        unit = _SAME_UNIT.fullmatch(between)
+        if unit is not None and after.lstrip().startswith(unit[1]):
+            return None
         if _JOINT.fullmatch(between) or (_NEXT_ITEM.fullmatch(between) and _LAST_ITEM.fullmatch(after)):
             return None
     if last.re is _FORMULA:
         return last[0]
     currency = re.search(r"[$\N{EURO SIGN}\N{POUND SIGN}]\s*$", before)
-    return (currency[0] if currency else "") + last[0] + _SENTENCE.split(after)[0]
+    return (currency[0] if currency else "") + last[0] + _END.split(after)[0]
 
 
 def _sentence(text: str, end: int) -> str:

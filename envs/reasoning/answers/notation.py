@@ -7,7 +7,7 @@ import re
 _SAME = {  # pattern -> the notation that is read
     r"\\left\b|\\right\b|\\displaystyle\b|\\!|\*\*|\\bigl?\b|\\bigr\b": "",
     r"(?<=\d)(?:\\,|\{,\}|\\ )(?=\d{3}(?!\d))": ",",  # thousands
-    r"(?<!\\)\\[,;: ]|\\q?quad\b|(?<=[\w}])~(?=[\w\\])|\N{NO-BREAK SPACE}": " ",
+    r"(?<!\\)\\[,;: ]|(?<=[\w}])~(?=[\w\\])|\N{NO-BREAK SPACE}": " ",
     r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\b\s*\{([^{}]*)\}": r" \1 ",
     r"\\[dt]frac\b": r"\\frac",
     r"\\frac\s*(\d)\s*(\d)(?!\d)": r" \1/\2",
@@ -17,6 +17,7 @@ _SAME = {  # pattern -> the notation that is read
     r"\N{DEGREE SIGN}\s*F\b": "\N{DEGREE SIGN} fahrenheit",
     r"(?<![A-Za-z])mph\b": " miles per hour",
     r"\\([%$#&])": r"\1",
+    r"\\q?quad\b": ", ",
     r"\s+\^": "^",
     r"\\colon\b": ":",
     r"\\(?:leqslant|leq?)\b|\N{LESS-THAN OR EQUAL TO}": "<=",
