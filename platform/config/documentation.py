@@ -32,7 +32,7 @@ platform-launch --print-config configs/reasoning/ppo.yaml                       
 | `key: !unset` | removes an inherited key |
 | `section: !replace {...}` | replaces an inherited section instead of merging it |
 | `${section.key}` | the value of another key; `$${` is a literal `${` |
-| `null` | switches a key off where the table of the key says so |
+| `null`, `{}` | switches a key off where its row says so; switches a section on, with its defaults |
 | `1e-5`, `true`, `yes`, `1:0` | YAML 1.2: a number, a boolean, text, text |
 
 * `extends` merges sections key by key; only `cluster.component_placement` is replaced as a whole.
