@@ -46,7 +46,7 @@ class TokenPolicy(nn.Module):
         self.context: ContextParallel | None = None
 
     def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
-        packed, rows, columns = _packed(batch, self.context)
+        packed, rows, columns = packed_rows(batch, self.context)
         targets = batch.inputs["tokens"][rows, columns]
         wanted = self.statistic(entropy=entropy)
         states = self.model.states_before(packed, rows, columns)
@@ -89,7 +89,7 @@ class TokenValues(nn.Module):
         self.context: ContextParallel | None = None
 
     def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
-        packed, rows, columns = _packed(batch, self.context)
+        packed, rows, columns = packed_rows(batch, self.context)
         values = self.model.values(packed, rows, columns)
         return ModelOutputs(values=_scatter(values, batch, rows, columns, self.context))
 
@@ -158,7 +158,7 @@ def _cut(tensor: Tensor, sequences: int) -> Tensor:
     return tensor.reshape(sequences, -1, *tensor.shape[2:])
 
 
-def _packed(batch: RolloutBatch, context: ContextParallel | None) -> tuple[PackedTokens, Tensor, Tensor]:
+def packed_rows(batch: RolloutBatch, context: ContextParallel | None) -> tuple[PackedTokens, Tensor, Tensor]:
     """Returns the packed sequences and (rows, columns) [K] of the action positions; with `context` this rank's part."""
     rows, columns = batch.action_mask.nonzero(as_tuple=True)
     tokens, lengths = batch.inputs["tokens"], batch.inputs["lengths"].tolist()

@@ -196,7 +196,7 @@ def _unread_by_training(config: Config, role: str) -> Iterator[Unread]:
         yield from unread_keys(parallel, "tensor pipeline virtual_pipeline expert sequence", reason, backend)
         if role != "reference":
             reason = f"it belongs to {backend} megatron"
-            yield from unread_keys(role, "kernels router_aux_loss_coef", reason, backend)
+            yield Unread(f"{role}.kernels", reason, (backend,))
     elif when(lambda: _trained_by(config, role, "megatron")):
         if when(lambda: config.section(role).parallel.tensor == 1):
             reason = f"tensor ranks split the tokens, and {parallel}.tensor is 1"
@@ -295,4 +295,4 @@ def _unread_by_policy(config: Config) -> Iterator[Unread]:
     yield Unread("actor.max_tokens_per_micro_batch", reason, (TASK,))
     yield Unread("actor.balance", "all transitions take the same work", (TASK,))
     reason = "an embodied policy is small and no language model"
-    yield from unread_keys("actor", "parallel.context cpu_offload", reason, TASK, _TYPE)
+    yield from unread_keys("actor", "parallel.context cpu_offload router_aux_loss_coef", reason, TASK, _TYPE)

@@ -158,7 +158,7 @@ class Trainable(Section):
         "auto", "megatron: implementation of layers; auto: Transformer Engine if it is installed and there is a GPU"
     )
     router_aux_loss_coef: float = key(
-        0.0, "megatron, mixtures of experts: factor of the load-balancing loss of each layer's router", ge=0
+        0.0, "mixtures of experts: factor of the load-balancing loss of each layer's router", ge=0
     )
     offload: Offload = offload_key("weights, gradients and optimizer state")
 

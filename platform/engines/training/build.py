@@ -45,8 +45,14 @@ def training_engine(
     elif _plain(section) and (compiled := acceleration.training_engine_class(model, device, dtype)) is not None:
         engine = compiled(model, section.optim, **options)
     else:
-        context, cpu_offload = section.parallel.context, section.cpu_offload
-        engine = FSDPEngine(model, section.optim, context=context, cpu_offload=cpu_offload, **options)
+        engine = FSDPEngine(
+            model,
+            section.optim,
+            context=section.parallel.context,
+            cpu_offload=section.cpu_offload,
+            router_aux_loss_coef=section.router_aux_loss_coef,
+            **options,
+        )
     return OffloadingEngine(engine, device, constant=constant) if section.offload is True else engine
 
 

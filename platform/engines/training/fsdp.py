@@ -22,11 +22,13 @@ from rl_platform.algorithms.action_levels import denominators_of
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.schema.models import Optim
+from rl_platform.engines.training.balancing_loss import BalancedRouters, RouterBalance, mean_loss, membership
 from rl_platform.engines.training.base import Loss, MicroBatches
 from rl_platform.engines.training.sharded_state import ShardedState, ShardedTensor, adam_state
 from rl_platform.engines.training.sharing import Group, balance_metrics_of, hidden_size_of, over_ranks, part_of, shares
 from rl_platform.errors import PlacementError, Problem
 from rl_platform.models.context_parallel import ContextParallel
+from rl_platform.models.forward import packed_rows
 from rl_platform.records import RolloutBatch
 
 Arguments, Output = ParamSpec("Arguments"), TypeVar("Output")
@@ -40,6 +42,7 @@ class FSDPEngine:
     micro-batches. `cpu_offload`: parameters, gradients and optimizer state are in main memory, where the optimizer
     runs; a single rank then creates its own process group. Parameters with requires_grad False are frozen: neither the
     optimizer nor the state has them. A model with only frozen parameters can be evaluated but not stepped.
+    `router_aux_loss_coef`: factor of the load-balancing loss of a mixture of experts.
 
     A language model with `pretrained` weights is filled from them after it is sharded, so that no rank holds all of it.
 
@@ -59,6 +62,7 @@ class FSDPEngine:
         gradient_checkpointing: bool = False,
         context: int = 1,
         cpu_offload: bool = False,
+        router_aux_loss_coef: float = 0.0,
     ) -> None:
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.device, self.horizon, self.nominal, self.balance = device, horizon, nominal, balance
@@ -73,6 +77,8 @@ class FSDPEngine:
             _shard(self.model, device, dtype, cpu_offload=cpu_offload)
         if pretrained is not None:
             _fill(self.model, pretrained, torch.device("cpu") if cpu_offload else device)
+        self.router_aux_loss_coef = router_aux_loss_coef
+        self.routers = BalancedRouters(model) if router_aux_loss_coef else None
         self.precision = autocast(device, dtype)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.clip_grad = optim.clip_grad
@@ -100,14 +106,22 @@ class FSDPEngine:
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
         denominators = denominators_of(mini_batch, self.horizon, nominal=self.nominal)
         metrics, total = Metrics(), torch.zeros((), device=self.device)
+        balances: list[RouterBalance] = []
         for rows in self._shares(mini_batch, micro_batches):
             part = part_of(mini_batch, rows).to(self.device)
+            if self.routers is not None:
+                self.routers.current = self._router_balance(part, int(mini_batch.sample_mask.sum()))
+                balances.append(self.routers.current)
             with self.precision:
                 outputs = self.model(part, entropy=True)
             part_loss, part_metrics = loss(outputs, part, denominators if rows else replace(denominators, full=False))
             (part_loss * self.world_size if self.world_size > 1 else part_loss).backward()
             metrics, total = metrics.merge(part_metrics), total + part_loss.detach()
         self.data.sum(total)
+        own: dict[str, Tensor] = {}
+        if self.routers is not None:
+            self.routers.current = None
+            own["router_aux_loss"] = self._router_loss(balances, total)
         norm = self._clipped_gradient_norm()
         finite = bool(torch.isfinite(norm + total))  # a clipped ratio has no gradient and hides a loss that is NaN
         if finite:
@@ -118,7 +132,8 @@ class FSDPEngine:
         if self.data.size > 1:
             balance = balance_metrics_of(mini_batch, self.data.size, hidden_size_of(self.model), self.balance)
             metrics = over_ranks(metrics, self.device, self.data).merge(balance)
-        return metrics.merge(Metrics(means={("grad_norm",): Sums(norm.detach().reshape(1), 1.0)}))
+        own["grad_norm"] = norm.detach()
+        return metrics.merge(Metrics(means={(name,): Sums(value.reshape(1), 1.0) for name, value in own.items()}))
 
     def set_learning_rate(self, value: float) -> None:
         for group in self.optimizer.param_groups:
@@ -163,6 +178,31 @@ class FSDPEngine:
     def _shares(self, batch: RolloutBatch, micro_batches: MicroBatches) -> list[Sequence[int]]:
         width = hidden_size_of(self.model)
         return shares(batch, micro_batches, self.data.rank, self.data.size, width, self.balance)
+
+    def _router_balance(self, part: RolloutBatch, sequences: int) -> RouterBalance:
+        """Returns the load-balancing loss of a part of a mini-batch with this number of valid sequences."""
+        context: ContextParallel | None = getattr(self.model, "context", None)
+        packed, _, _ = packed_rows(part, context)
+        lengths = part.inputs["lengths"]
+        members = membership(packed.flat_index, lengths, len(packed.tokens))
+
+        def total(counts: Tensor) -> Tensor:
+            if context is not None:
+                dist.all_reduce(counts, group=context.group)
+            return counts
+
+        # as with the other losses, the mean of FSDP over all ranks becomes a sum
+        factor = self.router_aux_loss_coef * self.world_size / max(sequences, 1)
+        return RouterBalance(part.sample_mask.float() * factor, members, lengths.float(), total)
+
+    def _router_loss(self, balances: Sequence[RouterBalance], like: Tensor) -> Tensor:
+        """Returns the load-balancing loss without its coefficient, the mean over layers, on every rank."""
+        assert self.routers is not None
+        coefficient = self.router_aux_loss_coef * self.world_size
+        loss = mean_loss(balances, coefficient, len(self.routers.routers), like)
+        if self.world_size > 1:
+            dist.all_reduce(loss)  # each rank has its tokens
+        return loss
 
     def _clipped_gradient_norm(self) -> Tensor:
         norm = nn.utils.get_total_norm([parameter.grad for parameter in self.parameters if parameter.grad is not None])

@@ -38,12 +38,20 @@ from rl_platform.records import RolloutBatch
 
 KINDS = ("actor", "critic", "embodied")
 LORA = Lora(rank=3, alpha=5.0, target_modules=["q_proj", "v_proj", "down_proj"])
-SINGLE = {**{kind: {} for kind in KINDS}, "actor lora": {"lora": LORA}, "critic lora": {"lora": LORA}}
+BALANCED = {"router_aux_loss_coef": 0.3}
+SINGLE = {
+    **{kind: {} for kind in KINDS},
+    "actor lora": {"lora": LORA},
+    "critic lora": {"lora": LORA},
+    "experts": BALANCED,
+}
 # what two ranks train; the first word is the kind
 VARIANTS: dict[str, dict[str, Any]] = {
     **{kind: {} for kind in KINDS},
     "actor context": {"context": 2},
     "critic context": {"context": 2},
+    "experts": BALANCED,
+    "experts context, layers twice": {**BALANCED, "context": 2, "gradient_checkpointing": True},
     "actor offload": {"cpu_offload": True},
     "critic lora": {"lora": LORA},
     "actor lora, context, layers twice": {"lora": LORA, "context": 2, "gradient_checkpointing": True},
@@ -63,7 +71,7 @@ def model(kind: str, layers: int = 2) -> nn.Module:
     torch.manual_seed(7)
     if kind == "embodied":
         return EmbodiedActorCritic(ActorCriticPolicy((5,), ActionSpace("continuous", 3), PolicyConfig((16, 16))))
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         vocab_size=31,
@@ -75,8 +83,13 @@ def model(kind: str, layers: int = 2) -> nn.Module:
         max_position_embeddings=64,
         tie_word_embeddings=True,
     )
-    network = LlamaForCausalLM(config)
-    if kind in ("actor", "kl"):
+    network: Any = LlamaForCausalLM(config)
+    if kind == "experts":
+        mixture = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "head_dim": 4}
+        network = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model("qwen3_moe", **(config.to_diff_dict() | mixture | {"model_type": "qwen3_moe"}))
+        )
+    if kind in ("actor", "kl", "experts"):
         policy = TokenPolicy(LanguageModel(network), temperature=0.8, entropy_gradient=True)
         policy.reference_head = torch.randn(31, REFERENCE_WIDTH) if kind == "kl" else None
         return policy
@@ -93,7 +106,13 @@ def engine(kind: str, optim: Optim = OPTIM, lora: Lora | None = None, **options:
 
 
 def loss(kind: str) -> Any:
-    functions = {"actor": actor_loss, "kl": actor_loss, "critic": critic_loss, "embodied": actor_critic_loss}
+    functions = {
+        "actor": actor_loss,
+        "kl": actor_loss,
+        "experts": actor_loss,
+        "critic": critic_loss,
+        "embodied": actor_critic_loss,
+    }
     return partial(functions[kind], algorithm=KL if kind == "kl" else ALGORITHM)
 
 

@@ -301,6 +301,23 @@ def _master(engine: Any, name: str) -> Tensor:
     return part
 
 
+@pytest.mark.parametrize("kind", ["balanced", "latent", "latent critic"])
+def test_plain_torch_balances_routers_as_megatron_does(runs, kind: str) -> None:
+    """A softmax over all experts, sigmoids, and scores of groups; the reference of `balanced` is `BalancedEngine`."""
+    options, found = {"router_aux_loss_coef": runs.BALANCE}, []
+    engines = [runs.FSDPEngine(runs.model(kind), runs.ranks.OPTIM, dtype=torch.float32, **runs.CPU, **options)]
+    engines += [runs.megatron(kind, **({} if kind in runs.BALANCED else options))]
+    for engine in [*engines, *([runs.plain(kind)] if kind in runs.BALANCED else [])]:
+        metrics = runs.ranks.steps(engine, runs.KINDS[kind], 0, 2, (MicroBatches(rows=2),))
+        found.append((runs.ranks.parameters(engine), metrics))
+    parameters, metrics = found[0]
+    assert metrics[0]["router_aux_loss"] > 0.9
+    for others, same in found[1:]:
+        assert same == [pytest.approx(one, rel=1e-5, abs=1e-6) for one in metrics]
+        for name, tensor in parameters.items():
+            torch.testing.assert_close(others[name], tensor, rtol=1e-5, atol=2e-6)
+
+
 @pytest.mark.parametrize("backend", ["plain", "megatron"])
 def test_layers_that_are_computed_again_change_nothing(runs, backend: str) -> None:
     results, calls = [], []

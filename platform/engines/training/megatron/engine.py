@@ -21,8 +21,8 @@ from rl_platform.algorithms.action_levels import denominators_of
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.schema.models import Optim, Parallel
+from rl_platform.engines.training.balancing_loss import RouterBalance, mean_loss, membership
 from rl_platform.engines.training.base import Loss, MicroBatches
-from rl_platform.engines.training.megatron.balancing_loss import RouterBalance
 from rl_platform.engines.training.megatron.device import importing_megatron, prepare, quiet_megatron
 from rl_platform.engines.training.megatron.mixture import Mixture
 from rl_platform.engines.training.megatron.model import build_stage, clipped_gradient_norm, with_optimizer
@@ -43,7 +43,7 @@ with importing_megatron():
 
     from rl_platform.engines.training.megatron.adapters import add_adapters
     from rl_platform.engines.training.megatron.experts import give_tokens_to_router
-    from rl_platform.engines.training.megatron.input import PackedInput, membership, packed_input
+    from rl_platform.engines.training.megatron.input import PackedInput, packed_input
 
 
 if TYPE_CHECKING:
@@ -278,7 +278,9 @@ class MegatronEngine:
     def _router_balance(self, part: RolloutBatch, packed: PackedInput, sequences: int) -> RouterBalance:
         """Returns the load-balancing loss of a part of a mini-batch with this number of valid sequences."""
         lengths = part.inputs["lengths"]
-        members = membership(packed, lengths)
+        assert packed.flat_index is not None
+        assert packed.tokens is not None
+        members = membership(packed.flat_index, lengths, len(packed.tokens))
         if self.parallel.sequence:
             members = members.chunk(self.tensor.size, dim=1)[self.tensor.rank]
 
@@ -296,10 +298,10 @@ class MegatronEngine:
         """Returns the load-balancing loss without its coefficient, the mean over layers [1], on every rank."""
         mixture = Mixture.of(self.model.model.config)
         assert mixture is not None
-        losses = [loss for balance in balances for loss in balance.losses.values()]
-        total = torch.stack(losses).sum() if losses else torch.zeros((), device=self.device)
+        zero = torch.zeros((), device=self.device)
+        total = mean_loss(balances, self.router_aux_loss_coef, sum(mixture.layers), zero)
         dist.all_reduce(total)  # each rank has its layers and tokens
-        return (total / (self.router_aux_loss_coef * sum(mixture.layers))).reshape(1).cpu()
+        return total.reshape(1).cpu()
 
     def _outputs(self, part: RolloutBatch, packed: PackedInput, hidden: Tensor, *, entropy: bool) -> ModelOutputs:
         """Outputs [B,T], 0 outside action positions, of the last hidden states [N,1,H] or a tensor rank's share.

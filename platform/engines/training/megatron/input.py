@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
-from rl_platform.engines.training.megatron.balancing_loss import RouterBalance
+from rl_platform.engines.training.balancing_loss import RouterBalance
 from rl_platform.models.context_parallel import ContextParallel
 from rl_platform.models.packed import PackedAttention, pack
 from rl_platform.records import RolloutBatch
@@ -32,17 +32,6 @@ class PackedInput(PackedSeqParams):
     columns: Tensor | None = None
     padding: int = 0
     balance: RouterBalance | None = None
-
-
-def membership(packed: PackedInput, lengths: Tensor) -> Tensor:
-    """Returns 1 where a sequence of `lengths` [B] has a token of this rank, float [B,N]."""
-    assert packed.flat_index is not None
-    assert packed.tokens is not None
-    count, index = len(packed.tokens), packed.flat_index
-    there = torch.arange(index.shape[1], device=index.device) < lengths[:, None]
-    rows, columns = (there & (index >= 0) & (index < count)).nonzero(as_tuple=True)
-    members = torch.zeros(len(lengths), count, device=index.device)
-    return members.index_put_((rows, index[rows, columns]), members.new_ones(()))
 
 
 def packed_input(part: RolloutBatch, multiple: int, context: ContextParallel | None) -> PackedInput:
