@@ -9,6 +9,7 @@ that choose chunks of actions have one transition per chunk, and at finer levels
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,19 @@ class Prompt:
     metadata: dict[str, Any] = field(default_factory=dict)
     messages: tuple[Message, ...] = ()
     source: str = ""
+
+
+def numbered(prompts: Sequence[Prompt], samples: int) -> list[tuple[Prompt, int]]:
+    """`samples` responses to each prompt, with a number each that selects its random numbers.
+
+    A prompt that comes again counts on, so that no number of it comes twice.
+    """
+    seen: Counter[int] = Counter()
+    responses = []
+    for prompt in prompts:
+        responses += [(prompt, seen[prompt.index] + number) for number in range(samples)]
+        seen[prompt.index] += samples
+    return responses
 
 
 @dataclass(frozen=True)

@@ -334,9 +334,7 @@ def _optimizer_steps(algorithm: Algorithm, rows: int, sizes: dict[str, int], uni
     actor = text("actor", algorithm.ppo_epochs)
     if algorithm.loss_type == "actor_critic":
         return [("optimizer steps per rollout", f"{actor}, actor and critic together")]
-    turns = ", in turns with the actor's epochs" if algorithm.update_order == "alternating" else ""
-    critic = text("critic", algorithm.critic_epochs)
-    return [("actor steps per rollout", actor), ("critic steps per rollout", f"{critic}{turns}")]
+    return [("actor steps per rollout", actor), ("critic steps per rollout", text("critic", algorithm.critic_epochs))]
 
 
 def _warm_up(algorithm: Algorithm) -> str:

@@ -6,7 +6,6 @@ successes. The caller generates.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,14 +21,11 @@ def samples_differ(metrics: Sequence[float], tolerance: float) -> bool:
     return bool(metrics) and max(metrics) - min(metrics) > tolerance
 
 
-def split_groups(trajectories: Iterable[Trajectory]) -> list[Group]:
-    """The groups, in the order in which their prompts appear. A prompt that was generated twice has two groups."""
+def split_groups(trajectories: Iterable[Trajectory], size: int) -> list[Group]:
+    """The groups of `size`, in the order in which their prompts appear. A prompt that came twice has two groups."""
     groups: dict[tuple[int, int], Group] = {}
-    seen: dict[tuple[int, int], int] = defaultdict(int)
     for trajectory in trajectories:
-        index, sample = trajectory.prompt.index, trajectory.sample
-        groups.setdefault((index, seen[index, sample]), []).append(trajectory)
-        seen[index, sample] += 1
+        groups.setdefault((trajectory.prompt.index, trajectory.sample // size), []).append(trajectory)
     return list(groups.values())
 
 
@@ -75,7 +71,7 @@ class DynamicSampler:
         rejected: list[Group] = []
         counts = _Counts()
         while len(ready) < self.groups and counts.rounds < self.options.max_rounds:
-            for group in split_groups(generate(counts.rounds)):
+            for group in split_groups(generate(counts.rounds), self.group_size):
                 (ready if self._keeps(group, counts) else rejected).append(group)
             counts.rounds += 1
         taken, surplus = self._take(step, ready, rejected, counts)

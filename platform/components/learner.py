@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -75,17 +75,6 @@ class Evaluator:
         self.engine.offload(weights=weights)
 
 
-@dataclass
-class _Update:
-    """How far the update of a PPO step is: metrics of its optimizer steps, and mini-batches that were done or skipped.
-    stopped: `target_kl` has ended it."""
-
-    metrics: list[Metrics] = field(default_factory=list)
-    done: int = 0
-    skipped: int = 0
-    stopped: bool = False
-
-
 class Learner(Evaluator):
     """`kind` ("actor" or "critic") prefixes metrics and seeds the shuffle; `epochs` passes over each rollout batch."""
 
@@ -105,67 +94,59 @@ class Learner(Evaluator):
         self.target_kl = config.algorithm.target_kl if kind == "actor" else None
         self.failures = 0
         self.buffers = ShuffleBuffers()
-        self.progress = _Update()
 
-    def update(self, batch: RolloutBatch, step: int, epoch: int | None = None) -> dict[str, float]:
-        """Trains all epochs of PPO step `step` (from 0) on the batch; metrics are means over its optimizer steps.
-
-        `epoch`: trains this one alone; earlier epochs of the step were trained by calls before, and count in the
-        metrics.
-        """
+    def update(self, batch: RolloutBatch, step: int) -> dict[str, float]:
+        """Trains all epochs of PPO step `step` (from 0) on the batch; metrics are means over its optimizer steps."""
         rate = learning_rate(self.section.optim, step, self.config.runner.max_steps)
         self.engine.set_learning_rate(rate)
-        if not epoch:
-            self.progress = _Update()
-        progress, metrics_by_step = self.progress, self.progress.metrics
+        metrics_by_step: list[Metrics] = []
+        done, skipped, stopped = 0, 0, False
         total = self.epochs * (len(batch) // self.mini_batch_rows)
         some_masked = not bool(batch.mask.all())
         trains_values = self.kind == "critic" or batch.value_mask is not None
-        epochs = range(self.epochs) if epoch is None else range(epoch, epoch + 1)
-        if progress.stopped:
-            epochs = range(0)
-        for number, mini_batch in self._mini_batches(batch, step, epochs):
-            self.context.progress.update(progress.done, total, "mini-batches")
-            progress.done += 1
+        for epoch, mini_batch in self._mini_batches(batch, step):
+            self.context.progress.update(done, total, "mini-batches")
+            done += 1
             counted = mini_batch.value_positions if trains_values else mini_batch.mask
             if some_masked and not bool(counted.any()):
                 continue
             if self.kind == "actor" and self.config.algorithm.policy_loss in COVARIANCE:
-                draw = generator(self.context.seed, "covariance", step, progress.done)
+                draw = generator(self.context.seed, "covariance", step, done)
                 mini_batch = replace(mini_batch, covariant=covariant_positions(mini_batch, self.config.algorithm, draw))
             began = time.monotonic()
             step_metrics = self.engine.step(mini_batch, self.loss, self.training_micro_batches)
             recorder.add("work", "optimizer step", began)
             if step_metrics is None:
-                progress.skipped += 1
-                self._count_failure(mini_batch, step, number)
+                skipped += 1
+                self._count_failure(mini_batch, step, epoch)
                 continue
             self.failures = 0
             metrics_by_step.append(step_metrics)
             if self.target_kl is not None and (step_metrics.mean("actor/approx_kl_k3") or 0.0) > self.target_kl:
-                progress.stopped = True  # on every rank: the metrics are those of all ranks together
+                stopped = True  # on every rank: the metrics are those of all ranks together
                 break
         metrics = Metrics.together(metrics_by_step).finalize()
         named = {name if "/" in name else f"{self.kind}/{name}": value for name, value in metrics.items()}
         if metrics_by_step:
             named |= _ends("first", metrics_by_step[0]) | _ends("last", metrics_by_step[-1])
-        named |= {f"{self.kind}/lr": rate, f"{self.kind}/skipped_updates": float(progress.skipped)}
+        named |= {f"{self.kind}/lr": rate, f"{self.kind}/skipped_updates": float(skipped)}
         if self.target_kl is not None:
-            stopped = float(progress.stopped and progress.done < total)
-            named |= {"actor/early_stopped": stopped, "actor/optimizer_steps": float(len(metrics_by_step))}
+            named |= {
+                "actor/early_stopped": float(stopped and done < total),
+                "actor/optimizer_steps": float(len(metrics_by_step)),
+            }
         return named
 
-    def _mini_batches(self, batch: RolloutBatch, step: int, epochs: range) -> Iterator[tuple[int, RolloutBatch]]:
-        """The mini-batches of these epochs, with the number of the epoch."""
+    def _mini_batches(self, batch: RolloutBatch, step: int) -> Iterator[tuple[int, RolloutBatch]]:
+        """The mini-batches of all epochs, with the number of the epoch."""
         shuffled = self.config.algorithm.shuffle_mini_batches
 
-        def order(number: int) -> torch.Generator | None:
-            return generator(self.context.seed, self.kind, step, epochs[number]) if shuffled else None
+        def order(epoch: int) -> torch.Generator | None:
+            return generator(self.context.seed, self.kind, step, epoch) if shuffled else None
 
-        if not epochs:
-            return
-        mini_batches = MiniBatches(batch, self.mini_batch_rows, self.buffers).epochs(len(epochs), order)
-        for epoch, parts in zip(epochs, mini_batches, strict=True):
+        for epoch, parts in enumerate(
+            MiniBatches(batch, self.mini_batch_rows, self.buffers).epochs(self.epochs, order)
+        ):
             for mini_batch in parts:
                 yield epoch, mini_batch
 

@@ -6,7 +6,6 @@ in a later call. Responses of several turns are in conversations.py.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
@@ -19,7 +18,7 @@ from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.errors import WorkerError
 from rl_platform.models.pretrained import load_config
 from rl_platform.models.tokenizer import load_tokenizer, stops
-from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights, WeightsReceived
+from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights, WeightsReceived, numbered
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.host import ComponentContext
@@ -82,9 +81,11 @@ class LanguageRollout:
         that exist already. Raises WorkerError unless all of weights `version` are loaded (None: of any version).
         """
         self._check_weights(version)
-        everything = [(prompt, sample) for prompt in prompts for sample in range(samples)]
-        mine = _unanswered(everything, answered)[self.context.rank :: self.context.world_size]
-        wanted = [everything[position] for position in mine]
+        there = set(answered)
+        left = [
+            (prompt, sample) for prompt, sample in numbered(prompts, samples) if (prompt.index, sample) not in there
+        ]
+        wanted = left[self.context.rank :: self.context.world_size]
 
         def seed(prompt: Prompt, sample: int, turn: int = 0) -> int:
             later = [turn] if turn else []
@@ -164,17 +165,6 @@ class LanguageRollout:
     def _params(self, sampling: Sampling) -> SamplingParams:
         longest = sampling.max_new_tokens or self.config.data.max_response_length
         return SamplingParams(longest, sampling.temperature, sampling.top_p, sampling.top_k)
-
-
-def _unanswered(wanted: Sequence[tuple[Prompt, int]], answered: Sequence[tuple[int, int]]) -> list[int]:
-    """Positions in `wanted` without a response; a prompt that is in it twice needs two."""
-    there, positions = Counter(answered), []
-    for position, (prompt, sample) in enumerate(wanted):
-        if there[prompt.index, sample]:
-            there[prompt.index, sample] -= 1
-        else:
-            positions.append(position)
-    return positions
 
 
 def share_of(groups: Sequence[Group], needed: int, rank: int, ranks: int) -> tuple[list[Group], int]:

@@ -78,15 +78,14 @@ class OffloadOrder:
     """The moves of a step.
 
     leaving: components that leave their devices. recompute: the actor computes log-probs before the update.
-    lends_weights: the rollout generates with the actor's own tensors, so these stay. updates: who is trained, in order.
-    scores: a reward model scores while responses are generated.
+    lends_weights: the rollout generates with the actor's own tensors, so these stay. scores: a reward model
+    scores while responses are generated.
     """
 
     layout: Layout
     leaving: frozenset[str] = frozenset()
     recompute: bool = True
     lends_weights: bool = False
-    updates: tuple[str, ...] = ("critic", "actor")
     scores: bool = False
 
     def leaves_before(self, phase: str) -> tuple[tuple[str, bool], ...]:
@@ -114,9 +113,7 @@ class OffloadOrder:
 
     @property
     def _names(self) -> tuple[str, ...]:
-        before = [phase for phase in PHASES if not phase.startswith("train ")]
-        names = [*before, *(f"train {name}" for name in self.updates)]
-        there = (phase for phase in names if set(PHASES[phase]) <= self.layout.parts.keys())
+        there = (phase for phase in PHASES if set(PHASES[phase]) <= self.layout.parts.keys())
         return tuple(phase for phase in there if self.recompute or phase != "log-probs")
 
     def _moves(self, phase: str, held: dict[str, Held]) -> PhaseMoves:
@@ -153,9 +150,8 @@ def lends_weights(layout: Layout) -> bool:
 def order_with(config: Config, layout: Layout, leaving: frozenset[str]) -> OffloadOrder:
     """Returns the order of a config in which these components leave."""
     recompute = config.algorithm.old_log_probs == "recompute"
-    updates = tuple(name for name, _ in config.algorithm.updates)
     scores = config.reward.type == "model"
-    return OffloadOrder(layout, leaving, recompute, lends_weights(layout), updates, scores)
+    return OffloadOrder(layout, leaving, recompute, lends_weights(layout), scores)
 
 
 def asked_to_leave(config: Config, layout: Layout, answer: bool | Literal["auto"]) -> frozenset[str]:

@@ -272,17 +272,16 @@ class PPO:
         return replace(batch, loss_weights=weights), metrics
 
     def _train(self, batch: RolloutBatch, step: int) -> Metrics:
-        """Critic epochs and actor epochs, in the order of `update_order`."""
-        learners: dict[str, tuple[LearnerGroup, RolloutBatch]] = {}
+        """All critic epochs, then all actor epochs."""
+        stage: list[Phase] = []
         if self.learners.critic is not None:
-            learners["critic"] = self.learners.critic, batch
+            stage.append(_training("critic", self.learners.critic, batch, step))
         if self.trains_actor(step):
             rows, correction = batch, self.algorithm.rollout_is
             if correction is not None and correction.denominator == "kept":
                 rows = without_rejected(batch, values_too=self.learners.critic is None)
-            learners["actor"] = self.learners.actor, rows
-        parts = [(name, epoch) for name, epoch in self.algorithm.updates if name in learners]
-        return self.phases.run([_training(name, *learners[name], step, epoch) for name, epoch in parts])
+            stage.append(_training("actor", self.learners.actor, rows, step))
+        return self.phases.run(stage)
 
     def state_dict(self) -> StateDict:
         return {"kl_controller": self.kl_controller.state_dict()}
@@ -295,8 +294,8 @@ def _evaluation(name: str, component: str, call: Callable[[RolloutBatch], Handle
     return Phase(name, component, lambda earlier: call(replace(batch, **earlier)))
 
 
-def _training(name: str, group: LearnerGroup, batch: RolloutBatch, step: int, epoch: int | None) -> Phase:
-    return Phase(f"train {name}", name, lambda _: group.update(batch, step, epoch))
+def _training(name: str, group: LearnerGroup, batch: RolloutBatch, step: int) -> Phase:
+    return Phase(f"train {name}", name, lambda _: group.update(batch, step))
 
 
 def without_rejected(batch: RolloutBatch, *, values_too: bool) -> RolloutBatch:

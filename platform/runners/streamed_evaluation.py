@@ -17,7 +17,7 @@ from torch import Tensor
 from rl_platform.config.schema import Config
 from rl_platform.placement.chains import part_rows, streaming_chains
 from rl_platform.placement.offload_order import OffloadOrder
-from rl_platform.records import Prompt, RolloutBatch, Trajectory
+from rl_platform.records import Prompt, RolloutBatch, Trajectory, numbered
 from rl_platform.runtime.worker_group import WorkerGroup
 
 Fields = dict[str, Tensor]
@@ -38,10 +38,9 @@ class StreamedEvaluation:
     def begin(self, prompts: Sequence[Prompt], samples: int) -> None:
         """Called before a batch of `samples` responses to each prompt."""
         last = {prompt.index: position for position, prompt in enumerate(prompts)}
-        order = sorted((last[prompt.index], prompt.index, sample) for prompt in prompts for sample in range(samples))
-        self._places: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for place, (_, index, sample) in enumerate(order):
-            self._places[index, sample].append(place)  # several where an epoch ends: a prompt may come twice
+        responses = [(prompt.index, sample) for prompt, sample in numbered(prompts, samples)]
+        order = sorted(responses, key=lambda response: (last[response[0]], response[1]))
+        self._places = {response: place for place, response in enumerate(order)}
         self._parts: dict[int, dict[int, Trajectory]] = defaultdict(dict)
         self._total = len(order)
         self._evaluations: list[tuple[int, Future[Fields]]] = []
@@ -52,7 +51,7 @@ class StreamedEvaluation:
             if evaluation.done():
                 evaluation.result()
         for trajectory in trajectories:
-            place = self._places[trajectory.prompt.index, trajectory.sample].pop(0)
+            place = self._places[trajectory.prompt.index, trajectory.sample]
             number = place // self._rows
             self._parts[number][place] = trajectory
             if len(self._parts[number]) == min(self._rows, self._total - number * self._rows):

@@ -479,10 +479,6 @@ def _unread_rows(config: Config) -> Iterator[Unread]:
     elif when(lambda: algorithm.pf_ppo.method != "pow"):
         reason = "it belongs to algorithm.pf_ppo.method pow"
         yield Unread("algorithm.pf_ppo.power", reason, ("algorithm.pf_ppo.method",))
-    alternating, order = when(lambda: algorithm.update_order == "alternating"), "algorithm.update_order"
-    if alternating and when(lambda: config.critic.use_critic_model and algorithm.updates[1:] == [("actor", 0)]):
-        reason = f"one epoch of the critic and one of the actor ({_EPOCHS}) always have this order"
-        yield Unread(order, reason, (_EPOCHS, "algorithm.critic_ppo_epochs"))
     if when(lambda: rows_of_step(config) <= config.data.mini_batch_size):
         prompts, envs = ("data.train_batch_size", _GROUP_SIZE), ("env.num_envs", "env.rollout_steps", CHUNKS)
         sizes = (_MINI, *(envs if embodied(config) else prompts), TASK)

@@ -48,9 +48,7 @@ def unread(config: Config) -> Iterator[Unread]:
         reason = "critic.use_critic_model is false"
         switches = (_SEPARATE, "algorithm.loss_type")
         yield from unread_keys("critic", _CRITIC, reason, *switches)
-        yield from unread_keys(
-            "algorithm", "critic_ppo_epochs update_order policy_training_start_step", reason, *switches
-        )
+        yield from unread_keys("algorithm", "critic_ppo_epochs policy_training_start_step", reason, *switches)
     if when(lambda: not config.algorithm.needs_reference):
         terms = ("algorithm.use_kl_in_reward", "algorithm.use_kl_loss", "algorithm.distillation_coef")
         yield Unread("reference", f"no KL term is on ({', '.join(terms)})", terms)

@@ -237,10 +237,6 @@ class Algorithm(Section):
 
     ppo_epochs: int = key(1, "epochs of the actor over the rollout batch", ge=1)
     critic_ppo_epochs: int | None = key(None, "epochs of the critic; null: ppo_epochs", ge=1)
-    update_order: Literal["critic_first", "alternating"] = key(
-        "critic_first",
-        "all critic epochs, then all actor epochs; alternating: an epoch of the critic, one of the actor, and so on",
-    )
     shuffle_mini_batches: bool = key(True, "shuffle the rows in every epoch; false: order of generation")
     policy_training_start_step: int = key(0, "first steps that train only the critic", ge=0)
     target_kl: float | None = key(
@@ -298,14 +294,6 @@ class Algorithm(Section):
     @property
     def critic_epochs(self) -> int:
         return self.critic_ppo_epochs if self.critic_ppo_epochs is not None else self.ppo_epochs
-
-    @property
-    def updates(self) -> list[tuple[str, int | None]]:
-        """The parts of an update in their order: "critic" or "actor", and its epoch; None: all its epochs."""
-        if self.update_order == "critic_first":
-            return [("critic", None), ("actor", None)]
-        epochs = {"critic": self.critic_epochs, "actor": self.ppo_epochs}
-        return [(name, epoch) for epoch in range(max(epochs.values())) for name in epochs if epoch < epochs[name]]
 
     @property
     def full_kl_in_reward(self) -> bool:

@@ -110,8 +110,9 @@ def test_responses_without_a_score_say_nothing() -> None:
 
 
 def test_a_prompt_that_was_generated_twice_has_two_groups() -> None:
-    both = sorted(group(5, MIXED) + group(5, MIXED), key=lambda trajectory: trajectory.sample)
-    assert [[trajectory.sample for trajectory in found] for found in split_groups(both)] == [[0, 1], [0, 1]]
+    again = [replace(trajectory, sample=trajectory.sample + 2) for trajectory in group(5, MIXED)]
+    found = split_groups([*group(5, MIXED), *again], 2)
+    assert [[trajectory.sample for trajectory in one] for one in found] == [[0, 1], [2, 3]]
 
 
 class TestExhausted:
@@ -167,7 +168,7 @@ def test_whole_groups_termination_and_conservation(seed, groups, group_size, sha
                 return found
             assert called == list(range(len(called)))
             assert len(called) <= 3
-            whole = split_groups(trajectories)
+            whole = split_groups(trajectories, group_size)
             assert all([t.sample for t in samples] == list(range(group_size)) for samples in whole)
             assert len(whole) == groups or on_exhausted == "train_partial"
             if on_exhausted != "fill_with_rejected":

@@ -296,36 +296,19 @@ class TestEmbodied:
         assert not found["end_values"].any()
 
 
-class TestEpochsOneByOne:
-    """An update in several calls (`algorithm.update_order: alternating`) is the update in one call, bit for bit."""
+@pytest.mark.parametrize("size", [2, 8])
+def test_a_critic_has_mini_batches_of_its_own_size(context, reasoning, token_batch, size, monkeypatch) -> None:
+    rows: list[int] = []
+    step = FSDPEngine.step
 
-    @pytest.mark.parametrize("target_kl", [None, 1e-6])
-    def test_actor(self, context, reasoning, token_batch, target_kl) -> None:
-        config = reasoning(algorithm={"ppo_epochs": 3, "target_kl": target_kl})
-        self.compare(LanguageActor, context, config, token_batch())
+    def counting(engine: FSDPEngine, batch: RolloutBatch, *arguments: Any) -> Any:
+        rows.append(len(batch))
+        return step(engine, batch, *arguments)
 
-    @pytest.mark.parametrize("size", [2, 8])
-    def test_critic(self, context, reasoning, token_batch, size, monkeypatch) -> None:
-        """Also with mini-batches of another size than the actor's 4 rows."""
-        rows: list[int] = []
-        step = FSDPEngine.step
-
-        def counting(engine: FSDPEngine, batch: RolloutBatch, *arguments: Any) -> Any:
-            rows.append(len(batch))
-            return step(engine, batch, *arguments)
-
-        monkeypatch.setattr(FSDPEngine, "step", counting)
-        config = reasoning(algorithm={"ppo_epochs": 3}, critic={"use_critic_model": True, "mini_batch_size": size})
-        self.compare(LanguageCritic, context, config, token_batch())
-        assert rows == [size] * (2 * 2 * 3 * 8 // size)
-
-    def compare(self, kind: type, context, config, batch: RolloutBatch) -> None:
-        together, apart = kind(context(), config), kind(context(), config)
-        for step in range(2):
-            expected = together.update(batch, step)
-            assert [apart.update(batch, step, epoch) for epoch in range(3)][-1] == expected
-        for name, tensor in together.engine.weights().items():
-            assert torch.equal(tensor, apart.engine.weights()[name]), name
+    monkeypatch.setattr(FSDPEngine, "step", counting)
+    config = reasoning(algorithm={"ppo_epochs": 3}, critic={"use_critic_model": True, "mini_batch_size": size})
+    LanguageCritic(context(), config).update(token_batch(), 0)
+    assert rows == [size] * (3 * 8 // size)
 
 
 class TestTargetKL:

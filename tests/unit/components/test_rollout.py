@@ -42,6 +42,18 @@ def test_every_sample_of_every_prompt_once(context, reasoning) -> None:
     assert len({trajectory.token_ids for trajectory in found}) == 12
 
 
+def test_a_prompt_that_comes_twice_in_a_batch_gets_other_responses(context, reasoning) -> None:
+    """At the end of an epoch, or where data are fewer than a batch. The first ones are as if it came once."""
+    config, sink = reasoning(), Sink()
+    rollout = LanguageRollout(context("rollout"), config)
+    rollout.receive(LanguageActor(context(), config).publish(7))
+    rollout.generate([*PROMPTS, PROMPTS[1]], 3, config.rollout.sampling, "train", 4, sink)
+    found = {(t.prompt.index, t.sample): t.token_ids for t in sink}
+    assert len(found) == len(set(found.values())) == 15
+    for trajectory in generated(context, config):
+        assert found[trajectory.prompt.index, trajectory.sample] == trajectory.token_ids
+
+
 @pytest.mark.parametrize("world_size", [2, 5, 13])
 def test_ranks_share_the_work_and_change_no_token(world_size: int, context, reasoning) -> None:
     config = reasoning(rollout={"max_running_requests": 2})

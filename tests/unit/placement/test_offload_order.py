@@ -46,20 +46,6 @@ def test_everybody_comes_and_goes_once_per_step(plans: Any) -> None:
     ]
 
 
-def test_alternating_epochs_take_turns_on_the_devices(plans: Any) -> None:
-    epochs = ("algorithm.update_order=alternating", "algorithm.ppo_epochs=2", "algorithm.critic_ppo_epochs=3")
-    order = order_of(plans.config(KL, *EVERYBODY, *epochs, placement=ALL))
-    assert moves_of(order)[-4:] == [
-        ("train actor", ["critic (weights, gradients, optimizer)"], ["actor (gradients, optimizer)"]),
-        ("train critic", ["actor (gradients, optimizer)"], ["critic (weights, gradients, optimizer)"]),
-        ("train actor", ["critic (weights, gradients, optimizer)"], ["actor (gradients, optimizer)"]),
-        ("train critic", ["actor (gradients, optimizer)"], ["critic (weights, gradients, optimizer)"]),
-    ]
-    all_at_once = plans.report(plans.config(KL, *EVERYBODY, *epochs[1:], placement=ALL))
-    alternating = plans.report(plans.config(KL, *EVERYBODY, *epochs, placement=ALL))
-    assert alternating.seconds > all_at_once.seconds, "more moves take more time"
-
-
 def test_weights_that_are_the_generators_too_stay(plans: Any) -> None:
     order = order_of(plans.config(KL, *EVERYBODY, gpus=1, placement=ALL))
     assert order.lends_weights

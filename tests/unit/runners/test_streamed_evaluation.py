@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -278,8 +278,9 @@ def test_a_prompt_that_comes_twice_has_two_rows() -> None:
     streaming = StreamedEvaluation([[evaluator]], 3, batch_of)  # type: ignore[list-item]
     streaming.begin(prompts, 1)
     trajectories = responses(prompts[:2], 1)
-    streaming.add([trajectories[0], *trajectories])
-    ordered = [trajectories[1], trajectories[0], trajectories[0]]  # as the runner orders them
+    again = replace(trajectories[0], sample=1)
+    streaming.add([again, *trajectories])
+    ordered = [trajectories[1], trajectories[0], again]  # as the runner orders them
     assert streaming.fields(batch_of(ordered))["log_probs"].max() > 0
     assert evaluator.asked == [[6, 4, 4]]
 
