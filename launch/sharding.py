@@ -91,7 +91,8 @@ def check_sharding(config: Config, placement: Placement) -> None:
     for role in _placed(placement):
         section = config.section(role)
         by_megatron = section.training_backend == "megatron"
-        if not by_megatron and section.parallel.context == 1 and section.lora is None:
+        routers = bool(section.router_aux_loss_coef) or (role == "actor" and config.actor.router_replay)
+        if not (by_megatron or routers or section.parallel.context > 1 or section.lora is not None):
             continue
         if role == "reference" and _as_the_actor(config):
             continue  # the actor has the same problems

@@ -94,7 +94,8 @@ class Trajectory:
     weights_version is that of the first turn, and the last token is a sampled one. segments: (version, tokens) in
     order, of a response that several versions generated; weights_version is that of the first. Empty: all tokens are of
     `weights_version`. outcome, verdict: how the tests of a program ended in a word, and in a sentence; of a response
-    without a score its cause.
+    without a score its cause. routes: experts that the engine selected for all tokens of prompt and response but the
+    last, int16 [tokens,layers,K], see `models.routers`.
     """
 
     prompt: Prompt
@@ -113,6 +114,7 @@ class Trajectory:
     reward_parts: tuple[tuple[str, float], ...] = ()
     outcome: str = ""
     verdict: str = ""
+    routes: Tensor | None = field(default=None, compare=False, repr=False)
 
     @property
     def complete(self) -> bool:
@@ -144,7 +146,7 @@ class RolloutBatch:
 
     `inputs` are what the model reads, by name, with first dimension B:
 
-    * reasoning: "tokens" [B,T] int64 and "lengths" [B] int64;
+    * reasoning: "tokens" [B,T] int64 and "lengths" [B] int64; "routes" [B,T,L,K] int16 with `actor.router_replay`;
     * embodied: "observations" and "actions" [B,C,...] of the policy's C choices (C = T except for action chunks);
       "executed" [B,C,K] bool, the actions of a chunk that count; "episode_starts" [B,T] bool and "hidden_states"
       [B,S,H] of recurrent policies, before the first step of each of S sequences; "tasks" [B,C] int64, where a policy

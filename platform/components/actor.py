@@ -42,6 +42,7 @@ class LanguageActor(Learner):
             token_temperature(config),
             entropy_gradient=config.algorithm.entropy_bonus > 0,
             squared_probs=estimator_needs(config.algorithm.adv_type).squared_probs,
+            router_replay=config.actor.router_replay,
         )
         loss = partial(actor_loss, algorithm=config.algorithm)
         super().__init__(context, config, config.actor, model, loss, "actor", config.algorithm.ppo_epochs)

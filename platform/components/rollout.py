@@ -111,6 +111,7 @@ class LanguageRollout:
                     completion.finish_reason,
                     self.engine.version,
                     text,
+                    routes=completion.routes,
                 )
             )
 

@@ -13,6 +13,7 @@ from rl_platform.models.language import LanguageModel, Statistic, full_kl_of_sta
 from rl_platform.models.packed import PackedTokens, pack
 from rl_platform.models.policy import ActorCriticPolicy
 from rl_platform.models.recurrent_policy import RecurrentPolicy
+from rl_platform.models.routers import ReplayedRouters
 from rl_platform.models.vla import VisionLanguagePolicy
 from rl_platform.records import RolloutBatch
 
@@ -26,6 +27,7 @@ class TokenPolicy(nn.Module):
     not in this model's state. None: the reference is this model without adapters and has the same output matrix. Both
     have the same `logit_transform`.
     `context`: the ranks that split the tokens of a batch; every rank gets whole outputs.
+    `router_replay`: batches with "routes" are computed with these experts.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class TokenPolicy(nn.Module):
         entropy_gradient: bool = False,
         keep_states: bool = False,
         squared_probs: bool = False,
+        router_replay: bool = False,
     ) -> None:
         super().__init__()
         self.entropy_gradient, self.keep_states, self.squared_probs = entropy_gradient, keep_states, squared_probs
@@ -44,9 +47,12 @@ class TokenPolicy(nn.Module):
         self.temperature = temperature
         self.reference_head: Tensor | None = None
         self.context: ContextParallel | None = None
+        self.replay = ReplayedRouters(model.backbone) if router_replay else None
 
     def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
         packed, rows, columns = packed_rows(batch, self.context)
+        if self.replay is not None:
+            self.replay.begin(batch.inputs.get("routes"), packed, batch.inputs["lengths"])
         targets = batch.inputs["tokens"][rows, columns]
         wanted = self.statistic(entropy=entropy)
         states = self.model.states_before(packed, rows, columns)

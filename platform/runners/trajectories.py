@@ -40,8 +40,14 @@ def rollout_batch(trajectories: Sequence[Trajectory], shaped: ShapedRewards, pad
         tokens[index, : len(row)] = torch.tensor(row)
         action_mask[index, response] = torch.tensor(trajectory.sampled)
         log_probs[index, response] = torch.tensor(trajectory.log_probs)
+    inputs = {"tokens": tokens, "lengths": torch.tensor([len(row) for row in rows])}
+    if (first := trajectories[0].routes) is not None:
+        inputs["routes"] = torch.full((*shape, *first.shape[1:]), -1, dtype=first.dtype)
+        for row, trajectory in zip(inputs["routes"], trajectories, strict=True):
+            if trajectory.routes is not None:
+                row[: len(trajectory.routes)] = trajectory.routes
     return RolloutBatch(
-        inputs={"tokens": tokens, "lengths": torch.tensor([len(row) for row in rows])},
+        inputs=inputs,
         action_mask=action_mask,
         sample_mask=shaped.sample_mask,
         compared=shaped.compared,

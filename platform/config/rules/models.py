@@ -34,6 +34,8 @@ def refused(config: Config) -> Iterator[Problem]:
         yield from _language_model(config, role)
     for role in (*_ROLES, "rollout"):
         yield from _offload(config, role)
+    if when(lambda: reasoning(config) and config.actor.router_replay):
+        yield from _router_replay(config)
     if when(lambda: embodied(config)):
         yield from _policy(config)
 
@@ -207,6 +209,19 @@ def _unread_by_training(config: Config, role: str) -> Iterator[Unread]:
         yield Unread(f"{role}.optim.min_lr", f"{schedule} is constant", (schedule,))
 
 
+def _router_replay(config: Config) -> Iterator[Problem]:
+    key = "actor.router_replay"
+    if when(lambda: config.rollout.backend != "torch"):
+        message = "only the torch engine reports the experts that it selects; SGLang's and vLLM's are not read"
+        yield Problem(key, message, hint="rollout.backend: torch")
+    if when(lambda: config.rollout.multi_turn is not None):
+        message = "each turn computes the tokens of the earlier ones anew, maybe with other experts"
+        yield Problem(key, message, hint="rollout.multi_turn: null")
+    if when(lambda: config.rollout.partial_rollout is not None):
+        message = "a continued response computes its tokens anew with other weights, and so with other experts"
+        yield Problem(key, message, hint="rollout.partial_rollout: null")
+
+
 def _offload(config: Config, role: str) -> Iterator[Problem]:
     key, hint = f"{role}.offload", f"{role}.offload: auto"
     if not when(lambda: getattr(config, role).offload is True):
@@ -293,4 +308,6 @@ def _unread_by_policy(config: Config) -> Iterator[Unread]:
     yield Unread("actor.max_tokens_per_micro_batch", reason, (TASK,))
     yield Unread("actor.balance", "all transitions take the same work", (TASK,))
     reason = "an embodied policy is small and no language model"
-    yield from unread_keys("actor", "parallel.context cpu_offload router_aux_loss_coef", reason, TASK, _TYPE)
+    yield from unread_keys(
+        "actor", "parallel.context cpu_offload router_aux_loss_coef router_replay", reason, TASK, _TYPE
+    )

@@ -166,6 +166,10 @@ class Trainable(Section):
 class Actor(Trainable):
     """`actor`: the policy that learns (embodied: with the value head on the same backbone)."""
 
+    router_replay: bool = key(
+        False, "mixtures of experts: train with the experts that the rollout selected; false: with the trainer's own"
+    )
+
     model: Model = Field(default_factory=Model, description="the policy")
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from torch import Tensor
+
 from rl_platform.records import SamplingParams, Weights, WeightsReceived
 from rl_platform.runtime.weights.group import WeightsOffer
 
@@ -32,12 +34,17 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """A response: token ids including a sampled EOS, and the log-prob of each. "abort": `abort` ended it early."""
+    """A response: token ids including a sampled EOS, and the log-prob of each. "abort": `abort` ended it early.
+
+    routes: experts of all tokens of prompt and response but the last, int16 [tokens,layers,K], of engines that were
+    asked for them.
+    """
 
     index: int
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...]
     finish_reason: Literal["stop", "length", "abort"]
+    routes: Tensor | None = None
 
 
 class RolloutEngine(Protocol):

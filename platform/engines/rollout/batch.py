@@ -24,6 +24,7 @@ from rl_platform.engines.rollout.prefill import PartialPrompt, Prefill
 from rl_platform.engines.rollout.sampling import sample, uniforms
 from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.models.packed import Attention
+from rl_platform.models.routers import RecordedRouters
 from rl_platform.records import SamplingParams
 
 
@@ -34,6 +35,7 @@ class _Sequence:
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     pages: list[Page] = field(default_factory=list)
+    routes: list[Tensor] = field(default_factory=list)  # [n,layers,K] of the cached tokens, in their order
 
     @property
     def stored(self) -> int:
@@ -41,13 +43,15 @@ class _Sequence:
         return len(self.request.token_ids) + len(self.tokens) - 1
 
     def completion(self, reason: Literal["stop", "length", "abort"]) -> Completion:
-        return Completion(self.request.index, tuple(self.tokens), tuple(self.log_probs), reason)
+        routes = torch.cat(self.routes) if self.routes else None
+        return Completion(self.request.index, tuple(self.tokens), tuple(self.log_probs), reason, routes)
 
 
 class ContinuousBatch:
     """Runs requests in an empty `cache`, whose number of slots is the number of sequences that run together.
 
-    plain: as of `decode_attention`. padded: the model's heads are narrower than those of the cache.
+    plain: as of `decode_attention`. padded: the model's heads are narrower than those of the cache. recorder: of the
+    routes of the decoder's model; None: completions have none.
     """
 
     def __init__(
@@ -59,7 +63,9 @@ class ContinuousBatch:
         *,
         plain: bool = True,
         padded: bool = False,
+        recorder: RecordedRouters | None = None,
     ) -> None:
+        self.recorder = recorder
         self.decoder, self.cache, self.sampling, self.padded = decoder, cache, sampling, padded
         self.waiting = deque(requests)
         self.running: list[_Sequence] = []  # in the order of their slots
@@ -89,7 +95,7 @@ class ContinuousBatch:
             assert prompt.tail is not None
             for entry in prompt.members:
                 self.cache.begin(len(self.running), prompt.tail)
-                entry.pages = self.cache.hold(prompt.pages)
+                entry.pages, entry.routes = self.cache.hold(prompt.pages), [*prompt.routes]
                 self.running.append(entry)
                 self.readers = None
                 states.append(prompt.state[None])
@@ -150,11 +156,17 @@ class ContinuousBatch:
         states = self.decoder.hidden(
             torch.tensor(tokens, device=device), torch.tensor(positions, device=device), attention
         )
+        routes = None if self.recorder is None else self.recorder.take()
         end = 0
         for prompt, chunk in planned:
+            if routes is not None:
+                prompt.routes.append(routes[end : end + chunk.stop - chunk.start])
             end += chunk.stop - chunk.start
             if chunk.stop == len(prompt.tokens):
                 prompt.state = states[end - 1].clone()
+        if routes is not None:
+            for number, entry in enumerate(self.running, count):
+                entry.routes.append(routes[number : number + 1])
         return [states[count:]] if self.running else []
 
     def _append(self, logits: Tensor) -> None:

@@ -36,7 +36,16 @@ def rollout_engine(
     if chosen_backend(rollout.backend, bool(accelerators))[0] == "torch":
         device = torch.device("cuda", accelerators[0]) if accelerators else torch.device("cpu")
         dtype = generation_dtype(config.actor.model.dtype, device)
-        return TorchRolloutEngine(model_config, eos, rollout.max_running_requests, device, dtype, label, stop_texts)
+        return TorchRolloutEngine(
+            model_config,
+            eos,
+            rollout.max_running_requests,
+            device,
+            dtype,
+            label,
+            stop_texts,
+            records_routes=config.actor.router_replay,
+        )
     ranks = rollout.tensor_parallel_size or max(1, len(accelerators))
     check_ranks(model_config, ranks)
     longest = config.data.max_prompt_length + config.data.max_response_length

@@ -37,6 +37,7 @@ class PartialPrompt(Generic[T]):
     pages: list[Page] = field(default_factory=list)
     tail: Tensor | None = None  # [layers, 2, heads, page, head_dim]
     state: Tensor | None = None
+    routes: list[Tensor] = field(default_factory=list)  # of the cached tokens, see `ContinuousBatch`
 
 
 class Prefill(Generic[T]):
@@ -78,7 +79,7 @@ class Prefill(Generic[T]):
             prompt.tail = self.cache.tails.new_zeros(self.cache.tails[:, :, 0].shape)
             if prompt is not self.shared and self.shared.tail is not None:
                 prompt.tail.copy_(self.shared.tail)
-                prompt.stored = self.shared.stored
+                prompt.stored, prompt.routes = self.shared.stored, [*self.shared.routes]
         start = prompt.stored
         prompt.stored = min(start + room, len(prompt.tokens))
         readers = min(prompt.readers, self.cache.slots)

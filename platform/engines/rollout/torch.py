@@ -28,6 +28,7 @@ from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.engines.swap import Swap
 from rl_platform.models.attention import cached_heads, is_plain
 from rl_platform.models.language import LanguageModel
+from rl_platform.models.routers import RecordedRouters
 from rl_platform.records import SamplingParams, Weights, WeightsReceived
 from rl_platform.runtime.weights.base import empty
 from rl_platform.runtime.weights.group import WeightReceiver, WeightsOffer, reachable
@@ -40,7 +41,7 @@ class TorchRolloutEngine:
     """Generates with a model of `model_config` (transformers). `receive` must load weights before `generate`.
 
     dtype: of weights, keys and values; received weights of another type are converted and therefore copied.
-    label: the name of this rank for senders of weights.
+    label: the name of this rank for senders of weights. records_routes: completions have the experts of their tokens.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class TorchRolloutEngine:
         dtype: torch.dtype = torch.float32,
         label: str = "rollout",
         stop_texts: StopTexts | None = None,
+        records_routes: bool = False,
     ) -> None:
         from accelerate import init_empty_weights
         from transformers import AutoModelForCausalLM
@@ -68,6 +70,7 @@ class TorchRolloutEngine:
         self._turn = threading.Lock()  # held by a waiting update, else decoding would take `_lock` again at once
         self._again = self._aborted = False
         self._decoder = decoder_for(self.model)
+        self._recorder = RecordedRouters(self.model.backbone) if records_routes else None
         self._swap = Swap(self.model.parameters, device)
         self._receiver = WeightReceiver(label, device)
 
@@ -159,4 +162,5 @@ class TorchRolloutEngine:
         longest = max((len(request.token_ids) + request.limit(sampling) for request in requests), default=0)
         latent = bool(getattr(config, "kv_lora_rank", None))
         plain = is_plain(config, longest)
-        return ContinuousBatch(self._decoder, cache, requests, sampling, plain=plain, padded=latent)
+        options = {"plain": plain, "padded": latent}
+        return ContinuousBatch(self._decoder, cache, requests, sampling, recorder=self._recorder, **options)

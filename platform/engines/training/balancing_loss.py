@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -41,10 +41,10 @@ class RouterBalance:
 class BalancedRouters:
     """The routers of a transformers model. `current`: the balance of the micro-batch that is trained; None: of none."""
 
-    def __init__(self, backbone: nn.Module) -> None:
+    def __init__(self, backbone: Any) -> None:
         self.current: RouterBalance | None = None
         self.routers = routers(backbone)
-        for layer, router in enumerate(self.routers):
+        for layer, router in self.routers.items():
             router.register_forward_hook(partial(self._attach, layer))
 
     def _attach(self, layer: int, router: nn.Module, _: object, output: tuple[Tensor, Tensor, Tensor]) -> object:

@@ -78,7 +78,7 @@ class FSDPEngine:
         if pretrained is not None:
             _fill(self.model, pretrained, torch.device("cpu") if cpu_offload else device)
         self.router_aux_loss_coef = router_aux_loss_coef
-        self.routers = BalancedRouters(model) if router_aux_loss_coef else None
+        self.routers = BalancedRouters(model.model.backbone) if router_aux_loss_coef else None
         self.precision = autocast(device, dtype)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.clip_grad = optim.clip_grad

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rl_platform.config.schema.models import Trainable
+from rl_platform.config.schema.models import Actor, Trainable
 from rl_platform.errors import Problem
 from rl_platform.models.lora import unknown_targets
 
@@ -37,11 +37,23 @@ def model_problems(config: PretrainedConfig, section: Trainable, role: str) -> I
         message = f"it balances the experts of a model, and a {config.model_type} model has none"
         key, value = f"{role}.router_aux_loss_coef", str(section.router_aux_loss_coef)
         yield Problem(key, message, value=value, hint=f"{key}=0")
+    if role == "actor" and isinstance(section, Actor) and section.router_replay:
+        yield from _replay_problems(config)
     if section.lora is not None:
         yield from unknown_targets(_empty(config), section.lora, f"{role}.lora")
         if section.training_backend == "megatron" and _GATE in section.lora.target_modules:
             message = "Megatron keeps the gate of the shared experts as a vector, which has no adapter"
             yield Problem(f"{role}.lora.target_modules", message, value=_GATE)
+
+
+def _replay_problems(config: PretrainedConfig) -> Iterator[Problem]:
+    key = "actor.router_replay"
+    if getattr(config, "num_experts_per_tok", None) is None:
+        message = f"it repeats the selection of experts, and a {config.model_type} model has none"
+        yield Problem(key, message, value="true", hint=f"{key}=false")
+    elif config.model_type == "phimoe":
+        message = "a phimoe model draws its experts one after another, and their weights depend on the order"
+        yield Problem(key, message, value="true", hint=f"{key}=false")
 
 
 def _empty(config: PretrainedConfig) -> nn.Module:

@@ -115,6 +115,7 @@ FAMILIES = {  # transformers' names, and what these models have beside the sizes
 DENSE = {**LLAMA, "qwen2": "actor", "qwen3": "actor", "kl": "kl"}
 BALANCED = {"balanced": "actor"}  # with a load-balancing loss
 BALANCE = 0.3
+REPLAYED = {"replayed": "replay", "latent replayed": "replay"}  # with the routes of another pass
 LORA = {"actor lora": "actor", "qwen3 lora": "actor", "latent lora": "actor", "critic lora": "critic"}
 ADAPTERS = {  # of the kinds in LORA
     # two parts of a fused layer
@@ -132,6 +133,7 @@ KINDS = {
     **MIXTURES,
     **DEEP_MIXTURES,
     **BALANCED,
+    **REPLAYED,
     **LORA,
 }  # what is trained -> the kind of batch and loss in `ranks`
 TEXTS = (
@@ -140,8 +142,8 @@ TEXTS = (
 )
 KINDS_OF = {  # in the other layouts: LLAMA
     "one": [*KINDS],
-    "tp2 sp": [*DENSE, "experts", "shared experts", "latent critic", "qwen3 lora"],
-    "pp2": [*LLAMA, "shared experts", "actor lora"],
+    "tp2 sp": [*DENSE, "experts", "shared experts", "latent critic", "qwen3 lora", "replayed"],
+    "pp2": [*LLAMA, "shared experts", "actor lora", "latent replayed"],
     "tp2": [*LLAMA, "actor lora", "critic lora"],
     "dp2": [*LLAMA, "experts", "critic lora"],
     "tp2 pp2": [*LLAMA, "qwen2", "qwen3", "actor lora", "balanced"],
@@ -150,7 +152,7 @@ KINDS_OF = {  # in the other layouts: LLAMA
     "tp2 ep2": ["experts", "latent"],
     "pp2 vp2 ep2": [*DEEP_MIXTURES],
     "cp2": [*LLAMA, "kl", "latent", "actor lora"],
-    "tp2 cp2": [*LLAMA, "latent", "latent lora", "balanced"],
+    "tp2 cp2": [*LLAMA, "latent", "latent lora", "balanced", "latent replayed"],
     "cp2 dp2 ep2": ["experts"],
     "fused": ["critic", "qwen2", "qwen3", "experts", "shared experts", "qwen3 lora"],
 }
@@ -161,6 +163,9 @@ def model(kind: str) -> nn.Module:
     layers = 4 if kind.startswith("deep ") else 2
     if kind in BALANCED:
         return model("shared experts")
+    if kind in REPLAYED:
+        mixture: Any = model({"replayed": "shared experts", "latent replayed": "latent"}[kind])
+        return TokenPolicy(mixture.model, temperature=0.8, entropy_gradient=True, router_replay=True)
     if kind in ADAPTERS:
         adapted: Any = model(kind.removesuffix(" lora"))
         add_adapters(adapted.model.backbone, ADAPTERS[kind], 3, "actor.lora")

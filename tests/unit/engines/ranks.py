@@ -71,25 +71,24 @@ def model(kind: str, layers: int = 2) -> nn.Module:
     torch.manual_seed(7)
     if kind == "embodied":
         return EmbodiedActorCritic(ActorCriticPolicy((5,), ActionSpace("continuous", 3), PolicyConfig((16, 16))))
-    from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=31,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-    )
-    network: Any = LlamaForCausalLM(config)
+    sizes = {
+        "vocab_size": 31,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": True,
+    }
+    family = "llama"
     if kind == "experts":
-        mixture = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "head_dim": 4}
-        network = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model("qwen3_moe", **(config.to_diff_dict() | mixture | {"model_type": "qwen3_moe"}))
-        )
-    if kind in ("actor", "kl", "experts"):
+        family, mixture = "qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+        sizes |= {**mixture, "head_dim": 4}
+    network: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes))
+    if kind in ("actor", "kl", "experts", "replay"):
         policy = TokenPolicy(LanguageModel(network), temperature=0.8, entropy_gradient=True)
         policy.reference_head = torch.randn(31, REFERENCE_WIDTH) if kind == "kl" else None
         return policy
@@ -110,6 +109,7 @@ def loss(kind: str) -> Any:
         "actor": actor_loss,
         "kl": actor_loss,
         "experts": actor_loss,
+        "replay": actor_loss,
         "critic": critic_loss,
         "embodied": actor_critic_loss,
     }
@@ -130,6 +130,9 @@ def batch(kind: str, seed: int = 0, lengths: tuple[int, ...] = LENGTHS) -> Rollo
         positions = torch.arange(shape[1])
         mask = (positions >= 2) & (positions < torch.tensor(lengths)[:, None])
         inputs = {"tokens": torch.randint(31, shape, generator=numbers), "lengths": torch.tensor(lengths)}
+    if kind == "replay":  # equal for equal prefixes, and two of the first four experts in each of four layers
+        first = inputs["tokens"] + positions
+        inputs["routes"] = (first[:, :, None, None] + torch.arange(4)[:, None] + torch.arange(2)).remainder(4).short()
     sample_mask = torch.ones(rows, dtype=torch.bool)
     sample_mask[1:2] = False
 

@@ -45,6 +45,7 @@ PLACES = {
 }
 SEVERAL = [layout for layouts in PLACES.values() for layout in layouts]
 LATENT = ("latent", "latent critic", "latent lora")
+REPLAYED = ("replayed", "latent replayed")
 MIXTURES = (
     "experts",
     "experts critic",
@@ -54,6 +55,7 @@ MIXTURES = (
     "deep experts",
     "deep latent",
     *LATENT,
+    *REPLAYED,
 )
 SPREAD = [layout for layout in SEVERAL if "dp2" in layout or layout in ("ep2", "pp2 vp2 ep2")]
 layouts = pytest.mark.parametrize("layout", ["one", *SEVERAL])
@@ -299,6 +301,28 @@ def _master(engine: Any, name: str) -> Tensor:
     """What one rank saves of a parameter that it holds in one part."""
     ((_, part),) = engine.sharded_state()[f"model.{name}"].parts
     return part
+
+
+@pytest.mark.parametrize("kind", REPLAYED)
+def test_routes_of_a_batch_are_replayed(runs, kind: str) -> None:
+    """Also in layers that are computed again, beside a load-balancing loss, and as Megatron replays them."""
+    options = {"dtype": torch.float32, "router_aux_loss_coef": runs.BALANCE, **runs.CPU}
+    engines = [
+        runs.FSDPEngine(runs.model(kind), runs.ranks.OPTIM, gradient_checkpointing=twice, **options)
+        for twice in (False, True)
+    ]
+    engines.append(runs.megatron(kind, router_aux_loss_coef=runs.BALANCE))
+    found = []
+    for engine in engines:
+        metrics = runs.ranks.steps(engine, "replay", 0, 2, (MicroBatches(rows=2),))
+        found.append((runs.ranks.outputs(engine, "replay"), runs.ranks.parameters(engine), metrics))
+    for outputs, parameters, metrics in found[1:]:
+        assert metrics == [pytest.approx(one, rel=1e-5, abs=1e-6) for one in found[0][2]]
+        for actual, expected in ((outputs, found[0][0]), (parameters, found[0][1])):
+            for name, tensor in expected.items():
+                torch.testing.assert_close(actual[name], tensor, rtol=1e-5, atol=5e-6)
+    own = runs.ranks.outputs(engines[0], "actor")["log_probs"]
+    assert not torch.allclose(own, found[0][0]["log_probs"], rtol=0, atol=5e-5)
 
 
 @pytest.mark.parametrize("kind", ["balanced", "latent", "latent critic"])

@@ -19,8 +19,13 @@ from rl_platform.engines.training.state_files import read_whole
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo")
 PLAIN = ["actor", "critic", "embodied"]
-CONTEXT = ["actor context", "critic context", "actor lora, context, layers twice"]
-variants = pytest.mark.parametrize("variant", [*PLAIN, *CONTEXT, "actor offload", "critic lora"])
+CONTEXT = [
+    "actor context",
+    "critic context",
+    "actor lora, context, layers twice",
+    "experts context, layers twice",
+]
+variants = pytest.mark.parametrize("variant", [*PLAIN, *CONTEXT, "experts", "actor offload", "critic lora"])
 
 
 @pytest.fixture(scope="module")

@@ -112,11 +112,13 @@ def test_ranks_that_share_tokens_divide_the_heads_of_a_tensor_rank():
         assert [problem.key for problem in caught.value.problems] == ["actor.parallel.context"]
 
 
-def test_only_experts_are_balanced():
-    config, placement, _ = load("reasoning.yaml", [*MEGATRON, "actor.router_aux_loss_coef=0.01"])
+@pytest.mark.parametrize("backend", [[], MEGATRON], ids=["fsdp", "megatron"])
+def test_only_experts_are_balanced_and_selected_again(backend: list[str]):
+    routers = "actor.router_aux_loss_coef=0.01", "actor.router_replay=true", "rollout.backend=torch"
+    config, placement, _ = load("reasoning.yaml", [*backend, *routers])
     with pytest.raises(ConfigError, match="a llama model has none") as caught:
         check_sharding(config.config, placement)
-    assert [problem.key for problem in caught.value.problems] == ["actor.router_aux_loss_coef"]
+    assert [problem.key for problem in caught.value.problems] == ["actor.router_aux_loss_coef", "actor.router_replay"]
 
 
 @pytest.mark.parametrize(("rows", "number"), [(1, 4), (2, 2), (4, 1)])

@@ -35,6 +35,7 @@ from rl_platform.engines.training.sharing import Group, balance_metrics_of, on_c
 from rl_platform.errors import ConfigError, PlacementError, Problem
 from rl_platform.models.context_parallel import ContextParallel
 from rl_platform.models.forward import TokenPolicy, TokenValues
+from rl_platform.models.routers import packed_routes
 from rl_platform.records import RolloutBatch
 
 with importing_megatron():
@@ -107,7 +108,7 @@ class MegatronEngine:
             whole = model.state_dict()
             for stage in self.stages:
                 add_adapters(stage, self._sources(stage), model)
-                for layer in stage.decoder.layers if router_aux_loss_coef else ():
+                for layer in stage.decoder.layers if router_aux_loss_coef or self._replays else ():
                     give_tokens_to_router(layer)
             trained = {name for name, tensor in model.named_parameters(remove_duplicate=False) if tensor.requires_grad}
             parameters = [pair for stage in self.stages for pair in self._parameters(stage, whole)]
@@ -258,6 +259,8 @@ class MegatronEngine:
         ) -> tuple[Tensor, Callable[..., object]]:
             rows, part = next(parts)
             packed = packed_input(part, share, self.context)
+            if self._replays and "routes" in part.inputs:
+                packed.routes = self._routes(part, packed)
             if prepare is not None:
                 prepare(part, packed)
             hidden = chunk(packed.tokens[None], packed.positions[None], None, packed_seq_params=packed)
@@ -274,6 +277,18 @@ class MegatronEngine:
             forward_only=forward_only,
             collect_non_loss_data=forward_only,
         )
+
+    @property
+    def _replays(self) -> bool:
+        return isinstance(self.model, TokenPolicy) and self.model.replay is not None
+
+    def _routes(self, part: RolloutBatch, packed: PackedInput) -> Tensor:
+        """Returns the routes [n,L,K] of the tokens that this rank's routers process."""
+        assert packed.flat_index is not None
+        assert packed.tokens is not None
+        index, lengths = packed.flat_index, part.inputs["lengths"]
+        routes = packed_routes(part.inputs["routes"], index, lengths, len(packed.tokens))
+        return routes.chunk(self.tensor.size)[self.tensor.rank] if self.parallel.sequence else routes
 
     def _router_balance(self, part: RolloutBatch, packed: PackedInput, sequences: int) -> RouterBalance:
         """Returns the load-balancing loss of a part of a mini-batch with this number of valid sequences."""

@@ -44,6 +44,9 @@ class Router(nn.Module):
         logits = F.linear(hidden.flatten(0, 1).float(), self.weight.float())
         scores = self.mixture.scores(logits)
         routes = self.mixture.routes(scores, self.correction)
+        if self.packed is not None and self.packed.routes is not None:
+            given = self.packed.routes[:, self.layer_number - 1]
+            routes = torch.where(given >= 0, given, routes)
         weights = torch.zeros_like(scores).scatter(1, routes, self.mixture.weights(logits, scores, routes))
         selected = torch.zeros_like(scores, dtype=torch.bool).scatter(1, routes, True)
         if self.packed is not None and self.packed.balance is not None:

@@ -21,7 +21,8 @@ class PackedInput(PackedSeqParams):
 
     To Megatron they are a single sequence. The last `padding` tokens belong to no sequence, and `attention` does not
     process them. flat_index [B,T]: the index of position t of row b in the flat row. rows, columns [K]: the action
-    positions that follow these tokens. balance: the load-balancing loss of this micro-batch.
+    positions that follow these tokens. balance: the load-balancing loss of this micro-batch. routes [n,L,K]: experts of
+    the tokens of this rank's routers, -1 where these select themselves.
     """
 
     tokens: Tensor | None = None
@@ -32,6 +33,7 @@ class PackedInput(PackedSeqParams):
     columns: Tensor | None = None
     padding: int = 0
     balance: RouterBalance | None = None
+    routes: Tensor | None = None
 
 
 def packed_input(part: RolloutBatch, multiple: int, context: ContextParallel | None) -> PackedInput:
