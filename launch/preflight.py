@@ -28,7 +28,6 @@ from rl_platform.launch.sharding import check_sharding, device_problems, shardin
 from rl_platform.metrics import missing_trackers
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import LEARNERS
-from rl_platform.placement.memory import longest
 from rl_platform.placement.model_shape import PolicyShape, shapes
 from rl_platform.placement.scheduler import Placement
 
@@ -164,7 +163,6 @@ def _group_problems(placement: Placement) -> Iterator[Problem]:
 def check_architectures(config: Config, placement: Placement) -> None:
     """Raises ConfigError with the problems of all models that their config.json shows: families, quantised weights,
     positions, outputs that a full KL cannot compare. Reads no weights."""
-    from rl_platform.models.attention import is_plain
     from rl_platform.models.build import length_problem
     from rl_platform.models.classifier import load_parts
     from rl_platform.models.language import LogitTransform
@@ -182,9 +180,6 @@ def check_architectures(config: Config, placement: Placement) -> None:
         outputs[name] = LogitTransform.of(model_config)
         if (problem := length_problem(config, model_config, key)) is not None:
             problems[str(problem)] = problem
-        if config.section(name).training_backend == "megatron" and not is_plain(model_config, longest(config)):
-            problem = _special_attention(config, f"{name}.training_backend")
-            problems[str(problem)] = problem
     if config.reward.model is not None:
         try:
             load_parts(config.reward.model)
@@ -199,12 +194,6 @@ def check_architectures(config: Config, placement: Placement) -> None:
         problems[str(problem)] = problem
     if problems:
         raise ConfigError([*problems.values()])
-
-
-def _special_attention(config: Config, key: str) -> Problem:
-    tokens = longest(config)
-    message = f"the model's attention has a window shorter than {tokens} tokens (prompt and response), a cap or sinks"
-    return Problem(key, message, value="megatron", hint=f"{key}=fsdp")
 
 
 def check_models(config: Config, placement: Placement, inventory: Inventory) -> int:

@@ -112,7 +112,7 @@ FAMILIES = {  # transformers' names, and what these models have beside the sizes
         },
     ),
 }
-DENSE = {**LLAMA, "qwen2": "actor", "qwen3": "actor", "kl": "kl"}
+DENSE = {**LLAMA, "qwen2": "actor", "qwen3": "actor", "mistral": "actor", "kl": "kl"}
 BALANCED = {"balanced": "actor"}  # with a load-balancing loss
 BALANCE = 0.3
 REPLAYED = {"replayed": "replay", "latent replayed": "replay"}  # with the routes of another pass
@@ -192,6 +192,8 @@ def model(kind: str) -> nn.Module:
         sizes |= {"num_experts_per_tok": 2, "moe_intermediate_size": 12, **options}
     if family.startswith("qwen3"):
         sizes["head_dim"] = 8
+    if family == "mistral":
+        sizes["sliding_window"] = 5  # tokens; sequences have up to 30
     network: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes))
     with torch.no_grad():  # biases start at 0 and norms at 1, which would hide a wrong share
         for parameter in network.parameters():

@@ -303,6 +303,17 @@ def _master(engine: Any, name: str) -> Tensor:
     return part
 
 
+def test_windows_of_layers_hide_what_lies_before_them(runs) -> None:
+    """Of 5 tokens, in sequences of up to 30."""
+    found = [
+        runs.ranks.outputs(engine, "actor")["log_probs"] for engine in (runs.plain("mistral"), runs.megatron("mistral"))
+    ]
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=2e-6)
+    whole = runs.plain("mistral")
+    whole.model.model.config.sliding_window = None
+    assert not torch.allclose(runs.ranks.outputs(whole, "actor")["log_probs"], found[0], rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", REPLAYED)
 def test_routes_of_a_batch_are_replayed(runs, kind: str) -> None:
     """Also in layers that are computed again, beside a load-balancing loss, and as Megatron replays them."""

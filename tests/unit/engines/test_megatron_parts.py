@@ -306,7 +306,6 @@ class TestLayout:
             (LATENT | {"rope_interleave": False}, {}, "critic.training_backend", "not interleaved"),
             ({"mlp_bias": True}, {}, "critic.training_backend", "biases"),
             ({"hidden_act": "gelu"}, {}, "critic.training_backend", "gelu"),
-            ({"sliding_window": 8}, {}, "critic.training_backend", "whole sequence"),
         ],
     )
     def test_does_not_fit(self, change: dict[str, Any], parallel: dict[str, int], key: str, reason: str) -> None:

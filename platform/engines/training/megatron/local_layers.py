@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from rl_platform.models.attention import Features
 
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
@@ -27,11 +30,21 @@ class PackedCoreAttention(nn.Module):
     """Causal attention of packed sequences by `packed_seq_params.attention`, a `PackedAttention`.
 
     query [N,heads,D], key and value [N,key heads,D] -> [N,heads*D], with zeros for the last `packed_seq_params.padding`
-    tokens, which belong to no sequence.
+    tokens, which belong to no sequence. windows: of each layer of the model, see `Features`; empty: of none.
     """
 
-    def __init__(self, config: TransformerConfig, *_: object, softmax_scale: float | None = None, **__: object) -> None:
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        *_: object,
+        softmax_scale: float | None = None,
+        windows: Sequence[int | None] = (),
+        **__: object,
+    ) -> None:
         super().__init__()
+        window = windows[layer_number - 1] if windows else None
+        self.features = None if window is None else Features(window)
         self.scaling = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
 
     def forward(
@@ -40,7 +53,7 @@ class PackedCoreAttention(nn.Module):
         padding = packed_seq_params.padding
         real = len(query) - padding
         flat = [tensor[:real].transpose(0, 1)[None] for tensor in (query, key, value)]
-        out = packed_seq_params.attention(0, *flat, self.scaling).flatten(1)
+        out = packed_seq_params.attention(0, *flat, self.scaling, self.features).flatten(1)
         return F.pad(out, (0, 0, 0, padding)) if padding else out
 
 

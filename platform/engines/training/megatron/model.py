@@ -20,6 +20,7 @@ from rl_platform.engines.training.megatron.mixture import Mixture
 from rl_platform.engines.training.megatron.supported import is_latent
 from rl_platform.engines.training.megatron.weights import head_size, padded
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.models.attention import window_of
 
 if TYPE_CHECKING:
     from megatron.core.distributed import DistributedDataParallel
@@ -183,9 +184,13 @@ def _specification(settings: TransformerConfig, backbone: PreTrainedModel, chunk
     if not fused:
         block.layer_norm = RMSNorm
     latent, mixture = is_latent(backbone.config), Mixture.of(backbone.config)
+    windows = [window_of(backbone.config, layer) for layer in range(settings.num_layers)]
     for layer in block.layer_specs:
         attention = layer.submodules.self_attention
-        attention.submodules.core_attention = PackedCoreAttention
+        # latent attention has no windows, and builds its core from a class only
+        attention.submodules.core_attention = (
+            PackedCoreAttention if latent else partial(PackedCoreAttention, windows=windows)
+        )
         if not fused:
             layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
         if latent:

@@ -16,7 +16,7 @@ from rl_platform.errors import Problem
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-FAMILIES = ("llama", "qwen2", "qwen3", *MIXTURES)
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", *MIXTURES)
 ROTARY = ("default", "linear", "llama3")  # types with fixed frequencies
 
 
@@ -90,9 +90,6 @@ def _obstacles(config: PretrainedConfig) -> Iterator[str]:
         yield "the model's feed-forward layers have biases"
     if (activation := getattr(config, "hidden_act", "silu")) != "silu":
         yield f"the model's feed-forward layers have the activation {activation}"
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
-        yield "the model has attention layers that do not see the whole sequence"
 
 
 def uneven(
