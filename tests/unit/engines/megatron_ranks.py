@@ -112,7 +112,8 @@ FAMILIES = {  # transformers' names, and what these models have beside the sizes
         },
     ),
 }
-DENSE = {**LLAMA, "qwen2": "actor", "qwen3": "actor", "mistral": "actor", "kl": "kl"}
+DENSE = {**LLAMA, "qwen2": "actor", "qwen3": "actor", "kl": "kl"}
+WINDOWS = {"mistral": "actor"}
 BALANCED = {"balanced": "actor"}  # with a load-balancing loss
 BALANCE = 0.3
 REPLAYED = {"replayed": "replay", "latent replayed": "replay"}  # with the routes of another pass
@@ -134,6 +135,7 @@ KINDS = {
     **DEEP_MIXTURES,
     **BALANCED,
     **REPLAYED,
+    **WINDOWS,
     **LORA,
 }  # what is trained -> the kind of batch and loss in `ranks`
 TEXTS = (
@@ -142,8 +144,8 @@ TEXTS = (
 )
 KINDS_OF = {  # in the other layouts: LLAMA
     "one": [*KINDS],
-    "tp2 sp": [*DENSE, "experts", "shared experts", "latent critic", "qwen3 lora", "replayed"],
-    "pp2": [*LLAMA, "shared experts", "actor lora", "latent replayed"],
+    "tp2 sp": [*DENSE, "experts", "shared experts", "latent critic", "qwen3 lora"],
+    "pp2": [*LLAMA, "shared experts", "actor lora"],
     "tp2": [*LLAMA, "actor lora", "critic lora"],
     "dp2": [*LLAMA, "experts", "critic lora"],
     "tp2 pp2": [*LLAMA, "qwen2", "qwen3", "actor lora", "balanced"],
@@ -152,7 +154,7 @@ KINDS_OF = {  # in the other layouts: LLAMA
     "tp2 ep2": ["experts", "latent"],
     "pp2 vp2 ep2": [*DEEP_MIXTURES],
     "cp2": [*LLAMA, "kl", "latent", "actor lora"],
-    "tp2 cp2": [*LLAMA, "latent", "latent lora", "balanced", "latent replayed"],
+    "tp2 cp2": [*LLAMA, "latent", "latent lora", "balanced"],
     "cp2 dp2 ep2": ["experts"],
     "fused": ["critic", "qwen2", "qwen3", "experts", "shared experts", "qwen3 lora"],
 }
