@@ -80,12 +80,15 @@ def _explain(error: BaseException, program: str) -> int:
         return int(error.exit_code)
     import traceback
 
-    traceback.print_exception(error)
+    _print("".join(traceback.format_exception(error)).rstrip())
     _print("This is a bug in rl-platform.")
     return PlatformError.exit_code
 
 
 def _print(headline: str, *notes: str) -> None:
-    print(headline, file=sys.stderr)
+    """Prints to standard error, without secrets."""
+    from rl_platform.redact import redacted
+
+    print(redacted(headline), file=sys.stderr)
     for note in notes:
-        print(f"    {note}", file=sys.stderr)
+        print(redacted(f"    {note}"), file=sys.stderr)

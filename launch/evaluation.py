@@ -38,6 +38,7 @@ from rl_platform.launch.session import spaces_of, task_of
 from rl_platform.metrics import Reporter, Reporters
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
+from rl_platform.redact import redacted
 from rl_platform.runners.embodied import EmbodiedRunner
 from rl_platform.runners.reasoning import ReasoningRunner, validation_metric
 from rl_platform.runners.state import fingerprint
@@ -92,7 +93,7 @@ def evaluate_checkpoint(run: SavedRun, loaded: LoadedConfig, overrides: Sequence
         "checkpoint": str(run.checkpoint),
         "step": checkpoint.step,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "overrides": list(overrides),
+        "overrides": [redacted(override) for override in overrides],
         "seed": config.env.evaluation.seed if isinstance(task, EmbodiedRunner) else config.runner.seed,
         "rows": rows,
     }

@@ -18,7 +18,7 @@ import yaml
 from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.config.schema import Config
 from rl_platform.config.source import CoreLoader
-from rl_platform.disk import make_folder, sync, sync_folder
+from rl_platform.disk import make_folder, private, sync, sync_folder
 from rl_platform.errors import ConfigError, DataError, Problem, WorkerError
 from rl_platform.launch.run_lock import LOCK, locked
 
@@ -128,7 +128,7 @@ def output_folder(config: Config, resolved_yaml: str) -> Iterator[OutputFolder]:
     made = not path.exists()
     lock = locked(path)
     try:
-        make_folder(path)
+        make_folder(path, 0o700)  # an existing folder keeps its mode
         lock.__enter__()
     except OSError as error:
         raise _cannot_be_made(path, error) from error
@@ -193,11 +193,16 @@ def _shown(values: dict[str, object], key: str) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Writes a file as a whole or not at all; it is on the disk when this returns."""
+    """Writes a file as a whole or not at all; it is on the disk when this returns.
+
+    A new file is the user's alone; one that is replaced passes on its mode.
+    """
     part = path.with_suffix(".tmp")
     try:
-        with open(part, "w", encoding="utf-8") as file:
+        with private(part) as file:
             file.write(text)
+            if path.exists():
+                os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
             sync(file)
         os.replace(part, path)
         sync_folder(path.parent)

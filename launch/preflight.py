@@ -30,6 +30,7 @@ from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import LEARNERS
 from rl_platform.placement.model_shape import PolicyShape, shapes
 from rl_platform.placement.scheduler import Placement
+from rl_platform.redact import MARK
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -48,10 +49,24 @@ def check_cheap(config: Config, placement: Placement) -> None:
         *_processes(config, placement),
         *_weight_sync(config, placement),
         *output_problems(config),
+        *_removed_secrets(config.model_dump(mode="json")),
         *missing_trackers(config.runner.logger_backends),
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def _removed_secrets(value: object, key: str = "") -> Iterator[Problem]:
+    """Yields the keys of a stored config whose secrets were not stored."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from _removed_secrets(each, f"{key}.{name}" if key else name)
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _removed_secrets(each, f"{key}[{index}]")
+    elif isinstance(value, str) and (value == MARK or f"={MARK}" in value):
+        hint = f"{key}=${{env:NAME}} reads it from the environment variable NAME"
+        yield Problem(key, "the secret that stood here is not stored in config.yaml", value=value, hint=hint)
 
 
 def _engines(config: Config, placement: Placement) -> Iterator[Problem]:
@@ -319,6 +334,8 @@ def check_reward(config: Config) -> None:
 
 
 def _check_scoring(config: Config, scoring: Scoring) -> None:
+    if problems := list(_removed_secrets(scoring.address, "reward.judge.url" if scoring.judge else "reward.url")):
+        raise ConfigError(problems)
     from rl_platform.components.reward import REMOTE, http_scorer, process_scorer, verifier_spec
     from rl_platform.models.classifier import load_parts
 

@@ -89,7 +89,7 @@ def _run_once(
         state.store.require_space(checkpoint_bytes)
         state.begin()
         changes = output.write_config(loaded.resolved_yaml(), state.resume_from)
-        reporter.start(_info(config, config_path, folder, state, render(placement, inventory)))
+        reporter.start(_info(loaded, config_path, folder, state, render(placement, inventory)))
         for note in (*loaded.notes, *changes, *_warnings(config)):
             reporter.note(note)
         if (
@@ -152,7 +152,8 @@ def card(config: Config) -> list[tuple[str, str]]:
     return lines
 
 
-def _info(config: Config, config_path: str, folder: Path, state: RunState, plan: str) -> RunInfo:
+def _info(loaded: LoadedConfig, config_path: str, folder: Path, state: RunState, plan: str) -> RunInfo:
+    config = loaded.config
     return RunInfo(
         experiment=config.runner.experiment_name,
         task_type=config.runner.task_type,
@@ -162,7 +163,7 @@ def _info(config: Config, config_path: str, folder: Path, state: RunState, plan:
         resumed_step=None if state.resume_from is None else state.resume_from.step,
         card=card(config),
         placement=plan,
-        config=config.model_dump(mode="json"),
+        config=loaded.shown(),
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl_platform.config.schema import Config
+from rl_platform.disk import private
 from rl_platform.errors import ConfigError, PlatformError, Problem
 
 GRACE_S = 120  # before the time limit, for the run to end cleanly; it goes on when the same script is submitted again
@@ -112,7 +113,8 @@ def write_script(config: Config, script: str) -> Path:
     """Writes the script into the working folder, named after the run, and returns its path."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", config.runner.experiment_name)
     path = Path(f"{name}.sbatch")
-    path.write_text(script, encoding="utf-8")
+    with private(path) as file:  # the overrides may hold secrets
+        file.write(script)
     return path
 
 

@@ -27,12 +27,18 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def make_folder(folder: Path) -> None:
-    """Makes a folder and those above it, and returns when their names are on the disk."""
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Makes a folder with a mode, and those above it, and returns when their names are on the disk."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode, parents=True, exist_ok=True)
     for made in missing:
         sync_folder(made.parent)
+
+
+def private(path: Path, mode: int = 0o600) -> IO[str]:
+    """Opens a new text file that only the user can read from its beginning on; a file at `path` is replaced."""
+    path.unlink(missing_ok=True)
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8")
 
 
 def read_regular(path: str | Path, most: int | None = None) -> bytes:

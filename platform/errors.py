@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from rl_platform.redact import MARK, is_secret, redacted
+
 
 class PlatformError(Exception):
     """Base of every error with a message meant for the user. Anything else that reaches the top is a bug (exit 70)."""
@@ -32,11 +34,13 @@ class Problem:
     hint: str = ""
 
     def __str__(self) -> str:
+        """The message, without secrets."""
         place = f"{self.where}: " if self.where else ""
-        lines = [f"{place}{self.key}: {self.message}"]
+        lines = [redacted(f"{place}{self.key}: {self.message}")]
+        value = MARK if self.value and is_secret(self.key) else redacted(self.value)
         lines += [
             f"    {label}: {text}"
-            for label, text in (("value", self.value), ("allowed", self.allowed), ("hint", self.hint))
+            for label, text in (("value", value), ("allowed", self.allowed), ("hint", self.hint))
             if text
         ]
         return "\n".join(lines)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from rl_platform.errors import ConfigError, DataError, Problem
+from rl_platform.redact import redacted
 from rl_platform.step_lines import StepLines, read_lines
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ NOT_TRAINING = ("load", "validate", "checkpoint", "export")
 class RunInfo:
     """Description of a run for its reporters. resumed_step: step of the checkpoint, None for a fresh run.
 
-    card: the algorithm as (label, text) lines; placement: components and GPUs as a text grid; config: resolved.
+    card: the algorithm as (label, text) lines; placement: components and GPUs as a text grid; config: resolved, without
+    secrets.
     """
 
     experiment: str
@@ -170,7 +172,7 @@ class Reporters:
 
     def note(self, text: str) -> None:
         for sink in self.sinks:
-            sink.note(text)
+            sink.note(redacted(text))
 
     def close(self) -> None:
         with ExitStack() as stack:  # every sink is closed, even if one fails

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from rl_platform.envs.reasoning.score import DIED, RAISED, TIMEOUT, Score, checked_reward, json_number, unscored
 from rl_platform.envs.reasoning.verifiers import ScoreItem
+from rl_platform.redact import redacted
 
 HEADERS = {"Content-Type": "application/json", "Accept": "application/json", "Connection": "close"}
 LONGEST_ANSWER = 16 * 2**20  # bytes
@@ -47,7 +48,7 @@ class Server:
     key = "reward.url"
 
     def __init__(self, url: str, timeout_s: float, secret: str = "") -> None:
-        self.url, self._timeout_s, self._secret = url, timeout_s, secret
+        self.url, self._timeout_s, self._secret = redacted(url), timeout_s, secret  # the url of messages
         self._headers = HEADERS | ({"Authorization": f"Bearer {secret}"} if secret else {})
         parts = urlsplit(url)
         self._kind, usual = (HTTPSConnection, 443) if parts.scheme == "https" else (HTTPConnection, 80)

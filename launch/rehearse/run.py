@@ -163,7 +163,7 @@ def _write_small(
     small, changes = shrunk(config, placement, stands)
     materials.write_models(config, known, stands, small.data.max_prompt_length + small.data.max_response_length)
     missing = materials.write_questions(config, stands)
-    path.write_text(LoadedConfig(small, {}).resolved_yaml(), encoding="utf-8")
+    path.write_text(LoadedConfig(small, {}).resolved_yaml(with_secrets=True), encoding="utf-8")
     try:
         load_config(path)
     except ConfigError as error:  # a mistake of this package, not of the user

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -132,7 +133,7 @@ def _unknown(key: str, value: object, where: Where) -> Iterator[Problem]:
     elif close:
         hint = f"did you mean {parent + '.' if parent else ''}{close}?"
     else:
-        far = nearest(name, {path.rpartition(".")[2] for path, _ in walk()})
+        far = nearest(name, {path.rpartition(".")[2] for path in _our_keys()})
         hint = f"did you mean {_keys_named(far)}?" if far else ""
     yield Problem(key, f"unknown {'key' if parent else 'section'}", where(key), allowed=", ".join(names), hint=hint)
 
@@ -168,10 +169,15 @@ def _foreign(key: str, foreign: ForeignName, where: Where) -> Problem:
     return Problem(key, f"`{name}` is {foreign.system}'s name; {here}", where(key), hint=foreign.note)
 
 
+@cache
+def _our_keys() -> tuple[str, ...]:
+    return tuple(key for key, _ in walk())
+
+
 def _keys_named(path: str, together: int = 1) -> str:
     """Returns our keys that end as `path` does, "a.b or c.b": with as many of its steps as possible, at least
     `together`; at most four; "" if there is none."""
-    steps, ours = path.split("."), [key for key, _ in walk()]
+    steps, ours = path.split("."), _our_keys()
     for start in range(len(steps) - together + 1):
         if same := [key for key in ours if key.split(".")[start - len(steps) :] == steps[start:]]:
             return " or ".join(of_component(path, same)[:4])

@@ -1,7 +1,11 @@
-"""`${section.key}` references inside a config. `$${` stands for a literal `${`. Environment variables are not read."""
+"""`${section.key}` references inside a config, and `${env:NAME}` for an environment variable.
+
+`$${` stands for a literal `${`.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from typing import NoReturn
@@ -10,13 +14,17 @@ from rl_platform.config.layers import value_at
 from rl_platform.config.source import MAX_DEPTH, MAX_SIZE, Tree
 from rl_platform.config.suggest import nearest
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.redact import hide_variable
 
 _REFERENCE = re.compile(r"(\$?)\$\{([^{}]*)\}")
 _LOOKUP_FAILED = object()
 
 
-def resolve_references(tree: Tree, defaults: Tree, where: Callable[[str], str]) -> tuple[Tree, list[Problem]]:
-    """`tree` with all references replaced, and the problems: missing targets, cycles, sections inside text.
+def resolve_references(
+    tree: Tree, defaults: Tree, where: Callable[[str], str]
+) -> tuple[Tree, list[Problem], dict[str, str]]:
+    """`tree` with all references replaced, the problems (missing targets, cycles, sections inside text), and the texts
+    as they were written of all keys whose values come from environment variables.
 
     A value that is one reference as a whole keeps the type of its target. Keys that are not in `tree` are looked up in
     `defaults`, the schema's. A reference with a problem becomes None and is named in `Problem.key`. Raises ConfigError
@@ -24,7 +32,7 @@ def resolve_references(tree: Tree, defaults: Tree, where: Callable[[str], str]) 
     """
     resolver = _Resolver(tree, defaults, where)
     resolved = {key: resolver.value(value, (key,)) for key, value in tree.items()}
-    return resolved, resolver.problems
+    return resolved, resolver.problems, resolver.from_environment
 
 
 class _Resolver:
@@ -35,6 +43,8 @@ class _Resolver:
         self.problems: list[Problem] = []
         self._open: list[tuple[str, ...]] = []
         self._size = 0
+        self.from_environment: dict[str, str] = {}
+        self._variables = 0  # read so far
 
     def value(self, value: object, path: tuple[str, ...]) -> object:
         """Returns the value at `path` with its references replaced."""
@@ -52,10 +62,13 @@ class _Resolver:
             self._complain(path, value, f"the references go in a circle: {cycle}")
             return None
         self._open.append(path)
+        before = self._variables
         try:
             return self._text(value, path)
         finally:
             self._open.pop()
+            if self._variables > before:
+                self.from_environment[".".join(path)] = value
 
     def _text(self, text: str, path: tuple[str, ...]) -> object:
         whole = _REFERENCE.fullmatch(text)
@@ -84,6 +97,8 @@ class _Resolver:
         return None if failed else replaced
 
     def _target(self, name: str, text: str, path: tuple[str, ...]) -> object:
+        if name.startswith("env:"):
+            return self._variable(name.removeprefix("env:"), text, path)
         target = tuple(name.split("."))
         value = value_at(self.tree, target, _LOOKUP_FAILED)
         if value is _LOOKUP_FAILED:
@@ -99,6 +114,16 @@ class _Resolver:
         before = len(self.problems)
         resolved = self.value(value, target)
         return _LOOKUP_FAILED if len(self.problems) > before else resolved
+
+    def _variable(self, name: str, text: str, path: tuple[str, ...]) -> object:
+        if (value := os.environ.get(name)) is None:
+            hint = f"export {name}=... before the command"
+            self._complain(path, text, f"there is no environment variable {name}", hint=hint)
+            return _LOOKUP_FAILED
+        self._variables += 1
+        hide_variable(name)
+        self._count(value, path)
+        return value
 
     def _count(self, value: object, path: tuple[str, ...]) -> None:
         """Raises ConfigError if all values together, each as often as references repeat it, are too many."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
@@ -31,15 +31,22 @@ from rl_platform.config.schema.config import complete_models
 from rl_platform.config.schema.runner import Runner
 from rl_platform.config.source import COMMAND_LINE, CoreLoader, Tree
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.redact import without_secrets
+
+Resolved = tuple[Tree, Config, list[Problem], dict[str, str]]
 
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A valid config with its origin: `sources` maps every key that was written to "file:line" or "command line"."""
+    """A valid config with its origin: `sources` maps every key that was written to "file:line" or "command line".
+
+    from_environment: keys whose values come from environment variables -> what was written, as `${env:NAME}`.
+    """
 
     config: Config
     sources: dict[str, str]
     notes: tuple[str, ...] = ()  # on what was decided for the user
+    from_environment: Mapping[str, str] = field(default_factory=dict)
 
     def with_backend(self, backend: str, why: str) -> LoadedConfig:
         """Returns the config with `rollout.backend` set to the engine that `auto` selects here."""
@@ -49,16 +56,28 @@ class LoadedConfig:
         notes = (*self.notes, f"rollout.backend auto is {backend} here: {why}")
         return replace(self, config=self.config.model_copy(update={"rollout": rollout}), notes=notes)
 
+    def shown(self, *, references: bool = True) -> Tree:
+        """All values without secrets, with `references` to environment variables instead of their values."""
+        tree: Tree = without_secrets(self.config.model_dump(mode="json"))
+        for key, text in self.from_environment.items() if references else ():
+            _set(tree, steps_of(key), text)
+        return tree
+
     def where(self, key: str) -> str:
         """The line of `key` or, if it was not written, of the nearest section around it."""
         return _nearest_line(self.sources, key)
 
-    def resolved_yaml(self) -> str:
-        """The config with defaults and references filled in, without the keys that have no effect: it loads again."""
-        tree = self.config.model_dump(mode="json")
+    def resolved_yaml(self, *, with_secrets: bool = False) -> str:
+        """The config with defaults and references filled in, without the keys that have no effect: it loads again.
+
+        Values of environment variables stay references to them. Other secrets are replaced by `***`.
+        """
+        tree = _escaped(self.config.model_dump(mode="json") if with_secrets else self.shown(references=False))
+        for key, text in self.from_environment.items():
+            _set(tree, steps_of(key), text)
         for unread in without_effect(self.config):
             _remove(tree, steps_of(unread.key))
-        return yaml.dump(_escaped(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+        return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def load_config(
@@ -71,7 +90,7 @@ def load_config(
     """
     layers = read_config(path)
     apply_overrides(layers, overrides)
-    tree, config, problems, dropped = _settle(layers)
+    (tree, config, problems, from_environment), dropped = _settle(layers)
 
     def where(key: str) -> str:
         return _nearest_line(layers.where, key)
@@ -81,28 +100,29 @@ def load_config(
     problems += check(config, tree, where, _doubtful(problems))
     if problems:
         raise ConfigError(sorted(problems, key=_line_order))
-    return LoadedConfig(config, layers.where, tuple(dropped))
+    return LoadedConfig(config, layers.where, tuple(dropped), from_environment)
 
 
-def _settle(layers: Layers) -> tuple[Tree, Config, list[Problem], list[str]]:
-    """The keys of all layers with references filled in, the config, the problems, and notes on what is not inherited.
+def _settle(layers: Layers) -> tuple[Resolved, list[str]]:
+    """What `_resolved` returns for all layers, and notes on what is not inherited.
 
     Keys that only a former choice reads are taken out of `layers`.
     """
-    tree, config, problems = _resolved(layers)
+    resolved = _resolved(layers)
+    _, config, problems, _ = resolved
     doubtful = _doubtful(problems)
     found = stale_keys(without(config, doubtful), layers)
     stale = {key: switch for key, switch in found if not {key, switch} & doubtful}
     if not stale:
-        return tree, config, problems, []
+        return resolved, []
     notes = [f"{key} ({layers.where[key]}) is not inherited: {switch} is another" for key, switch in stale.items()]
     for key in stale:
         layers.drop(key)
-    return *_resolved(layers), notes
+    return _resolved(layers), notes
 
 
-def _resolved(layers: Layers) -> tuple[Tree, Config, list[Problem]]:
-    """The keys of all layers with references filled in, the config, and the problems so far."""
+def _resolved(layers: Layers) -> Resolved:
+    """The keys of all layers with references filled in, the config, the problems so far, and `from_environment`."""
 
     def where(key: str) -> str:
         return _nearest_line(layers.where, key)
@@ -111,10 +131,10 @@ def _resolved(layers: Layers) -> tuple[Tree, Config, list[Problem]]:
     runner = tree.get("runner")
     if isinstance(runner, dict):  # its default is a reference, to be resolved with the others
         runner.setdefault("output_dir", Runner.model_fields["output_dir"].default)
-    tree, unresolved = resolve_references(tree, default_tree(), where)
+    tree, unresolved, from_environment = resolve_references(tree, default_tree(), where)
     problems = [*layers.problems, *unresolved]
     config, invalid = _validate(tree, where, {problem.key for problem in problems})
-    return tree, config, problems + invalid
+    return tree, config, problems + invalid, from_environment
 
 
 def _validate(tree: Tree, where: Callable[[str], str], known: set[str]) -> tuple[Config, list[Problem]]:
@@ -149,6 +169,12 @@ def _remove(tree: object, path: Sequence[str | int]) -> None:
     inner = value_at(tree, path[:-1])
     if path and isinstance(inner, dict):  # no path: of an argument that names no key
         inner.pop(path[-1], None)
+
+
+def _set(tree: object, path: Sequence[str | int], value: str) -> None:
+    inner = value_at(tree, path[:-1])
+    if value_at(tree, path) is not None:
+        inner[path[-1]] = value
 
 
 def _fill_in(tree: object, path: Sequence[str | int]) -> None:

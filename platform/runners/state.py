@@ -14,6 +14,7 @@ from rl_platform.config.schema.models import Model, Trainable
 from rl_platform.errors import CheckpointError, WorkerError
 from rl_platform.metrics import Reporter
 from rl_platform.records import StateDict
+from rl_platform.redact import without_secrets
 from rl_platform.runners.recovery import EnvPart
 from rl_platform.runtime.worker_group import WorkerGroup
 
@@ -178,7 +179,7 @@ def fingerprint(config: Config) -> str:
         if config.critic.use_critic_model:
             facts |= _facts("critic.model", config.critic.model or config.actor.model, language_model)
         facts |= _adapters(config)
-    return "\n".join(f"{key}: {json.dumps(value, sort_keys=True)}" for key, value in facts.items())
+    return "\n".join(f"{key}: {json.dumps(value, sort_keys=True)}" for key, value in without_secrets(facts).items())
 
 
 def _policy_facts(config: Config) -> dict[str, object]:

@@ -232,3 +232,42 @@ def test_everything_is_on_disk_before_the_rename(tmp_path: Path, monkeypatch: py
     store.save(7, parts(7))
     stage = ".tmp-step-00000007"
     assert events == ["actor.pt", "runner.pt", MANIFEST, stage, "rename to step-00000007", tmp_path.name]
+
+
+MISTYPED = [
+    ("parts", {"env": "../../../../etc/passwd"}, "none of its files"),
+    ("parts", {"env": "/etc/passwd"}, "none of its files"),
+    ("parts", {"env": "manifest.json"}, "none of its files"),
+    ("parts", {"env": 3}, "none of its files"),
+    ("parts", ["env"], "parts is"),
+    ("files", {"../x": {"bytes": 1, "sha256": "0"}}, "not inside the checkpoint"),
+    ("files", {"/etc/passwd": {"bytes": 1, "sha256": "0"}}, "not inside the checkpoint"),
+    ("files", {"env.pt": {"bytes": "1", "sha256": "0"}}, "no size and SHA-256"),
+    ("files", {"env.pt": None}, "no size and SHA-256"),
+    ("files", None, "files is"),
+    ("step", "4", "step is"),
+    ("step", True, "step is"),
+    ("fingerprint", None, "fingerprint is"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "message"), MISTYPED)
+def test_a_right_seal_does_not_vouch_for_values(tmp_path: Path, key: str, value: object, message: str) -> None:
+    path = CheckpointStore(tmp_path, keep=2).save(4, {"env": {"x": 1}}).path
+    body = json.loads((path / MANIFEST).read_bytes())
+    body.pop("sha256")
+    (path / MANIFEST).write_bytes(seal(body | {key: value}))
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint.open(path)
+
+
+def test_a_link_out_of_the_checkpoint_is_refused(tmp_path: Path) -> None:
+    path = CheckpointStore(tmp_path / "run", keep=2).save(4, {"env": {"x": 1}}).path
+    (path / "env.pt").rename(tmp_path / "elsewhere.pt")
+    (path / "env.pt").symlink_to(tmp_path / "elsewhere.pt")
+    with pytest.raises(CheckpointError, match=r"env\.pt is a link out of the checkpoint"):
+        Checkpoint.open(path)
+    (tmp_path / "linked").symlink_to(tmp_path / "run")  # folders above it may be links
+    (path / "env.pt").unlink()
+    (tmp_path / "elsewhere.pt").rename(path / "env.pt")
+    assert Checkpoint.open(tmp_path / "linked" / path.name).load("env") == {"x": 1}

@@ -31,6 +31,7 @@ LEVELS = (
         "checkpoint",
         "disk",
         "metrics",
+        "redact",
         "rng",
         "step_lines",
         "tracing",

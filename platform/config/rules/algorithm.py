@@ -65,7 +65,7 @@ def _estimator(config: Config) -> Iterator[Problem]:
         message = "a row of an embodied rollout contains several episodes, so it has no response length"
         yield Problem(_ALPHA, message)
     if when(lambda: estimator_needs(algorithm.adv_type).groups and algorithm.group_size < 2):
-        samples = "episodes that begin alike" if embodied(config) else "samples of a prompt"
+        samples = "episodes that begin alike" if when(lambda: embodied(config)) else "samples of a prompt"
         message = (
             f"adv_type {algorithm.adv_type} compares the {samples}, so it needs at least 2; the advantage of a "
             "single one is always 0"

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import io
 import logging
+import os
+import pickle
+import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from rl_platform.envs.embodied.env_state import NATIVE, refuse_code
 from rl_platform.envs.embodied.mujoco.tasks import TASKS
 from rl_platform.envs.embodied.spaces import EnvDescription
 from rl_platform.envs.embodied.vector import StepResult, VectorEnv
@@ -112,3 +117,32 @@ def test_a_step_that_is_under_way_is_dropped_by_loading(make, workers: int) -> N
     envs.send(second)
     envs.load_state_dict(state)
     _assert_equal(envs.step(first), expected)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("was-here",)
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "HalfCheetah-v5", "Pusher-v5"])
+def test_usual_environments_hold_no_code(make, env_id: str) -> None:
+    envs = make(EnvDescription(env_id), NUM_ENVS, 0)
+    envs.reset([5, 6, 7])
+    refuse_code(envs.state_dict()["envs"])
+
+
+def test_code_in_a_state_is_found_and_not_run(make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    envs = make(EnvDescription("CartPole-v1"), NUM_ENVS, 0)
+    envs.reset([5, 6, 7])
+    good = envs.state_dict()["envs"]
+    inner = pickle.dumps(([{"x": Evil()}],))
+    for bad in (
+        pickle.dumps(Evil()),
+        pickle.dumps((NATIVE + pickle.dumps(Evil()), 0.0, 0)),
+        pickle.dumps((zlib.compress(pickle.dumps((b"", Evil()))), 0.0, 0)),
+        pickle.dumps((zlib.compress(pickle.dumps((inner, {}))), 0.0, 0)),
+    ):
+        with pytest.raises(CheckpointError, match=r"environment 1 holds posix\.mkdir, which may run code"):
+            refuse_code([good[0], bad])
+    assert not (tmp_path / "was-here").exists()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from rl_platform.config.schema.models import Model, RandomLM
 from rl_platform.errors import ConfigError
@@ -164,6 +165,41 @@ class TestRefused:
         del weights["model.layers.1.mlp.up_proj.weight"]
         save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
         with pytest.raises(ConfigError, match=r"1 weights are missing, as model\.layers\.1\.mlp\.up_proj\.weight"):
+            load(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda name, tensor: {name: tensor.index_fill(0, torch.tensor([0]), torch.nan)}, "not finite"),
+            (lambda name, tensor: {name: tensor.index_fill(0, torch.tensor([0]), -torch.inf)}, "not finite"),
+            (lambda name, tensor: {name: tensor.to(torch.int64)}, "type I64, no floating-point numbers"),
+            (lambda name, tensor: {name: tensor, name.replace(".0.", ".7."): tensor.clone()}, r"no model\.layers\.7\."),
+        ],
+    )
+    def test_weights_that_are_not_those_of_the_config(self, change: Any, message: str, tmp_path, causal_lm) -> None:
+        causal_lm().save_pretrained(tmp_path)
+        file, name = tmp_path / "model.safetensors", "model.layers.0.mlp.up_proj.weight"
+        tensors = load_file(file)
+        save_file(tensors | change(name, tensors[name]), file, {"format": "pt"})
+        with pytest.raises(ConfigError, match=rf"model\.safetensors: .*{message}") as caught:
+            load(tmp_path)
+        assert "mlp.up_proj.weight" in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("file", "text", "message"),
+        [
+            ("config.json", "[" * 100_000, "config.json: lists or objects are nested too deeply"),
+            ("config.json", "[1]", "config.json: holds list"),
+            ("config.json", '{"a": ', "config.json: Expecting value"),
+            ("config.json", '{"model_type": "llama", "num_hidden_layers": 2000000000}', "up to 1000"),
+            ("config.json", '{"model_type": "llama", "vocab_size": 1000000000000}', "up to 2147483648"),
+            ("model.safetensors", "x" * 100, "model.safetensors: "),
+        ],
+    )
+    def test_a_damaged_file_is_named(self, file: str, text: str, message: str, tmp_path, causal_lm) -> None:
+        causal_lm().save_pretrained(tmp_path)
+        (tmp_path / file).write_text(text)
+        with pytest.raises(ConfigError, match=message):
             load(tmp_path)
 
     def test_other_architectures(self, tmp_path) -> None:
