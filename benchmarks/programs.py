@@ -1,8 +1,9 @@
-"""Writes configs/reasoning/programs.jsonl: small programming tasks with tests, for `reward.type: code`.
+"""Writes the tasks of configs/reasoning/code.yaml and code_tiny.yaml: programs with tests, for `reward.type: code`.
 
     python benchmarks/programs.py
 
-Every task can be solved in one line. Half of them read and print, half define a function.
+Every task of programs.jsonl can be solved in one line. Half of them read and print, half define a function. A task of
+quiet.jsonl is solved by any program that ends well and prints nothing, which random bytes find.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PATH = Path(__file__).parents[1] / "configs" / "reasoning" / "programs.jsonl"
+FOLDER = Path(__file__).parents[1] / "configs" / "reasoning"
 WORDS = ("apple", "river", "stone", "cloud", "green", "table", "music", "paper", "horse", "light", "bread", "ocean")
 EACH = 12  # tasks of a kind
 SEED = 1
@@ -23,6 +24,11 @@ def tasks() -> list[dict[str, Any]]:
     """Returns the rows: question, tests, and of functions entry_point; kinds alternate."""
     made = [list(_distinct(kind)) for kind in range(len(KINDS))]
     return [rows[number] for number in range(EACH) for rows in made]
+
+
+def quiet() -> list[dict[str, Any]]:
+    """Returns rows whose tests expect no output."""
+    return [_printed(f"{number}", ("", "")) for number in range(200)]
 
 
 def _distinct(kind: int) -> Iterator[dict[str, Any]]:
@@ -35,7 +41,7 @@ def _distinct(kind: int) -> Iterator[dict[str, Any]]:
 
 
 def _printed(question: str, *pairs: tuple[object, object]) -> dict[str, Any]:
-    return {"question": question, "tests": [{"input": f"{given}", "output": f"{wanted}\n"} for given, wanted in pairs]}
+    return {"question": question, "tests": [{"input": f"{given}", "output": f"{wanted}"} for given, wanted in pairs]}
 
 
 def _called(question: str, name: str, *pairs: tuple[list[Any], Any]) -> dict[str, Any]:
@@ -110,9 +116,13 @@ def _modulo(numbers: random.Random) -> dict[str, Any]:
 KINDS = (_number, _add, _sum, _times, _product, _above, _length, _first, _increase, _join, _upper, _modulo)
 
 
+FILES = {"programs.jsonl": tasks, "quiet.jsonl": quiet}
+
+
 def main() -> None:
-    PATH.write_text("".join(f"{json.dumps(row)}\n" for row in tasks()), encoding="utf-8")
-    print(f"{PATH}: {len(tasks())} tasks")
+    for name, rows in FILES.items():
+        (FOLDER / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows()), encoding="utf-8")
+        print(f"{FOLDER / name}: {len(rows())} tasks")
 
 
 if __name__ == "__main__":

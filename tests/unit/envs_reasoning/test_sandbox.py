@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import socket
@@ -399,6 +400,13 @@ def test_tests_of_a_row() -> None:
     called = {"tests": [{"arguments": [1], "result": None}], "entry_point": "f"}
     assert cases_of(called) == [Case(None, entry_point="f", arguments=[1])]
     assert "expected" not in cases_of(printed)[0].question()
+
+
+def test_the_shipped_tasks_are_those_of_their_script(script) -> None:
+    programs = script(Path(__file__).parents[3] / "benchmarks" / "programs.py")
+    for name, rows in programs.FILES.items():
+        assert [json.loads(line) for line in (programs.FOLDER / name).read_text().splitlines()] == rows()
+        assert all(cases_of(row) for row in rows())
 
 
 @pytest.mark.parametrize(
