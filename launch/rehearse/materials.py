@@ -179,6 +179,7 @@ def _write_classifier(
 def write_questions(config: Config, materials: Materials) -> list[str]:
     """Writes a few rows of each stored source of questions. Returns the paths that are not on this machine."""
     missing: list[str] = []
+    programs = any(part.type == "code" for _, part in config.reward.parts)
     for number, (_, task) in enumerate(config.data.tasks):
         if task.path is None:
             continue
@@ -191,19 +192,21 @@ def write_questions(config: Config, materials: Materials) -> list[str]:
                 lines = _shortest([json.dumps(row) for _, row in rows_of(task, path, split)[:READ]], count)
             else:
                 missing.append(path)
-                lines = invented(task.prompt_column, task.answer_column, count, 100 * start)
+                lines = invented(task.prompt_column, task.answer_column, count, 100 * start, programs)
             target.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return missing
 
 
-def invented(prompt: str, answer: str | None, count: int, start: int) -> list[str]:
-    """Returns lines of sums with the columns of the task."""
+def invented(prompt: str, answer: str | None, count: int, start: int, programs: bool) -> list[str]:
+    """Returns lines of sums with the columns of the task, and with tests of `programs`."""
     lines = []
     for i in range(count):
         row: dict[str, object] = {}
         _put(row, prompt, f"What is {start + i} + {i}?")
         if answer is not None:
             _put(row, answer, str(start + 2 * i))
+        if programs:
+            row["tests"] = [{"input": "", "output": str(start + 2 * i)}]
         lines.append(json.dumps(row))
     return lines
 
