@@ -1,5 +1,5 @@
-"""Restarts of a whole run: when a learner's process or a node is gone, the run goes on from its newest checkpoint, as
-the same command would.
+"""Restarts of a whole run: when a learner's process, a node or Ray itself is gone, the run goes on from its newest
+checkpoint, as the same command would.
 
 Processes without a learner are started again by their runtime, without the loss of a step. Not covered: the end of the
 launcher itself, which a batch system or the user starts again.

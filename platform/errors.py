@@ -113,8 +113,8 @@ class HostDied(WorkerDied):
     """The process of a host is gone, or its node. A run goes on without it if it is started again."""
 
 
-class RayLost(WorkerDied):
-    """Ray's own processes are gone. Calls to Ray would hang, so the command exits at once."""
+class RayLost(HostDied):
+    """Ray's own processes are gone. Calls to Ray would hang, so a command that ends with it exits at once."""
 
 
 class Unreachable(PlatformError):

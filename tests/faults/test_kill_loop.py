@@ -22,6 +22,15 @@ RUNS = {
     "reasoning": ("reasoning.yaml", "reward.type=length_score:score", "algorithm.group_size=2"),
 }
 INTERVALS = f"runner.max_steps={STEPS}", "runner.save_interval=1", "runner.val_check_interval=3"
+ON_RAY = (
+    "embodied.yaml",
+    "env.normalize_observations=true",
+    "cluster.devices_per_node=2",
+    "cluster.component_placement={actor_critic: 0, 'rollout,env': 1}",
+    "cluster.restarts=10",
+    "cluster.restart_backoff_s=0",
+    "runner.trace_steps=0",
+)
 SHORT, LONG = range(2), range(2, 52)  # seeds of the tests before every change and before a release
 
 
@@ -84,3 +93,51 @@ def test_a_killed_launcher(launchers, folder: Path, undisturbed: dict[str, Resul
     found = results(folder)
     assert differences(found[0], state) == []
     assert differences(found[1], lines) == []
+
+
+def hosts() -> list[psutil.Process]:
+    """The processes in which components run."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if any("HostActor" in word for word in process.cmdline()):
+                found.append(process)
+    return found
+
+
+def without_counts(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: row[name] for name in row if not name.startswith("runtime/")} for row in lines]
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.release) for seed in range(1, 101))])
+def test_killed_processes_on_ray(launchers, address: str, folder: Path, undisturbed: dict[str, Results], seed) -> None:
+    """Of launcher, learner and simulation any one; what has ended is started again until the run is done."""
+    words = (*ON_RAY, *INTERVALS, f"cluster.address={address}")
+    if "ray" not in undisturbed:
+        began = time.monotonic()
+        launchers.start(folder, *words)
+        assert launchers.wait() == 0, (folder / "output").read_text()
+        undisturbed["ray"] = (*results(folder), time.monotonic() - began)
+        shutil.rmtree(folder / "out")
+    state, lines, seconds = undisturbed["ray"]
+    draw, kills, left = random.Random(f"ray {seed}"), list[str](), 1 + seed % 3
+    code: int | None = None
+    while code != 0:
+        pid = launchers.start(folder, *words)
+        due = time.monotonic() + draw.uniform(0.3, 1.0) * seconds
+        while psutil.pid_exists(pid):
+            time.sleep(0.01)
+            if not left or time.monotonic() < due:
+                continue
+            victim = draw.choice([psutil.Process(pid), *hosts()])
+            with suppress(psutil.NoSuchProcess):
+                victim.kill()
+                kills.append("launcher" if victim.pid == pid else "host")
+                left, due = left - 1, time.monotonic() + draw.uniform(0.3, 1.0) * seconds
+        code = launchers.wait()
+        assert code == 0 or kills, (folder / "output").read_text()[-3000:]
+        assert code in (0, -signal.SIGKILL), (folder / "output").read_text()[-3000:]
+    print(f"ray, seed {seed}: {kills}")
+    found = results(folder)
+    assert differences(found[0], state) == []
+    assert differences(without_counts(found[1]), without_counts(lines)) == []

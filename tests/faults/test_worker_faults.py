@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import string
@@ -12,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,14 +22,16 @@ import cloudpickle
 import psutil
 import pytest
 import torch
+from waiting import until
 
 from rl_platform.checkpoint.verify import Checkpoint
-from rl_platform.components.actor import LanguageActor
+from rl_platform.components.actor import EmbodiedActor, LanguageActor
 from rl_platform.components.environment import Environment
 from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout
 from rl_platform.components.reward import LanguageReward
 from rl_platform.components.rollout import LanguageRollout
 from rl_platform.engines.training.state_files import read_whole
+from rl_platform.metrics import read_metrics
 from rl_platform.records import RolloutBatch, Trajectory, Weights, WeightsReceived
 from rl_platform.runners import embodied, reasoning
 from rl_platform.runtime.host import ComponentContext, Progress
@@ -454,3 +458,89 @@ def test_an_environment_that_is_killed_at_every_start(command, address, monkeypa
     assert ended.code == 75, ended.err
     assert Path("deaths").read_text() == "xx"
     assert "env[0] was started again 1 times (cluster.restarts)" in ended.err
+
+
+def test_a_worker_that_is_stopped_below_and_beyond_the_deadline(start, address, folder):
+    """Below it nothing is lost, and the stacks of both sides are written; beyond it the run names them and ends."""
+    placement = "cluster.component_placement={actor_critic: 0, 'rollout,env': 1}"
+    settings = "runner.max_steps=100000", "runner.save_interval=1", "runner.deadline_s=16"
+    run = start("embodied.yaml", *settings, "cluster.devices_per_node=2", placement, f"cluster.address={address}")
+    lines = Path("out/metrics.jsonl")
+    until(lambda: lines.exists() and lines.read_text().count("\n") > 2, 120)
+    hosts = [one for one in psutil.Process().children(recursive=True) if "HostActor" in " ".join(one.cmdline())]
+    assert len(hosts) == 2
+    hosts[0].suspend()
+    until(Path("out/stacks.txt").exists, 20)
+    hosts[0].resume()
+    count = lines.read_text().count("\n")
+    until(lambda: lines.read_text().count("\n") > count + 2, 60)
+    hosts[0].suspend()
+    began = time.monotonic()
+    _, errors = run.communicate(timeout=90)
+    assert time.monotonic() - began < 75
+    assert run.returncode == 75, errors
+    assert "Deadline: runner waited 16 s for " in errors
+    assert "busy in " in errors
+    assert "the same command goes on from step " in errors
+    stacks = Path("out/stacks.txt").read_text()
+    assert "nothing has moved for 8 s: the runner waits, " in stacks
+    assert "--- runner" in stacks
+    assert f"process {hosts[0].pid} did not answer within 3 s" in stacks
+    assert [row["step"] for row in read_metrics("out")] == list(range(len(read_metrics("out"))))
+    _, left = psutil.wait_procs(hosts, NOTICED_S)
+    assert not left
+
+
+class OutgrowsItsMemory(EmbodiedActor):
+    """Once, in the second step, its process may take 64 MB more and needs a gigabyte."""
+
+    def update(self, batch: RolloutBatch, step: int, epoch: int | None = None) -> dict[str, float]:
+        if step == 1 and not Path("limited").exists():
+            Path("limited").touch()
+            taken = psutil.Process().memory_info().vms
+            resource.setrlimit(resource.RLIMIT_AS, (taken + 2**26, resource.RLIM_INFINITY))
+            torch.ones(2**28)
+        return super().update(batch, step, epoch)
+
+
+def test_a_worker_without_memory_ends_the_run_with_the_cause(command, address, monkeypatch, folder):
+    placement = "cluster.component_placement={actor_critic: 0, 'rollout,env': 1}"
+    settings = ["embodied.yaml", "runner.max_steps=3", "runner.save_interval=1", "runner.output_dir=out"]
+    assert command(*settings).code == 0
+    expected = learned(STEPS, "actor")
+    shutil.rmtree("out")
+    monkeypatch.setattr(embodied, "EmbodiedActor", OutgrowsItsMemory)
+    run = partial(command, *settings, "cluster.devices_per_node=2", placement, f"cluster.address={address}")
+    ended = run()
+    assert Path("limited").exists()
+    assert ended.code == 70, ended.err
+    assert "WorkerError: actor_critic[0].update raised RuntimeError" in ended.err
+    assert "can't allocate memory" in ended.err
+    assert "the same command goes on from step 1" in ended.err
+    assert run().code == 0
+    assert equal(learned(STEPS, "actor"), expected)
+
+
+class SpoilsItsRows(LanguageActor):
+    """From the second step on, the rows of rank 1 give a gradient that is not finite."""
+
+    def update(self, batch: RolloutBatch, step: int, epoch: int | None = None) -> dict[str, float]:
+        if step >= 1 and self.context.rank == 1:
+            batch = replace(batch, advantages=batch.advantages * float("nan"))
+        return super().update(batch, step, epoch)
+
+
+def test_a_gradient_of_one_rank_that_is_not_finite(command, address, monkeypatch, folder):
+    """Two optimizer steps are left out by both ranks; the third in a row ends the run."""
+    monkeypatch.setattr(reasoning, "LanguageActor", SpoilsItsRows)
+    two_steps = "algorithm.ppo_epochs=1", "data.mini_batch_size=4"
+    ended = command(*RUN, *TWO_LEARNERS, *two_steps, f"cluster.address={address}")
+    assert ended.code == 70, ended.err
+    assert "Diverged: actor[" in ended.err
+    assert "3 optimizer steps in a row had a non-finite gradient" in ended.err
+    assert metrics("actor/skipped_updates") == [0, 2]
+    before, after = learned(1, "actor")["actor"], learned(2, "actor")["actor"]
+    assert (int(before.pop("failures")), int(after.pop("failures"))) == (0, 2)
+    assert equal(after, before)
+    assert not equal(learned(2, "critic"), learned(1, "critic"))
+    assert list(Path("out/failures").glob("*-actor-0.pt"))

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from waiting import until
 
 STEPS = 3
 ENDED_S = 10.0
@@ -158,8 +159,8 @@ def hosts_of(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [process for process in processes if any("HostActor" in part for part in process.cmdline())]
 
 
-def assert_gone(processes: list[psutil.Process]) -> None:
-    _, left = psutil.wait_procs(processes, ENDED_S)
+def assert_gone(processes: list[psutil.Process], seconds: float = ENDED_S) -> None:
+    _, left = psutil.wait_procs(processes, seconds)
     assert not left
 
 
@@ -193,7 +194,32 @@ def assert_lost(process: Any, started: list[psutil.Process], what: str) -> None:
     assert_gone(started)
 
 
-@pytest.mark.parametrize(("name", "what"), [("gcs_server", "Ray's head"), ("raylet", "Ray's raylet")])
+LOST = [("gcs_server", "Ray's head"), pytest.param("raylet", "Ray's raylet", marks=pytest.mark.release)]
+
+
+@pytest.mark.parametrize(("name", "what"), LOST)
+def test_a_run_without_its_ray_goes_on_with_a_new_one(launched, folder: Path, name: str, what: str) -> None:
+    process, started = launched("cluster.runtime=ray", "cluster.restart_backoff_s=0.5")
+    named(started, name).kill()
+    assert_gone(started, seconds=60)
+    checkpoints = set(folder.glob("out/checkpoints/step-*"))
+    until(lambda: set(folder.glob("out/checkpoints/step-*")) - checkpoints, 120)
+    again = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
+    assert "resumed from step" in out
+    assert f"{what} at " in errors
+    assert "the run starts again from its newest checkpoint in 0.5 s, 2 restarts are left" in errors
+    assert "Traceback" not in errors
+    assert_gone(again)
+    steps = [json.loads(line)["step"] for line in (folder / "out/metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(len(steps)))
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [pytest.param("gcs_server", "Ray's head", marks=pytest.mark.release), ("raylet", "Ray's raylet")]
+)
 def test_a_run_without_its_ray_ends_with_a_way_to_go_on(launched, name: str, what: str) -> None:
     process, started = launched("cluster.runtime=ray", "cluster.restarts=0")
     named(started, name).kill()

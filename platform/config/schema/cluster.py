@@ -57,7 +57,7 @@ class Cluster(Section):
     restarts: int = key(
         3,
         "Ray: largest number of restarts of a process without a learner, and of the whole run from one checkpoint to "
-        "the next after the death of another process or a node; 0: none",
+        "the next after the death of another process, a node or Ray; 0: none",
         ge=0,
     )
     restart_backoff_s: float = key(

@@ -1,0 +1,119 @@
+"""Nodes of a Ray cluster that are lost: the run goes on by itself on a node that is free, with the same results."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import psutil
+import pytest
+import torch
+from run_results import differences, final_state, logged
+
+from rl_platform.components.actor import EmbodiedActor
+from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout
+from rl_platform.records import RolloutBatch
+from rl_platform.runners import embodied
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+STEPS, ENDED_S = 4, 20.0
+RUN = "embodied.yaml", f"runner.max_steps={STEPS}", "runner.save_interval=1", "runner.trace_steps=0"
+TWO_NODES = (
+    "cluster.num_nodes=2",
+    "cluster.devices_per_node=1",
+    "cluster.component_placement={actor_critic: 0, 'rollout,env': 1}",
+    "cluster.restart_backoff_s=1",
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A Ray cluster of a head that hosts no component, and three nodes, of which a run needs two."""
+    from ray.cluster_utils import Cluster
+
+    before = set(psutil.Process().children(recursive=True))
+    folder = tempfile.mkdtemp(prefix="rl-", dir="/tmp")
+    Path(folder, "ray").mkdir()
+    monkeypatch.setenv("RAY_TMPDIR", folder)
+    cluster = Cluster()
+    try:
+        for cores in (0, 1, 1, 1):
+            cluster.add_node(num_cpus=cores, object_store_memory=128 * 2**20, include_dashboard=False)
+        yield cluster.address
+    finally:
+        started = set(psutil.Process().children(recursive=True)) - before
+        cluster.shutdown()
+        _, left = psutil.wait_procs(started, ENDED_S)
+        shutil.rmtree(folder, ignore_errors=True)
+    assert not left
+
+
+def lose_node(mark: str) -> None:
+    """Kills this process and the raylet of its node, unless the mark of an earlier loss is there."""
+    if Path(mark).exists():
+        return
+    raylet = psutil.Process().parent()
+    assert raylet is not None
+    assert raylet.name() == "raylet"
+    Path(mark).write_text(str(raylet.pid))
+    raylet.kill()
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class LearnsOnALostNode(EmbodiedActor):
+    """Its node is lost in the third step."""
+
+    def update(self, batch: RolloutBatch, step: int, epoch: int | None = None) -> dict[str, float]:
+        if step == 2:
+            lose_node("lost")
+        return super().update(batch, step, epoch)
+
+
+class ActsOnALostNode(PolicyRollout):
+    """Its node is lost in the middle of the second rollout."""
+
+    def act(self, observations: Observations) -> Actions:
+        if observations.draw[:3] == ("act", 1, 8):
+            lose_node("lost")
+        return super().act(observations)
+
+
+LOST = {"learner": ("EmbodiedActor", LearnsOnALostNode), "rollout": ("PolicyRollout", ActsOnALostNode)}
+
+
+@pytest.mark.parametrize("name", ["learner", pytest.param("rollout", marks=pytest.mark.release)])
+def test_a_lost_node_is_replaced_by_a_free_one(command, address: str, monkeypatch, caplog, name: str) -> None:
+    assert command(*RUN).code == 0
+    expected: tuple[Any, Any] = final_state("out", STEPS), logged("out")
+    shutil.rmtree("out")
+    monkeypatch.setattr(embodied, *LOST[name])
+    ended = command(*RUN, *TWO_NODES, f"cluster.address={address}")
+    assert ended.code == 0, ended.err
+    assert not psutil.pid_exists(int(Path("lost").read_text()))
+    state, lines = final_state("out", STEPS), logged("out")
+    assert differences(state["actor_critic"], expected[0]["actor_critic"]) == []
+    if name == "learner":
+        (warning,) = [text for text in caplog.messages if "the run starts again" in text]
+        assert "actor_critic[0]" in warning
+        assert "resumed from step 2" in ended.out
+    names = {key for line in expected[1] for key in line if not key.startswith(("weights/", "runtime/"))}
+    for line, other in zip(lines, expected[1], strict=True):
+        assert {key: line.get(key) for key in names} == {key: other.get(key) for key in names}
