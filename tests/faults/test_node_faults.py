@@ -109,7 +109,7 @@ def test_a_lost_node_is_replaced_by_a_free_one(command, address: str, monkeypatc
     assert ended.code == 0, ended.err
     assert not psutil.pid_exists(int(Path("lost").read_text()))
     state, lines = final_state("out", STEPS), logged("out")
-    assert differences(state["actor_critic"], expected[0]["actor_critic"]) == []
+    assert differences(state["actor"], expected[0]["actor"]) == []
     if name == "learner":
         (warning,) = [text for text in caplog.messages if "the run starts again" in text]
         assert "actor_critic[0]" in warning

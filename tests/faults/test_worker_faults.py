@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -479,11 +480,11 @@ def test_a_worker_that_is_stopped_below_and_beyond_the_deadline(start, address, 
     _, errors = run.communicate(timeout=90)
     assert time.monotonic() - began < 75
     assert run.returncode == 75, errors
-    assert "Deadline: runner waited 16 s for " in errors
+    assert re.search("Deadline: runner waited 16 s (for|on channel) ", errors), errors
     assert "busy in " in errors
     assert "the same command goes on from step " in errors
     stacks = Path("out/stacks.txt").read_text()
-    assert "nothing has moved for 8 s: the runner waits, " in stacks
+    assert re.search(r"nothing has moved for \d+ s: the runner waits, ", stacks)
     assert "--- runner" in stacks
     assert f"process {hosts[0].pid} did not answer within 3 s" in stacks
     assert [row["step"] for row in read_metrics("out")] == list(range(len(read_metrics("out"))))
@@ -497,9 +498,12 @@ class OutgrowsItsMemory(EmbodiedActor):
     def update(self, batch: RolloutBatch, step: int, epoch: int | None = None) -> dict[str, float]:
         if step == 1 and not Path("limited").exists():
             Path("limited").touch()
-            taken = psutil.Process().memory_info().vms
-            resource.setrlimit(resource.RLIMIT_AS, (taken + 2**26, resource.RLIM_INFINITY))
-            torch.ones(2**28)
+            taken, before = psutil.Process().memory_info().vms, resource.getrlimit(resource.RLIMIT_AS)
+            resource.setrlimit(resource.RLIMIT_AS, (taken + 2**26, before[1]))
+            try:
+                torch.ones(2**28)
+            finally:
+                resource.setrlimit(resource.RLIMIT_AS, before)
         return super().update(batch, step, epoch)
 
 
@@ -530,7 +534,9 @@ class SpoilsItsRows(LanguageActor):
         return super().update(batch, step, epoch)
 
 
-def test_a_gradient_of_one_rank_that_is_not_finite(command, address, monkeypatch, folder):
+def test_gradients_of_one_rank_that_are_not_finite_are_left_out_until_the_run_is_stopped(
+    command, address, monkeypatch, folder
+):
     """Two optimizer steps are left out by both ranks; the third in a row ends the run."""
     monkeypatch.setattr(reasoning, "LanguageActor", SpoilsItsRows)
     two_steps = "algorithm.ppo_epochs=1", "data.mini_batch_size=4"
