@@ -534,9 +534,7 @@ class SpoilsItsRows(LanguageActor):
         return super().update(batch, step, epoch)
 
 
-def test_gradients_of_one_rank_that_are_not_finite_are_left_out_until_the_run_is_stopped(
-    command, address, monkeypatch, folder
-):
+def test_gradients_of_one_rank_are_not_finite_until_the_run_is_stopped(command, address, monkeypatch, folder):
     """Two optimizer steps are left out by both ranks; the third in a row ends the run."""
     monkeypatch.setattr(reasoning, "LanguageActor", SpoilsItsRows)
     two_steps = "algorithm.ppo_epochs=1", "data.mini_batch_size=4"
