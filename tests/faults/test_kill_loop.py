@@ -109,7 +109,8 @@ def without_counts(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: row[name] for name in row if not name.startswith("runtime/")} for row in lines]
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.release) for seed in range(1, 101))])
+@pytest.mark.release
+@pytest.mark.parametrize("seed", range(100))
 def test_killed_processes_on_ray(launchers, address: str, folder: Path, undisturbed: dict[str, Results], seed) -> None:
     """Of launcher, learner and simulation any one; what has ended is started again until the run is done."""
     words = (*ON_RAY, *INTERVALS, f"cluster.address={address}")
