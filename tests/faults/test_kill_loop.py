@@ -105,6 +105,12 @@ def hosts() -> list[psutil.Process]:
     return found
 
 
+def written(folder: Path) -> int:
+    """Lines of metrics so far."""
+    metrics = folder / "out" / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
 def without_counts(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: row[name] for name in row if not name.startswith("runtime/")} for row in lines]
 
@@ -120,25 +126,26 @@ def test_killed_processes_on_ray(launchers, address: str, folder: Path, undistur
         assert launchers.wait() == 0, (folder / "output").read_text()
         undisturbed["ray"] = (*results(folder), time.monotonic() - began)
         shutil.rmtree(folder / "out")
-    state, lines, seconds = undisturbed["ray"]
+    state, lines, _ = undisturbed["ray"]
     draw, kills, left = random.Random(f"ray {seed}"), list[str](), 1 + seed % 3
-    code: int | None = None
+    code, due = None, draw.randint(0, STEPS - 1)  # lines of metrics before the next kill
     while code != 0:
         pid = launchers.start(folder, *words)
-        due = time.monotonic() + draw.uniform(0.3, 1.0) * seconds
         while psutil.pid_exists(pid):
             time.sleep(0.01)
-            if not left or time.monotonic() < due:
+            if not left or written(folder) < due:
                 continue
-            victim = draw.choice([psutil.Process(pid), *hosts()])
+            time.sleep(draw.uniform(0, 0.2))
             with suppress(psutil.NoSuchProcess):
+                victim = draw.choice([psutil.Process(pid), *hosts()])
                 victim.kill()
                 kills.append("launcher" if victim.pid == pid else "host")
-                left, due = left - 1, time.monotonic() + draw.uniform(0.3, 1.0) * seconds
+                left, due = left - 1, draw.randint(min(written(folder), STEPS), STEPS)
         code = launchers.wait()
         assert code == 0 or kills, (folder / "output").read_text()[-3000:]
         assert code in (0, -signal.SIGKILL), (folder / "output").read_text()[-3000:]
     print(f"ray, seed {seed}: {kills}")
+    assert kills, "nothing was killed"
     found = results(folder)
     assert differences(found[0], state) == []
     assert differences(without_counts(found[1]), without_counts(lines)) == []
