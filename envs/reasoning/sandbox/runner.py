@@ -99,9 +99,7 @@ def run(setup, test, folder):
         return UNCONFINED, cpu, b"", note
     if result is None:
         return OUTPUT, cpu, b"", note
-    if status is None or (
-        status != 0 and cpu >= 0.9 * test["cpu_s"]
-    ):  # the kernel counts a little more than it reports
+    if status is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):  # by RLIMIT_CPU
         return TIMEOUT, cpu, b"", note
     if status != 0:
         memory = note.rstrip().rpartition(b"\n")[2].startswith(b"MemoryError")
