@@ -18,7 +18,7 @@ import sys
 import zlib
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from gymnasium import Space
@@ -162,7 +162,7 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, value: object) -> Key | None:
         return self._keys.get(id(value))
 
-    def reducer_override(self, value: object) -> Any:
+    def reducer_override(self, value: object) -> object:
         if isinstance(value, EzPickle):
             raise pickle.PicklingError(f"{type(value).__name__} would be rebuilt and forget its state")
         return NotImplemented
@@ -178,7 +178,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _HarmlessUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if (module, name) in _HARMLESS:
             return super().find_class(module, name)
         space = getattr(sys.modules.get(module), name, None) if module.startswith("gymnasium.spaces.") else None

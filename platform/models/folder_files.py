@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -81,7 +80,7 @@ def damaged_file(folder: Path) -> str:
     return ""
 
 
-def _index_problem(folder: Path, index: dict[str, Any]) -> str:
+def _index_problem(folder: Path, index: Mapping[str, object]) -> str:
     names = index.get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
         return "weight_map must name the file of each tensor"

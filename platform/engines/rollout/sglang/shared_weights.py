@@ -11,7 +11,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.multiprocessing
@@ -113,7 +112,7 @@ def _handles(tensors: list[tuple[str, Tensor]]) -> bytes:
 class _Handles(ForkingPickler):
     """Identifies a GPU by its UUID, as SGLang reads it: numbers depend on the GPUs that a process sees."""
 
-    def reducer_override(self, value: object) -> Any:
+    def reducer_override(self, value: object) -> object:
         if not (isinstance(value, Tensor) and value.is_cuda):
             return NotImplemented
         rebuild, sent = reductions.reduce_tensor(value)
