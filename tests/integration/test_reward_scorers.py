@@ -59,9 +59,10 @@ def test_two_steps_with_a_reward_server(command) -> None:
     given: dict[str, float] = {}
 
     def answer(asked: list[dict[str, Any]]) -> tuple[int, str]:
-        values = [float(len(given) + place) for place in range(len(asked))]
-        given.update((item["response"], value) for item, value in zip(asked, values, strict=True))
-        return scores(*values[:-1], None) if len(values) > 1 else scores(*values)
+        """Scores but each third response, however many a request holds."""
+        numbers = range(len(given), len(given) + len(asked))
+        given.update((item["response"], float(number)) for item, number in zip(asked, numbers, strict=True))
+        return scores(*(None if number % 3 == 2 else float(number) for number in numbers))
 
     with reward_server(answer) as url:
         ended = command("reasoning.yaml", *section("reward_http.yaml", url=url, num_workers=1))
