@@ -72,11 +72,11 @@ class Rollouts:
             return {}
         rollout = self._next.result()
         tensors = {field.name: getattr(rollout.batch, field.name) for field in fields(rollout.batch)}
-        return {"batch": tensors, "metrics": rollout.metrics, "samples": rollout.samples}
+        return {"batch": tensors, "metrics": rollout.metrics, "samples": [tuple(each) for each in rollout.samples]}
 
     def load_state_dict(self, state: StateDict) -> None:
         self._next = None
         if state:
             self._next = Future()
-            samples = [(prompt, response, reward) for prompt, response, reward in state["samples"]]
+            samples = [Sample(*each) for each in state["samples"]]
             self._next.set_result(Collected(RolloutBatch(**state["batch"]), dict(state["metrics"]), samples))
