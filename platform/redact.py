@@ -14,13 +14,14 @@ from typing import Any
 MARK = "***"
 _WORDS = r"api_?key|access_?key|private_?key|secret_?key|token|password|passwd|pwd|secret|credentials?|authorization"
 _NAME = re.compile(rf"(?i)(^|[_.-])({_WORDS})$")  # not max_tokens, tokenizer, api_key_env
-_USER = re.compile(r"(://)[^\s'\"/?#]*@")
-_USER_WITH_SLASH = re.compile(r"(://)[^\s'\"/@:]+:[^\s'\"]*(?=@)")  # a password that holds a slash
-_QUERY = re.compile(rf"(?i)([?&;][^=&\s]*(?:{_WORDS}|key|sig|signature|auth|session|code)=)[^&\s'\"#]+")
-_ANY_QUERY = re.compile(r"(\w://[^\s'\"?]*\?)[^\s'\"]+")
+# bounded, so that a text of any kind takes time in proportion to its length
+_USER = re.compile(r"(://)[^\s'\"/?#]{0,500}@")
+_USER_WITH_SLASH = re.compile(r"(://)[^\s'\"/@:]{1,200}:[^\s'\"]{0,500}(?=@)")  # a password that holds a slash
+_QUERY = re.compile(rf"(?i)([?&;][^=&\s]{{0,60}}(?:{_WORDS}|key|sig|signature|auth|session|code)=)[^&\s'\"#]+")
+_ANY_QUERY = re.compile(r"(\w://[^\s'\"?]{0,500}\?)[^\s'\"]+")
 _FORMS = re.compile(r"\b(sk-|hf_|gh[pousr]_|xox[abprs]-|glpat-|AKIA)[A-Za-z0-9_-]{8,}")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}")
-_VARIABLE = re.compile(rf"(?i)(\b[\w.-]*(?:{_WORDS})['\"]?\s*[=:]\s*['\"]?)(?!\*\*\*)[^\s'\",;}}\]]+")
+_VARIABLE = re.compile(rf"(?i)((?:{_WORDS})['\"]?\s{{0,9}}[=:]\s{{0,9}}['\"]?)(?!\*\*\*)[^\s'\",;}}\]]+")
 _SHORTEST = 6  # characters of an environment variable that is taken for a secret
 _variables: set[str] = set()  # that a config names
 

@@ -83,6 +83,8 @@ class HFTokenizer:
 
         with reading(key, "no tokenizer can be loaded", folder):
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            if not isinstance(self._tokenizer.model_max_length, int | float):
+                raise ValueError(f"model_max_length is {self._tokenizer.model_max_length!r}")
             ends = {self._tokenizer.eos_token_id, *_generation_eos(folder)} - {None}
         self._folder = folder
         if not ends:
