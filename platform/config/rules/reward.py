@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -178,7 +178,7 @@ def unread(config: Config) -> Iterator[Unread]:
         yield from unread_keys(_OVERLONG, "penalty max_length", f"{_BUFFER} is null, so there is no penalty", _BUFFER)
 
 
-def _unread_by(key: str, part: Scoring, tasks: set[str] | None) -> Iterator[Unread]:
+def _unread_by(key: str, part: Scoring, tasks: Set[str] | None) -> Iterator[Unread]:
     """The keys of a function that its type does not read. A list is inherited as a whole: its items bind no keys."""
     kind, switches = when(lambda: part.type), (_TYPE,) if key == "reward" else ()
     if kind is None:
