@@ -18,6 +18,7 @@ from rich.console import Console
 
 from rl_platform.checkpoint.verify import Checkpoint, UnknownFormat
 from rl_platform.config import LoadedConfig
+from rl_platform.config.overrides import key_of
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.config.schema.env import Env
@@ -128,7 +129,7 @@ def _open(run: SavedRun, config: Config) -> Checkpoint:
 
 def _decided(overrides: Sequence[str]) -> bool:
     """Whether the command line selects or excludes videos; the config does so for training."""
-    return any(override.partition("=")[0].strip() == "env.evaluation.video" for override in overrides)
+    return any(key_of(override) == "env.evaluation.video" for override in overrides)
 
 
 def one_process(config: Config) -> Config:

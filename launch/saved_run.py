@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl_platform.config import LoadedConfig, load_config
+from rl_platform.config.overrides import key_of
 from rl_platform.config.source import COMMAND_LINE
 from rl_platform.errors import ConfigError, Problem
 
@@ -48,7 +49,7 @@ class SavedRun:
         # the folder that the run was resumed from may have been removed
         loaded = load_config(self.folder / "config.yaml", ["runner.resume=auto", *overrides])
         allowed = KEYS[loaded.config.runner.task_type]
-        keys = [override.partition("=")[0].strip() for override in overrides]
+        keys = [key_of(override) for override in overrides]
         message = "belongs to the model or its training, which an evaluation cannot change"
         problems = [
             Problem(key, message, COMMAND_LINE, allowed=", ".join(allowed))

@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -150,10 +151,24 @@ def find_spec(description: EnvDescription) -> EnvSpec:
         problem = Problem("env.id", f"its module cannot be imported ({error})", value=repr(description.id), hint=hint)
         raise ConfigError([problem]) from error
     except gymnasium.error.Error as error:
-        near = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
-        hint = f"did you mean {', '.join(near)}?" if near else "write module:id if a module of yours registers it"
+        near = _similar_ids(name, list(gymnasium.registry))
+        register = f"write MODULE:{name} with the module whose import registers it"
+        hint = f"did you mean {', '.join(near)}?" if near else register
         problem = Problem("env.id", f"no such environment ({error})", value=repr(description.id), hint=hint)
         raise ConfigError([problem]) from error
+
+
+def _similar_ids(name: str, known: Sequence[str]) -> list[str]:
+    """At most three registered ids whose names are close in spelling, whatever their namespaces and versions."""
+    by_name: dict[str, list[str]] = {}
+    for each in known:
+        by_name.setdefault(_bare(each), []).append(each)
+    close = difflib.get_close_matches(_bare(name), by_name, n=3, cutoff=0.7)
+    return [each for bare in close for each in difflib.get_close_matches(name, by_name[bare], n=3, cutoff=0)][:3]
+
+
+def _bare(env_id: str) -> str:
+    return re.sub(r"-v\d+$", "", env_id.rpartition("/")[2]).lower()
 
 
 def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mode: str | None = None) -> AnyEnv:

@@ -61,6 +61,6 @@ def _unread(config: Config, written: Tree) -> list[Problem]:
     problems: dict[str, Problem] = {}
     for key, reason, _ in sorted(without_effect(config), key=lambda unread: unread.key):  # a section before its keys
         if not _is_within_any(key, problems) and value_at(written, steps_of(key)) is not None:
-            hint = f"remove it, so that every key acts; an inherited one: {key}: !unset"
+            hint = f"remove it, so that every key acts; an inherited one: {key}: !unset, or ~{key} on the command line"
             problems[key] = Problem(key, f"has no effect here: {reason}", hint=hint)
     return list(problems.values())

@@ -58,6 +58,19 @@ def field_at(path: str) -> FieldInfo | None:
     return section.model_fields.get(name) if section is not None else None
 
 
+def is_known(path: str) -> bool:
+    """True if the schema accepts a key at a dotted path, also inside a mapping whose keys are free."""
+    section: type[Section] | None = Config
+    steps = path.split(".")
+    for index, step in enumerate(steps):
+        if section is None:
+            break
+        if step.partition("[")[0] not in section.model_fields:
+            return False
+        section = section_at(".".join(steps[: index + 1]))
+    return True
+
+
 def default_tree(section: type[Section] = Config) -> dict[str, Any]:
     """The defaults of all keys that have one, as plain nested values."""
     tree: dict[str, Any] = {}

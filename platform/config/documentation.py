@@ -29,15 +29,15 @@ platform-launch --print-config configs/reasoning/ppo.yaml                       
 |---|---|
 | `section.key=value` on the command line | the value is read as YAML and replaces that of the key; the last one wins |
 | `extends: ../ppo_tiny.yaml` | inherits the keys of another file; the path is relative to this file |
-| `key: !unset` | removes an inherited key |
+| `key: !unset`, `~section.key` on the command line | removes an inherited key |
 | `section: !replace {...}` | replaces an inherited section instead of merging it |
 | `${section.key}` | the value of another key; `$${` is a literal `${` |
 | `null`, `{}` | switches a key off where its row says so; switches a section on, with its defaults |
 | `1e-5`, `true`, `yes`, `1:0` | YAML 1.2: a number, a boolean, text, text |
 
 * `extends` merges sections key by key; only `cluster.component_placement` is replaced as a whole.
-* Inside braces a blank ends the tag: `{key: !unset }`. On the command line write `'key=!unset'`, in single quotes.
-* `!unset` and `!replace` are refused where nothing is inherited.
+* Inside braces a blank ends the tag: `{key: !unset }`.
+* `!unset`, `~` and `!replace` are refused where nothing is inherited.
 * A file or a command line that changes a choice does not inherit the keys that only the former choice reads; the run
   notes each such key. Choices are `data.task.type`, `reward.type`, `actor.model.type`, `env.backend`,
   `rollout.backend` and all switches.

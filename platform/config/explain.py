@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from rl_platform.config.describe import allowed, choices, field_at, section_at, walk
 from rl_platform.config.foreign_names import ForeignName, foreign_sections, of_component, translate
-from rl_platform.config.suggest import nearest
+from rl_platform.config.suggest import ALIKE, SURE, nearest
 from rl_platform.errors import Problem
 
 Where = Callable[[str], str]
@@ -127,13 +127,13 @@ def _unknown(key: str, value: object, where: Where) -> Iterator[Problem]:
         return
     section = section_at(parent)
     names = list(section.model_fields) if section is not None else []
-    close = nearest(name, names)
+    close = nearest(name, names, ALIKE)
     if elsewhere := _keys_named(key):
         hint = f"this key belongs to {elsewhere}"
     elif close:
         hint = f"did you mean {parent + '.' if parent else ''}{close}?"
     else:
-        far = nearest(name, {path.rpartition(".")[2] for path in _our_keys()})
+        far = nearest(name, {path.rpartition(".")[2] for path in _our_keys()}, SURE)
         hint = f"did you mean {_keys_named(far)}?" if far else ""
     yield Problem(key, f"unknown {'key' if parent else 'section'}", where(key), allowed=", ".join(names), hint=hint)
 

@@ -12,27 +12,29 @@ from typing import NoReturn
 
 from rl_platform.config.layers import value_at
 from rl_platform.config.source import MAX_DEPTH, MAX_SIZE, Tree
-from rl_platform.config.suggest import nearest
+from rl_platform.config.suggest import SURE, nearest
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.redact import hide_variable
 
 _REFERENCE = re.compile(r"(\$?)\$\{([^{}]*)\}")
+_NESTED = re.compile(r"\$\{[^{}]*\$\{")
 _LOOKUP_FAILED = object()
 
 
 def resolve_references(
     tree: Tree, defaults: Tree, where: Callable[[str], str]
-) -> tuple[Tree, list[Problem], dict[str, str]]:
-    """`tree` with all references replaced, the problems (missing targets, cycles, sections inside text), and the texts
-    as they were written of all keys whose values come from environment variables.
+) -> tuple[Tree, list[Problem], set[str], dict[str, str]]:
+    """`tree` with all references replaced, the problems (missing targets, cycles, sections inside text), the keys that
+    have no value because of them, and the texts as they were written of all keys whose values come from environment
+    variables.
 
     A value that is one reference as a whole keeps the type of its target. Keys that are not in `tree` are looked up in
-    `defaults`, the schema's. A reference with a problem becomes None and is named in `Problem.key`. Raises ConfigError
-    if the references make more text than a config may have, or lead too far.
+    `defaults`, the schema's. A reference with a problem, and those that lead to it, become None. Raises ConfigError if
+    the references make more text than a config may have, or lead too far.
     """
     resolver = _Resolver(tree, defaults, where)
     resolved = {key: resolver.value(value, (key,)) for key, value in tree.items()}
-    return resolved, resolver.problems, resolver.from_environment
+    return resolved, resolver.problems, resolver.failed, resolver.from_environment
 
 
 class _Resolver:
@@ -41,10 +43,12 @@ class _Resolver:
         self.defaults = defaults
         self.where = where
         self.problems: list[Problem] = []
+        self.failed: set[str] = set()
         self._open: list[tuple[str, ...]] = []
         self._size = 0
         self.from_environment: dict[str, str] = {}
         self._variables = 0  # read so far
+        self._failures = 0
 
     def value(self, value: object, path: tuple[str, ...]) -> object:
         """Returns the value at `path` with its references replaced."""
@@ -62,15 +66,20 @@ class _Resolver:
             self._complain(path, value, f"the references go in a circle: {cycle}")
             return None
         self._open.append(path)
-        before = self._variables
+        before, failures = self._variables, self._failures
         try:
             return self._text(value, path)
         finally:
             self._open.pop()
+            if self._failures > failures:
+                self.failed.add(".".join(path))
             if self._variables > before:
                 self.from_environment[".".join(path)] = value
 
     def _text(self, text: str, path: tuple[str, ...]) -> object:
+        if _NESTED.search(text):
+            self._complain(path, text, "a reference contains another", hint="write $${ for a literal ${")
+            return None
         whole = _REFERENCE.fullmatch(text)
         if whole and not whole[1]:
             value = self._target(whole[2].strip(), text, path)
@@ -104,16 +113,26 @@ class _Resolver:
         if value is _LOOKUP_FAILED:
             value = value_at(self.defaults, target, _LOOKUP_FAILED)
         if value is _LOOKUP_FAILED:
-            close = nearest(name, _leaves(self.tree))
-            hint = f"did you mean ${{{close}}}?" if close else "a literal ${ is written $${"
-            self._complain(path, text, f"${{{name}}} names no key of this config", hint=hint)
+            self._complain(path, text, *self._no_target(name))
             return value
         if path[: len(target)] == target:
             self._complain(path, text, f"the references go in a circle: {name} contains this key")
             return _LOOKUP_FAILED
-        before = len(self.problems)
+        before = self._failures
         resolved = self.value(value, target)
-        return _LOOKUP_FAILED if len(self.problems) > before else resolved
+        return _LOOKUP_FAILED if self._failures > before else resolved
+
+    def _no_target(self, name: str) -> tuple[str, str]:
+        """Message and hint for a reference to nothing."""
+        resolver, colon, argument = name.partition(":")
+        if colon:
+            message = f"there is no resolver `{resolver}`: a reference is ${{section.key}} or ${{env:NAME}}"
+            if resolver == "oc.env":
+                return message, f"write ${{env:{argument.partition(',')[0].strip()}}}; it has no default"
+            return message, "write the value itself, or set the key on the command line"
+        close = nearest(name, _leaves(self.tree), SURE)
+        hint = f"did you mean ${{{close}}}?" if close else "a literal ${ is written $${"
+        return f"${{{name}}} names no key of this config", hint
 
     def _variable(self, name: str, text: str, path: tuple[str, ...]) -> object:
         if (value := os.environ.get(name)) is None:
@@ -136,6 +155,7 @@ class _Resolver:
         raise ConfigError([*self.problems, Problem(key, message, self.where(key))])
 
     def _complain(self, path: tuple[str, ...], text: str, message: str, hint: str = "") -> None:
+        self._failures += 1
         key = ".".join(path)
         problem = Problem(key=key, message=message, where=self.where(key), value=repr(text), hint=hint)
         if problem not in self.problems:

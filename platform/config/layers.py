@@ -64,7 +64,7 @@ class Layers:
         """Sets `name` of `section`, whose full path is `key`; `where` are the places of the new keys."""
         if value is UNSET:
             if name not in section:
-                message, hint = "!unset takes away an inherited key, and this one is not inherited", "remove it"
+                message, hint = "only an inherited key can be taken away, and this one is not inherited", "remove it"
                 if close := nearest(name, section):
                     hint = f"did you mean {key.removesuffix(name)}{close}?"
                 self.problems.append(Problem(key, message, where.get(key, ""), "!unset", hint=hint))

@@ -16,7 +16,7 @@ import yaml
 from pydantic import ValidationError
 
 from rl_platform.config.checks import check, without
-from rl_platform.config.describe import default_tree, field_at
+from rl_platform.config.describe import default_tree, field_at, is_known
 from rl_platform.config.explain import dotted, explain
 from rl_platform.config.extends import read_config
 from rl_platform.config.inheritance import stale_keys
@@ -33,7 +33,7 @@ from rl_platform.config.source import COMMAND_LINE, CoreLoader, Tree
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.redact import without_secrets
 
-Resolved = tuple[Tree, Config, list[Problem], dict[str, str]]
+Resolved = tuple[Tree, Config, list[Problem], set[str], dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,14 @@ def load_config(
     """
     layers = read_config(path)
     apply_overrides(layers, overrides)
-    (tree, config, problems, from_environment), dropped = _settle(layers)
+    (tree, config, problems, failed, from_environment), dropped = _settle(layers)
 
     def where(key: str) -> str:
         return _nearest_line(layers.where, key)
 
     if check_cluster is not None and not any(problem.key.partition(".")[0] == "cluster" for problem in problems):
         problems += [replace(problem, where=where(problem.key)) for problem in check_cluster(config.cluster)]
-    problems += check(config, tree, where, _doubtful(problems))
+    problems += check(config, tree, where, _doubtful(problems) | failed)
     if problems:
         raise ConfigError(sorted(problems, key=_line_order))
     return LoadedConfig(config, layers.where, tuple(dropped), from_environment)
@@ -109,8 +109,8 @@ def _settle(layers: Layers) -> tuple[Resolved, list[str]]:
     Keys that only a former choice reads are taken out of `layers`.
     """
     resolved = _resolved(layers)
-    _, config, problems, _ = resolved
-    doubtful = _doubtful(problems)
+    _, config, problems, failed, _ = resolved
+    doubtful = _doubtful(problems) | failed
     found = stale_keys(without(config, doubtful), layers)
     stale = {key: switch for key, switch in found if not {key, switch} & doubtful}
     if not stale:
@@ -122,7 +122,8 @@ def _settle(layers: Layers) -> tuple[Resolved, list[str]]:
 
 
 def _resolved(layers: Layers) -> Resolved:
-    """The keys of all layers with references filled in, the config, the problems so far, and `from_environment`."""
+    """The keys of all layers with references filled in, the config, the problems so far, the keys whose references
+    failed, and `from_environment`. An unknown key is one problem, whatever its references."""
 
     def where(key: str) -> str:
         return _nearest_line(layers.where, key)
@@ -131,10 +132,11 @@ def _resolved(layers: Layers) -> Resolved:
     runner = tree.get("runner")
     if isinstance(runner, dict):  # its default is a reference, to be resolved with the others
         runner.setdefault("output_dir", Runner.model_fields["output_dir"].default)
-    tree, unresolved, from_environment = resolve_references(tree, default_tree(), where)
-    problems = [*layers.problems, *unresolved]
-    config, invalid = _validate(tree, where, {problem.key for problem in problems})
-    return tree, config, problems + invalid, from_environment
+    tree, unresolved, failed, from_environment = resolve_references(tree, default_tree(), where)
+    problems = [*layers.problems, *(problem for problem in unresolved if is_known(problem.key))]
+    failed = {key for key in failed if is_known(key)}
+    config, invalid = _validate(tree, where, {*failed, *(problem.key for problem in problems)})
+    return tree, config, problems + invalid, failed, from_environment
 
 
 def _validate(tree: Tree, where: Callable[[str], str], known: set[str]) -> tuple[Config, list[Problem]]:

@@ -1,24 +1,23 @@
-"""`section.key=value` arguments of the command line, laid over the YAML file before anything is checked."""
+"""`section.key=value` and `~section.key` of the command line, laid over the YAML file before anything is checked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from rl_platform.config.layers import Layers
-from rl_platform.config.source import COMMAND_LINE, MAX_DEPTH, Replacement, YamlReader
+from rl_platform.config.source import COMMAND_LINE, MAX_DEPTH, UNSET, Replacement, YamlReader
 from rl_platform.errors import Problem
 
 
 def apply_overrides(layers: Layers, overrides: Sequence[str]) -> None:
     """Adds the arguments to `layers` as one more layer, and their problems to `layers.problems`.
 
-    A value is read as YAML and replaces the value or the whole section at the key; `!unset` removes it. If several
-    arguments set one key, the last one wins, so that a script can append arguments. Unknown keys are reported later,
-    with those of the file.
+    A value is read as YAML and replaces the value or the whole section at the key; `~section.key`, or the value
+    `!unset`, removes it. If several arguments set one key, the last one wins, so that a script can append arguments.
+    Unknown keys are reported later, with those of the file.
     """
     for text in overrides:
-        key, equals, value = text.partition("=")
-        key = key.strip()
+        key, equals, value = _parts(text)
         problem = _malformed(text, key, equals, value)
         if problem is None:
             reader = YamlReader(COMMAND_LINE)
@@ -31,12 +30,26 @@ def apply_overrides(layers: Layers, overrides: Sequence[str]) -> None:
     layers.close()
 
 
+def key_of(text: str) -> str:
+    """The key that an argument sets or removes."""
+    return _parts(text)[0]
+
+
+def _parts(text: str) -> tuple[str, str, str]:
+    """Key, equals sign and value of an argument; of `~key` those of `key=!unset`."""
+    key, equals, value = text.partition("=")
+    if text.startswith("~") and not equals:
+        key, equals, value = text[1:], "=", "!unset"
+    return key.strip(), equals, value
+
+
 def _malformed(text: str, key: str, equals: str, value: str) -> Problem | None:
     message = hint = ""
     if not equals or not key or "" in key.split("."):
         message, hint = "an override has the form section.key=value", "quote it if it contains spaces"
     elif key[0] in "+~-":
-        message, hint = f"overrides have no `{key[0]}` in front", f"write {key.lstrip('+~-')}=value"
+        bare = key.lstrip("+~-")
+        message, hint = f"no value can be set with `{key[0]}` in front", f"write {bare}=value; ~{bare} removes the key"
     elif not text.isprintable() and not (key.isprintable() and "\0" not in value and _is_unicode(value)):
         return Problem(
             "config",
@@ -64,6 +77,8 @@ def _set(layers: Layers, key: str, value: object, where: dict[str, str]) -> Prob
     for section in sections:
         path = f"{path}.{section}" if path else section
         if section not in tree or tree[section] is None:
+            if value is UNSET:
+                return Problem(key, f"there is nothing to remove: {path} is not written", where=COMMAND_LINE)
             tree[section] = {}
             layers.note({path: COMMAND_LINE})
         tree = tree[section]

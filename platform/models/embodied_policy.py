@@ -97,6 +97,11 @@ def _action_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
             problems.append(Problem(key, reason, value="squashed", allowed="gaussian, which means nothing here"))
         if model.log_std == "state":
             problems.append(Problem("actor.model.log_std", reason, value="state", allowed="free, which means nothing"))
+        initial, default = model.initial_log_std, type(model).model_fields["initial_log_std"].default
+        if initial != default:
+            key = "actor.model.initial_log_std"
+            hint = f"remove it; an inherited one: ~{key} on the command line, {key}: !unset in a file"
+            problems.append(Problem(key, f"has no effect here: {reason}", value=str(initial), hint=hint))
         return problems
     bounds = (*spaces.action_low, *spaces.action_high)
     if (squashed or model.type == "vla") and not all(map(math.isfinite, bounds)):

@@ -138,7 +138,7 @@ def schedule(cluster: Cluster, inventory: Inventory) -> Placement:
     entries, problems = read(cluster.component_placement)
     used = Inventory(inventory.nodes[: cluster.num_nodes], inventory.origin)
     if len(used.nodes) < cluster.num_nodes:
-        problems.append(_too_few_nodes(cluster.num_nodes, len(used.nodes)))
+        problems.append(_too_few_nodes(cluster, len(used.nodes)))
     used, group_problems = used.with_groups(cluster.node_groups)
     problems += group_problems
     if (total := used.accelerators) > MAX_ACCELERATORS:
@@ -230,9 +230,12 @@ def _unknown_group(entry: Entry, inventory: Inventory, declared: Collection[str]
     return Problem(path, f"there is no node group {name!r}", value=name, allowed=", ".join(known), hint=hint)
 
 
-def _too_few_nodes(wanted: int, nodes: int) -> Problem:
+def _too_few_nodes(cluster: Cluster, nodes: int) -> Problem:
     allowed = f"at most {nodes}" if nodes else "a cluster with at least one node"
-    return Problem("cluster.num_nodes", "the cluster has fewer nodes", value=str(wanted), allowed=allowed)
+    message, wanted, hint = "the cluster has fewer nodes", cluster.num_nodes, ""
+    if cluster.inventory is not None:
+        hint = f"the config declares the nodes: cluster.inventory.nodes={wanted}, or cluster.inventory=null"
+    return Problem("cluster.num_nodes", message, value=str(wanted), allowed=allowed, hint=hint)
 
 
 def _slots(entries: Iterable[Entry], ranks: Iterable[Sequence[Place]]) -> dict[str, tuple[Slot, ...]]:

@@ -26,16 +26,26 @@ def rows_of_step(config: Config) -> int:
     return config.transitions if embodied(config) else config.data.train_batch_size * config.algorithm.group_size
 
 
+def divisor_of(rows: int, size: int) -> str:
+    """What a size that does not divide `rows` may be instead, in words, with the divisors next to it."""
+    tried = 10_000  # sizes on either side
+    below = next((each for each in range(size, max(size - tried, 0), -1) if rows % each == 0), None)
+    above = next((each for each in range(size, min(size + tried, rows + 1)) if rows % each == 0), None)
+    near = " or ".join(str(each) for each in (below, above) if each is not None)
+    return f"a divisor of {rows}" + (f", as {near}" if near else "")
+
+
 def refused(config: Config) -> Iterator[Problem]:
     data = config.data
     if when(lambda: rows_of_step(config) % data.mini_batch_size):
-        message = f"mini-batches of {data.mini_batch_size} do not divide the {rows_of_step(config)} "
+        rows, size = rows_of_step(config), data.mini_batch_size
+        message, allowed = f"mini-batches of {size} do not divide the {rows} ", divisor_of(rows, size)
         if embodied(config):
             chunks = f" / {CHUNKS}" if config.actor.model.num_action_chunks > 1 else ""
-            yield Problem(_MINI, f"{message}transitions of env.num_envs * env.rollout_steps{chunks}")
+            yield Problem(_MINI, f"{message}transitions of env.num_envs * env.rollout_steps{chunks}", allowed=allowed)
         else:
             hint = "a step has data.train_batch_size * algorithm.group_size sequences"
-            yield Problem(_MINI, f"{message}sequences of a step", hint=hint)
+            yield Problem(_MINI, f"{message}sequences of a step", allowed=allowed, hint=hint)
     if not when(lambda: reasoning(config)):
         return
     if when(lambda: not data.tasks):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rl_platform.config.rules.data import rows_of_step
+from rl_platform.config.rules.data import divisor_of, rows_of_step
 from rl_platform.config.rules.rule import CHUNKS, TASK, Unread, embodied, reasoning, unread_keys, when
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import ESTIMATORS, estimator_needs
@@ -135,15 +135,18 @@ def _training(config: Config, role: str) -> Iterator[Problem]:
     if own is not None:
         mini = "critic.mini_batch_size"
         if when(lambda: rows_of_step(config) % own):
-            message = f"mini-batches of {own} do not divide the {rows_of_step(config)} sequences of a step"
-            yield Problem(mini, message, hint="a step has data.train_batch_size * algorithm.group_size sequences")
+            rows_there = rows_of_step(config)
+            message = f"mini-batches of {own} do not divide the {rows_there} sequences of a step"
+            hint = "a step has data.train_batch_size * algorithm.group_size sequences"
+            yield Problem(mini, message, allowed=divisor_of(rows_there, own), hint=hint)
     limit = when(lambda: section.max_tokens_per_micro_batch)
     if limit is not None and when(lambda: section.micro_batch_size is not None):
         yield Problem(tokens, f"{rows} is set too; a micro-batch is limited by rows or by tokens, not both")
     size = when(lambda: section.micro_batch_size)
     if size is not None and when(lambda: config.mini_batch_size(role) % size != 0):
-        message = f"micro-batches of {size} rows do not divide a mini-batch of {config.mini_batch_size(role)} ({mini})"
-        yield Problem(rows, message)
+        whole = config.mini_batch_size(role)
+        message = f"micro-batches of {size} rows do not divide a mini-batch of {whole} ({mini})"
+        yield Problem(rows, message, allowed=divisor_of(whole, size))
     if limit is not None and when(lambda: limit < longest_sequence(config)):
         message = "the longest sequence does not fit: prompt and response together may have "
         yield Problem(tokens, f"{message}{longest_sequence(config)} tokens")

@@ -84,6 +84,35 @@ def test_unknown_keys(problems: Any, key: str, hint: str) -> None:
     assert hint in problems("embodied", f"{key}=1")[key].hint
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "runner.eval_step",
+        "runner.dropout",
+        "runner.profiler",
+        "algorithm.epsilon_decay",
+        "rollout.temp",
+        "actor.quantization",
+    ],
+)
+def test_an_unknown_key_suggests_no_unrelated_one(problems: Any, key: str) -> None:
+    assert problems("reasoning", f"{key}=1")[key].hint == ""
+
+
+@pytest.mark.parametrize(
+    ("size", "allowed"),
+    [
+        (256, "a divisor of 1920, as 240 or 320"),
+        (1000, "a divisor of 1920, as 960 or 1920"),
+        (4000, "a divisor of 1920, as 1920"),
+        (10**9, "a divisor of 1920"),
+    ],
+)
+def test_a_size_that_does_not_divide_is_told_its_neighbours(problems: Any, size: int, allowed: str) -> None:
+    shape = ("env.num_envs=15", "env.rollout_steps=128", "env.num_workers=1")
+    assert problems("embodied", f"data.mini_batch_size={size}", *shape)["data.mini_batch_size"].allowed == allowed
+
+
 def test_a_misspelt_section_is_one_problem(problems: Any) -> None:
     reported = problems("embodied", "acotr={optim: {lr: 0.1}, group_name: a}")
     assert list(reported) == ["acotr"]

@@ -145,11 +145,24 @@ class TestOverrides:
         assert "nothing" in reported
 
     @pytest.mark.parametrize(
-        "text", ["runner.seed", "=1", "runner..seed=1", "runner.seed=", "+runner.seed=1", "a.b=[1"]
+        "text",
+        ["runner.seed", "=1", "runner..seed=1", "runner.seed=", "+runner.seed=1", "~runner.task_type=1", "~", "a.b=[1"],
     )
     def test_malformed(self, problems: Any, text: str) -> None:
         (problem,) = problems("embodied", text).values()
         assert problem.where == "command line"
+
+    def test_a_tilde_removes_a_key(self, load: Any, problems: Any) -> None:
+        config = load(
+            "reasoning", "actor.optim.lr=0.5", "~actor.optim.lr", "~data.task", "data.task.type=digits"
+        ).config
+        assert config.actor.optim.lr == load("reasoning").config.actor.optim.lr
+        assert config.data.task.type == "digits"
+        assert "not inherited" in problems("reasoning", "~data.task.name")["data.task.name"].message
+        assert (
+            "rollout is not written"
+            in problems("reasoning", "~rollout.sampling.top_p")["rollout.sampling.top_p"].message
+        )
 
     def test_nothing_can_be_set_inside_a_value(self, problems: Any) -> None:
         assert "no section" in problems("embodied", "env.id.x=1")["env.id.x"].message
@@ -198,6 +211,33 @@ class TestReferences:
         reported = problems("embodied", f"{key}={value}")
         assert any(message in problem.message for problem in reported.values()), reported
         assert any("did you mean ${env.id}" in problem.hint for problem in reported.values()) == ("idd" in value)
+
+    @pytest.mark.parametrize(
+        ("value", "hint"),
+        [
+            ("${oc.env:NAME}", "write ${env:NAME}"),
+            ("x/${oc.env:NAME,default}", "write ${env:NAME}; it has no default"),
+            ("${eval:3*4}", "the value itself"),
+            ("${now:%Y-%m-%d}", "the value itself"),
+            ("${oc.decode:${oc.env:NAME}}", "a literal ${"),
+            ("${nothing.name}", "a literal ${"),
+        ],
+    )
+    def test_references_of_other_systems_are_one_problem(self, problems: Any, value: str, hint: str) -> None:
+        reported = problems(
+            "embodied", f"runner.experiment_name={value}", "env.evaluation.seed=${runner.experiment_name}"
+        )
+        assert list(reported) == ["runner.experiment_name"]
+        assert hint in reported["runner.experiment_name"].hint
+
+    @pytest.mark.parametrize(
+        ("key", "reported"),
+        [("foo.bar", "foo"), ("runner.foo", "runner.foo"), ("trainer.test_freq", "trainer.test_freq")],
+    )
+    def test_an_unknown_key_is_one_problem_whatever_its_references(
+        self, problems: Any, key: str, reported: str
+    ) -> None:
+        assert list(problems("embodied", f"{key}=${{nothing.here}}")) == [reported]
 
     def test_a_cycle_is_spelled_out(self, problems: Any) -> None:
         reported = problems("embodied", "runner.seed=${env.num_envs}", "env.num_envs=${runner.seed}")

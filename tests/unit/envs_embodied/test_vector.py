@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from rl_platform.envs.embodied.spaces import ActionSpace, EnvDescription, _deprecations_once, find_spec
+from rl_platform.envs.embodied.spaces import ActionSpace, EnvDescription, _deprecations_once, _similar_ids, find_spec
 from rl_platform.envs.embodied.vector import EpisodeStats, StepResult, VectorEnv
 from rl_platform.envs.embodied.worker import cpu_shares
 from rl_platform.errors import ConfigError, Deadline, Diverged, WorkerDied, WorkerError
@@ -285,3 +285,16 @@ def test_an_observation_that_is_not_of_its_space_is_named(make, num_workers: int
     envs = make("toy_envs:OtherShape-v0", 2, num_workers)
     with pytest.raises(WorkerError, match=r"environment 0 .* in reset:\nan observation of shape \(1,\).*\(1, 2\)"):
         envs.reset([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [
+        ("PickCube-v1", []),
+        ("CartPol-v1", ["CartPole-v1", "CartPole-v0"]),
+        ("cartpole", ["CartPole-v1", "CartPole-v0"]),
+        ("Pusher-v9", ["Pusher-v5"]),
+    ],
+)
+def test_similar_ids_have_similar_names_whatever_their_versions(wrong: str, near: list[str]) -> None:
+    assert sorted(_similar_ids(wrong, ["CartPole-v0", "CartPole-v1", "Pusher-v5", "Ant-v5"])) == sorted(near)

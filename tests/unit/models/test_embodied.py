@@ -24,6 +24,7 @@ SQUASHED = {"action_distribution": "squashed"}
 REFUSED = [
     (SQUASHED, DISCRETE, "actor.model.action_distribution", "categorical"),
     ({"log_std": "state"}, DISCRETE, "actor.model.log_std", "categorical"),
+    ({"initial_log_std": -1.0}, DISCRETE, "actor.model.initial_log_std", "categorical"),
     (SQUASHED, UNBOUNDED, "actor.model.action_distribution", "between their bounds"),
     ({"type": "cnn"}, BOUNDED, "actor.model.type", "env.pixels"),
     ({"type": "vla"}, BOUNDED, "actor.model.type", "needs images"),
