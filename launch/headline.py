@@ -6,6 +6,7 @@ Not covered: the views themselves (`view`, `plain`, `plot`).
 from __future__ import annotations
 
 import math
+import shlex
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -211,7 +212,7 @@ class History:
             first, last = objective.first[1], objective.last[1]
             lines.append((self.headline.objective, f"first {number(first)}, last {number(last)}"))
         lines.append(("outputs", str(info.output_dir)))
-        lines.append(("curves", f"rl-platform plot {info.output_dir}"))
+        lines.append(("curves", shlex.join(["rl-platform", "plot", str(info.output_dir)])))
         return lines
 
 

@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.control import Control
 from rich.live import Live
+from rich.segment import ControlType
 from rich.text import Text
 
 from rl_platform.launch.headline import History, duration, number, printable, sparkline
@@ -40,6 +42,7 @@ class LiveView:
         self._info: RunInfo | None = None
         self._phases = OpenPhases()
         self._sample: Sample | None = None
+        self._drawn: list[int] = []  # cells of each line on the screen
         self._settled: tuple[tuple[int, int] | None, list[Text]] = (None, [])
         self._changed = threading.Event()
         self._stop = threading.Event()
@@ -80,6 +83,7 @@ class LiveView:
         pass
 
     def note(self, text: str) -> None:
+        self._erase_wrapped()
         self.console.print(Text.assemble(("• ", "yellow"), text))
 
     def close(self) -> None:
@@ -87,6 +91,7 @@ class LiveView:
             return
         self._stop.set()
         self._thread.join()
+        self._erase_wrapped()
         self._live.update(self, refresh=True)
         self._live.stop()
         if self._history.count:
@@ -98,7 +103,17 @@ class LiveView:
             if self._changed.is_set() or int(time.monotonic()) != second:  # the clock of a phase moves once a second
                 second = int(time.monotonic())
                 self._changed.clear()
+                self._erase_wrapped()
                 self._live.refresh()
+
+    def _erase_wrapped(self) -> None:
+        """Erases the rows that a narrowed terminal made by wrapping drawn lines; `Live` erases one row per line."""
+        width = self.console.width
+        extra = sum((cells - 1) // width for cells in self._drawn if cells)
+        if extra:
+            row = ((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1))
+            self.console.control(Control(*row * extra))
+            self._drawn = []
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = max(options.max_width - 1, 1)
@@ -108,10 +123,12 @@ class LiveView:
         lines = self._header(width) + self._settled[1]
         if self._sample is not None and console.height > len(lines) + 4:
             lines += self._sample_lines()
-        for line in lines[: max(console.height - 1, 1)]:
+        lines = lines[: max(console.height - 1, 1)]
+        for line in lines:
             line.truncate(width, overflow="crop" if options.ascii_only else "ellipsis")
             line.no_wrap = True
-            yield line
+        self._drawn = [line.cell_len for line in lines]
+        yield from lines
 
     def _header(self, width: int) -> list[Text]:
         assert self._info is not None

@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 import io
 import math
+import os
 import re
+import subprocess
 import sys
 import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,11 @@ def test_embodied_numbers(tmp_path: Path) -> None:
     view.close()
     for part in ("1,234", "2,345", "1,000", "8,123", "entropy    –"):
         assert part in text
+
+
+def test_the_command_for_curves_is_quoted(tmp_path: Path) -> None:
+    lines = dict(History.of(info(tmp_path)).summary(info(tmp_path / "my runs")))
+    assert lines["curves"] == f"rl-platform plot '{tmp_path}/my runs'"
 
 
 RATES = {"env/success_once": 0.25, "val/success_once": 0.875}
@@ -443,3 +450,69 @@ def test_sparkline() -> None:
 
 def test_printable() -> None:
     assert printable(" a\nb\x1b[0m\x07 ") == "a⏎b·[0m·"
+
+
+NARROWED = """
+import fcntl, os, struct, termios, time
+from pathlib import Path
+from rich.console import Console
+from rl_platform.launch.view import LiveView
+from rl_platform.metrics import RunInfo
+
+def resize(columns):
+    fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+
+resize(100)
+view = LiveView(Console(force_terminal=True, legacy_windows=False))
+view.start(RunInfo("my_run", "reasoning", Path("runs/" + "x" * 60), 12, "configs/x.yaml", None, [], ""))
+for columns in (30, 60, 17):
+    time.sleep(0.6)
+    os.write(1, b"\\x1b]%d\\x07" % columns)  # tells the test's terminal
+    resize(columns)
+    view.note(f"narrowed to {columns}")
+time.sleep(0.6)
+view.close()
+"""
+
+
+def rows_on_screen(output: str, columns: int) -> list[str]:
+    """The rows of a terminal that wraps long rows when it is narrowed, as most do. OSC n: the new width."""
+    rows, column = [""], 0
+    below = 0  # rows under the cursor
+    for match in re.finditer(r"\x1b\](\d+)\x07|\x1b\[\??([\d;]*)([a-zA-Z])|([\r\n])|([^\x1b\r\n]+)", output):
+        width, number, command, control, text = match.groups()
+        row = len(rows) - 1 - below
+        if width:
+            columns = int(width)
+            rows = [part for row in rows for part in re.findall(f".{{1,{columns}}}", row) or [""]]
+        elif control == "\r":
+            column = 0
+        elif control == "\n":
+            below -= 1
+            if below < 0:
+                rows, below = [*rows, ""], 0
+        elif command == "A":
+            below = min(below + int(number or 1), len(rows) - 1)
+        elif command == "K":
+            rows[row] = ""
+        elif text:
+            assert len(text) + column <= columns
+            rows[row] = rows[row][:column].ljust(column) + text + rows[row][column + len(text) :]
+            column += len(text)
+    return rows
+
+
+def test_a_narrowed_terminal_shows_no_line_twice() -> None:
+    master, slave = os.openpty()
+    environment = os.environ | {"TERM": "xterm"}
+    with subprocess.Popen([sys.executable, "-c", NARROWED], stdout=slave, env=environment) as process:
+        os.close(slave)
+        parts = []
+        with suppress(OSError):  # the end of a pseudo-terminal
+            while part := os.read(master, 65536):
+                parts.append(part)
+    os.close(master)
+    assert process.returncode == 0
+    rows = rows_on_screen(b"".join(parts).decode(), 100)
+    assert [row for row in rows if row.startswith("my_run")] == ["my_run  configs…"], rows
+    assert sum(row.startswith("step") for row in rows) == 1, rows
