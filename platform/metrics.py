@@ -38,11 +38,14 @@ T = TypeVar("T")
 
 
 class Sample(NamedTuple):
-    """A response for the log. verdict: how the tests of a program ended, empty for other rewards."""
+    """A response for the log. prompt: as the model read it, with the chat template. finish_reason: see `Trajectory`.
+    verdict: how the tests of a program ended, empty for other rewards."""
 
     prompt: str
     response: str
     reward: float
+    answer: str = ""
+    finish_reason: str = ""
     verdict: str = ""
 
 
@@ -250,8 +253,9 @@ class RunLog(Reporter):
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
         for sample in samples if self._samples is not None else ():
             score = float(sample.reward) if math.isfinite(sample.reward) else None
-            line = {"step": step, "prompt": sample.prompt, "response": sample.response, "reward": score}
-            line |= {"verdict": sample.verdict} if sample.verdict else {}
+            line = {"step": step, **sample._asdict(), "reward": score}
+            if not sample.verdict:
+                del line["verdict"]
             self._diagnose("samples.jsonl", partial(self._samples.write, line))
 
     def sync(self) -> None:

@@ -25,8 +25,8 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
-    def decode(self, token_ids: Iterable[int]) -> str:
-        """Returns the text without special tokens."""
+    def decode(self, token_ids: Iterable[int], *, special: bool = False) -> str:
+        """Returns the text, with the special tokens if `special` is true."""
         ...
 
     def apply_chat(self, messages: Sequence[Message]) -> list[int]:
@@ -60,7 +60,7 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def decode(self, token_ids: Iterable[int]) -> str:
+    def decode(self, token_ids: Iterable[int], *, special: bool = False) -> str:
         return bytes(token for token in token_ids if token < 256).decode(errors="replace")
 
     def apply_chat(self, messages: Sequence[Message]) -> list[int]:
@@ -97,8 +97,8 @@ class HFTokenizer:
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text)
 
-    def decode(self, token_ids: Iterable[int]) -> str:
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    def decode(self, token_ids: Iterable[int], *, special: bool = False) -> str:
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=not special)
 
     def save(self, folder: Path) -> None:
         self._tokenizer.save_pretrained(folder)

@@ -134,7 +134,7 @@ class ReasoningRunner:
         if estimator_needs(self.config.algorithm.adv_type).greedy:
             batch, baselines = self._with_baselines(batch, trajectories, step)
             metrics |= baselines
-        samples = samples_of(trajectories[: self.config.runner.log_samples])
+        samples = samples_of(trajectories[: self.config.runner.log_samples], self.tokenizer)
         metrics |= trajectory_metrics(trajectories) | conversation_metrics(trajectories)
         metrics |= source_metrics(trajectories) | function_metrics(trajectories, self.config.reward.labels)
         metrics |= program_metrics(trajectories)

@@ -13,6 +13,7 @@ from rl_platform.algorithms.shaping import ShapedRewards, shape_rewards
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.envs.reasoning.score import OUTCOMES
 from rl_platform.metrics import Sample
+from rl_platform.models.tokenizer import Tokenizer
 from rl_platform.records import RolloutBatch, Trajectory
 
 
@@ -158,9 +159,19 @@ def validation_metrics(trajectories: Sequence[Trajectory], metric: str, part: st
     return {f"val/{part}{name}": number for name, number in numbers.items()}
 
 
-def samples_of(trajectories: Sequence[Trajectory]) -> list[Sample]:
-    """(prompt, response, reward, verdict) as text, for the log."""
-    return [Sample(each.prompt.text, each.text, each.reward, each.verdict) for each in trajectories]
+def samples_of(trajectories: Sequence[Trajectory], tokenizer: Tokenizer) -> list[Sample]:
+    """The trajectories as text for the log, each prompt as the model reads it."""
+    return [
+        Sample(
+            tokenizer.decode(each.prompt.token_ids, special=True),
+            each.text,
+            each.reward,
+            each.prompt.answer,
+            each.finish_reason,
+            each.verdict,
+        )
+        for each in trajectories
+    ]
 
 
 def mean(numbers: Sequence[float]) -> float:

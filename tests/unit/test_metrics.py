@@ -125,7 +125,7 @@ def write(folder: Path, steps: range, resumed: int | None) -> RunLog:
     log.start(info(folder, resumed))
     for step in steps:
         log.step(step, {"reward/mean": step / 3, "actor/approx_kl": math.inf if step == 3 else 1e-9})
-        log.samples(step, [Sample(f"p{step}", "r\n", math.nan if step == 3 else 1.0)])
+        log.samples(step, [Sample(f"p{step}", "r\n", math.nan if step == 3 else 1.0, "2", "stop")])
     return log
 
 
@@ -136,7 +136,8 @@ def test_lines_are_flushed_strict_json(tmp_path: Path) -> None:
     assert json.loads(lines[3]) == {"step": 3, "reward/mean": 1.0, "actor/approx_kl": None}
     assert math.isnan(read_metrics(tmp_path)[3]["actor/approx_kl"])
     samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
-    assert samples[1] == {"step": 1, "prompt": "p1", "response": "r\n", "reward": 1.0}
+    sample = {"prompt": "p1", "response": "r\n", "reward": 1.0, "answer": "2", "finish_reason": "stop"}
+    assert samples[1] == {"step": 1, **sample}
     assert samples[3]["reward"] is None
     log.close()
 
