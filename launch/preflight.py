@@ -1,14 +1,14 @@
 """Checks before anything starts: engines, devices, output folder, models, memory, environment, reward.
 
-Cheap checks come first and report all their problems together. Expensive checks run only after these have passed: they
-read model configs, build an environment or start a scoring process. Not covered: data that the run itself reads,
-such as its questions.
+The problems of all checks are reported together, of cheap ones first. Others read model configs, build an environment
+or start a scoring process. Not covered: data that the run itself reads, such as its questions.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.reward import RewardModel, Scoring
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.reasoning.question import Split
-from rl_platform.errors import ConfigError, Problem, problems_of
+from rl_platform.errors import ConfigError, Problem, check_all, problems_of
 from rl_platform.launch.cluster import uses_ray
 from rl_platform.launch.extras import required
 from rl_platform.launch.output import output_problems
@@ -314,14 +314,7 @@ def check_user_functions(config: Config) -> None:
     checks = [check_policy_loss, check_estimator]
     if config.runner.task_type == "reasoning":
         checks += [check_tool, check_reward]
-    problems: list[Problem] = []
-    for check in checks:
-        try:
-            check(config)
-        except ConfigError as error:
-            problems += error.problems
-    if problems:
-        raise ConfigError(problems)
+    check_all(*(partial(check, config) for check in checks))
 
 
 def check_reward(config: Config) -> None:

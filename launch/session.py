@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from rl_platform.algorithms.card import algorithm_card, functions_card, sources_card
@@ -14,7 +15,7 @@ from rl_platform.envs.embodied.build import warp_problem
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, check_time_limit, make_env, read_spaces
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
-from rl_platform.errors import ConfigError, Problem
+from rl_platform.errors import ConfigError, Problem, check_all
 from rl_platform.garbage import collect_as_usual
 from rl_platform.interrupts import shutting_down
 from rl_platform.launch.cluster import cluster_for, runtime_for
@@ -49,19 +50,32 @@ from rl_platform.tracing import Timeline
 def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory: Inventory) -> None:
     """Starts or continues a run and returns when it ends. Raises PlatformErrors with an exit code."""
     config = loaded.config
-    check_cheap(config, placement)
-    check_kernels(config, placement)
-    world: EnvSpaces | Split
-    if config.runner.task_type == "embodied":
-        world = spaces_of(config)
-    else:
-        world = build_questions(config.data, config.runner.seed)
-        check_tests(config, world)
-        check_architectures(config, placement)
-    check_user_functions(config)
+    world = checked(config, placement)
     with shutting_down(), output_folder(config, loaded.resolved_yaml()) as output:
         restarts = RunRestarts(config.cluster)
         restarts.run(lambda: _run_once(loaded, config_path, placement, inventory, world, output, restarts))
+
+
+def checked(config: Config, placement: Placement) -> EnvSpaces | Split:
+    """Returns the spaces of the environment, or the questions. Raises ConfigError with the problems of all checks, else
+    the first other error."""
+    worlds: list[EnvSpaces | Split] = []
+
+    def questions() -> None:
+        split = build_questions(config.data, config.runner.seed)
+        check_tests(config, split)
+        worlds.append(split)
+
+    checks: list[Callable[[], object]] = [
+        partial(check_cheap, config, placement),
+        partial(check_kernels, config, placement),
+    ]
+    if config.runner.task_type == "embodied":
+        checks.append(lambda: worlds.append(spaces_of(config)))
+    else:
+        checks += [questions, partial(check_architectures, config, placement)]
+    check_all(*checks, partial(check_user_functions, config))
+    return worlds[0]
 
 
 def _run_once(

@@ -5,7 +5,7 @@ Exit codes: 2 bad config or placement, 65 bad data or checkpoint, 70 diverged or
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -69,6 +69,26 @@ def problems_of(key: str, section: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError([replace(each, key=each.key.replace(section, key, 1)) for each in error.problems]) from error
+
+
+def check_all(*checks: Callable[[], object]) -> None:
+    """Runs every check, then raises ConfigError with the distinct problems of all; without any, the first other error.
+
+    A check may fail in any manner because of what an earlier one has reported.
+    """
+    problems: dict[str, Problem] = {}
+    failure: Exception | None = None
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            problems.update({str(problem): problem for problem in error.problems})
+        except Exception as error:
+            failure = failure or error
+    if problems:
+        raise ConfigError([*problems.values()])
+    if failure is not None:
+        raise failure
 
 
 class PlacementError(ConfigError):

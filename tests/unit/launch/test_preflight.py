@@ -19,6 +19,7 @@ from rl_platform.launch import preflight
 from rl_platform.launch.command import load
 from rl_platform.launch.output import output_folder
 from rl_platform.launch.preflight import check_architectures, check_cheap, check_models, check_policy_loss, check_reward
+from rl_platform.launch.session import checked
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 
@@ -91,6 +92,30 @@ def test_everything_this_version_cannot_run_is_told_at_once(folder: Path, monkey
     assert refused.keys() == {"actor.parallel", "rollout.backend", "cluster.num_nodes", "runner.output_dir"}
     assert all(problem.hint for problem in refused.values())
     assert "pip install 'rl-platform[sglang]'" in refused["rollout.backend"].hint
+
+
+@pytest.mark.parametrize(
+    ("file", "overrides", "keys"),
+    [
+        (
+            "reasoning.yaml",
+            ["actor.model={path: /nowhere}", "reward.type=nomod:f", "algorithm.policy_loss=nomod:g"],
+            ["cluster.num_nodes", "actor.model.path", "algorithm.policy_loss", "reward.type"],
+        ),
+        (
+            "embodied.yaml",
+            ["env.id=CartPol-v1", "algorithm.policy_loss=nomod:g"],
+            ["cluster.num_nodes", "env.id", "algorithm.policy_loss"],
+        ),
+    ],
+)
+def test_problems_of_cheap_and_other_checks_are_told_together(
+    folder: Path, file: str, overrides: list[str], keys: list[str]
+):
+    config, placement, _ = loaded(file, *overrides, "cluster.num_nodes=2")
+    with pytest.raises(ConfigError) as caught:
+        checked(config, placement)
+    assert [problem.key for problem in caught.value.problems] == keys
 
 
 def test_sglang_of_another_version_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch):
