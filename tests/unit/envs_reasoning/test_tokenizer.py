@@ -10,6 +10,8 @@ import pytest
 from rl_platform.config.schema.models import Model, RandomLM
 from rl_platform.errors import ConfigError
 from rl_platform.models.tokenizer import ByteTokenizer, load_tokenizer
+from rl_platform.records import Prompt, Trajectory
+from rl_platform.runners.trajectories import samples_of
 
 TEMPLATE = "{% for m in messages %}<s> {{ m['role'] }} {{ m['content'] }} </s>{% endfor %}<s> assistant"
 
@@ -45,6 +47,13 @@ def test_hugging_face_tokenizer(folder: Path) -> None:
     assert tokenizer.encode("one two") == [7, 8]
     assert tokenizer.decode([1, 7, 8, 2]) == "one two"
     assert tokenizer.apply_chat([{"role": "user", "content": "one"}]) == [1, 4, 7, 2, 1, 6]
+
+
+def test_a_logged_sample_has_the_prompt_as_rendered(folder: Path) -> None:
+    tokenizer = load_tokenizer(Model(tokenizer=str(folder)))
+    prompt = Prompt(0, "one", "two", tuple(tokenizer.apply_chat([{"role": "user", "content": "one"}])))
+    (sample,) = samples_of([Trajectory(prompt, 0, (8, 2), (-1.0, -1.0), "stop", 1, "two", 0.5)], tokenizer)
+    assert sample == ("<s> user one </s> <s> assistant", "two", 0.5, "two", "stop", "")
 
 
 def test_what_continues_a_conversation(folder: Path) -> None:
