@@ -108,7 +108,7 @@ def _absurd(value: object, name: str) -> Iterator[str]:
         limits = [limit for part, limit in MAX_BY_NAME.items() if part in name.rpartition(".")[2]]
         most = min([MAX_OPTION, *limits])
         if not -1 <= value <= most:
-            yield f"{name} is {str(value)[:30]}; allowed are numbers up to {most}"
+            yield f"{name} is {str(value)[:30]}; allowed are numbers from -1 to {most}"
 
 
 def check_weights(network: nn.Module, missing: Iterable[str], unexpected: Iterable[str], folder: str, key: str) -> None:
