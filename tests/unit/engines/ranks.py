@@ -38,10 +38,12 @@ from rl_platform.records import RolloutBatch
 
 KINDS = ("actor", "critic", "embodied")
 LORA = Lora(rank=3, alpha=5.0, target_modules=["q_proj", "v_proj", "down_proj"])
+BALANCED = {"router_aux_loss_coef": 0.3}
 SINGLE = {
     **{kind: {} for kind in KINDS},
     "actor lora": {"lora": LORA},
     "critic lora": {"lora": LORA},
+    "experts": BALANCED,
 }
 # what two ranks train; the first word is the kind
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -51,6 +53,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "actor offload": {"cpu_offload": True},
     "critic lora": {"lora": LORA},
     "actor lora, context, layers twice": {"lora": LORA, "context": 2, "gradient_checkpointing": True},
+    "experts": BALANCED,
+    "experts context, layers twice": {**BALANCED, "context": 2, "gradient_checkpointing": True},
 }
 ALGORITHM = Algorithm(entropy_bonus=0.01, value_clip=0.5, loss_agg_func="seq-mean-token-mean", target_kl=1.0)
 OPTIM = Optim(lr=1e-2, eps=1e-4, weight_decay=0.1, clip_grad=0.5)  # eps: noise of a vanishing gradient makes no step
@@ -79,8 +83,12 @@ def model(kind: str, layers: int = 2) -> nn.Module:
         "max_position_embeddings": 64,
         "tie_word_embeddings": True,
     }
-    network: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **sizes))
-    if kind in ("actor", "kl"):
+    family = "llama"
+    if kind == "experts":
+        family, mixture = "qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+        sizes |= {**mixture, "head_dim": 4}
+    network: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes))
+    if kind in ("actor", "kl", "experts"):
         policy = TokenPolicy(LanguageModel(network), temperature=0.8, entropy_gradient=True)
         policy.reference_head = torch.randn(31, REFERENCE_WIDTH) if kind == "kl" else None
         return policy
@@ -100,6 +108,7 @@ def loss(kind: str) -> Any:
     functions = {
         "actor": actor_loss,
         "kl": actor_loss,
+        "experts": actor_loss,
         "replay": actor_loss,
         "critic": critic_loss,
         "embodied": actor_critic_loss,

@@ -23,8 +23,9 @@ CONTEXT = [
     "actor context",
     "critic context",
     "actor lora, context, layers twice",
+    "experts context, layers twice",
 ]
-variants = pytest.mark.parametrize("variant", [*PLAIN, *CONTEXT, "actor offload", "critic lora"])
+variants = pytest.mark.parametrize("variant", [*PLAIN, *CONTEXT, "experts", "actor offload", "critic lora"])
 
 
 @pytest.fixture(scope="module")
