@@ -327,17 +327,18 @@ def check_reward(config: Config) -> None:
 
 
 def _check_scoring(config: Config, scoring: Scoring) -> None:
-    if problems := list(_removed_secrets(scoring.address, "reward.judge.url" if scoring.judge else "reward.url")):
+    section = next((name for name in ("judge", "model", "code") if name == scoring.type), None)
+    if problems := list(_removed_secrets(scoring.address, f"reward.{section}.url" if section else "reward.url")):
         raise ConfigError(problems)
-    from rl_platform.components.reward import REMOTE, http_scorer, process_scorer, verifier_spec
+    from rl_platform.components.reward import http_scorer, process_scorer, verifier_spec
     from rl_platform.models.classifier import load_parts
 
     one = scoring.model_copy(update={"num_workers": 1})
     if scoring.type == "code":
         with required("rl_platform.envs.reasoning.sandbox", "reward.type"):
             process_scorer(config.data, one).close()
-    elif scoring.type in REMOTE:
-        http_scorer(scoring).close()
+    elif scoring.asks_server:
+        http_scorer(config.data, scoring).close()
     elif scoring.model is not None:
         load_parts(scoring.model)
     elif not verifier_spec(config.data, scoring).built_in:

@@ -51,12 +51,20 @@ def make_classifier(
 
 @contextmanager
 def reward_server(answer: Callable[[list[dict[str, Any]]], Answer], port: int = 0) -> Iterator[str]:
-    """A server whose answer to the items of a request is `answer(items)`: status and body, or None to close the
-    connection without one. Gives its address."""
+    """A server whose answer to the items of a request is `answer(items)`. Gives its address."""
+    with post_server(lambda request, _: answer(request["items"]), port) as url:
+        yield url
+
+
+@contextmanager
+def post_server(answer: Callable[[Any, str | None], Answer], port: int = 0) -> Iterator[str]:
+    """A server whose answer to a request with this key is `answer(request, key)`: status and body, or None to close
+    the connection without one. Gives its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            found = answer(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["items"])
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            found = answer(request, self.headers["Authorization"])
             if found is None:
                 self.close_connection = True
                 return

@@ -414,12 +414,16 @@ def _few_rows(sizes: Sizes, number: int, task: Task) -> dict[str, object]:
 def _small_function(sizes: Sizes, function: RewardFunction) -> dict[str, object]:
     small = function.model_dump()
     small |= {name: min(small[name], most) for name, most in (("num_workers", 2), ("max_batch_size", 4))}
-    if function.type == "model":
+    if function.type == "model" and not function.asks_server:
         small["model"] |= {"path": sizes.materials.model("reward")}
         small["model"] |= {} if sizes.materials.real_tokenizer else {"tokenizer": None}
     if function.address is not None and sizes.materials.reward_url is not None:
-        small |= {"type": "http", "url": sizes.materials.reward_url, "judge": None, "code": None}
+        small |= _scored_here(sizes)
     return small
+
+
+def _scored_here(sizes: Sizes) -> dict[str, object]:
+    return {"type": "http", "url": sizes.materials.reward_url, "judge": None, "code": None, "model": None}
 
 
 def _embodied(sizes: Sizes) -> bool:
@@ -581,18 +585,22 @@ RULES: tuple[Rule, ...] = (
         "reward.model.path",
         lambda sizes: sizes.materials.model("reward"),
         "a random classifier of the same architecture",
-        applies=lambda sizes: sizes.config.reward.type == "model",
+        applies=lambda sizes: sizes.config.reward.type == "model" and not sizes.config.reward.asks_server,
     ),
     Rule(
         "reward.model.tokenizer",
         lambda sizes: None,
         "the small classifier's own",
         "replaced",
-        lambda sizes: sizes.config.reward.type == "model" and not sizes.materials.real_tokenizer,
+        lambda sizes: (
+            sizes.config.reward.type == "model"
+            and not sizes.config.reward.asks_server
+            and not sizes.materials.real_tokenizer
+        ),
     ),
     Rule(
         "reward",
-        lambda sizes: {"type": "http", "url": sizes.materials.reward_url, "judge": None, "code": None},
+        _scored_here,
         "the server does not answer here: a local one scores",
         "replaced",
         lambda sizes: sizes.config.reward.address is not None and sizes.materials.reward_url is not None,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from rl_platform.config.schema.data import Data
 from rl_platform.config.schema.reward import Scoring
 from rl_platform.envs.reasoning.prompts import PLACEHOLDER
-from rl_platform.envs.reasoning.score import RAISED, Score, checked_reward, unscored
+from rl_platform.envs.reasoning.score import RAISED, Score, checked_reward, json_number, unscored
 from rl_platform.envs.reasoning.score_queue import ScoreQueue
 from rl_platform.envs.reasoning.scoring_process import Job
 from rl_platform.envs.reasoning.verifiers import ScoreItem
@@ -49,30 +49,36 @@ class ModelScorer(ScoreQueue):
 
     def _score(self, jobs: Sequence[Job]) -> None:
         try:
-            scores = self._scores([self._classifier.encode(self._conversation(job.item)) for job in jobs])
+            rows = [self._classifier.encode(conversation(self._data, job.item)) for job in jobs]
+            scores = scores_of(rows, self._classifier.longest, self._classifier.scores)
         except Exception as error:  # such as out of memory; raised where the scores are awaited
             self.fail(jobs, error)
         else:
             self.finish(jobs, scores)
 
-    def _scores(self, rows: Sequence[Sequence[int]]) -> list[Score]:
-        longest = self._classifier.longest
-        fitting = [row for row in rows if 0 < len(row) <= longest]
-        values = iter(self._classifier.scores(fitting) if fitting else [])
-        return [_score(next(values)) if 0 < len(row) <= longest else _unread(len(row), longest) for row in rows]
 
-    def _conversation(self, item: ScoreItem) -> list[Message]:
-        answer = {"role": "assistant", "content": item.response}
-        if item.messages:
-            return [*item.messages, answer]
-        system = [] if self._data.system_prompt is None else [{"role": "system", "content": self._data.system_prompt}]
-        prompt = self._data.prompt_template.replace(PLACEHOLDER, item.question)
-        return [*system, {"role": "user", "content": prompt}, answer]
+def conversation(data: Data, item: ScoreItem) -> list[Message]:
+    """Returns system turn, prompt and response."""
+    answer = {"role": "assistant", "content": item.response}
+    if item.messages:
+        return [*item.messages, answer]
+    system = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
+    prompt = data.prompt_template.replace(PLACEHOLDER, item.question)
+    return [*system, {"role": "user", "content": prompt}, answer]
 
 
-def _score(value: float) -> Score:
+def scores_of(
+    rows: Sequence[Sequence[int]], longest: int, forward: Callable[[Sequence[Sequence[int]]], Sequence[object]]
+) -> list[Score]:
+    """Returns a score per row of token ids: by `forward`, or invalid if the row is empty or longer than `longest`."""
+    fitting = [row for row in rows if 0 < len(row) <= longest]
+    values = iter(forward(fitting) if fitting else [])
+    return [_score(next(values)) if 0 < len(row) <= longest else _unread(len(row), longest) for row in rows]
+
+
+def _score(value: object) -> Score:
     try:
-        return Score(checked_reward(value))
+        return Score(checked_reward(json_number(value)))
     except ValueError as error:
         return unscored(RAISED, f"the reward model gave {value}: {error}")
 

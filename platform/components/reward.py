@@ -1,9 +1,8 @@
 """The reward component: gives every trajectory its reward, all at once or as they stream in.
 
 A `Scorer` scores responses: processes with a verifier (`envs/reasoning/scoring.py`, `verifiers.py`), a reward model
-(`model_scorer.py`), a server or a judge
-(`envs/reasoning/http_scorer.py`), or several of them (`weighted_scorer.py`). Shaping of
-rewards (KL, length, whitening) belongs to the algorithm, not here.
+(`model_scorer.py`, `classifier_server.py`), a server or a judge (`envs/reasoning/http_scorer.py`), or several of them
+(`weighted_scorer.py`). Shaping of rewards (KL, length, whitening) belongs to the algorithm, not here.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import Protocol
 
 import torch
 
+from rl_platform.components.classifier_server import ClassifierServer
 from rl_platform.components.model_scorer import ModelScorer
 from rl_platform.components.weighted_scorer import WeightedScorer
 from rl_platform.config.schema import Config
@@ -38,7 +38,6 @@ from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.host import ComponentContext
 
 READ_AT_ONCE = 64
-REMOTE = ("http", "judge")  # types whose scores come from a server
 
 
 class Scorer(Protocol):
@@ -175,11 +174,11 @@ def _scorer(context: ComponentContext, config: Config) -> Scorer:
 
 
 def _scorer_of(context: ComponentContext, config: Config, scoring: Scoring) -> Scorer:
+    if scoring.asks_server:
+        return http_scorer(config.data, scoring)
     if scoring.type == "model":
         device = torch.device("cuda", context.accelerators[0]) if context.accelerators else torch.device("cpu")
         return ModelScorer(config.data, scoring, device)
-    if scoring.type in REMOTE:
-        return http_scorer(scoring)
     return process_scorer(config.data, scoring)
 
 
@@ -191,12 +190,14 @@ def process_scorer(data: Data, scoring: Scoring) -> ScoringPool | HttpScorer:
     return ScoringPool(spec, num_workers=scoring.num_workers, timeout_s=scoring.timeout_s)
 
 
-def http_scorer(scoring: Scoring) -> HttpScorer:
-    """Of type http or judge. Raises Unreachable or ConfigError when no such server is at its `url`."""
-    if scoring.judge is None:
-        server: Server = RewardServer(scoring.url or "", scoring.timeout_s)
+def http_scorer(data: Data, scoring: Scoring) -> HttpScorer:
+    """Of a scoring that `asks_server`. Raises Unreachable or ConfigError when no such server is at its `url`."""
+    if scoring.judge is not None:
+        server: Server = JudgeServer(scoring.judge, scoring.timeout_s)
+    elif scoring.model is not None:
+        server = ClassifierServer(data, scoring.model, scoring.timeout_s)
     else:
-        server = JudgeServer(scoring.judge, scoring.timeout_s)
+        server = RewardServer(scoring.url or "", scoring.timeout_s)
     size = scoring.max_batch_size if scoring.judge is None else 1
     return HttpScorer(server, batch_size=size, num_workers=scoring.num_workers, retries=scoring.retries)
 

@@ -1,4 +1,7 @@
-"""Reward models: frozen transformers sequence classifiers with one label, one score per conversation."""
+"""Reward models: frozen transformers sequence classifiers with one label, one score per conversation.
+
+Not covered: reward models that a server computes, see `components/classifier_server.py`.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,17 @@ if TYPE_CHECKING:
 KEY = "reward.model"
 
 
-class SequenceClassifier:
-    """The model of `reward.model` on `device`. Raises ConfigError if it cannot be loaded or has several labels."""
+class ClassifierInput:
+    """The token ids that the model of `reward.model` reads, at most `longest` of them; without its weights.
 
-    def __init__(self, section: RewardModel, device: torch.device) -> None:
-        self.tokenizer, config = load_parts(section)
-        self._chat, self._device = section.use_chat_template, device
-        self._own_padding: int | None = config.get_text_config().pad_token_id
-        self._network: Any = _load(section, config).requires_grad_(False).eval().to(device)
-        limits = (self.tokenizer.model_max_length, getattr(config, "max_position_embeddings", None))
+    Raises ConfigError if its tokenizer or config cannot be loaded, or if it has several labels.
+    """
+
+    def __init__(self, section: RewardModel) -> None:
+        self.tokenizer, self.config = load_parts(section)
+        self._chat = section.use_chat_template
+        self.padding: int | None = self.config.get_text_config().pad_token_id
+        limits = (self.tokenizer.model_max_length, getattr(self.config, "max_position_embeddings", None))
         self.longest: int = min(limit for limit in limits if limit is not None)
 
     def encode(self, conversation: Sequence[Message]) -> list[int]:
@@ -38,6 +43,15 @@ class SequenceClassifier:
             return list(self.tokenizer.encode("".join(message["content"] for message in conversation)))
         text = self.tokenizer.apply_chat_template(list(conversation), tokenize=False)
         return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+class SequenceClassifier(ClassifierInput):
+    """The model of `reward.model` on `device`. Raises ConfigError if it cannot be loaded or has several labels."""
+
+    def __init__(self, section: RewardModel, device: torch.device) -> None:
+        super().__init__(section)
+        self._device = device
+        self._network: Any = _load(section, self.config).requires_grad_(False).eval().to(device)
 
     @torch.inference_mode()
     def scores(self, rows: Sequence[Sequence[int]]) -> list[float]:
@@ -54,8 +68,8 @@ class SequenceClassifier:
     def _padding(self, rows: Sequence[Sequence[int]]) -> int:
         """Returns the model's padding token, else a token that ends no row: decoders score the last token that is not
         padding."""
-        if self._own_padding is not None:
-            return self._own_padding
+        if self.padding is not None:
+            return self.padding
         ends = {row[-1] for row in rows}
         free = next(token for token in range(len(ends) + 1) if token not in ends)
         self._network.config.get_text_config().pad_token_id = free

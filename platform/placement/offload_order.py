@@ -150,7 +150,7 @@ def lends_weights(layout: Layout) -> bool:
 def order_with(config: Config, layout: Layout, leaving: frozenset[str]) -> OffloadOrder:
     """Returns the order of a config in which these components leave."""
     recompute = config.algorithm.old_log_probs == "recompute"
-    scores = config.reward.type == "model"
+    scores = config.reward.classifier is not None
     return OffloadOrder(layout, leaving, recompute, lends_weights(layout), scores)
 
 
@@ -159,7 +159,7 @@ def asked_to_leave(config: Config, layout: Layout, answer: bool | Literal["auto"
     if config.runner.task_type == "embodied" or config.runner.max_staleness:
         return frozenset()  # generation and training run at the same time, so none can leave
     full_kl = config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss
-    around_reward = layout.around_reward if config.reward.type == "model" else frozenset()
+    around_reward = layout.around_reward if config.reward.classifier is not None else frozenset()
     return frozenset(
         name
         for name, asked in config.offload_keys.items()

@@ -48,6 +48,9 @@ def _part(key: str, part: Scoring) -> Iterator[Problem]:
         yield unknown
     if when(lambda: part.type == "model" and part.model is None):
         yield Problem(f"{key}.model", f"{key}.type model needs a classifier", hint="for example model: {path: FOLDER}")
+    if when(lambda: part.type == "model" and part.asks_server and not _is_address(part.address or "")):
+        message = "needs the http:// or https:// address of the server's classify, without user and password"
+        yield Problem(f"{key}.model.url", message, hint="for example http://HOST:8000/classify")
     judge = when(lambda: part.judge if part.type == "judge" else None)
     if judge is not None:
         yield from _judge(f"{key}.judge", judge)
@@ -89,18 +92,22 @@ def _may_be_negative(part: Scoring) -> bool:
     return ":" in part.type or part.type in ("model", "judge", "http")
 
 
+def _computes_model(part: Scoring) -> bool:
+    return part.type == "model" and not part.asks_server
+
+
 def _functions(functions: list[RewardFunction]) -> Iterator[Problem]:
     labels = [when(partial(getattr, function, "label")) for function in functions]
-    types = [when(partial(getattr, function, "type")) for function in functions]
+    models = [index for index, function in enumerate(functions) if when(partial(_computes_model, function))]
     for index, label in enumerate(labels):
         key = f"reward.functions[{index}].name"
         if label is not None and label in labels[:index]:
             yield Problem(key, f"there is a function {label} already: metrics are named by it", hint="name: OTHER")
         elif label in TAKEN:
             yield Problem(key, f"the metric reward/{label} is another one", hint="name: OTHER")
-        if types[index] == "model" and "model" in types[:index]:
+        if index in models[1:]:
             message = "a reward rank holds one reward model"
-            yield Problem(f"reward.functions[{index}].type", message, hint="serve the others: type http")
+            yield Problem(f"reward.functions[{index}].type", message, hint="serve the others: model.url, or type http")
 
 
 def _is_address(url: str) -> bool:
@@ -199,9 +206,13 @@ def _unread_by(key: str, part: Scoring, tasks: Set[str] | None) -> Iterator[Unre
     elif when(lambda: part.code is not None):
         yield Unread(f"{key}.code.api_key_env", "without code.url there is no server", switches)
     if kind not in ("http", "judge") and not when(lambda: part.address):
-        yield Unread(f"{key}.retries", f"it belongs to {key}.type http or judge, or code with a url", switches)
+        reason = f"it belongs to {key}.type http or judge, or code or model with a url"
+        yield Unread(f"{key}.retries", reason, switches)
     if kind not in ("model", "http"):
         yield Unread(f"{key}.max_batch_size", f"{key}.type {kind} scores responses one by one", switches)
-    if kind == "model":
+    if kind == "model" and when(lambda: part.asks_server):
+        yield Unread(f"{key}.model.dtype", "the server computes the model (model.url)", switches)
+    elif kind == "model":
+        yield from unread_keys(f"{key}.model", "server api_key_env", "without model.url there is no server", *switches)
         reason = "a classifier scores one batch after another in the reward's process"
         yield from unread_keys(key, "num_workers timeout_s", reason, *switches)

@@ -18,6 +18,11 @@ class RewardModel(Section):
     path: str = Field(min_length=1, description="HF folder or hub id of the classifier and its tokenizer")
     tokenizer: str | None = key(None, "HF folder or hub id; null: the tokenizer beside the weights")
     dtype: Literal["float32", "bfloat16"] = key("float32", "precision of weights and forward")
+    url: str | None = key(None, "classify address of a server that computes the model; null: each reward rank does")
+    server: Literal["vllm", "sglang"] = key("vllm", "which server is at url")
+    api_key_env: str | None = key(
+        None, "environment variable with the server's key, sent as Authorization: Bearer; null: no key", min_length=1
+    )
     use_chat_template: bool = key(
         True, "format prompt and response by the tokenizer's chat template; false: plain text"
     )
@@ -62,10 +67,10 @@ class Scoring(Section):
         "task: the task's own verifier",
     )
     exact: bool = key(True, "reasoning_gym tasks: pay full scores only, with 1; false: the data set's partial scores")
-    num_workers: int = key(2, "scoring processes; http, judge: number of concurrent requests", ge=1)
+    num_workers: int = key(2, "scoring processes; with a server: number of concurrent requests", ge=1)
     timeout_s: float = key(
         5.0,
-        "longest scoring of a response in seconds, masked out and counted beyond; http, judge: limit of one request; "
+        "longest scoring of a response in seconds, masked out and counted beyond; with a server: limit of one request; "
         "code: CPU seconds of all tests of a response, beyond them it fails",
         gt=0,
     )
@@ -77,14 +82,20 @@ class Scoring(Section):
     isolation: Literal["sandbox", "none"] = key(
         "sandbox", "code: what separates programs from this machine; none: only limits, for machines without secrets"
     )
-    retries: int = key(3, "http, judge, code with a url: number of retries after a failed request", ge=0)
+    retries: int = key(3, "with a server: number of retries after a failed request", ge=0)
 
     @property
     def address(self) -> str | None:
-        """The address of the server, judge or sandbox, None of other types."""
-        if self.type == "code":
-            return self.code.url if self.code else None
-        return self.judge.url if self.type == "judge" and self.judge else self.url if self.type == "http" else None
+        """The address of the server, judge, sandbox or reward model, None without one."""
+        if self.type == "http":
+            return self.url
+        section = {"code": self.code, "judge": self.judge, "model": self.model}.get(self.type)
+        return section.url if section else None
+
+    @property
+    def asks_server(self) -> bool:
+        """Whether scores come from a server. A sandbox only runs programs."""
+        return self.type != "code" and self.address is not None
 
 
 class RewardFunction(Scoring):
@@ -125,5 +136,6 @@ class Reward(Scoring):
 
     @property
     def classifier(self) -> Scoring | None:
-        """The function with a reward model."""
-        return next((part for _, part in self.parts if part.type == "model" and part.model is not None), None)
+        """The function whose reward model this component computes."""
+        parts = (part for _, part in self.parts if part.type == "model" and part.model and not part.asks_server)
+        return next(parts, None)

@@ -9,12 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from reward_parts import make_classifier
+from reward_parts import make_classifier, post_server
 from tiny_families import tiny
 from transformers import LlamaConfig
 
 from rl_platform.config import Config
-from rl_platform.errors import ConfigError, Problem
+from rl_platform.errors import ConfigError, Problem, Unreachable
 from rl_platform.launch import preflight
 from rl_platform.launch.command import load
 from rl_platform.launch.output import output_folder
@@ -376,6 +376,31 @@ def test_a_reward_model_that_is_none_is_told_without_reading_weights(folder: Pat
     (folder / "classifier" / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="this classifier has 2 labels"):
         check_reward(loaded("reasoning.yaml", "reward={type: model, model: {path: ./classifier}}")[0])
+
+
+def test_a_served_reward_model_and_its_server_are_checked_before_anything_starts(folder: Path):
+    make_classifier(folder / "classifier")
+    asked: list[object] = []
+
+    def answer(request: object, _: object) -> tuple[int, str]:
+        asked.append(request)
+        return 200, json.dumps([{"embedding": [0.5]}])
+
+    def check(server: str, folder: str = "./classifier") -> None:
+        section = f"{{path: {folder}, url: '{url}', server: {server}}}"
+        config, *_ = loaded("reasoning.yaml", f"reward={{type: model, retries: 0, model: {section}}}")
+        assert config.reward.classifier is None
+        check_reward(config)
+
+    with post_server(answer) as url:
+        check("sglang")
+        assert len(asked) == 1
+        with pytest.raises(ConfigError, match=r"reward\.model\.url: http.* did not answer as vllm"):
+            check("vllm")
+        with pytest.raises(ConfigError, match=r"reward\.model\.path"):
+            check("sglang", folder="./none")
+    with pytest.raises(Unreachable, match="does not answer"):
+        check("sglang")
 
 
 def test_a_users_reward_is_imported_from_the_working_folder(folder: Path):

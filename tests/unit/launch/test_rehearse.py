@@ -113,6 +113,21 @@ def several(config: Config, placement: Placement) -> dict[str, bool]:
     return found
 
 
+@pytest.mark.parametrize("section", ["reward={{{}}}", "reward.functions=[{{{}}}]"])
+@pytest.mark.parametrize("own", [None, "http://127.0.0.1:1/score"])
+def test_a_served_reward_model_is_kept_or_replaced_by_a_server_of_the_rehearsal(tmp_path, section, own):
+    served = "type: model, model: {path: models/reward, url: 'http://10.0.0.7:8000/classify'}"
+    loaded, placement, _ = load(str(ROOT / "configs/reasoning/ppo.yaml"), [section.format(served)])
+    small, _ = shrunk(loaded.config, placement, Materials(tmp_path, reward_url=own))
+    (_, before), (_, after) = *loaded.config.reward.parts, *small.reward.parts
+    if own is None:
+        assert (after.type, after.model) == ("model", before.model)
+    else:
+        assert (after.type, after.url, after.model) == ("http", own, None)
+    (tmp_path / "small.yaml").write_text(LoadedConfig(small, {}).resolved_yaml())
+    load_config(tmp_path / "small.yaml")
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_the_small_config_is_valid_and_keeps_the_shape(path, tmp_path):
     loaded, placement, _ = load(str(path), [])

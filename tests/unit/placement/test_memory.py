@@ -134,7 +134,10 @@ def test_a_reward_model_is_whole_on_every_rank_of_the_reward(config: Config, tmp
         assert estimated.weights == pytest.approx(size * share, rel=1e-3)
         assert estimated.activations > 0
         assert estimated.optimizer == estimated.gradients == 0
-    assert model(config, layout({"actor,critic,rollout,reward": "0"})).rank("reward").total == 0
+    served = Reward(type="model", model=RewardModel(path=str(tmp_path), url="http://localhost:8000/classify"))
+    for section in (served, config.reward):
+        scored = config.model_copy(update={"reward": section})
+        assert model(scored, layout({"actor,critic,rollout,reward": "0"})).rank("reward").total == 0
 
 
 def test_the_generator_shares_the_weights_of_a_single_rank_in_its_process_only() -> None:
