@@ -23,6 +23,7 @@ _FORMS = re.compile(r"\b(sk-|hf_|gh[pousr]_|xox[abprs]-|glpat-|AKIA)[A-Za-z0-9_-
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}")
 _VARIABLE = re.compile(rf"(?i)((?:{_WORDS})['\"]?\s{{0,9}}[=:]\s{{0,9}}['\"]?)(?!\*\*\*)[^\s'\",;}}\]]+")
 _SHORTEST = 6  # characters of an environment variable that is taken for a secret
+_WORKING_FOLDER = "PWD"  # set by every shell
 _variables: set[str] = set()  # that a config names
 
 
@@ -39,7 +40,7 @@ def hide_variable(name: str) -> None:
 def redacted(text: str) -> str:
     """Returns a message without secrets. Queries of URLs are removed as a whole."""
     for name, value in os.environ.items():
-        if len(value) >= _SHORTEST and (name in _variables or is_secret(name)):
+        if len(value) >= _SHORTEST and (name in _variables or (is_secret(name) and name != _WORKING_FOLDER)):
             text = text.replace(value, MARK)
     text = _plain(text)
     for pattern in (_ANY_QUERY, _USER_WITH_SLASH, _VARIABLE):

@@ -72,7 +72,7 @@ class FixedGroup:
         self.evaluations += 1
         return Done(self.fields)
 
-    def update(self, batch: RolloutBatch, step: int, epoch: int | None = None) -> Done:
+    def update(self, batch: RolloutBatch, step: int) -> Done:
         self.trained_on.append(batch)
         return Done({})
 
@@ -87,7 +87,7 @@ class DirectGroup:
     def evaluate(self, batch: RolloutBatch) -> Done:
         return Done(self.component.evaluate(batch))
 
-    def update(self, batch: RolloutBatch, step: int, epoch: int | None = None) -> Done:
+    def update(self, batch: RolloutBatch, step: int) -> Done:
         self.trained_on.append(batch)
         return Done(self.component.update(batch, step))
 

@@ -81,10 +81,10 @@ def lose_node(mark: str) -> None:
 class LearnsOnALostNode(EmbodiedActor):
     """Its node is lost in the third step."""
 
-    def update(self, batch: RolloutBatch, step: int, epoch: int | None = None) -> dict[str, float]:
+    def update(self, batch: RolloutBatch, step: int) -> dict[str, float]:
         if step == 2:
             lose_node("lost")
-        return super().update(batch, step, epoch)
+        return super().update(batch, step)
 
 
 class ActsOnALostNode(PolicyRollout):

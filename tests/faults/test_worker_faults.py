@@ -221,10 +221,10 @@ def dying_at(progress: Progress, due: Callable[[int, int], bool], mark: str) -> 
 class DiesInUpdate(LanguageActor):
     """Rank 1 is killed once, in the middle of the second step."""
 
-    def update(self, batch: RolloutBatch, step: int, epoch: int | None = None) -> dict[str, float]:
+    def update(self, batch: RolloutBatch, step: int) -> dict[str, float]:
         dies = (step, self.context.rank) == (1, 1)
         with dying_at(self.context.progress, half_done, "killed") if dies else nullcontext():
-            return super().update(batch, step, epoch)
+            return super().update(batch, step)
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
@@ -256,12 +256,12 @@ def test_a_learner_that_is_killed_while_it_learns(command, address, monkeypatch,
 class DiesInEveryUpdate(LanguageActor):
     """Rank 1 is killed in every update of the second step."""
 
-    def update(self, batch: RolloutBatch, step: int, epoch: int | None = None) -> dict[str, float]:
+    def update(self, batch: RolloutBatch, step: int) -> dict[str, float]:
         if (step, self.context.rank) == (1, 1):
             with open("deaths", "a") as deaths:
                 deaths.write("x")
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().update(batch, step, epoch)
+        return super().update(batch, step)
 
 
 def test_a_learner_that_is_killed_again_and_again(command, address, monkeypatch, folder):
@@ -495,7 +495,7 @@ def test_a_worker_that_is_stopped_below_and_beyond_the_deadline(start, address, 
 class OutgrowsItsMemory(EmbodiedActor):
     """Once, in the second step, its process may take 64 MB more and needs a gigabyte."""
 
-    def update(self, batch: RolloutBatch, step: int, epoch: int | None = None) -> dict[str, float]:
+    def update(self, batch: RolloutBatch, step: int) -> dict[str, float]:
         if step == 1 and not Path("limited").exists():
             Path("limited").touch()
             taken, before = psutil.Process().memory_info().vms, resource.getrlimit(resource.RLIMIT_AS)
@@ -504,7 +504,7 @@ class OutgrowsItsMemory(EmbodiedActor):
                 torch.ones(2**28)
             finally:
                 resource.setrlimit(resource.RLIMIT_AS, before)
-        return super().update(batch, step, epoch)
+        return super().update(batch, step)
 
 
 def test_a_worker_without_memory_ends_the_run_with_the_cause(command, address, monkeypatch, folder):
@@ -528,10 +528,10 @@ def test_a_worker_without_memory_ends_the_run_with_the_cause(command, address, m
 class SpoilsItsRows(LanguageActor):
     """From the second step on, the rows of rank 1 give a gradient that is not finite."""
 
-    def update(self, batch: RolloutBatch, step: int, epoch: int | None = None) -> dict[str, float]:
+    def update(self, batch: RolloutBatch, step: int) -> dict[str, float]:
         if step >= 1 and self.context.rank == 1:
             batch = replace(batch, advantages=batch.advantages * float("nan"))
-        return super().update(batch, step, epoch)
+        return super().update(batch, step)
 
 
 def test_gradients_of_one_rank_are_not_finite_until_the_run_is_stopped(command, address, monkeypatch, folder):

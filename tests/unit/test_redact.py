@@ -77,6 +77,12 @@ def test_values_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert redacted(f"the server says: no {SECRET} here") == "the server says: no *** here"
 
 
+def test_the_working_folder_of_a_shell_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PWD", "/home/someone/code")
+    text = 'File "/home/someone/code/reward.py", line 3'
+    assert redacted(text) == text
+
+
 def test_names() -> None:
     assert all(map(is_secret, ("WANDB_API_KEY", "hf_token", "password", "env_vars.AWS_SECRET_ACCESS_KEY")))
     assert not any(map(is_secret, ("max_tokens", "tokenizer", "api_key_env", "keys", "sort_key")))
