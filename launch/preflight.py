@@ -72,13 +72,18 @@ def _removed_secrets(value: object, key: str = "") -> Iterator[Problem]:
 def _engines(config: Config, placement: Placement) -> Iterator[Problem]:
     yield from sharding_problems(config, placement)
     yield from device_problems(config, placement)
-    yield from rollout_engine_problems(config)
+    yield from rollout_engine_problems(config, on_gpu=bool(placement.accelerators.get("rollout")))
 
 
-def rollout_engine_problems(config: Config) -> Iterator[Problem]:
-    """Yields the reason why the engine of `rollout.backend` is not installed here, or not in the right version."""
+def rollout_engine_problems(config: Config, *, on_gpu: bool) -> Iterator[Problem]:
+    """Yields reasons why the engine of `rollout.backend` cannot run here: it is not installed, in another version, or
+    cannot do on a CPU what the config needs."""
     if config.rollout.backend == "sglang":
         yield from _sglang()
+        if config.actor.router_replay and not on_gpu:
+            message = "SGLang keeps the experts that it selects in memory that CUDA pins: it reports none on a CPU"
+            hint = "rollout.backend=torch, or actor.router_replay=false"
+            yield Problem("rollout.backend", message, value="sglang", hint=hint)
     if config.rollout.backend == "vllm":
         with required("rl_platform.engines.rollout.vllm", "rollout.backend", hint="rollout.backend=torch"):
             from rl_platform.engines.rollout.vllm.installation import installation_problem

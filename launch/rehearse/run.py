@@ -126,7 +126,7 @@ def _folder(parent: str | None) -> Iterator[Path]:
 
 
 def _materials(config: Config, known: dict[str, materials.Architecture], folder: Path, stack: ExitStack) -> Materials:
-    engine = next(rollout_engine_problems(config), None)
+    engine = next(rollout_engine_problems(config, on_gpu=False), None)
     url = None
     servers = [url for _, part in config.reward.parts if (url := part.address)]
     if not all(map(_answers, servers)):

@@ -214,9 +214,9 @@ def _unread_by_training(config: Config, role: str) -> Iterator[Unread]:
 
 def _router_replay(config: Config) -> Iterator[Problem]:
     key = "actor.router_replay"
-    if when(lambda: config.rollout.backend != "torch"):
-        message = "only the torch engine reports the experts that it selects; SGLang's and vLLM's are not read"
-        yield Problem(key, message, hint="rollout.backend: torch")
+    if when(lambda: config.rollout.backend == "vllm"):
+        message = "vLLM reports selected experts with another sampler only, whose log-probs are not those of training"
+        yield Problem(key, message, hint="rollout.backend: torch or sglang")
     if when(lambda: config.rollout.multi_turn is not None):
         message = "each turn computes the tokens of the earlier ones anew, maybe with other experts"
         yield Problem(key, message, hint="rollout.multi_turn: null")

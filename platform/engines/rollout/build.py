@@ -83,6 +83,7 @@ def rollout_engine(
         memory_share=rollout.gpu_memory_utilization or USUAL_SHARE,
         seed=seed,
         accelerators=accelerators,
+        reports_routes=config.actor.router_replay,
         extra=rollout.engine_args,
     )
     sglang = SGLangEngine(label, setup, eos, rollout.engine_env, logs / f"{label}-sglang.log")

@@ -7,6 +7,7 @@ answered once. Messages are JSON: what a process sends is never unpickled.
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import logging
@@ -22,7 +23,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.stop_texts import StopTexts
@@ -154,6 +157,7 @@ class HostedEngine(ABC):
         self._folder = tempfile.TemporaryDirectory(prefix="rl-platform-model-")
         Path(self._folder.name, "config.json").write_text(json.dumps(model_config), encoding="utf-8")
         self.eos = tuple(eos_token_ids)
+        self._layers: Any = model_config.get("num_hidden_layers")
         self.restarts = 0
         self._label = label
         self._weights: Weights | WeightsOffer | None = None
@@ -205,9 +209,11 @@ class HostedEngine(ABC):
                     self._load_awake()
                 work = [asdict(request) for request in unanswered.values()]
                 self._generation = self._process.call("generate", work, asdict(sampling), self.eos)
-                for index, tokens, log_probs, reason in self._generation.items():
+                for index, tokens, log_probs, reason, encoded in self._generation.items():
                     request = unanswered.pop(index)
-                    completion = Completion(index, tuple(tokens), tuple(log_probs), reason)
+                    computed = len(request.token_ids) + len(tokens) - 1
+                    routes = None if encoded is None else decoded_routes(encoded, computed, self._layers)
+                    completion = Completion(index, tuple(tokens), tuple(log_probs), reason, routes)
                     on_finished(self.stop_texts.cut(request, completion) if self.stop_texts else completion)
                     deaths = 0
             except WorkerDied as death:
@@ -260,6 +266,20 @@ class HostedEngine(ABC):
         self._process.kill()
         self._process, self._asleep = self._start(), False
         self._load()
+
+
+def decoded_routes(encoded: str, tokens: int, layers: int) -> Tensor:
+    """Returns the routes int16 [tokens,layers,K] that base64 of int32 numbers encodes.
+
+    Raises WorkerError if they are not those of so many tokens, or if the engine recorded none.
+    """
+    numbers = np.frombuffer(base64.b64decode(encoded), dtype=np.int32)
+    if not tokens or numbers.size % (tokens * layers):
+        raise WorkerError(f"the engine reported {numbers.size} selected experts for {tokens} tokens in {layers} layers")
+    routes = torch.from_numpy(numbers.astype(np.int16)).view(tokens, layers, -1)
+    if routes.shape[2] > 1 and not routes.any():  # its buffer is as it was allocated: experts of a token differ
+        raise WorkerError("the engine recorded no selected experts of this model: actor.router_replay=false")
+    return routes
 
 
 def exported(name: str) -> str:

@@ -32,6 +32,9 @@ class StopTexts:
         if any(stop in whole for stop in self.texts):
             for count in range(1, len(tokens) + 1):
                 if self.completed(request, tokens[:count]):
-                    log_probs = completion.log_probs[:count]
-                    return replace(completion, token_ids=tokens[:count], log_probs=log_probs, finish_reason="stop")
+                    log_probs, routes = completion.log_probs[:count], completion.routes
+                    if routes is not None:
+                        routes = routes[: len(request.token_ids) + count - 1]
+                    cut = replace(completion, token_ids=tokens[:count], log_probs=log_probs, routes=routes)
+                    return replace(cut, finish_reason="stop")
         return completion

@@ -1,10 +1,15 @@
-"""The function of sgl-kernel that a plain engine calls on a CPU."""
+"""The function of sgl-kernel that a plain engine calls on a CPU, and the pinning of the memory that routes go to."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
+
+if not torch.cuda.is_available():
+    torch.cuda.cudart = lambda: SimpleNamespace(cudaHostRegister=lambda *_: 0)
 
 
 def assign_req_to_token_pool_cpu(

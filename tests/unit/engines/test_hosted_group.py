@@ -16,6 +16,7 @@ from rl_platform.engines.rollout.sglang.program import EngineSetup
 from rl_platform.engines.rollout.vllm import client
 from rl_platform.engines.rollout.vllm.client import VLLMEngine, VLLMSetup
 from rl_platform.errors import WorkerError
+from rl_platform.records import Weights
 from rl_platform.runtime.weights.group import WeightGroup, WeightsOffer, offer_fields
 
 STATE = {"backbone.norm.weight": torch.ones(3), "head.weight": torch.zeros(2, 3)}
@@ -55,6 +56,17 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def offer(send: Any) -> WeightsOffer:
     return WeightsOffer(7, offer_fields(STATE)["tensors"], "cpu", "127.0.0.1", lambda: pytest.fail("fetched"), send)
+
+
+def test_stacked_experts_are_fetched_because_sglang_reads_them_one_by_one(start: Any) -> None:
+    engine, _ = start(dies=False)
+    stacked = {"backbone.layers.0.mlp.experts.down_proj": torch.ones(2, 3, 4)}
+    weights = Weights(7, stacked)
+    fields = offer_fields(stacked)["tensors"]
+    try:
+        assert engine._reachable(WeightsOffer(7, fields, "cpu", "127.0.0.1", lambda: weights, pytest.fail)) is weights
+    finally:
+        engine.close()
 
 
 def test_an_engine_that_dies_while_it_receives_is_started_again_with_a_new_group(start: Any) -> None:

@@ -118,6 +118,14 @@ def test_problems_of_cheap_and_other_checks_are_told_together(
     assert [problem.key for problem in caught.value.problems] == keys
 
 
+def test_sglang_reports_selected_experts_on_gpus_only(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(preflight, "_sglang", lambda: iter(()))
+    replay = "rollout.backend=sglang", "actor.router_replay=true"
+    refused = cheap_problems("reasoning.yaml", *replay, "cluster.gpus_per_node=0")
+    assert "it reports none on a CPU" in refused["rollout.backend"].message
+    assert "rollout.backend" not in cheap_problems("reasoning.yaml", *replay, GPUS)
+
+
 def test_sglang_of_another_version_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: object())
     monkeypatch.setattr("rl_platform.launch.preflight.version", lambda name: "0.4.1")

@@ -8,14 +8,17 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from rl_platform.engines.rollout.hosted import EngineProcess, HostedEngine, exported, visible_gpus
 from rl_platform.engines.rollout.sglang.program import PROGRAM, VERSION, EngineSetup, Shape, engine_environment
 from rl_platform.engines.rollout.sglang.shared_weights import SharedWeights, write_folder
 from rl_platform.engines.rollout.sglang.start_failures import recognised
 from rl_platform.errors import Problem, WorkerDied, WorkerError
+from rl_platform.models.pretrained import empty_causal_lm
 from rl_platform.records import Weights
 from rl_platform.runtime.process_group import Rendezvous
 from rl_platform.runtime.weights.group import WeightGroup, WeightsOffer, open_group, reachable
@@ -23,6 +26,7 @@ from rl_platform.runtime.weights.group import WeightGroup, WeightsOffer, open_gr
 logger = logging.getLogger(__name__)
 
 BUCKET = 256 * 2**20  # bytes that the engine gets from a group at a time
+EXPERTS = ".experts."  # in the names of their parameters
 DEATH_S = 5.0  # after which a process that broke a connection by its death is gone
 
 
@@ -51,6 +55,8 @@ class SGLangEngine(HostedEngine):
         return recognised(self._label, log, VERSION, self._setup.memory_share)
 
     def _reachable(self, weights: Weights | WeightsOffer) -> Weights | WeightsOffer:
+        if isinstance(weights, WeightsOffer) and any(EXPERTS in tensor.name for tensor in weights.distinct):
+            return weights.fetch()  # a group would send them stacked
         devices = [torch.device("cuda", number) for number in self._setup.accelerators] or [torch.device("cpu")]
         return reachable(weights, devices)
 
@@ -60,6 +66,8 @@ class SGLangEngine(HostedEngine):
             self._load_from_group(self._weights)
             return
         state = {exported(name): tensor for name, tensor in self._weights.state.items()}
+        if any(EXPERTS in name for name in state):
+            state = with_single_experts(state, self._setup.model_config)
         if self._shared.has_room(state):
             handles = self._shared.write(state, self._setup.tensor_parallel)
             self._process.call("load", [base64.b64encode(one).decode() for one in handles]).wait()
@@ -88,6 +96,20 @@ class SGLangEngine(HostedEngine):
             raise
         for call in loading:
             call.wait()
+
+
+def with_single_experts(state: Mapping[str, Tensor], model_config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Returns the tensors under the names and in the shapes of a published checkpoint.
+
+    transformers stacks the experts of a layer in one tensor; SGLang reads them one by one, and skips stacked ones
+    without an error.
+    """
+    from transformers import AutoConfig
+    from transformers.core_model_loading import revert_weight_conversion
+
+    network = empty_causal_lm(AutoConfig.for_model(**model_config), "", "actor.model.path")
+    single: dict[str, Tensor] = revert_weight_conversion(network, dict(state))
+    return single
 
 
 def parts_of(offer: WeightsOffer) -> list[list[Shape]]:

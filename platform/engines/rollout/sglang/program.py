@@ -32,7 +32,8 @@ Shape = tuple[str, str, list[int]]  # of a tensor: name, type and size
 @dataclass(frozen=True)
 class EngineSetup:
     """`cache_tokens`: room for keys and values, None: what the weights leave of `memory_share`; that is of all the
-    memory of a GPU; `dtype` as torch says it; `accelerators`: numbers of the engine's GPUs, as its host counts them."""
+    memory of a GPU; `dtype` as torch says it; `accelerators`: numbers of the engine's GPUs, as its host counts them;
+    `reports_routes`: of a mixture of experts."""
 
     model_config: dict[str, object]
     device: str
@@ -43,6 +44,7 @@ class EngineSetup:
     memory_share: float
     seed: int
     accelerators: tuple[int, ...] = ()
+    reports_routes: bool = False
     extra: dict[str, object] = field(default_factory=dict)
     folder: str = ""  # with a config.json, all that is read of a model's folder; `hosted` makes it
 
@@ -61,6 +63,7 @@ def engine_arguments(setup: EngineSetup) -> dict[str, object]:
         "random_seed": setup.seed % 2**31,
         "grammar_backend": "none",
         "skip_server_warmup": True,
+        "enable_return_routed_experts": setup.reports_routes,
         "sleep_on_idle": True,  # an idle scheduler polls otherwise, and takes a core from everybody else
         "log_level": "error",
     }
@@ -259,7 +262,10 @@ class EngineHost:
         while True:
             await self.updating.wait()
             response = await self.engine.async_generate(
-                input_ids=list(request.token_ids), sampling_params=parameters, return_logprob=True
+                input_ids=list(request.token_ids),
+                sampling_params=parameters,
+                return_logprob=True,
+                return_routed_experts=self.setup.reports_routes,
             )
             facts = response["meta_info"]
             reason = facts["finish_reason"]["type"]
@@ -269,7 +275,7 @@ class EngineHost:
         self.reused += facts.get("cached_tokens", 0)
         sampled = facts["output_token_logprobs"]  # log-probability, token and text of each
         tokens, log_probs = tuple(entry[1] for entry in sampled), tuple(entry[0] for entry in sampled)
-        self.send(number, ITEM, (request.index, tokens, log_probs, reason))
+        self.send(number, ITEM, (request.index, tokens, log_probs, reason, facts.get("routed_experts")))
 
 
 def _share_of_free(share: float, gpus: int) -> float:

@@ -136,7 +136,8 @@ class Server:
 
     def finish(self, name: str, reason: str) -> None:
         response = self.responses.pop(name)
-        self.send(response.number, ITEM, (response.request["index"], response.tokens, response.log_probs, reason))
+        completion = response.request["index"], response.tokens, response.log_probs, reason, None
+        self.send(response.number, ITEM, completion)
         if not any(other.number == response.number for other in self.responses.values()):
             self.send(response.number, ANSWER, None)
 
