@@ -222,8 +222,10 @@ def _in_this_process(
 
     hook = sys.unraisablehook
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    folders = set[Path]()
 
     def run(*arguments: str | Path) -> Ended:
+        folders.add(Path.cwd())
         monkeypatch.setattr(sys, "argv", [program, *map(str, arguments)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
@@ -236,7 +238,7 @@ def _in_this_process(
         signal.signal(number, handler)
     sys.unraisablehook = hook
     for name, module in list(sys.modules.items()):  # the next test's folder may have a module of the same name
-        if (file := getattr(module, "__file__", None)) and Path(file).parent == Path.cwd():
+        if (file := getattr(module, "__file__", None)) and Path(file).parent in folders:
             del sys.modules[name]
 
 

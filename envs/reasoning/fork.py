@@ -23,7 +23,7 @@ import psutil
 from rl_platform.envs.reasoning.score import json_number
 
 LONGEST_RESULT = 2**16  # bytes, of a traceback
-MEMORY = 4 * 2**30  # bytes of a copy: a power of powers must not use up the memory of the machine
+MEMORY = 4 * 2**30  # bytes that a copy may add: a power of powers must not use up the memory of the machine
 _PDEATHSIG, _DUMPABLE, _SUBREAPER = 1, 4, 36  # of prctl(2)
 _prctl: Callable[..., int] = ctypes.CDLL(None).prctl if sys.platform == "linux" else lambda *_: 0
 
@@ -65,7 +65,8 @@ def _run(function: Callable[[], float], pipe: int) -> NoReturn:
         _prctl(_PDEATHSIG, signal.SIGKILL)
         os.closerange(3, pipe)
         os.closerange(pipe + 1, 2**16)
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        limit = MEMORY + getattr(psutil.Process().memory_info(), "data", 0)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         result: dict[str, object] = {"value": float(function())}
     except BaseException:
         result = {"error": traceback.format_exc()[-LONGEST_RESULT // 8 :]}

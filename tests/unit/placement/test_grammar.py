@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_platform.placement.grammar import COMPONENTS, MAX_RANKS, PATH, Segment, parse, parse_nodes, read
+from rl_platform.placement.grammar import COMPONENTS, MAX_RANKS, PATH, SHOWN, Segment, parse, parse_nodes, read
 
 KEY = f"{PATH}.actor,critic"
 
@@ -73,7 +73,8 @@ def test_malformed_text(text: str, message: str, position: int, piece: str) -> N
     (problem,) = problems
     assert problem.key == KEY
     assert message in problem.message
-    assert problem.value == f'"{text}", character {position}' + (f': "{piece}"' if piece else "")
+    shown = text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    assert problem.value == f'"{shown}", character {position}' + (f': "{piece[:SHOWN]}"' if piece else "")
     assert problem.allowed
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rl_platform.errors import Diverged
+from rl_platform.metrics import Sample
 from rl_platform.records import RolloutBatch
 from rl_platform.runners.rollouts import Collected, Rollouts
 
@@ -37,13 +38,13 @@ class Task:
         assert self.let.wait(5)
         if step == 7:
             raise Diverged("no rollout")
-        return Collected(batch(step), {"perf/samples": float(step)}, [("2 + 2", "4", 1.0)])
+        return Collected(batch(step), {"perf/samples": float(step)}, [Sample("2 + 2", "4", 1.0)])
 
 
 def taken(rollouts: Rollouts, step: int) -> int:
     found = rollouts.take(step)
     assert found.metrics == {"perf/samples": step}
-    assert found.samples == [("2 + 2", "4", 1.0)]
+    assert found.samples == [Sample("2 + 2", "4", 1.0)]
     return int(found.batch.inputs["tokens"][0, 0])
 
 
