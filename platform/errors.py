@@ -72,23 +72,23 @@ def problems_of(key: str, section: str) -> Iterator[None]:
 
 
 def check_all(*checks: Callable[[], object]) -> None:
-    """Runs every check, then raises ConfigError with the distinct problems of all; without any, the first other error.
+    """Runs the checks, then raises ConfigError with the distinct problems of all.
 
-    A check may fail in any manner because of what an earlier one has reported.
+    Another error ends the checks, because those that follow may take long or fail by it. It is raised unless there are
+    problems.
     """
     problems: dict[str, Problem] = {}
-    failure: Exception | None = None
     for check in checks:
         try:
             check()
         except ConfigError as error:
             problems.update({str(problem): problem for problem in error.problems})
-        except Exception as error:
-            failure = failure or error
+        except Exception:
+            if not problems:
+                raise
+            break
     if problems:
         raise ConfigError([*problems.values()])
-    if failure is not None:
-        raise failure
 
 
 class PlacementError(ConfigError):

@@ -467,8 +467,9 @@ view = LiveView(Console(force_terminal=True, legacy_windows=False))
 view.start(RunInfo("my_run", "reasoning", Path("runs/" + "x" * 60), 12, "configs/x.yaml", None, [], ""))
 for columns in (30, 60, 17):
     time.sleep(0.6)
-    os.write(1, b"\\x1b]%d\\x07" % columns)  # tells the test's terminal
-    resize(columns)
+    with view._live._lock:  # nothing is drawn between the two
+        os.write(1, b"\\x1b]%d\\x07" % columns)  # tells the test's terminal
+        resize(columns)
     view.note(f"narrowed to {columns}")
 time.sleep(0.6)
 view.close()
