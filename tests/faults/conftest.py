@@ -1,35 +1,25 @@
-"""A Ray cluster that the runs of a file of tests join."""
+"""What tests of faults on Ray share: a cluster that the runs of a file join, and one thread."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
-import psutil
 import pytest
-
-ENDED_S = 10.0
+import torch
+from ray_cluster import ray_cluster
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """A Ray cluster that the runs of this module join one after the other; no process is left of it."""
-    from ray.cluster_utils import Cluster
+    """A Ray cluster that the runs of this module join one after the other."""
+    with ray_cluster(2, store_mib=256) as address:
+        yield address
 
-    before = set(psutil.Process().children(recursive=True))
-    folder = tempfile.mkdtemp(prefix="rl-", dir="/tmp")
-    Path(folder, "ray").mkdir()
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAY_TMPDIR", folder)
-        cluster = Cluster()
-        try:
-            cluster.add_node(num_cpus=2, object_store_memory=256 * 2**20, include_dashboard=False)
-            yield cluster.address
-        finally:
-            started = set(psutil.Process().children(recursive=True)) - before
-            cluster.shutdown()
-    _, left = psutil.wait_procs(started, ENDED_S)
-    shutil.rmtree(folder, ignore_errors=True)
-    assert not left
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As in the processes of a run: sums of several threads depend on how many there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import cloudpickle
 import psutil
 import pytest
-import torch
+from ray_cluster import ray_cluster
 from run_results import differences, final_state, logged
 
 from rl_platform.components.actor import EmbodiedActor
@@ -23,9 +22,10 @@ from rl_platform.components.policy_rollout import Actions, Observations, PolicyR
 from rl_platform.records import RolloutBatch
 from rl_platform.runners import embodied
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-STEPS, ENDED_S = 4, 20.0
+STEPS = 4
 RUN = "embodied.yaml", f"runner.max_steps={STEPS}", "runner.save_interval=1", "runner.trace_steps=0"
 TWO_NODES = (
     "cluster.num_nodes=2",
@@ -35,34 +35,11 @@ TWO_NODES = (
 )
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
-def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def address() -> Iterator[str]:
     """A Ray cluster of a head that hosts no component, and three nodes, of which a run needs two."""
-    from ray.cluster_utils import Cluster
-
-    before = set(psutil.Process().children(recursive=True))
-    folder = tempfile.mkdtemp(prefix="rl-", dir="/tmp")
-    Path(folder, "ray").mkdir()
-    monkeypatch.setenv("RAY_TMPDIR", folder)
-    cluster = Cluster()
-    try:
-        for cores in (0, 1, 1, 1):
-            cluster.add_node(num_cpus=cores, object_store_memory=128 * 2**20, include_dashboard=False)
-        yield cluster.address
-    finally:
-        started = set(psutil.Process().children(recursive=True)) - before
-        cluster.shutdown()
-        _, left = psutil.wait_procs(started, ENDED_S)
-        shutil.rmtree(folder, ignore_errors=True)
-    assert not left
+    with ray_cluster(0, 1, 1, 1, store_mib=128) as address:
+        yield address
 
 
 def lose_node(mark: str) -> None:

@@ -43,6 +43,7 @@ from rl_platform.runtime.weights import group as weight_group
 from rl_platform.runtime.weights.base import checksum
 from rl_platform.runtime.weights.group import WeightsOffer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 STEPS, NOTICED_S, GIVEN_UP_S = 3, 10.0, 60.0
@@ -57,15 +58,6 @@ RUN = [
 APART = ["cluster.devices_per_node=3", "cluster.component_placement={'actor,critic,reward': 0, rollout: 1-2}"]
 ALL_APART = ["cluster.devices_per_node=4", "cluster.component_placement={'actor,critic': 0, rollout: 1-2, reward: 3}"]
 TWO_LEARNERS = ["cluster.devices_per_node=2", "cluster.component_placement={'actor,critic,rollout,reward': 0-1}"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As in the processes of a run: sums of several threads depend on how many there are."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
