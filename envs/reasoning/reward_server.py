@@ -12,6 +12,7 @@ import json
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -39,7 +40,7 @@ class Unanswered(Exception):
         self.reason, self.detail, self.final = reason, detail, final
 
 
-class Server:
+class Server(ABC):
     """Base class of servers that score. Posts to `url`; thread-safe. A request takes at most about `timeout_s` seconds.
 
     key: of the config, where the address is. secret: sent as bearer token, and never part of a message.
@@ -58,12 +59,12 @@ class Server:
         self._lock = threading.Lock()
         self._closed = False
 
+    @abstractmethod
     def ask(self, items: Sequence[ScoreItem]) -> list[Score]:
         """Returns a score per item; numbers that are not finite or out of range are invalid. Raises Unanswered.
 
         Without items it checks that the server answers.
         """
-        raise NotImplementedError
 
     def close(self) -> None:
         """Ends running requests; later ones fail."""
