@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +28,8 @@ def hang_watch(
     groups: Mapping[str, WorkerGroup], folder: Path, note: Callable[[str], None], deadline_s: float
 ) -> Iterator[None]:
     """While the block runs: if no call of any rank ends or progresses for 45 s (half of `deadline_s` if that is less),
-    notes the busy ranks and appends the stacks of the runner and of these ranks to `stacks.txt` in `folder`."""
+    notes the busy ranks and appends the stacks of the runner and of these ranks, or of all without any, to `stacks.txt`
+    in `folder`."""
     workers = [worker for group in groups.values() for worker in group.workers]
     over, patience, main = threading.Event(), min(PATIENCE_S, deadline_s / 2), threading.get_ident()
 
@@ -43,7 +44,8 @@ def hang_watch(
             names = frozenset(worker.label for worker in busy)
             if time.monotonic() - since >= patience and names not in reported:
                 reported.add(names)
-                note(_report(busy, folder / STACKS, time.monotonic() - since, main))
+                asked = list(busy) or workers[:MOST_SHOWN]  # a process that stands still has not taken its call
+                note(_report(busy, asked, folder / STACKS, time.monotonic() - since, main))
 
     thread = threading.Thread(target=look, name="hang watch", daemon=True)
     thread.start()
@@ -54,15 +56,15 @@ def hang_watch(
         thread.join()
 
 
-def _report(busy: Mapping[Worker, str], path: Path, seconds: float, main: int) -> str:
-    """Writes the stacks; returns the message."""
+def _report(busy: Mapping[Worker, str], asked: Sequence[Worker], path: Path, seconds: float, main: int) -> str:
+    """Writes the stacks of the runner and of the ranks `asked`; returns the message."""
     shown = [f"{worker.label} {doing}" for worker, doing in busy.items()]
     more = [f"{len(shown) - MOST_SHOWN} more ranks are busy"] if len(shown) > MOST_SHOWN else []
     states = ", ".join(shown[:MOST_SHOWN] + more) or "no rank is busy"
     headline = f"nothing has moved for {seconds:.0f} s: the runner waits, {states}"
     with ThreadPoolExecutor(MOST_SHOWN) as pool:  # a process that does not answer takes seconds
-        stacks = [stack_of(main), *pool.map(lambda worker: worker.stack(), busy)]
-    names = [RUNNER, *(worker.label for worker in busy)]
+        stacks = [stack_of(main), *pool.map(lambda worker: worker.stack(), asked)]
+    names = [RUNNER, *(worker.label for worker in asked)]
     text = "\n".join(f"--- {name}\n{stack.rstrip()}" for name, stack in zip(names, stacks, strict=True))
     try:
         with open(path, "a", encoding="utf-8") as file:

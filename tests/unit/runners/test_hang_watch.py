@@ -54,6 +54,19 @@ def test_stacks_of_both_sides_are_written_once(tmp_path: Path) -> None:
     assert "rollout[0]" not in text
 
 
+def test_without_a_busy_rank_every_rank_is_asked(tmp_path: Path) -> None:
+    """As a process that was stopped before it took its call."""
+    notes: list[str] = []
+    with LocalRuntime(Placed.of([("rollout", 0)], [("rollout", 1)]), 30.0, 1) as runtime:
+        groups = runtime.start({"rollout": ComponentSpec(Waiter)})
+        with hang_watch(groups, tmp_path, notes.append, deadline_s=0.4):
+            until(lambda: bool(notes))
+    assert "no rank is busy" in notes[0]
+    text = (tmp_path / "stacks.txt").read_text()
+    assert "--- rollout[0]" in text
+    assert "--- rollout[1]" in text
+
+
 def test_progress_is_no_hang(tmp_path: Path) -> None:
     notes: list[str] = []
     with LocalRuntime(Placed.of([("env", 0)]), 30.0, 1) as runtime:
@@ -65,5 +78,5 @@ def test_progress_is_no_hang(tmp_path: Path) -> None:
 
 def test_a_full_disk_does_not_hide_the_report(tmp_path: Path) -> None:
     assert module.PATIENCE_S + module.LOOK_S < 60
-    message = module._report({}, tmp_path / "missing" / "stacks.txt", 45.0, threading.get_ident())
+    message = module._report({}, [], tmp_path / "missing" / "stacks.txt", 45.0, threading.get_ident())
     assert message.startswith("nothing has moved for 45 s: the runner waits, no rank is busy. Their stacks cannot be")
