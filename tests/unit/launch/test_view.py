@@ -505,7 +505,8 @@ def rows_on_screen(output: str, columns: int) -> list[str]:
 
 def test_a_narrowed_terminal_shows_no_line_twice() -> None:
     master, slave = os.openpty()
-    environment = os.environ | {"TERM": "xterm"}
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    environment["TERM"] = "xterm"
     with subprocess.Popen([sys.executable, "-c", NARROWED], stdout=slave, env=environment) as process:
         os.close(slave)
         parts = []

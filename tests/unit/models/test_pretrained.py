@@ -191,8 +191,8 @@ class TestRefused:
             ("config.json", "[" * 100_000, "config.json: lists or objects are nested too deeply"),
             ("config.json", "[1]", "config.json: holds list"),
             ("config.json", '{"a": ', "config.json: Expecting value"),
-            ("config.json", '{"model_type": "llama", "num_hidden_layers": 2000000000}', "up to 1000"),
-            ("config.json", '{"model_type": "llama", "vocab_size": 1000000000000}', "up to 2147483648"),
+            ("config.json", '{"model_type": "llama", "num_hidden_layers": 2000000000}', "to 1000"),
+            ("config.json", '{"model_type": "llama", "vocab_size": 1000000000000}', "to 2147483648"),
             ("model.safetensors", "x" * 100, "model.safetensors: "),
         ],
     )
