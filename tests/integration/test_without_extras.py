@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from as_installed import lay_out
 
 from rl_platform.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"platform": "rl_platform", "envs": "rl_platform/envs", "launch": "rl_platform/launch"}
 EXTRAS = (
     "planner",
     "accel",
@@ -46,10 +46,7 @@ main()
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `rl_platform` as a wheel installs it, but without the extras."""
     folder = tmp_path_factory.mktemp("core")
-    for source, package in PACKAGES.items():
-        shutil.copytree(
-            ROOT / source, folder / package, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
-        )
+    lay_out(folder)
     for extra in EXTRAS:
         shutil.rmtree(folder / "rl_platform" / extra)
     (folder / "sitecustomize.py").write_text(FORGET)

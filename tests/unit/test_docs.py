@@ -93,7 +93,7 @@ def test_typed_configs_exist_and_take_their_overrides(page: Path) -> None:
 
 
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-PATH = re.compile(r"`((?:platform|envs|launch|tests|configs|docs)/[\w./*]+)`")
+PATH = re.compile(r"`((?:api|platform|envs|launch|tests|configs|docs)/[\w./*]+)`")
 
 
 def test_paths_of_the_architecture_exist() -> None:

@@ -16,8 +16,15 @@ from pathlib import Path
 
 import pytest
 
+import rl_platform
+
 ROOT = Path(__file__).parents[2]
-SOURCES = {"platform": "rl_platform", "envs": "rl_platform.envs", "launch": "rl_platform.launch"}
+SOURCES = {
+    "api": "rl_platform",
+    "platform": "rl_platform",
+    "envs": "rl_platform.envs",
+    "launch": "rl_platform.launch",
+}
 
 # From the bottom up; a module imports its own level and those below.
 LEVELS = (
@@ -44,6 +51,7 @@ LEVELS = (
     {"components"},
     {"runners"},
     {"launch"},
+    {"__init__"},  # and the other modules of api/
 )
 LEVEL = {area: number for number, areas in enumerate(LEVELS) for area in areas}
 EXTRAS = {  # folders that may be removed: the core imports them only when a config needs them
@@ -84,7 +92,7 @@ def source_files() -> list[Path]:
 def area_of(path: Path) -> str:
     """`platform/engines/rollout/base.py` -> engines, `platform/records.py` -> records, `envs/...` -> envs."""
     folder, first, *_ = path.relative_to(ROOT).parts
-    return first.removesuffix(".py") if folder == "platform" else folder
+    return first.removesuffix(".py") if folder in ("api", "platform") else folder
 
 
 @cache
@@ -192,7 +200,12 @@ def test_optional_engines_are_imported_by_their_engine_file_only_and_lazily_else
 
 def test_nobody_imports_by_folder_name():
     """`envs.x` beside `rl_platform.envs.x` would be one file as two modules."""
-    ours = {"envs", "launch", *(f"platform.{area}" for area in LEVEL)}  # platform alone is the standard library's
+    ours = {
+        "api",
+        "envs",
+        "launch",
+        *(f"platform.{area}" for area in LEVEL),
+    }  # platform alone is the standard library's
     files = [*source_files(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
     for path in files:
         for name, line in imports(tree_of(path)):
@@ -207,18 +220,47 @@ def test_platform_is_the_standard_librarys_from_the_root_of_the_repository():
     assert Path(imported) == Path(sysconfig.get_path("stdlib")) / "platform.py" == Path(platform.__file__)
 
 
+def test_importing_the_package_imports_no_other_module_of_it():
+    """Nor a library: every command and every child process imports it."""
+    code = "import sys; before = {*sys.modules}; import rl_platform; print(*sorted({*sys.modules} - before))"
+    imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {name.partition(".")[0] for name in imported} <= {"rl_platform", *sys.stdlib_module_names}
+    assert [name for name in imported if name.startswith("rl_platform.")] == []
+
+
+def test_the_names_of_the_package_are_those_that_type_checkers_read():
+    tree = tree_of(ROOT / "api" / "__init__.py")
+    for_types = [
+        (f"{node.module}.{alias.name}", alias.name, alias.asname)
+        for block in tree.body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in ast.walk(block)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
+    assert all(name == shown for _, name, shown in for_types), "import NAME as NAME: else it is not exported"
+    modules = rl_platform._MODULES.items()
+    assert [full for full, _, _ in for_types] == [m if m.endswith(f".{name}") else f"{m}.{name}" for name, m in modules]
+    for name in rl_platform.__all__:
+        assert getattr(rl_platform, name) is not None
+        assert name in dir(rl_platform)
+    assert not hasattr(rl_platform, "trian")
+
+
 def test_the_wheel_holds_every_module_and_table_under_its_import_name(tmp_path: Path):
     tree = tmp_path / "tree"  # setuptools builds in the tree it is given
     for folder in SOURCES:
         shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, tree]
     subprocess.run(command, check=True, capture_output=True)
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
-        held = {name for name in wheel.namelist() if name.endswith((".py", ".yaml"))}
-    expected = set()
-    for folder, package in SOURCES.items():
-        for path in (*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.yaml")):
-            expected.add(f"{package.replace('.', '/')}/{path.relative_to(ROOT / folder)}")
-    assert held == expected
+        held = sorted(name for name in wheel.namelist() if name.endswith((".py", ".yaml", "py.typed")))
+    files = [(folder, path) for folder in SOURCES for path in (ROOT / folder).rglob("*")]
+    expected = [
+        f"{SOURCES[folder].replace('.', '/')}/{path.relative_to(ROOT / folder)}"
+        for folder, path in files
+        if path.suffix in (".py", ".yaml", ".typed")
+    ]
+    assert held == sorted(expected)  # a name in both `api/` and `platform/` would be there once instead of twice

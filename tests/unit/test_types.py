@@ -5,21 +5,18 @@ mypy cannot follow the folder mapping of an editable install, so it is shown a c
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
+
+from as_installed import lay_out
 
 ROOT = Path(__file__).parents[2]
 STRICT = ("rl_platform.algorithms", "rl_platform.placement", "rl_platform.config")
 
 
 def test_strict_types(tmp_path: Path) -> None:
-    mapping = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["package-dir"]
-    for package, folder in sorted(mapping.items()):
-        target = tmp_path / package.replace(".", "/")
-        shutil.copytree(ROOT / folder, target, ignore=shutil.ignore_patterns("__pycache__"))
+    lay_out(tmp_path)
     command = [sys.executable, "-m", "mypy", "--config-file", str(Path(__file__).with_name("mypy.ini"))]
     command += ["--cache-dir", str(ROOT / ".mypy_cache"), *(option for name in STRICT for option in ("-p", name))]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

@@ -9,6 +9,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
+import rl_platform
 from rl_platform import errors
 
 
@@ -25,9 +26,10 @@ def code_fingerprint() -> str:
 
 
 def _modules() -> list[Path]:
-    """The files from which this process loads: a namespace package may lie in several places."""
-    own = Path(errors.__file__).parent
+    """The files from which this process loads: in a checkout the package lies in several folders."""
+    own, api = Path(errors.__file__).parent, Path(str(rl_platform.__file__)).parent
     areas = {path.name for path in own.iterdir() if path.is_dir()} | {"envs", "launch"}
     specs = [importlib.util.find_spec(f"rl_platform.{area}") for area in sorted(areas)]
     folders = [Path(spec.origin).parent for spec in specs if spec is not None and spec.origin is not None]
-    return [*sorted(own.glob("*.py")), *(path for folder in folders for path in sorted(folder.rglob("*.py")))]
+    roots = sorted({*own.glob("*.py"), *api.glob("*.py")})
+    return [*roots, *(path for folder in folders for path in sorted(folder.rglob("*.py")))]
