@@ -316,7 +316,7 @@ def _check_backbone(config: Config) -> None:
 
 def check_user_functions(config: Config) -> None:
     """Raises ConfigError with all functions of the user that cannot be imported; see also `check_reward`."""
-    checks = [check_policy_loss, check_estimator]
+    checks = [check_policy_loss, check_estimator, check_callbacks]
     if config.runner.task_type == "reasoning":
         checks += [check_tool, check_reward]
     check_all(*(partial(check, config) for check in checks))
@@ -365,6 +365,13 @@ def check_tool(config: Config) -> None:
 
     if config.rollout.multi_turn is not None:
         load_tool(config.rollout.multi_turn.tool)
+
+
+def check_callbacks(config: Config) -> None:
+    """Raises ConfigError when a callback cannot be imported or called."""
+    from rl_platform.runners.callbacks import load_callbacks
+
+    load_callbacks(config.runner.callbacks)
 
 
 def check_estimator(config: Config) -> None:

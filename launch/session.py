@@ -39,6 +39,7 @@ from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.occupancy import offload_order
 from rl_platform.placement.plan import render
 from rl_platform.placement.scheduler import Placement
+from rl_platform.runners.callbacks import Callback, load_callbacks
 from rl_platform.runners.hang_watch import hang_watch
 from rl_platform.runners.ppo import TaskRunner, train
 from rl_platform.runners.state import RunState
@@ -47,13 +48,23 @@ from rl_platform.runtime.cpu import keep_freed_memory
 from rl_platform.tracing import Timeline
 
 
-def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory: Inventory) -> None:
-    """Starts or continues a run and returns when it ends. Raises PlatformErrors with an exit code."""
+def run(
+    loaded: LoadedConfig,
+    config_path: str,
+    placement: Placement,
+    inventory: Inventory,
+    callbacks: Sequence[Callback] = (),
+) -> None:
+    """Starts or continues a run and returns when it ends. Raises PlatformErrors with an exit code.
+
+    callbacks: in addition to those of `runner.callbacks`.
+    """
     config = loaded.config
     world = checked(config, placement)
+    callbacks = [*load_callbacks(config.runner.callbacks), *callbacks]
     with shutting_down(), output_folder(config, loaded.resolved_yaml()) as output:
         restarts = RunRestarts(config.cluster)
-        restarts.run(lambda: _run_once(loaded, config_path, placement, inventory, world, output, restarts))
+        restarts.run(lambda: _run_once(loaded, config_path, placement, inventory, world, output, restarts, callbacks))
 
 
 def checked(config: Config, placement: Placement) -> EnvSpaces | Split:
@@ -86,6 +97,7 @@ def _run_once(
     world: EnvSpaces | Split,
     output: OutputFolder,
     restarts: RunRestarts,
+    callbacks: Sequence[Callback],
 ) -> None:
     """Runs until the last step or the first error, from the newest checkpoint on."""
     config, folder = loaded.config, output.path
@@ -123,7 +135,7 @@ def _run_once(
                 timeline.sources.append(runtime.spans)
                 try:
                     with hang_watch(task.groups, folder, reporter.note, config.runner.deadline_s):
-                        train(config, task, reporter, state)
+                        train(config, task, reporter, state, callbacks)
                 finally:
                     timeline.write()  # while the processes still run
         except BaseException as error:

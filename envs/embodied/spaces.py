@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.user_function import import_user_module
+from rl_platform.user_code import import_user_module
 
 if TYPE_CHECKING:
     import gymnasium

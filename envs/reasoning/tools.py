@@ -15,13 +15,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol
 
 from rl_platform.envs.reasoning.score import Score
-from rl_platform.user_function import load_function, misfit
+from rl_platform.user_code import Extension
 
-KEY = "rollout.multi_turn.tool"
-Tool = Callable[[list[str], dict[str, Any]], str | None]
+
+class Tool(Protocol):
+    """A tool that answers the policy's turns, see above."""
+
+    def __call__(self, conversation: list[str], metadata: dict[str, Any], /) -> str | None:
+        """Returns the observation after the last turn, or None if the response is complete."""
+
+
+TOOL = Extension("tool", "rollout.multi_turn.tool", Tool, "function(conversation, metadata) -> str or None")
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,7 @@ class ToolSpec:
 
     @property
     def key(self) -> str:
-        return KEY
+        return TOOL.key
 
     def load(self) -> Callable[[ToolCall], Score]:
         """Returns a function whose scores have the observation as `text`. Raises ConfigError for an unknown tool."""
@@ -60,10 +67,11 @@ def load_tool(name: str) -> Tool:
     if name in TOOLS:
         return TOOLS[name]
     if ":" in name:
-        return load_function(KEY, name, "function(conversation, metadata) -> str or None")
+        tool: Tool = TOOL.load(name)
+        return tool
     near = get_close_matches(name, TOOLS, n=1)
     hint = f"did you mean {near[0]}?" if near else ""
-    raise misfit(KEY, name, "no such tool", f"{', '.join(TOOLS)}, or module:function", hint)
+    raise TOOL.misfit(name, "no such tool", hint, f"{', '.join(TOOLS)}, or module:function")
 
 
 # The calculator -------------------------------------------------------------------------------------------------------

@@ -12,11 +12,10 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Protocol
 
-from rl_platform.user_function import load_function, misfit
+from rl_platform.user_code import Extension
 
-KEY = "reward.type"
 BUILT_IN = ("task", "math_verify", "exact_match")
 DECIDING = (*BUILT_IN, "code")  # types of reward whose full score means that the response is right
 
@@ -44,6 +43,21 @@ Verdict = float | tuple[float, Sequence[tuple[int, float]]]
 Verifier = Callable[[ScoreItem], Verdict]
 
 
+class RewardFunction(Protocol):
+    """The user's reward of a response."""
+
+    def __call__(self, response: str, answer: str, metadata: dict[str, Any], /) -> Verdict:
+        """Returns the score, or the score and the rewards of steps. answer, metadata: of the question."""
+
+
+REWARD = Extension(
+    "reward",
+    "reward.type",
+    RewardFunction,
+    "function(response, answer, metadata) -> float, or (float, [(end of a step, its reward)])",
+)
+
+
 @dataclass(frozen=True)
 class VerifierSpec:
     """The name of a verifier, `reward.type`, and for `task` the type, name and params of `data.task`, or the specs of
@@ -58,7 +72,7 @@ class VerifierSpec:
 
     @property
     def key(self) -> str:
-        return KEY
+        return REWARD.key
 
     @property
     def built_in(self) -> bool:
@@ -80,7 +94,7 @@ def load_verifier(spec: VerifierSpec) -> Verifier:
         return _user_verifier(spec.type)
     near = get_close_matches(spec.type, BUILT_IN, n=1)
     hint = f"did you mean {near[0]}?" if near else ""
-    raise misfit(KEY, spec.type, "no such verifier", f"{', '.join(BUILT_IN)}, or module:function", hint)
+    raise REWARD.misfit(spec.type, "no such verifier", hint, f"{', '.join(BUILT_IN)}, or module:function")
 
 
 def exact_match(item: ScoreItem) -> float:
@@ -134,7 +148,5 @@ def _math_verifier() -> Verifier:
 
 
 def _user_verifier(name: str) -> Verifier:
-    function = load_function(
-        KEY, name, "function(response, answer, metadata) -> float, or (float, [(end of a step, its reward)])"
-    )
+    function = REWARD.load(name)
     return lambda item: function(item.response, item.answer, item.metadata)

@@ -9,10 +9,9 @@ aggregation.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from difflib import get_close_matches
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,18 +20,43 @@ from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differe
 from rl_platform.algorithms.aggregation import Denominators, select
 from rl_platform.algorithms.metrics import Metrics, active_positions, over
 from rl_platform.config.schema.algorithm import Algorithm, PositiveNLLNorm
-from rl_platform.user_function import load_function, misfit
+from rl_platform.user_code import Extension
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
     from rl_platform.algorithms.shapes import BoolB, BoolBT, FloatBT
 
-KEY = "algorithm.policy_loss"
 LOG_RATIO_LIMIT = 20.0
 SMALLEST_RATIO, LARGEST_RATIO = math.exp(-LOG_RATIO_LIMIT), math.exp(LOG_RATIO_LIMIT)
 
-PolicyLoss = Callable[[Tensor, Tensor, Tensor, Tensor | None, Algorithm], tuple[Tensor, Metrics]]
+
+@runtime_checkable
+class PolicyLoss(Protocol):
+    """A policy loss, of either task."""
+
+    def __call__(
+        self,
+        log_probs: Tensor,
+        old_log_probs: Tensor,
+        advantages: Tensor,
+        mask: Tensor | None,
+        algorithm: Algorithm,
+        /,
+    ) -> tuple[Tensor, Metrics]:
+        """Returns the loss of each position [B,T] and metrics.
+
+        Called for each micro-batch with tensors [B,T] that are 0 outside the mask, of which `log_probs` has a gradient.
+        mask [B,T] bool; None: every position counts. `algorithm`: the section of the config.
+        """
+
+
+LOSS = Extension(
+    "policy loss",
+    "algorithm.policy_loss",
+    PolicyLoss,
+    "function(log_probs, old_log_probs, advantages, mask, algorithm) -> (loss [B,T], Metrics)",
+)
 
 
 def ppo_clip(
@@ -216,24 +240,24 @@ def policy_loss_function(name: str) -> PolicyLoss:
         return _user_policy_loss(name)
     near = get_close_matches(name, KINDS, n=1)
     hint = f"did you mean {near[0]}?" if near else ""
-    raise misfit(KEY, name, "no such policy loss", f"{', '.join(KINDS)}, or module:function", hint)
+    raise LOSS.misfit(name, "no such policy loss", hint, f"{', '.join(KINDS)}, or module:function")
 
 
 def _user_policy_loss(name: str) -> PolicyLoss:
     """The user's function. Its inputs are 0 outside the mask, so that its gradient is finite there."""
-    signature = "function(log_probs, old_log_probs, advantages, mask, algorithm) -> (loss [B,T], Metrics)"
-    function = load_function(KEY, name, signature)
+    function = LOSS.load(name)
 
     def loss(
         log_probs: FloatBT, old_log_probs: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
     ) -> tuple[FloatBT, Metrics]:
         tensors = (select(x, mask) for x in (log_probs, old_log_probs, advantages))
-        result = function(*tensors, mask, algorithm)
+        with LOSS.running(name):
+            result = function(*tensors, mask, algorithm)
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Metrics)):
-            raise misfit(KEY, name, f"returned {type(result).__name__}", signature)
+            raise LOSS.misfit(name, f"returned {type(result).__name__}")
         if not isinstance(result[0], Tensor) or result[0].shape != log_probs.shape:
             shape = list(result[0].shape) if isinstance(result[0], Tensor) else type(result[0]).__name__
-            raise misfit(KEY, name, f"the loss it returned is {shape}, not one number per position", signature)
+            raise LOSS.misfit(name, f"the loss it returned is {shape}, not one number per position")
         return select(result[0], mask), result[1]
 
     return loss

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,25 +10,40 @@ from torch import Tensor
 from rl_platform.algorithms.validation import first_not_finite
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
-from rl_platform.user_function import load_function, misfit
+from rl_platform.user_code import Extension
 
 if TYPE_CHECKING:
     from rl_platform.algorithms.shapes import BoolBT, FloatBT
 
-Estimate = Callable[[RolloutBatch, Algorithm], tuple[Tensor, Tensor | None]]
-KEY = "algorithm.adv_type"
-SIGNATURE = "function(batch, algorithm) -> (advantages [B,T], returns [B,T] or None)"
+
+@runtime_checkable
+class Estimate(Protocol):
+    """An advantage estimator, of either task."""
+
+    def __call__(self, batch: RolloutBatch, algorithm: Algorithm, /) -> tuple[Tensor, Tensor | None]:
+        """Returns advantages [B,T], and returns [B,T] for the values or None without values.
+
+        Called once per rollout batch, without gradient. `algorithm`: the section of the config.
+        """
+
+
+ESTIMATOR = Extension(
+    "advantage estimator",
+    "algorithm.adv_type",
+    Estimate,
+    "function(batch, algorithm) -> (advantages [B,T], returns [B,T] or None)",
+)
 
 
 def load_estimator(name: str) -> Estimate:
     """The function behind module:function, with its results checked. Raises ConfigError if it cannot be imported."""
-    function = load_function(KEY, name, SIGNATURE)
+    function = ESTIMATOR.load(name)
 
     def checked(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Tensor, Tensor | None]:
-        with torch.no_grad():
+        with torch.no_grad(), ESTIMATOR.running(name):
             pair = function(batch, algorithm)
         if not (isinstance(pair, tuple) and len(pair) == 2):
-            raise misfit(KEY, name, f"returned {type(pair).__name__}, not a pair", SIGNATURE)
+            raise ESTIMATOR.misfit(name, f"returned {type(pair).__name__}, not a pair")
         estimated = _check(name, "advantages", pair[0], batch.mask)
         if pair[1] is None and batch.values is None:
             return estimated, None
@@ -41,13 +55,11 @@ def load_estimator(name: str) -> Estimate:
 def _check(name: str, what: str, result: object, mask: BoolBT) -> FloatBT:
     """`result` as float32, 0 outside `mask`. Raises ConfigError if it is not finite numbers in the shape of `mask`."""
     if result is None:
-        raise misfit(KEY, name, "returned no returns, but a critic is trained on them", SIGNATURE)
+        raise ESTIMATOR.misfit(name, "returned no returns, but a critic is trained on them")
     if not isinstance(result, Tensor) or result.shape != mask.shape or result.is_complex():
         shape = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
-        raise misfit(KEY, name, f"returned {what} as {shape}, not as a tensor {list(mask.shape)}", SIGNATURE)
+        raise ESTIMATOR.misfit(name, f"returned {what} as {shape}, not as a tensor {list(mask.shape)}")
     wrong = first_not_finite(result, mask)
     if wrong is not None:
-        raise misfit(
-            KEY, name, f"returned {what} that are not finite, first at {wrong}: {result[wrong].item()}", SIGNATURE
-        )
+        raise ESTIMATOR.misfit(name, f"returned {what} that are not finite, first at {wrong}: {result[wrong].item()}")
     return torch.where(mask, result.to(torch.float32), 0.0)

@@ -30,6 +30,7 @@ from rl_platform.interrupts import stopping_after_step
 from rl_platform.metrics import Reporter
 from rl_platform.records import RolloutBatch, StateDict, WeightsReceived
 from rl_platform.rng import generator
+from rl_platform.runners.callbacks import Callback, stopped_by
 from rl_platform.runners.groups import ActorGroup, LearnerGroup, ReferenceGroup
 from rl_platform.runners.phases import ComponentTimings, Phase, Phases, TakingTurns
 from rl_platform.runners.rollouts import Collected, Rollouts
@@ -91,8 +92,10 @@ class TaskRunner(Protocol):
         """Called after the last step: exports, videos."""
 
 
-def train(config: Config, runner: TaskRunner, reporter: Reporter, state: RunState) -> None:
-    """Runs PPO steps until `runner.max_steps`, from the step `state` was resumed at.
+def train(
+    config: Config, runner: TaskRunner, reporter: Reporter, state: RunState, callbacks: Sequence[Callback] = ()
+) -> None:
+    """Runs PPO steps until `runner.max_steps` or a callback asks to stop, from the step `state` was resumed at.
 
     After a signal, saves at the end of the step and raises Interrupted.
     """
@@ -132,6 +135,9 @@ def train(config: Config, runner: TaskRunner, reporter: Reporter, state: RunStat
             if last or due(step, config.runner.val_check_interval):
                 metrics |= validate(runner, reporter, step)
             reporter.step(step, metrics | timings.since_last())
+            if stopping := stopped_by(callbacks, step, metrics):
+                reporter.note(f"stopped after step {step} by callback {', '.join(stopping)}")
+                last = True
             stragglers.look()
             stopped = stop.due()
             if last or stopped or due(step, config.runner.save_interval):

@@ -42,7 +42,7 @@ LEVELS = (
         "rng",
         "step_lines",
         "tracing",
-        "user_function",
+        "user_code",
     },
     {"config"},
     {"placement", "algorithms"},

@@ -6,7 +6,6 @@ The rules of a section are two generators. `refused` yields a `Problem` for each
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple, TypeVar
 
@@ -14,9 +13,9 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.base import Unreadable
 from rl_platform.config.suggest import nearest
 from rl_platform.errors import Problem
+from rl_platform.user_code import is_named
 
 TASK, CHUNKS = "runner.task_type", "actor.model.num_action_chunks"
-_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")  # module:function
 Value = TypeVar("Value")
 
 
@@ -44,12 +43,16 @@ def unread_keys(section: str, names: str, reason: str, *switches: str) -> Iterat
     return (Unread(f"{section}.{name}", reason, switches) for name in names.split())
 
 
-def unknown_name(key: str, name: str, known: Collection[str]) -> Problem | None:
-    """Returns the problem of a name that is neither in `known` nor of the form module:function."""
-    if name in known or _FUNCTION.fullmatch(name):
+def unknown_name(key: str, name: str, known: Collection[str], what: str = "function") -> Problem | None:
+    """Returns the problem of a name that is neither in `known` nor of the form module:Name or path/to/file.py:Name.
+
+    what: the user's own is a function or a Class.
+    """
+    if name in known or is_named(name):
         return None
     one_of = "one of " if len(known) > 1 else ""
-    message = f"neither {one_of}{', '.join(known)} nor a function written as module:function"
+    own = f"a {what} written as module:{what} or path/to/file.py:{what}"
+    message = f"neither {one_of}{', '.join(known)} nor {own}" if known else f"not {own}"
     close = nearest(name, known)
     return Problem(key, message, hint=f"did you mean {close}?" if close else "")
 

@@ -33,6 +33,9 @@ class Runner(Section):
     logger_backends: list[Literal["tensorboard", "wandb", "trackio"]] = key(
         ["tensorboard"], "loggers in addition to metrics.jsonl"
     )
+    callbacks: list[str] = key(
+        [], "functions, as module:function, that are called after each step and may stop the run"
+    )
     log_samples: int = key(2, "reasoning: number of generated texts to log per step", ge=0)
     max_staleness: int = key(
         0,

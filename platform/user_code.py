@@ -1,0 +1,146 @@
+"""Code of the user that a config names as module:Name or path/to/file.py:Name: functions, classes, environments.
+
+Every kind is one `Extension`, defined beside its protocol. launch/extensions.py lists all of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rl_platform.errors import ConfigError, PlatformError, Problem, WorkerError
+
+NAMED = re.compile(r"([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^:]+\.py):[A-Za-z_]\w*")  # module:Name or path/to/file.py:Name
+_PLACE = "module:Name or path/to/file.py:Name, importable from where the run was started"
+
+
+@dataclass(frozen=True)
+class Extension:
+    """A kind of user code. key: of the config; protocol: what it must satisfy; usage: a line of that for messages.
+
+    A protocol with `__call__` is satisfied by a function, or by a class without arguments whose instances are called.
+    Any other protocol is satisfied by a class; its `__init__`, if it has one, gives the arguments of the constructor.
+    """
+
+    kind: str
+    key: str
+    protocol: type
+    usage: str
+
+    def load(self, name: str) -> Any:
+        """Returns the function or the class behind `name`. Raises ConfigError if it does not satisfy the protocol."""
+        module_name, _, attribute = name.rpartition(":")
+        try:
+            found = getattr(import_user_module(module_name), attribute)
+        except Exception as error:  # whatever the user's module raises while it is imported
+            problem = self.misfit(name, f"cannot be imported: {type(error).__name__}: {error}", allowed=_PLACE)
+            raise problem from error
+        if "__call__" in vars(self.protocol):
+            return self._function(name, found)
+        if not inspect.isclass(found):
+            raise self.misfit(name, "is not a class")
+        expected = _methods(self.protocol)
+        missing = [method for method in expected if not callable(getattr(found, method, None))]
+        if missing:
+            raise self.misfit(name, f"has no method {', '.join(missing)}")
+        for method, function in expected.items():
+            bound = [None] if inspect.isfunction(inspect.getattr_static(found, method)) else []  # self
+            self._check(name, f"{method}()", getattr(found, method), function, bound)
+        if "__init__" in vars(self.protocol):
+            self._check(name, "its constructor", found, self.protocol.__init__)  # type: ignore[misc]
+        return found
+
+    def _function(self, name: str, found: Any) -> Callable[..., Any]:
+        if inspect.isclass(found):
+            try:
+                found = found()
+            except Exception as error:
+                raise self.misfit(name, f"cannot be built: {type(error).__name__}: {error}") from error
+        if not callable(found):
+            raise self.misfit(name, "is not a function")
+        self._check(name, "it", found, self.protocol.__call__)  # type: ignore[operator]
+        function: Callable[..., Any] = found
+        return function
+
+    def _check(
+        self, name: str, what: str, found: Callable[..., Any], expected: Callable[..., Any], bound: Sequence[None] = ()
+    ) -> None:
+        """Raises ConfigError if `found` cannot be called with the arguments of `expected`."""
+        try:
+            own = inspect.signature(found)
+        except (TypeError, ValueError):  # built-in functions have none
+            return
+        names = list(inspect.signature(expected).parameters.values())[1:]  # without self
+        keywords = {each.name: None for each in names if each.kind is each.KEYWORD_ONLY}
+        positional = [each.name for each in names if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+        try:
+            own.bind(*bound, *positional, **keywords)
+        except TypeError as error:
+            given = ", ".join([*positional, *keywords]) or "nothing"
+            raise self.misfit(name, f"{what} is called with ({given}): {error}") from error
+
+    def misfit(self, name: str, message: str, hint: str = "", allowed: str = "") -> ConfigError:
+        """Returns the error about user code that does not fit."""
+        return ConfigError([Problem(self.key, message, value=name, allowed=allowed or self.usage, hint=hint)])
+
+    @contextmanager
+    def running(self, name: str) -> Iterator[None]:
+        """Turns errors of the user's code into WorkerError with its traceback."""
+        try:
+            yield
+        except PlatformError:
+            raise
+        except Exception as error:
+            message = f"{self.key} {name} raised {type(error).__name__}: {error}"
+            raise WorkerError(f"{message}\n{traceback.format_exc().rstrip()}") from error
+
+
+def is_named(name: str) -> bool:
+    """Whether `name` has the form module:Name or path/to/file.py:Name."""
+    return NAMED.fullmatch(name) is not None
+
+
+def import_user_module(name: str) -> ModuleType:
+    """Imports an installed module, one of the working folder, or a file. Raises the errors of the import."""
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())  # sys.path of a console script starts with the script's own folder
+    return _import_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+
+
+def _import_file(path: Path) -> ModuleType:
+    """The module of a file, imported once. Modules beside it can be imported by their names."""
+    name = re.sub(r"\W", "_", str(path.absolute()))  # without dots: pickle would look for packages
+    if name in sys.modules:
+        return sys.modules[name]
+    if not path.is_file():
+        raise ModuleNotFoundError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    if str(path.parent.absolute()) not in sys.path:
+        sys.path.append(str(path.parent.absolute()))
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _methods(protocol: type) -> dict[str, Callable[..., Any]]:
+    """The public methods of a protocol and its bases."""
+    names = {name: None for base in reversed(protocol.__mro__) if base is not object for name in vars(base)}
+    found = {name: inspect.getattr_static(protocol, name) for name in names if not name.startswith("_")}
+    return {name: each for name, each in found.items() if inspect.isfunction(each)}

@@ -1,0 +1,39 @@
+"""Callbacks: who is called with what, who stops the run, and errors of the user's code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from rl_platform.errors import WorkerError
+from rl_platform.runners.callbacks import stopped_by
+
+
+class Above:
+    def __init__(self, limit: float) -> None:
+        self.limit, self.seen = limit, []
+
+    def __call__(self, step: int, metrics: Mapping[str, float]) -> bool:
+        self.seen.append(step)
+        return metrics.get("val/return", 0.0) > self.limit
+
+
+def quiet(step: int, metrics: Mapping[str, float]) -> None: ...
+
+
+def broken(step: int, metrics: Mapping[str, float]) -> None:
+    raise KeyError("val/retrun")
+
+
+def test_all_are_called_and_those_that_stop_are_named() -> None:
+    low, high = Above(1.0), Above(5.0)
+    assert stopped_by([low, quiet, high], 3, {"val/return": 2.0}) == ["Above"]
+    assert stopped_by([low, high], 4, {}) == []
+    assert low.seen == high.seen == [3, 4]
+
+
+def test_an_error_carries_its_traceback() -> None:
+    with pytest.raises(WorkerError, match=r"(?s)broken raised KeyError: 'val/retrun'.*in broken\n") as failed:
+        stopped_by([broken], 1, {})
+    assert failed.value.exit_code == 70

@@ -1,0 +1,111 @@
+"""Code of the user: how it is named, imported and compared with its protocol."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from rl_platform.errors import ConfigError
+from rl_platform.user_code import Extension, import_user_module, is_named
+
+
+class Scale(Protocol):
+    def __call__(self, number: float, factor: float, /) -> float: ...
+
+
+class Machine(Protocol):
+    def __init__(self, size: int, **options: object) -> None: ...
+
+    def start(self, speed: float, *, slowly: bool) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+FUNCTION = Extension("scale", "part.scale", Scale, "function(number, factor) -> float")
+CLASS = Extension("machine", "part.machine", Machine, "class with start and stop")
+SOURCE = """
+def scale(a, b): return a * b
+def scale_more(a, b, c=1): return a * b * c
+def short(a): return a
+def long(a, b, c): return a
+class Scaling:
+    def __call__(self, number, factor): return number * factor
+class Needy:
+    def __init__(self, name): ...
+    def __call__(self, number, factor): ...
+number = 3
+class Good:
+    def __init__(self, size, colour="red"): ...
+    def start(self, speed, *, slowly): ...
+    @staticmethod
+    def stop(): ...
+class NoStop:
+    def __init__(self, size): ...
+    def start(self, speed, *, slowly): ...
+class WrongStart(NoStop):
+    def start(self, speed): ...
+    def stop(self): ...
+class WrongInit(Good):
+    def __init__(self): ...
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "users-code.py"
+    path.write_text(SOURCE)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["scale", "scale_more", "Scaling"])
+def test_functions_that_fit(file: str, name: str) -> None:
+    assert FUNCTION.load(f"{file}:{name}")(2, 3) == 6
+
+
+def test_a_class_that_fits(file: str) -> None:
+    assert CLASS.load(f"{file}:Good").__name__ == "Good"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        (FUNCTION, "nothing", "cannot be imported: AttributeError"),
+        (FUNCTION, "number", "is not a function"),
+        (FUNCTION, "short", "it is called with (number, factor): too many positional arguments"),
+        (FUNCTION, "long", "it is called with (number, factor): missing a required argument: 'c'"),
+        (FUNCTION, "Needy", "cannot be built: TypeError"),
+        (CLASS, "scale", "is not a class"),
+        (CLASS, "NoStop", "has no method stop"),
+        (CLASS, "WrongStart", "start() is called with (speed, slowly): got an unexpected keyword argument 'slowly'"),
+        (CLASS, "WrongInit", "its constructor is called with (size): too many positional arguments"),
+    ],
+)
+def test_code_that_does_not_fit(file: str, kind: Extension, name: str, message: str) -> None:
+    with pytest.raises(ConfigError) as failed:
+        kind.load(f"{file}:{name}")
+    (problem,) = failed.value.problems
+    assert (problem.key, problem.value) == (kind.key, f"{file}:{name}")
+    assert problem.message.startswith(message)
+    assert problem.allowed == (kind.usage if name != "nothing" else problem.allowed)
+
+
+def test_a_file_is_imported_once_and_finds_the_files_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "helper_beside.py").write_text("value = 5\n")
+    (tmp_path / "main.py").write_text("from helper_beside import value\n")
+    module = import_user_module(str(tmp_path / "main.py"))
+    assert module.value == 5
+    assert import_user_module(str(tmp_path / "main.py")) is module
+    with pytest.raises(ModuleNotFoundError, match="there is no file"):
+        import_user_module(str(tmp_path / "other.py"))
+
+
+@pytest.mark.parametrize("name", ["a:b", "a.b_1:C", "folder/my-file.py:Name", "../x.py:y"])
+def test_names(name: str) -> None:
+    assert is_named(name)
+
+
+@pytest.mark.parametrize("name", ["a", "a.py", "a-b:c", "a:b:c", "a:b.c", "x.py:y.z", ":a", "a:"])
+def test_no_names(name: str) -> None:
+    assert not is_named(name)
