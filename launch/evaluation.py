@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -24,6 +23,7 @@ from rl_platform.config.schema.cluster import Cluster
 from rl_platform.config.schema.env import Env
 from rl_platform.config.schema.models import Critic, Parallel
 from rl_platform.config.source import COMMAND_LINE
+from rl_platform.envs.embodied.evaluate import EvaluationResult
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.embodied.success import success_rates
 from rl_platform.envs.reasoning.question import Split
@@ -177,21 +177,26 @@ def _episodes(task: EmbodiedRunner, env: Env, place: Path, video: bool, reporter
     whole = " ".join([env.id, *(str(env.kwargs[key]) for key in ("env_name",) if key in env.kwargs)])
     for actions in ("deterministic", "sampled"):
         file = place.with_name(f"{place.name}-{actions}.mp4") if video else None
-        results = task.evaluate(0, str(file) if file else None, actions == "deterministic")
-        if results["note"]:
-            reporter.note(f"{results['note']}. Going on without")
+        results = task.evaluate(0, file, actions == "deterministic", last=True)
+        if file is not None and (failure := task.drawn()):
+            reporter.note(f"no video: {failure}. Going on without")
             file, video = None, False
         rows.append(_row(whole, actions, env.evaluation.episodes, results) | {"video": str(file) if file else None})
         for index, one in enumerate(env.tasks):
-            own = [at for at, number in enumerate(results["numbers"]) if number % len(env.tasks) == index]
-            part = {name: [results[name][at] for at in own] for name in ("returns", "lengths", "successes")}
+            own = [at for at, number in enumerate(results.numbers) if number % len(env.tasks) == index]
+            part = EvaluationResult(
+                returns=[results.returns[at] for at in own],
+                lengths=[results.lengths[at] for at in own],
+                successes=[results.successes[at] for at in own],
+                invalid=0,
+            )
             rows.append(_row(one.name, actions, env.evaluation.episodes // len(env.tasks), part) | {"video": None})
     return rows
 
 
-def _row(task: str, actions: str, episodes: int, results: Mapping[str, Any]) -> Row:
+def _row(task: str, actions: str, episodes: int, results: EvaluationResult) -> Row:
     """Returns the row of a task. Of `episodes` episodes, those without a result count as invalid."""
-    returns, lengths, successes = results["returns"], results["lengths"], results["successes"]
+    returns, lengths, successes = results.returns, results.lengths, results.successes
     return {
         "task": task,
         "actions": actions,

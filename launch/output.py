@@ -29,6 +29,8 @@ STARTED = {
     RUN_MARK,
     "metrics.jsonl",
     "samples.jsonl",
+    "evaluation.mp4",
+    "evaluation.json",
     "trace.json",
     "stacks.txt",
     "wandb_id",

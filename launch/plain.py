@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -12,13 +12,13 @@ from rich.console import Console
 from rl_platform.launch.headline import History, duration, number
 from rl_platform.launch.open_phases import OpenPhases
 from rl_platform.launch.panels import print_lines, print_start
-from rl_platform.metrics import RunInfo, Sample
+from rl_platform.metrics import Reporter, RunInfo
 
 QUIET_SECONDS = 25.0
 """Longest time without a line: less than 30 s even on a busy machine."""
 
 
-class PlainView:
+class PlainView(Reporter):
     """A reporter that prints lines. After `QUIET_SECONDS` without a line a thread prints the progress."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -63,12 +63,6 @@ class PlainView:
         cells.append(f"{duration(metrics.get('time/step', float('nan'))):>7}")
         cells.append(f"eta {duration(history.eta)}")
         self._print("  ".join(cells))
-
-    def samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Prints nothing: samples.jsonl holds them."""
-
-    def sync(self) -> None:
-        pass
 
     def note(self, text: str) -> None:
         self._print(text)

@@ -34,7 +34,7 @@ def terminal_view(console: Console | None = None) -> Reporter:
     return LiveView(console) if console.is_terminal and not console.is_dumb_terminal else PlainView(console)
 
 
-class LiveView:
+class LiveView(Reporter):
     """A reporter that draws. Calls store the news; a thread draws."""
 
     def __init__(self, console: Console) -> None:
@@ -78,9 +78,6 @@ class LiveView:
         if samples:
             self._sample = samples[-1]
             self._changed.set()
-
-    def sync(self) -> None:
-        pass
 
     def note(self, text: str) -> None:
         self._erase_wrapped()

@@ -49,6 +49,21 @@ class Sample(NamedTuple):
     verdict: str = ""
 
 
+class Episode(NamedTuple):
+    """An evaluation episode for the log: its seed, task (empty: the only one), sum of raw rewards and steps.
+
+    success: whether it was reached at any step and at the last one; None: not reported. return_ None: the episode is
+    invalid.
+    """
+
+    seed: int
+    task: str = ""
+    return_: float | None = None
+    length: int | None = None
+    finish_reason: str = "invalid"  # or terminated, or truncated
+    success: tuple[bool, bool] | None = None
+
+
 RATED = ("tokens", "env_steps", "samples")
 """Counts `perf/<name>` of one step from which `Reporters` derives `perf/<name>_per_sec`."""
 
@@ -99,6 +114,9 @@ class Reporter(Protocol):
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
         """Generated texts of the step."""
+
+    def episodes(self, step: int, episodes: Sequence[Episode]) -> None:
+        """Evaluation episodes after the step."""
 
     def sync(self) -> None:
         """Returns when the steps so far would survive a power loss. Called before a checkpoint counts."""
@@ -168,6 +186,10 @@ class Reporters:
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
         for sink in self.sinks:
             sink.samples(step, samples)
+
+    def episodes(self, step: int, episodes: Sequence[Episode]) -> None:
+        for sink in self.sinks:
+            sink.episodes(step, episodes)
 
     def sync(self) -> None:
         for sink in self.sinks:
@@ -256,6 +278,16 @@ class RunLog(Reporter):
             line = {"step": step, **sample._asdict(), "reward": score}
             if not sample.verdict:
                 del line["verdict"]
+            self._diagnose("samples.jsonl", partial(self._samples.write, line))
+
+    def episodes(self, step: int, episodes: Sequence[Episode]) -> None:
+        for episode in episodes if self._samples is not None else ():
+            line: dict[str, object] = {"step": step, "seed": episode.seed, "return": episode.return_}
+            line |= {"length": episode.length, "finish_reason": episode.finish_reason}
+            if episode.task:
+                line["task"] = episode.task
+            if episode.success is not None:
+                line["success_once"], line["success_at_end"] = episode.success
             self._diagnose("samples.jsonl", partial(self._samples.write, line))
 
     def sync(self) -> None:

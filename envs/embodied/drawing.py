@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rl_platform.errors import PlatformError
 
+if TYPE_CHECKING:
+    from rl_platform.envs.embodied.spaces import AnyEnv
+
 # in order of preference: EGL of the GPU or Mesa, then software
 _HEADLESS = ("egl", "osmesa")
+_SHADOW_SIZE = 1024
 
 Result = TypeVar("Result")
 
@@ -31,6 +35,15 @@ def with_drawing(uses_mujoco: bool, start: Callable[[dict[str, str]], Result]) -
             setting = ", ".join(f"{name}={value}" for name, value in variables.items() if name == "MUJOCO_GL")
             notes.append(f"{setting}: {_last_line(error)}" if setting else _last_line(error))
     raise CannotDraw("; ".join(notes))
+
+
+def draw_quickly(env: AnyEnv) -> None:
+    """Makes software rendering of a MuJoCo environment three times as fast, without a visible difference in videos.
+
+    Called before the first picture. Shadow maps of MuJoCo's size and multisampling take most of the time.
+    """
+    if (visual := getattr(getattr(env.unwrapped, "model", None), "vis", None)) is not None:
+        visual.quality.shadowsize, visual.quality.offsamples = min(visual.quality.shadowsize, _SHADOW_SIZE), 0
 
 
 def _drawing_variables(uses_mujoco: bool) -> list[dict[str, str]]:

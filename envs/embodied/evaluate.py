@@ -23,7 +23,7 @@ class EvaluationResult:
     """Sums of raw rewards, numbers of steps and successes (None: not reported) of valid episodes, in order of seed.
 
     invalid: the number of invalid episodes, which the lists leave out. numbers: the indices of the valid episodes;
-    episode k runs in environment k modulo the number of environments.
+    episode k runs in environment k modulo the number of environments. terminated: see `EpisodeStats`.
     """
 
     returns: list[float]
@@ -31,6 +31,7 @@ class EvaluationResult:
     invalid: int
     successes: list[Success | None] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
+    terminated: list[bool] = field(default_factory=list)
 
 
 Begin = Callable[[int], None]
@@ -95,4 +96,5 @@ def evaluate(
         invalid=episodes - len(valid),
         successes=[episode.success for episode in valid],
         numbers=list(ended),
+        terminated=[episode.terminated for episode in valid],
     )

@@ -179,6 +179,7 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
     import gymnasium
 
     from rl_platform.envs.embodied.adapter import flattened
+    from rl_platform.envs.embodied.drawing import draw_quickly
 
     spec, description = spec or find_spec(description), description.of_task(0)
     kwargs = description.kwargs if render_mode is None else {**description.kwargs, "render_mode": render_mode}
@@ -198,7 +199,11 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
         message = f"{spec.id} cannot be built ({type(error).__name__}: {error})"
         hint = "check env.kwargs against the environment's documentation"
         raise ConfigError([Problem("env.kwargs", message, value=repr(kwargs), hint=hint)]) from error
-    return flattened(env) if description.pixels is None else PixelObservation(env, description.pixels)
+    if description.pixels is not None:
+        return PixelObservation(env, description.pixels)
+    if render_mode is not None:
+        draw_quickly(env)
+    return flattened(env)
 
 
 def read_spaces(env: AnyEnv, env_id: str) -> EnvSpaces:

@@ -38,12 +38,16 @@ from rl_platform.tracing import recorder
 
 @dataclass(frozen=True)
 class EpisodeStats:
-    """A finished episode: the sum of its raw rewards, its number of steps, its success (None: not reported)."""
+    """A finished episode: the sum of its raw rewards, its number of steps, its success (None: not reported).
+
+    terminated: it ended by itself, otherwise by a limit of steps.
+    """
 
     env_index: int
     return_: float
     length: int
     success: Success | None = None
+    terminated: bool = False
 
 
 class StepResult(NamedTuple):
@@ -226,8 +230,14 @@ class VectorEnv:
         """Returns the valid episodes of environments `ended` (indices)."""
         buffers = self._buffers
         return [
-            EpisodeStats(int(i), float(buffers.returns[i]), int(buffers.lengths[i]), success_of(once, at_end))
-            for i, once, at_end in zip(ended, buffers.success_once[ended], buffers.success_at_end[ended], strict=True)
+            EpisodeStats(
+                i,
+                float(buffers.returns[i]),
+                int(buffers.lengths[i]),
+                success_of(buffers.success_once[i], buffers.success_at_end[i]),
+                bool(buffers.terminated[i]),
+            )
+            for i in ended.tolist()
             if not buffers.invalid[i]
         ]
 

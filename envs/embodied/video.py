@@ -1,77 +1,160 @@
-"""Records one episode as an mp4 file.
+"""Videos of episodes: an episode is played with the policy, then drawn from its actions beside what follows.
 
-A separate process renders, so a graphics library that crashes or hangs cannot end the run.
+The seed and the actions determine an episode, so it can be played once more without the policy. A separate process
+does so and renders, so a graphics library that crashes or hangs cannot end the run.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
 
 from rl_platform.envs.embodied.drawing import CannotDraw, with_drawing
 from rl_platform.envs.embodied.evaluate import Begin, PolicyFunction, one_by_one
 from rl_platform.envs.embodied.spaces import EnvDescription, make_env
 from rl_platform.envs.embodied.vector import VectorEnv
 
+LONGEST = 2000  # steps that are drawn
+_PICTURES_PER_SECOND = 25  # of environments that draw more; others give every other picture
 
-def record_video(
+
+@dataclass(frozen=True)
+class Episode:
+    """An episode that was played. seed: of its reset. actions: each [1,A] or [1], in order. rewards: raw, of each."""
+
+    seed: int
+    actions: list[np.ndarray] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+
+
+def play(
     description: EnvDescription,
     policy: PolicyFunction,
-    path: Path,
     seed: int,
-    max_steps: int = 2000,
-    timeout_s: float = 60.0,
     *,
     chunked: bool = False,
     begin: Begin | None = None,
-) -> str | None:
-    """Writes the episode of `seed`, at most `max_steps` steps of it, to `path`.
+    num_workers: int = 0,
+    timeout_s: float = 60.0,
+    variables: Mapping[str, str] | None = None,
+    restarts: int = 0,
+) -> Episode:
+    """The episode of `seed`, at most `LONGEST` steps of it.
 
-    Returns None, or a note that says why there is no video. A MUJOCO_GL that is set is used as it is. `timeout_s`
-    limits each step and each frame. `chunked`, `begin`: as of `evaluate`.
+    `chunked`, `begin`: as of `evaluate`. The last four: as of `VectorEnv`.
     """
-    probe = make_env(description)
-    metadata = probe.metadata
-    uses_mujoco = hasattr(probe.unwrapped, "mujoco_renderer")
-    probe.close()
-    if "rgb_array" not in metadata.get("render_modes", ()):
-        return f"no video: {description.id} cannot draw (its render modes: {metadata.get('render_modes', [])})"
+    episode = Episode(seed)
+    # with the render mode the physics is stepped as it will be for the video
+    envs = VectorEnv(
+        description,
+        1,
+        num_workers,
+        timeout_s,
+        render_mode="rgb_array",
+        worker_variables=variables,
+        restarts=restarts,
+    )
+    try:
+        observations = envs.reset([seed])
+        if begin is not None:
+            begin(1)
+        act = one_by_one(policy) if chunked else policy
+        ended = False
+        while not ended and len(episode.actions) < LONGEST:
+            episode.actions.append(np.array(act(observations)))
+            result = envs.step(episode.actions[-1])
+            episode.rewards.append(float(result.rewards[0]))
+            observations, ended = result.observations, bool(result.ended[0])
+    finally:
+        envs.close()
+    return episode
 
-    def record(variables: dict[str, str]) -> None:
-        envs = VectorEnv(description, 1, 1, timeout_s, render_mode="rgb_array", worker_variables=variables)
+
+class Video:
+    """Draws episodes of one environment, one at a time, in a thread that steps and renders in a process of its own.
+
+    timeout_s limits each step and each picture.
+    """
+
+    def __init__(self, description: EnvDescription, timeout_s: float = 60.0) -> None:
+        self._description, self._timeout_s = description, timeout_s
+        probe = make_env(description)
+        modes, rate = probe.metadata.get("render_modes", ()), int(probe.metadata.get("render_fps") or 30)
+        self._uses_mujoco = hasattr(probe.unwrapped, "mujoco_renderer")
+        probe.close()
+        self.refusal = "" if "rgb_array" in modes else f"{description.id} cannot draw (its render modes: {list(modes)})"
+        self.steps_per_picture = max(2, rate // _PICTURES_PER_SECOND)
+        self.pictures_per_second = rate / self.steps_per_picture
+        self._thread: threading.Thread | None = None
+        self._stopped = threading.Event()
+        self._failure = ""
+        self.steps = (0, 0)  # drawn ones and all of the episode
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, episode: Episode, path: Path, facts: dict[str, int]) -> None:
+        """Begins to draw into `path` and ends the drawing under way. `facts` and the rewards go into a JSON file."""
+        self.stop()
+        self._failure = self.refusal
+        if not self.refusal:
+            arguments = (episode, path, facts)
+            self._thread = threading.Thread(target=self._draw, args=arguments, name="video", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the drawing under way, which leaves no file."""
+        self._stopped.set()
+        self.wait()
+        self._stopped.clear()
+
+    def wait(self, waiting: Callable[[], None] = lambda: None) -> str:
+        """Waits for the last video and says why there is none; empty: it was drawn. `waiting` is called meanwhile."""
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(0.2)
+            waiting()
+        return self._failure
+
+    def _draw(self, episode: Episode, path: Path, facts: dict[str, int]) -> None:
+        if sys.platform == "linux":  # there the thread and the processes it starts become nice, and no other thread
+            os.nice(19)
         try:
-            if begin is not None:
-                begin(1)
-            act = one_by_one(policy) if chunked else policy
-            _record(envs, act, path, seed, max_steps, int(metadata.get("render_fps") or 30))
+            with_drawing(self._uses_mujoco, lambda variables: self._record(episode, path, facts, variables))
+        except (CannotDraw, OSError) as error:  # such as a full disk
+            self._failure = f"{self._description.id}: {error}"
+
+    def _record(self, episode: Episode, path: Path, facts: dict[str, int], variables: dict[str, str]) -> None:
+        import imageio.v2 as imageio
+
+        path.parent.mkdir(exist_ok=True)
+        unfinished = path.with_name(f".{path.stem}.unfinished.mp4")
+        envs = VectorEnv(self._description, 1, 1, self._timeout_s, render_mode="rgb_array", worker_variables=variables)
+        try:
+            envs.reset([episode.seed])
+            # the pixel format needs even sizes only; a larger block size would resize pictures
+            rate, size = self.pictures_per_second, 2
+            with imageio.get_writer(unfinished, format="FFMPEG", fps=rate, macro_block_size=size) as writer:  # type: ignore[arg-type]
+                for number, action in enumerate(episode.actions):
+                    self.steps = number, len(episode.actions)
+                    if self._stopped.is_set():
+                        return
+                    if number % self.steps_per_picture == 0:
+                        writer.append_data(envs.render())
+                    envs.step(action)
+            shown = {"steps_per_picture": self.steps_per_picture, "pictures_per_second": self.pictures_per_second}
+            content = facts | {"seed": episode.seed, **shown, "rewards": episode.rewards}
+            path.with_suffix(".json").write_text(json.dumps(content), encoding="utf-8")
+            unfinished.replace(path)
         finally:
             envs.close()
-
-    try:
-        with_drawing(uses_mujoco, record)
-    except (CannotDraw, OSError) as error:  # such as a full disk
-        return f"no video of {description.id}: {error}"
-    return None
-
-
-def _record(envs: VectorEnv, policy: PolicyFunction, path: Path, seed: int, max_steps: int, fps: int) -> None:
-    import imageio.v2 as imageio
-
-    observations = envs.reset([seed])
-    frame = envs.render()
-    path.parent.mkdir(exist_ok=True)
-    unfinished = path.with_name(f".{path.stem}.unfinished.mp4")
-    try:
-        # the pixel format needs even sizes only; a larger block size would resize frames
-        with imageio.get_writer(unfinished, format="FFMPEG", fps=fps, macro_block_size=2) as writer:  # type: ignore[arg-type]
-            writer.append_data(frame)
-            for _ in range(max_steps):
-                result = envs.step(policy(observations))
-                if result.ended[0]:
-                    break
-                observations = result.observations
-                writer.append_data(envs.render())
-        unfinished.replace(path)
-    finally:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +16,12 @@ from rl_platform.components.policy_rollout import Actions, LocalPolicy, Observat
 from rl_platform.components.recording import ChunkRecording, HiddenStates, Recording, RecurrentRecording
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.drawing import CannotDraw, with_drawing
-from rl_platform.envs.embodied.evaluate import evaluate
+from rl_platform.envs.embodied.evaluate import EvaluationResult, evaluate
 from rl_platform.envs.embodied.normalize import ObservationNormalizer, RewardNormalizer
 from rl_platform.envs.embodied.spaces import EnvDescription
 from rl_platform.envs.embodied.success import Success, success_rates
 from rl_platform.envs.embodied.vector import StepResult, VectorEnv
-from rl_platform.envs.embodied.video import record_video
+from rl_platform.envs.embodied.video import Video, play
 from rl_platform.errors import ConfigError, PlatformError, Problem
 from rl_platform.records import RolloutBatch, StateDict
 from rl_platform.rng import derive_seed
@@ -69,6 +68,7 @@ class Environment:
         self.recent_successes: deque[Success | None] = deque(maxlen=RECENT_EPISODES)
         self.observations: np.ndarray | None = None  # normalised; None before the first use
         self.evaluated: VectorEnv | None = None  # environments of the last evaluation, where they can be used again
+        self.video: Video | None = None  # made for the first one
 
     def _open(self, seeds: list[int]) -> VectorEnv:
         """The environments of this rank, in their first episodes. Raises ConfigError if they cannot be drawn here."""
@@ -208,11 +208,13 @@ class Environment:
             return Recording(*where, turn)
         return ChunkRecording(*where, self.levels, turn)
 
-    def evaluate(self, step: int, video: str | None, deterministic: bool, policy: Policy | None) -> dict[str, Any]:
-        """The fields of an `EvaluationResult` under the frozen normalisers; `video`: a file to write, and `note`, why
-        it was not.
+    def evaluate(
+        self, step: int, video: str | None, last: bool, deterministic: bool, policy: Policy | None
+    ) -> EvaluationResult:
+        """Evaluates under the frozen normalisers, in environments of this rank's own.
 
-        The episodes run in environments of this rank's own. policy None: the rollout rank of this process.
+        video: a file into which the first episode is drawn after the call; `drawn` waits for it. A drawing under way
+        is ended if this one is the `last`, which is left out otherwise. policy None: the rollout rank of this process.
         """
         policy = policy or self._policy_here()
         settings, chunked = self.env.evaluation, not self.levels.single
@@ -247,10 +249,28 @@ class Environment:
         finally:
             if self.evaluated is None:
                 envs.close()
-        note = None
         if video:
-            note = record_video(self.description, act, Path(video), settings.seed, chunked=chunked, begin=begin)
-        return {**vars(result), "note": note}
+            self.video = self.video or Video(self.description, self.env.step_timeout_s)
+            if not self.video.refusal and (last or not self.video.busy):
+                episode = play(
+                    self.description,
+                    act,
+                    settings.seed,
+                    chunked=chunked,
+                    begin=begin,
+                    num_workers=min(self.env.num_workers, 1),
+                    timeout_s=self.env.step_timeout_s,
+                    variables=self.drawing,
+                    restarts=self.env.restarts,
+                )
+                self.video.start(episode, Path(video), {"step": step})
+        return result
+
+    def drawn(self) -> str:
+        """Waits for the video and says why there is none; empty: it was drawn."""
+        if (video := self.video) is None:
+            return "the process that drew it has ended"
+        return video.wait(lambda: self.context.progress.update(*video.steps, "steps of the video"))
 
     def _evaluation_envs(self) -> VectorEnv:
         count = self.tasks.whole_turns(min(self.env.evaluation.episodes, self.env.num_envs))
@@ -300,6 +320,8 @@ class Environment:
 
     def close(self) -> None:
         self.envs.close()
+        if self.video is not None:
+            self.video.stop()
         if self.evaluated is not None:
             self.evaluated.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from rl_platform.components.actor import EmbodiedActor
 from rl_platform.components.env_ranks import Peers, Shares
@@ -13,9 +13,10 @@ from rl_platform.components.env_tasks import EnvTasks
 from rl_platform.components.environment import Environment
 from rl_platform.components.policy_rollout import PolicyRollout, RemotePolicy
 from rl_platform.config.schema import Config
+from rl_platform.envs.embodied.evaluate import EvaluationResult
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.embodied.success import success_rates
-from rl_platform.metrics import Reporter
+from rl_platform.metrics import Episode, Reporter
 from rl_platform.records import RolloutBatch, StateDict
 from rl_platform.runners.groups import TypedGroups
 from rl_platform.runners.ppo import Learners, sync_metrics
@@ -42,6 +43,7 @@ class EmbodiedRunner:
         self.groups = runtime.start(specs)
         self.typed = cast(TypedGroups, self.groups)
         self.actor = self.groups[actor]
+        self.video: Path | None = None  # of the latest validation
         self.learners = Learners(self.actor)
         self.recovery = Recovery(runtime, self.typed["rollout"])
         self.simulation = Simulation(self.recovery, self.parts()["env"])
@@ -61,31 +63,51 @@ class EmbodiedRunner:
             return Collected(batch, metrics | self.recovery.metrics())
 
     def validate(self, step: int) -> dict[str, float]:
-        last = step >= self.config.runner.max_steps
-        video = str(self.output_dir / "evaluation.mp4") if last and self.config.env.evaluation.video else None
-        evaluation = self.evaluate(step, video, self.config.env.evaluation.deterministic)
-        if evaluation["note"]:
-            self.reporter.note(evaluation["note"])
-        elif video:
-            self.reporter.note(f"video of an evaluation episode: {video}")
-        returns, lengths = evaluation["returns"], evaluation["lengths"]
-        metrics = {"val/episodes": float(len(returns)), "val/invalid": float(evaluation["invalid"])}
+        settings, last = self.config.env.evaluation, step >= self.config.runner.max_steps
+        self.video = self.output_dir / "evaluation.mp4" if settings.video else None
+        evaluation = self.evaluate(step, self.video, settings.deterministic, last=last)
+        self.reporter.episodes(step, self._episodes(evaluation))
+        returns, lengths = evaluation.returns, evaluation.lengths
+        metrics = {"val/episodes": float(len(returns)), "val/invalid": float(evaluation.invalid)}
         if returns:
             mean = sum(returns) / len(returns)
             deviation = math.sqrt(sum((value - mean) ** 2 for value in returns) / len(returns))
             metrics |= {"val/return": mean, "val/return_std": deviation, "val/length": sum(lengths) / len(lengths)}
         tasks = EnvTasks(self.config.env, reads_instructions=False)
-        metrics |= tasks.metrics("val", evaluation["numbers"], returns, evaluation["successes"])
-        return metrics | success_rates(evaluation["successes"], "val")
+        metrics |= tasks.metrics("val", evaluation.numbers, returns, evaluation.successes)
+        return metrics | success_rates(evaluation.successes, "val")
 
-    def evaluate(self, step: int, video: str | None, deterministic: bool) -> dict[str, Any]:
-        """The results of `Environment.evaluate`. Equal steps sample equal actions."""
+    def evaluate(self, step: int, video: Path | None, deterministic: bool, *, last: bool) -> EvaluationResult:
+        """The result of `Environment.evaluate`. Equal steps sample equal actions."""
+        file = str(video) if video else None
 
-        def evaluate(policy: RemotePolicy | None) -> dict[str, Any]:
+        def evaluate(policy: RemotePolicy | None) -> EvaluationResult:
             env = self.typed["env"].rank(0)  # of this attempt: a process may have been started again
-            return self._alone(lambda: env.evaluate(step, video, deterministic, policy))
+            return self._alone(lambda: env.evaluate(step, file, last, deterministic, policy))
 
         return self.simulation.evaluate(lambda: self._with_policy(evaluate))
+
+    def drawn(self) -> str:
+        """Waits for the video that `evaluate` began and says why there is none; empty: it was drawn."""
+        with self.reporter.phase("draw"):
+            return self._alone(lambda: self.typed["env"].rank(0).drawn())
+
+    def _episodes(self, evaluation: EvaluationResult) -> list[Episode]:
+        """The episodes of an evaluation, invalid ones included."""
+        settings, tasks = self.config.env.evaluation, [task.name for task in self.config.env.tasks] or [""]
+        valid = {number: place for place, number in enumerate(evaluation.numbers)}
+        episodes = []
+        for number in range(settings.episodes):
+            episode = Episode(settings.seed + number, tasks[number % len(tasks)])
+            if (place := valid.get(number)) is not None:
+                episode = episode._replace(
+                    return_=evaluation.returns[place],
+                    length=evaluation.lengths[place],
+                    finish_reason="terminated" if evaluation.terminated[place] else "truncated",
+                    success=evaluation.successes[place],
+                )
+            episodes.append(episode)
+        return episodes
 
     def exhausted(self) -> bool:
         return False
@@ -105,7 +127,9 @@ class EmbodiedRunner:
         assert not state
 
     def finish(self) -> None:
-        pass
+        if self.video is not None:
+            failure = self.drawn()
+            self.reporter.note(f"no video: {failure}" if failure else f"video of an evaluation episode: {self.video}")
 
     def _collect(self, step: int) -> tuple[RolloutBatch, dict[str, float]]:
         """One rollout, which all env ranks simulate."""

@@ -8,7 +8,7 @@ components implement these methods without the `Handle`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, Self, TypedDict
+from typing import Protocol, Self, TypedDict
 
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from rl_platform.components.env_ranks import Peers
 from rl_platform.components.policy_rollout import Actions, Observations, Policy
 from rl_platform.components.rollout import Group
 from rl_platform.config.schema.rollout import Sampling
+from rl_platform.envs.embodied.evaluate import EvaluationResult
 from rl_platform.envs.reasoning.scoring import ScoringStats
 from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory, Weights, WeightsReceived
 from rl_platform.runtime.channel import Channel
@@ -100,8 +101,9 @@ class EnvGroup(Ranks, Protocol):
     def simulate(self, peers: Peers) -> Handle[None]: ...
     def finds_policy(self) -> Handle[bool]: ...
     def evaluate(
-        self, step: int, video: str | None, deterministic: bool, policy: Policy | None
-    ) -> Handle[dict[str, Any]]: ...
+        self, step: int, video: str | None, last: bool, deterministic: bool, policy: Policy | None
+    ) -> Handle[EvaluationResult]: ...
+    def drawn(self) -> Handle[str]: ...
     def state_dict(self) -> Handle[StateDict]: ...
     def load_state_dict(self, state: StateDict) -> Handle[None]: ...
 

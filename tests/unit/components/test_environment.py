@@ -139,8 +139,8 @@ def test_success_rates_of_the_last_episodes_survive_a_restart():
         second.load_state_dict(first.state_dict())
         metrics = second.collect(5, RemotePolicy(policy, policy))[1]
         assert (metrics["env/success_once"], metrics["env/success_at_end"]) == (1.0, 1.0)
-        found = first.evaluate(0, None, True, RemotePolicy(policy, policy))
-        assert found["successes"] == [Success(once=True, at_end=True)] * 10
+        found = first.evaluate(0, None, False, True, RemotePolicy(policy, policy))
+        assert found.successes == [Success(once=True, at_end=True)] * 10
     finally:
         first.close()
         second.close()

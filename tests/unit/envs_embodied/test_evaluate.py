@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rl_platform.envs.embodied.evaluate import evaluate
+from rl_platform.envs.embodied.evaluate import PolicyFunction, evaluate
 from rl_platform.envs.embodied.spaces import EnvDescription
 from rl_platform.envs.embodied.vector import VectorEnv
-from rl_platform.envs.embodied.video import record_video
+from rl_platform.envs.embodied.video import Video, play
 
 
 def _lean(observations: np.ndarray) -> np.ndarray:
@@ -50,46 +51,83 @@ def test_invalid_episodes_are_counted_and_left_out() -> None:
     assert result.returns == [5.0] * 4
 
 
-def test_an_env_without_pictures_gives_a_note(tmp_path: Path) -> None:
-    note = record_video(EnvDescription("toy_envs:Toy-v0"), lambda _: np.zeros((1, 2)), tmp_path / "a.mp4", seed=0)
-    assert note is not None
-    assert "cannot draw" in note
+def still(observations: np.ndarray) -> np.ndarray:
+    return np.zeros((1, 6))
 
 
-@pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "CartPole-v1"])
-def test_a_video_or_the_reason_why_not(env_id: str, tmp_path: Path) -> None:
-    def still(observations: np.ndarray) -> np.ndarray:
-        return np.zeros((1, 6)) if env_id == "HalfCheetah-v5" else np.zeros(1, np.int64)
+def drawn(description: EnvDescription, path: Path, policy: PolicyFunction, *, chunked: bool = False) -> str:
+    """Why there is no video of the episode of seed 3."""
+    video = Video(description)
+    if not video.refusal:
+        video.start(play(description, policy, 3, chunked=chunked), path, {"step": 7})
+    return video.wait() or video.refusal
 
+
+def test_an_env_without_pictures_says_so(tmp_path: Path) -> None:
+    assert "cannot draw" in drawn(EnvDescription("toy_envs:Toy-v0"), tmp_path / "a.mp4", still)
+
+
+@pytest.mark.parametrize(("env_id", "steps_per_picture"), [("HalfCheetah-v5", 2), ("Walker2d-v5", 5)])
+def test_a_video_or_the_reason_why_not(env_id: str, steps_per_picture: int, tmp_path: Path) -> None:
     path = tmp_path / "videos" / "episode.mp4"
-    note = record_video(EnvDescription(env_id, max_episode_steps=5), still, path, seed=0)
-    assert path.exists() == (note is None)
-    if note is None:
-        assert b"ftyp" in path.read_bytes()[:16]
+    failure = drawn(EnvDescription(env_id, max_episode_steps=5), path, still)
+    assert path.exists() == (not failure)
+    if failure:
+        assert env_id in failure
     else:
-        assert env_id in note
+        assert b"ftyp" in path.read_bytes()[:16]
+        facts = json.loads(path.with_suffix(".json").read_text())
+        assert (facts["step"], facts["seed"], facts["steps_per_picture"]) == (7, 3, steps_per_picture)
+        assert len(facts["rewards"]) == 5
     assert list(tmp_path.rglob("*.unfinished.mp4")) == []
+
+
+def test_the_drawn_episode_is_the_played_one(tmp_path: Path) -> None:
+    """The last picture of the video is that of an environment that the policy moved."""
+    import gymnasium
+    import imageio.v2 as imageio
+
+    path, description = tmp_path / "episode.mp4", EnvDescription("CartPole-v1", max_episode_steps=31)
+    if drawn(description, path, _lean):
+        pytest.skip("nothing can be drawn here")
+    env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+    observation, _ = env.reset(seed=3)
+    for _ in range(30):
+        observation, *_ = env.step(int(_lean(observation[None])[0]))
+    pictures = imageio.mimread(path)
+    assert len(pictures) == 16
+    expected = np.asarray(env.render(), float)
+    differences = [np.abs(picture[: len(expected), : expected.shape[1]] - expected).mean() for picture in pictures]
+    assert np.argmin(differences) == 15
 
 
 def test_a_video_of_chunks(tmp_path: Path) -> None:
     asked = []
 
-    def still(observations: np.ndarray) -> np.ndarray:
+    def policy(observations: np.ndarray) -> np.ndarray:
         asked.append(observations)
         return np.zeros((1, 3), np.int64)
 
     path, description = tmp_path / "episode.mp4", EnvDescription("CartPole-v1", max_episode_steps=5)
-    note = record_video(description, still, path, seed=0, chunked=True)
-    assert path.exists() == (note is None)
-    assert len(asked) == (2 if note is None else 0)
+    failure = drawn(description, path, policy, chunked=True)
+    assert path.exists() == (not failure)
+    assert len(asked) == 2
 
 
-def test_a_drawing_library_that_is_not_there_gives_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newer_video_takes_the_place_of_the_one_under_way(tmp_path: Path) -> None:
+    description = EnvDescription("CartPole-v1")
+    video, episode = Video(description), play(description, _lean, 3)
+    video.start(episode, tmp_path / "first.mp4", {})
+    video.start(episode, tmp_path / "second.mp4", {})
+    failure = video.wait()
+    assert not (tmp_path / "first.mp4").exists()
+    assert (tmp_path / "second.mp4").exists() == (not failure)
+
+
+def test_a_drawing_library_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUJOCO_GL", "no-such-library")
     description = EnvDescription("HalfCheetah-v5", max_episode_steps=5)
-    note = record_video(description, lambda _: np.zeros((1, 6)), tmp_path / "a.mp4", seed=0)
-    assert note is not None
-    assert "no-such-library" in note
+    assert "no-such-library" in drawn(description, tmp_path / "a.mp4", still)
 
 
 @pytest.mark.parametrize("num_envs", [1, 3, 8])
