@@ -31,6 +31,7 @@ STARTED = {
     "samples.jsonl",
     "evaluation.mp4",
     "evaluation.json",
+    "tokens.jsonl",
     "trace.json",
     "stacks.txt",
     "wandb_id",

@@ -1,4 +1,4 @@
-"""Reports of a run: metrics.jsonl, samples.jsonl, TensorBoard, Weights & Biases, Trackio.
+"""Reports of a run: metrics.jsonl, samples.jsonl, tokens.jsonl, TensorBoard, Weights & Biases, Trackio.
 
 Runners call one `Reporter`. Theirs is `Reporters`, which times phases, derives rates and passes every call to its
 sinks; sinks implement the same protocol. Metric names: reward/, adv/, actor/, critic/, len/, episode/, env/, val/,
@@ -39,7 +39,8 @@ T = TypeVar("T")
 
 class Sample(NamedTuple):
     """A response for the log. prompt: as the model read it, with the chat template. finish_reason: see `Trajectory`.
-    verdict: how the tests of a program ended, empty for other rewards."""
+    verdict: how the tests of a program ended, empty for other rewards. reward_parts: (name, score) of each of several
+    reward functions."""
 
     prompt: str
     response: str
@@ -47,6 +48,26 @@ class Sample(NamedTuple):
     answer: str = ""
     finish_reason: str = ""
     verdict: str = ""
+    reward_parts: tuple[tuple[str, float], ...] = ()
+
+
+class Token(NamedTuple):
+    """A token of a response, by the number of its sample in the step, and the numbers that the update used.
+
+    None: there is no such number. rollout_log_prob: of the rollout engine; log_prob: of the training engine before the
+    update; new_log_prob: after it. reward: with a KL penalty in it.
+    """
+
+    sample: int
+    text: str
+    rollout_log_prob: float | None = None
+    log_prob: float | None = None
+    new_log_prob: float | None = None
+    reference_log_prob: float | None = None
+    value: float | None = None
+    reward: float | None = None
+    advantage: float | None = None
+    return_: float | None = None
 
 
 class Episode(NamedTuple):
@@ -70,7 +91,7 @@ RATED = ("tokens", "env_steps", "samples")
 TRACKERS = {"wandb": "id", "trackio": "name"}
 """Experiment trackers by package, with the argument of their `init` that identifies a run."""
 
-NOT_TRAINING = ("load", "validate", "checkpoint", "export")
+NOT_TRAINING = ("load", "log tokens", "validate", "checkpoint", "export")
 """Phases whose seconds are in `time/step` and do not count for the rates."""
 
 
@@ -117,6 +138,9 @@ class Reporter(Protocol):
 
     def episodes(self, step: int, episodes: Sequence[Episode]) -> None:
         """Evaluation episodes after the step."""
+
+    def tokens(self, step: int, tokens: Sequence[Token]) -> None:
+        """Tokens of the first generated texts of the step. Not called in every step."""
 
     def sync(self) -> None:
         """Returns when the steps so far would survive a power loss. Called before a checkpoint counts."""
@@ -191,6 +215,10 @@ class Reporters:
         for sink in self.sinks:
             sink.episodes(step, episodes)
 
+    def tokens(self, step: int, tokens: Sequence[Token]) -> None:
+        for sink in self.sinks:
+            sink.tokens(step, tokens)
+
     def sync(self) -> None:
         for sink in self.sinks:
             sink.sync()
@@ -214,7 +242,8 @@ class Tracker(Protocol):
 
 class RunLog(Reporter):
     """Files of a run: `metrics.jsonl` (one line per step, strict JSON, non-finite numbers as null), `samples.jsonl`,
-    and those of `backends`: TensorBoard events under `tensorboard/`, the trackers Weights & Biases and Trackio.
+    `tokens.jsonl`, and those of `backends`: TensorBoard events under `tensorboard/`, the trackers Weights & Biases and
+    Trackio.
 
     On resume, lines of steps after the resumed one are cut, so that the file equals that of a run never interrupted
     (less `time/` and rates). `metrics.jsonl` has a line for every step: its lines are on the disk before a checkpoint
@@ -229,6 +258,7 @@ class RunLog(Reporter):
             raise ConfigError(missing)
         self._metrics: StepLines | None = None
         self._samples: StepLines | None = None
+        self._tokens: StepLines | None = None
         self._failed: set[str] = set()
         self._tensorboard: SummaryWriter | None = None
         self._trackers: dict[str, Tracker] = {}
@@ -236,8 +266,9 @@ class RunLog(Reporter):
     def start(self, info: RunInfo) -> None:
         self.output_dir.mkdir(parents=True, exist_ok=True)
         self._metrics = StepLines(self.output_dir / "metrics.jsonl", info.resumed_step, contiguous=True)
-        path = self.output_dir / "samples.jsonl"
-        self._samples = self._diagnose(path.name, lambda: StepLines(path, info.resumed_step, contiguous=False))
+        self._samples = self._diagnosed_lines("samples.jsonl", info)
+        if info.task_type == "reasoning":
+            self._tokens = self._diagnosed_lines("tokens.jsonl", info)
         first_step = 0 if info.resumed_step is None else info.resumed_step + 1
         if "tensorboard" in self.backends:
             from torch.utils.tensorboard import SummaryWriter  # takes a second to import
@@ -262,6 +293,9 @@ class RunLog(Reporter):
             log.warning("%s: nothing more is written: %s. The run continues", self.output_dir / name, error)
             return None
 
+    def _diagnosed_lines(self, name: str, info: RunInfo) -> StepLines | None:
+        return self._diagnose(name, partial(StepLines, self.output_dir / name, info.resumed_step, contiguous=False))
+
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         assert self._metrics is not None
@@ -278,6 +312,8 @@ class RunLog(Reporter):
             line = {"step": step, **sample._asdict(), "reward": score}
             if not sample.verdict:
                 del line["verdict"]
+            del line["reward_parts"]
+            line |= {f"reward/{name}": part for name, part in sample.reward_parts}
             self._diagnose("samples.jsonl", partial(self._samples.write, line))
 
     def episodes(self, step: int, episodes: Sequence[Episode]) -> None:
@@ -290,14 +326,23 @@ class RunLog(Reporter):
                 line["success_once"], line["success_at_end"] = episode.success
             self._diagnose("samples.jsonl", partial(self._samples.write, line))
 
+    def tokens(self, step: int, tokens: Sequence[Token]) -> None:
+        for token in tokens if self._tokens is not None else ():
+            line: dict[str, object] = {"step": step, "sample": token.sample, "text": token.text}
+            for name, number in zip(Token._fields[2:], token[2:], strict=True):
+                if number is not None and math.isfinite(number):
+                    line[name.rstrip("_")] = float(f"{number:.6g}")
+            self._diagnose("tokens.jsonl", partial(self._tokens.write, line))
+
     def sync(self) -> None:
         assert self._metrics is not None
         self._metrics.sync()
-        if self._samples is not None:
-            self._diagnose("samples.jsonl", self._samples.sync)
+        for name, file in (("samples.jsonl", self._samples), ("tokens.jsonl", self._tokens)):
+            if file is not None:
+                self._diagnose(name, file.sync)
 
     def close(self) -> None:
-        for file in (self._metrics, self._samples):
+        for file in (self._metrics, self._samples, self._tokens):
             if file is not None:
                 with suppress(OSError):  # of a line whose write has failed already
                     file.close()

@@ -1,4 +1,4 @@
-"""Files of JSON lines that belong to steps: `metrics.jsonl` and `samples.jsonl`.
+"""Files of JSON lines that belong to steps: `metrics.jsonl`, `samples.jsonl` and `tokens.jsonl`.
 
 A run that resumes continues such a file after the step of its checkpoint. Lines of later steps are cut, lines that
 cannot be read are moved to `<name>.damaged`. Not covered: which values a line holds.

@@ -109,6 +109,9 @@ class EmbodiedRunner:
             episodes.append(episode)
         return episodes
 
+    def log_tokens(self, step: int, batch: RolloutBatch) -> None:
+        """A transition has no tokens."""
+
     def exhausted(self) -> bool:
         return False
 

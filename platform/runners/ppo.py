@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
+
 from rl_platform.algorithms.advantages import advantages, reverse_kl
 from rl_platform.algorithms.groups import outcome_scores
 from rl_platform.algorithms.kl import KLController, sequence_mean_kl
@@ -75,6 +77,9 @@ class TaskRunner(Protocol):
 
     def validate(self, step: int) -> Metrics: ...
 
+    def log_tokens(self, step: int, batch: RolloutBatch) -> None:
+        """Reports the tokens of a batch that was trained on."""
+
     def exhausted(self) -> bool:
         """Whether the data is used up (`runner.max_epochs`)."""
 
@@ -132,7 +137,11 @@ def train(
                     metrics |= runner.sync_weights(ppo.version(step))
             # 4. validate, log, checkpoint
             last = step >= steps or (runner.exhausted() and not rollouts.pending)
-            if last or due(step, config.runner.val_check_interval):
+            validates = last or due(step, config.runner.val_check_interval)
+            if rollout.samples and ppo.logged is not None and (step == 1 or validates):
+                with reporter.phase("log tokens"):
+                    runner.log_tokens(step, ppo.logged)
+            if validates:
                 metrics |= validate(runner, reporter, step)
             reporter.step(step, metrics | timings.since_last())
             if stopping := stopped_by(callbacks, step, metrics):
@@ -163,6 +172,8 @@ class PPO:
         self.algorithm, self.learners, self.reporter = config.algorithm, learners, reporter
         self.phases = Phases(config, learners.turns, reporter)
         self.seed, self.warned_of_mismatch = config.runner.seed, False
+        self.log_samples = config.runner.log_samples
+        self.logged: RolloutBatch | None = None  # the first rows of the last update, of a reasoning run
         self.kl_controller = KLController(config.algorithm.kl_ctrl)
         # the correction gives weight 0 to log-probs that are not finite, and counts them
         self.tolerated = ("rollout_log_probs",) if config.algorithm.rollout_is is not None else ()
@@ -188,6 +199,8 @@ class PPO:
         batch, weights = self._correct_mismatch(batch)
         batch = self._estimate(batch)
         metrics |= self._measure(batch, step) | weights
+        if batch.ends is None:
+            self.logged = batch.select(torch.arange(min(self.log_samples, len(batch))))
         if scores is not None:
             batch, filtration = apply_pf_ppo(batch, scores, self.algorithm.pf_ppo, generator(self.seed, "pf_ppo", step))
             metrics |= filtration

@@ -23,7 +23,7 @@ from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.verifiers import DECIDING
 from rl_platform.metrics import Reporter
-from rl_platform.models.tokenizer import load_tokenizer
+from rl_platform.models.tokenizer import Tokenizer, load_tokenizer
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory
 from rl_platform.runners.groups import TypedGroups
@@ -33,6 +33,7 @@ from rl_platform.runners.ppo import Learners, sync_metrics
 from rl_platform.runners.recovery import EnvPart, Recovery
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runners.streamed_evaluation import streamed_evaluation
+from rl_platform.runners.token_log import tokens_of
 from rl_platform.runners.trajectories import (
     by_source,
     conversation_metrics,
@@ -178,6 +179,18 @@ class ReasoningRunner:
             metrics |= validation_metrics(part, validation_metric(self.config), f"{label}/")
         return metrics
 
+    def log_tokens(self, step: int, batch: RolloutBatch) -> None:
+        """Reports the tokens of a batch with the log-probs before and after the update.
+
+        Those after it are computed if those before it were, by the same call.
+        """
+        algorithm, after = self.config.algorithm, None
+        if algorithm.old_log_probs == "recompute" and not algorithm.full_kl_in_reward:
+            self.turns.before("log-probs")
+            after = self.typed["actor"].evaluate(batch).wait()[0]["log_probs"]
+        text_of = partial(_text_of, self.tokenizer)
+        self.reporter.tokens(step, list(tokens_of(batch, after, text_of)))
+
     def answers(self, sampling: Sampling, step: int) -> list[Trajectory]:
         """Scored responses to the validation prompts, one each, in their order."""
         return self._generate(self.validation, 1, sampling, "validate", step)
@@ -260,6 +273,10 @@ class ReasoningRunner:
         self.recovery.run(fill)
         place = {prompt.index: position for position, prompt in enumerate(prompts)}
         return sorted(trajectories, key=lambda trajectory: (place[trajectory.prompt.index], trajectory.sample))
+
+
+def _text_of(tokenizer: Tokenizer, token: int) -> str:
+    return tokenizer.decode([token], special=True)
 
 
 def validation_metric(config: Config) -> str:

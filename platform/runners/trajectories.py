@@ -169,6 +169,7 @@ def samples_of(trajectories: Sequence[Trajectory], tokenizer: Tokenizer) -> list
             each.prompt.answer,
             each.finish_reason,
             each.verdict,
+            each.reward_parts,
         )
         for each in trajectories
     ]

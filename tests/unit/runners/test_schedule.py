@@ -109,6 +109,8 @@ class World:
     def validate(self, step: int) -> dict[str, float]:
         return {}
 
+    def log_tokens(self, step: int, batch: RolloutBatch) -> None: ...
+
     def exhausted(self) -> bool:
         return False
 

@@ -1,0 +1,41 @@
+"""The numbers of single tokens of the logged samples, for `tokens.jsonl`.
+
+They are those that the update used; only `new_log_prob` is computed for the log. Not covered: when they are logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from torch import Tensor
+
+from rl_platform.metrics import Token
+from rl_platform.records import RolloutBatch
+
+LONGEST = 512  # tokens of a response that are logged
+
+
+def tokens_of(batch: RolloutBatch, new_log_probs: Tensor | None, text_of: Callable[[int], str]) -> Iterator[Token]:
+    """The response tokens of every row of a batch with advantages, in order; those of a tool have no numbers.
+
+    new_log_probs: [B,T] after the update; None: not computed. text_of: from a token's id.
+    """
+    fields = {
+        "rollout_log_prob": batch.rollout_log_probs,
+        "log_prob": batch.log_probs,
+        "new_log_prob": new_log_probs,
+        "reference_log_prob": batch.reference_log_probs,
+        "value": batch.values,
+        "reward": batch.rewards,
+        "advantage": batch.advantages,
+        "return_": batch.returns,
+    }
+    known = {name: tensor.tolist() for name, tensor in fields.items() if tensor is not None}
+    ids, lengths, sampled = (
+        each.tolist() for each in (batch.inputs["tokens"], batch.inputs["lengths"], batch.action_mask)
+    )
+    for row, length in enumerate(lengths):
+        first = sampled[row].index(True) if any(sampled[row]) else length
+        for position in range(first, min(length, first + LONGEST)):
+            numbers = {name: rows[row][position] for name, rows in known.items()} if sampled[row][position] else {}
+            yield Token(row, text_of(ids[row][position]), **numbers)

@@ -1,0 +1,42 @@
+"""The token log holds the numbers of the update, of response tokens only."""
+
+from __future__ import annotations
+
+import torch
+
+from rl_platform.metrics import Token
+from rl_platform.records import RolloutBatch
+from rl_platform.runners import token_log
+
+# prompt, then a response of three tokens, whose second one a tool wrote; then padding
+MASK = torch.tensor([[False, True, False, True, False], [False, False, False, False, False]])
+
+
+def batch() -> RolloutBatch:
+    numbers = torch.arange(10.0).view(2, 5)
+    return RolloutBatch(
+        inputs={"tokens": torch.arange(10).view(2, 5), "lengths": torch.tensor([4, 2])},
+        action_mask=MASK,
+        sample_mask=torch.ones(2, dtype=torch.bool),
+        group_ids=torch.arange(2),
+        rewards=numbers,
+        rollout_log_probs=-numbers,
+        log_probs=-numbers - 0.5,
+        advantages=numbers * 2,
+        returns=numbers * 3,
+    )
+
+
+def test_tokens_have_the_numbers_of_the_update() -> None:
+    found = list(token_log.tokens_of(batch(), batch().log_probs + 1, "<{}>".format))
+    known = {"rollout_log_prob": -1.0, "log_prob": -1.5, "new_log_prob": -0.5, "reward": 1.0, "advantage": 2.0}
+    assert found[0] == Token(0, "<1>", **known, return_=3.0)
+    assert found[1] == Token(0, "<2>")  # of a tool
+    assert [token.text for token in found] == ["<1>", "<2>", "<3>"]  # the second row has no sampled token
+
+
+def test_a_long_response_is_cut(monkeypatch) -> None:
+    monkeypatch.setattr(token_log, "LONGEST", 2)
+    found = list(token_log.tokens_of(batch(), None, str))
+    assert [token.text for token in found] == ["1", "2"]
+    assert found[0].new_log_prob is None
