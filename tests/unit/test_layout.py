@@ -256,11 +256,11 @@ def test_the_wheel_holds_every_module_and_table_under_its_import_name(tmp_path: 
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, tree]
     subprocess.run(command, check=True, capture_output=True)
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
-        held = sorted(name for name in wheel.namelist() if name.endswith((".py", ".yaml", "py.typed")))
+        held = sorted(name for name in wheel.namelist() if name.endswith((".py", ".yaml", ".html", "py.typed")))
     files = [(folder, path) for folder in SOURCES for path in (ROOT / folder).rglob("*")]
     expected = [
         f"{SOURCES[folder].replace('.', '/')}/{path.relative_to(ROOT / folder)}"
         for folder, path in files
-        if path.suffix in (".py", ".yaml", ".typed")
+        if path.suffix in (".py", ".yaml", ".html", ".typed")
     ]
     assert held == sorted(expected)  # a name in both `api/` and `platform/` would be there once instead of twice
