@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # type checkers read these lines; the table below holds the same names
     from rl_platform import errors as errors
+    from rl_platform.launch.policy import Policy as Policy
+    from rl_platform.launch.policy import load_policy as load_policy
 
 _MODULES = {  # name -> the module that defines it, or the module of that name
     "errors": "rl_platform.errors",
+    "Policy": "rl_platform.launch.policy",
+    "load_policy": "rl_platform.launch.policy",
 }
 __all__ = sorted(_MODULES)
 

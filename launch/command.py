@@ -196,7 +196,7 @@ def print_plan(
 
 def evaluate_run(name: str, overrides: Sequence[str]) -> None:
     """`--eval`: evaluates a checkpoint with the config that it was written with. `name`: of `find_run`."""
-    run = find_run(name)
+    run = find_run(name, "--eval")
     loaded = run.load(overrides)
     from rl_platform.launch.evaluation import evaluate_checkpoint  # loads torch
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rl_platform.checkpoint.verify import Checkpoint, UnknownFormat
 from rl_platform.config import LoadedConfig
 from rl_platform.config.overrides import key_of
 from rl_platform.config.schema import Config
@@ -42,7 +41,6 @@ from rl_platform.placement.scheduler import schedule
 from rl_platform.redact import redacted
 from rl_platform.runners.embodied import EmbodiedRunner
 from rl_platform.runners.reasoning import ReasoningRunner, validation_metric
-from rl_platform.runners.state import fingerprint
 from rl_platform.runners.trajectories import by_source
 from rl_platform.runtime.cpu import keep_freed_memory
 
@@ -54,7 +52,7 @@ def evaluate_checkpoint(run: SavedRun, loaded: LoadedConfig, overrides: Sequence
 
     Raises ConfigError for a checkpoint of another version or model, CheckpointError for a damaged one.
     """
-    checkpoint = _open(run, loaded.config)
+    checkpoint = run.open(loaded.config)
     config = one_process(loaded.config)
     video = config.env.evaluation.video or not _decided(overrides)
     placement = schedule(config.cluster, inventory := inventory_for(config.cluster))
@@ -105,26 +103,6 @@ def evaluate_checkpoint(run: SavedRun, loaded: LoadedConfig, overrides: Sequence
     console.print(table(rows), highlight=False, soft_wrap=True, markup=False)
     console.print(f"in numbers: {place.with_suffix('.json')}", highlight=False, soft_wrap=True, markup=False)
     return rows
-
-
-def _open(run: SavedRun, config: Config) -> Checkpoint:
-    try:
-        checkpoint = Checkpoint.open(run.checkpoint)
-    except UnknownFormat as error:
-        raise ConfigError([Problem("--eval", str(error), COMMAND_LINE, value=str(run.checkpoint))]) from error
-    # in an embodied run the environment may differ, as long as the policy fits it
-    theirs, ours = (
-        [line for line in text.splitlines() if not line.startswith("env.")]
-        for text in (checkpoint.fingerprint, fingerprint(config))
-    )
-    if theirs != ours:
-        message = (
-            f"the checkpoint is of another model than config.yaml beside it: it has "
-            f"{'; '.join(line for line in theirs if line not in ours) or 'nothing more'}, the config "
-            f"{'; '.join(line for line in ours if line not in theirs) or 'nothing more'}"
-        )
-        raise ConfigError([Problem("--eval", message, COMMAND_LINE, value=str(run.checkpoint))])
-    return checkpoint
 
 
 def _decided(overrides: Sequence[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Finds the checkpoint of `--eval` and its config. Imports no torch, so a typo is reported at once."""
+"""Finds a checkpoint and the config of its run. Importing it does not import torch, so a typo is reported at once."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rl_platform.config import LoadedConfig, load_config
 from rl_platform.config.overrides import key_of
+from rl_platform.config.schema import Config
 from rl_platform.config.source import COMMAND_LINE
 from rl_platform.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from rl_platform.checkpoint.verify import Checkpoint
 
 LATEST = "latest"
 RUNS = Path("runs")  # searched for `latest`; the default of runner.output_dir is inside
@@ -39,10 +44,15 @@ KEYS = {  # may differ in an evaluation; other keys belong to the model or its t
 
 @dataclass(frozen=True)
 class SavedRun:
-    """The folder of a run and one of its checkpoints."""
+    """The folder of a run and one of its checkpoints. asked: the option or function that named them, for messages."""
 
     folder: Path
     checkpoint: Path
+    asked: str
+
+    @property
+    def step(self) -> int:
+        return int(self.checkpoint.name.removeprefix("step-"))
 
     def load(self, overrides: Sequence[str]) -> LoadedConfig:
         """Returns the config with overrides. Raises ConfigError, also for keys that change no evaluation."""
@@ -60,52 +70,100 @@ class SavedRun:
             raise ConfigError(problems)
         return loaded
 
+    def open(self, config: Config) -> Checkpoint:
+        """Verifies the checkpoint. Raises ConfigError if it is of another version or of another model than `config`,
+        CheckpointError if it is damaged."""
+        from rl_platform.checkpoint.verify import Checkpoint, UnknownFormat
+        from rl_platform.runners.state import fingerprint
 
-def find_run(name: str) -> SavedRun:
-    """Returns a run by `name`: its folder (newest checkpoint), a checkpoint, or `latest` (newest one in runs/).
+        try:
+            checkpoint = Checkpoint.open(self.checkpoint)
+        except UnknownFormat as error:
+            raise self._problem(str(error)) from error
+        # in an embodied run the environment may differ, as long as the policy fits it
+        theirs, ours = (
+            [line for line in text.splitlines() if not line.startswith("env.")]
+            for text in (checkpoint.fingerprint, fingerprint(config))
+        )
+        if theirs != ours:
+            raise self._problem(
+                f"the checkpoint is of another model than config.yaml beside it: it has "
+                f"{'; '.join(line for line in theirs if line not in ours) or 'nothing more'}, the config "
+                f"{'; '.join(line for line in ours if line not in theirs) or 'nothing more'}"
+            )
+        return checkpoint
+
+    def _problem(self, message: str) -> ConfigError:
+        return ConfigError([Problem(self.asked, message, value=str(self.checkpoint))])
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Looks for a checkpoint by name. asked: as in `SavedRun`; step: the one to find, None: the newest."""
+
+    name: str
+    asked: str
+    step: int | None
+
+    def checkpoint(self) -> Path:
+        return self._latest() if self.name == LATEST else self._named(Path(self.name).expanduser().absolute())
+
+    def _latest(self) -> Path:
+        manifests = list(RUNS.glob("*/checkpoints/step-*/manifest.json"))
+        if not manifests:
+            raise self.problem(f"no run in {RUNS.absolute()} has a checkpoint", hint="name a run's folder")
+        newest = max(manifests, key=lambda path: path.stat().st_mtime).parent.absolute()
+        return newest if self.step is None else self._of_step(newest.parent)
+
+    def _named(self, path: Path) -> Path:
+        if not path.exists():
+            siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+            close = difflib.get_close_matches(path.name, siblings, n=1)
+            raise self.problem("no such folder", hint=f"did you mean {path.with_name(close[0])}?" if close else "")
+        if path.is_file():
+            hint = "name the folder that the run wrote to, its runner.output_dir"
+            message = "is a file, not the folder of a run or a checkpoint"
+            raise self.problem(message, hint=hint if path.suffix in (".yaml", ".yml") else "")
+        if (path / "manifest.json").is_file():
+            return path if self.step is None else self._of_step(path.parent)
+        inside = path if path.name == "checkpoints" else path / "checkpoints"
+        if _complete(inside):
+            return self._of_step(inside)
+        if (path / "config.yaml").is_file():
+            hint = "runner.save_interval sets when checkpoints are written"
+            raise self.problem("the run has not written a checkpoint yet", hint=hint)
+        raise self.problem("contains neither a run nor a checkpoint")
+
+    def _of_step(self, folder: Path) -> Path:
+        checkpoints = {int(path.name.removeprefix("step-")): path for path in _complete(folder)}
+        if self.step is None:
+            return checkpoints[max(checkpoints)]
+        if self.step not in checkpoints:
+            allowed = ", ".join(map(str, sorted(checkpoints)))
+            message = f"{folder} has no checkpoint of step {self.step}"
+            hint = "runner.keep_checkpoints sets how many of the newest ones are kept"
+            raise ConfigError([Problem(self.asked, message, value=str(self.step), allowed=allowed, hint=hint)])
+        return checkpoints[self.step]
+
+    def problem(self, message: str, hint: str = "") -> ConfigError:
+        allowed = f"a run's folder, one of its checkpoints, or {LATEST}"
+        return ConfigError([Problem(self.asked, message, value=self.name, allowed=allowed, hint=hint)])
+
+
+def find_run(name: str, asked: str, step: int | None = None) -> SavedRun:
+    """Returns a run by `name`: its folder (newest checkpoint, or that of `step`), a checkpoint, or `latest` (newest one
+    in runs/). asked: see `SavedRun`.
 
     Raises ConfigError if there is none.
     """
-    checkpoint = _latest() if name == LATEST else _named(Path(name).expanduser().absolute(), name)
+    search = _Search(name, asked, step)
+    checkpoint = search.checkpoint()
     folder = checkpoint.parent.parent
     if not (folder / "config.yaml").is_file():
-        message = f"{folder / 'config.yaml'} is missing, without which the checkpoint cannot be evaluated"
-        raise _problem(name, message, hint="evaluate checkpoints where their run wrote them, or copy its folder")
-    return SavedRun(folder, checkpoint)
+        message = f"{folder / 'config.yaml'} is missing, without which the checkpoint cannot be loaded"
+        raise search.problem(message, hint="name checkpoints where their run wrote them, or copy its folder")
+    return SavedRun(folder, checkpoint, asked)
 
 
-def _latest() -> Path:
-    manifests = list(RUNS.glob("*/checkpoints/step-*/manifest.json"))
-    if not manifests:
-        raise _problem(LATEST, f"no run in {RUNS.absolute()} has a checkpoint", hint="name a run's folder")
-    return max(manifests, key=lambda path: path.stat().st_mtime).parent.absolute()
-
-
-def _named(path: Path, name: str) -> Path:
-    if not path.exists():
-        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        close = difflib.get_close_matches(path.name, siblings, n=1)
-        raise _problem(name, "no such folder", hint=f"did you mean {path.with_name(close[0])}?" if close else "")
-    if path.is_file():
-        hint = (
-            "name the folder that the run wrote to, its runner.output_dir" if path.suffix in (".yaml", ".yml") else ""
-        )
-        raise _problem(name, "is a file, not the folder of a run or a checkpoint", hint=hint)
-    if (path / "manifest.json").is_file():
-        return path
-    inside = path if path.name == "checkpoints" else path / "checkpoints"
-    steps = sorted(entry for entry in inside.glob("step-*") if (entry / "manifest.json").is_file())
-    if steps:
-        return steps[-1]
-    if (path / "config.yaml").is_file():
-        raise _problem(
-            name,
-            "the run has not written a checkpoint yet",
-            hint="runner.save_interval sets when checkpoints are written",
-        )
-    raise _problem(name, "contains neither a run nor a checkpoint")
-
-
-def _problem(name: str, message: str, hint: str = "") -> ConfigError:
-    allowed = f"a run's folder, one of its checkpoints, or {LATEST}"
-    return ConfigError([Problem("--eval", message, COMMAND_LINE, value=name, allowed=allowed, hint=hint)])
+def _complete(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("step-[0-9]*") if (path / "manifest.json").is_file()]

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -33,6 +36,24 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
     folder.mkdir(mode, parents=True, exist_ok=True)
     for made in missing:
         sync_folder(made.parent)
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Yields an empty hidden folder, which takes the place of `folder` if the block ends without an error."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    stage, old = (folder.with_name(f".{kind}-{folder.name}") for kind in ("tmp", "old"))
+    shutil.rmtree(stage, ignore_errors=True)  # of a killed process
+    stage.mkdir()
+    try:
+        yield stage
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            os.rename(folder, old)
+        os.rename(stage, folder)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def private(path: Path, mode: int = 0o600) -> IO[str]:

@@ -51,7 +51,7 @@ class ObservationNormalizer:
 
     def __init__(self, observation_shape: tuple[int, ...], clip: float) -> None:
         self._moments = RunningMoments(observation_shape)
-        self._clip = clip
+        self.clip = clip
         loops = acceleration.normalizing_loops()
         self._normalize = normalize_rows if loops is None else loops.normalize_rows()
 
@@ -62,14 +62,19 @@ class ObservationNormalizer:
     def count(self, observations: np.ndarray) -> np.ndarray:
         """Adds observations [N,D] to the statistics and returns them normalised, float32."""
         normalized = np.empty(observations.shape, np.float32)
-        self._moments.update_and_normalize(observations, self._clip, normalized)
+        self._moments.update_and_normalize(observations, self.clip, normalized)
         return normalized
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """Returns observations [N,D] normalised, float32."""
         normalized = np.empty(observations.shape, np.float32)
-        self._normalize(observations, self._moments.mean, self._moments.variance, self._clip, normalized)
+        self._normalize(observations, self._moments.mean, self._moments.variance, self.clip, normalized)
         return normalized
+
+    @property
+    def mean_and_scale(self) -> tuple[np.ndarray, np.ndarray]:
+        """[D] float64 each: an observation is normalised to (observation - mean) * scale, before it is clipped."""
+        return self._moments.mean, 1.0 / np.sqrt(self._moments.variance + _EPSILON)
 
     def state_dict(self) -> dict[str, object]:
         return self._moments.state_dict()

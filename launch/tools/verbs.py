@@ -93,6 +93,30 @@ def keys() -> None:
 
 
 @app.command()
+def export(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="output folder of a run, one of its checkpoints, or latest")
+    ],
+    step: Annotated[int | None, typer.Option("--step", help="step of the checkpoint; default: the newest")] = None,
+    format: Annotated[
+        Literal["hf", "torch", "onnx", "lerobot"] | None,
+        typer.Option("--format", help="default: hf for language models, torch for embodied policies"),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="new or empty folder; default: RUN/export/FORMAT-step-N")
+    ] = None,
+) -> None:
+    """Write the trained model of a run as a folder that other programs load.
+
+    onnx needs the packages onnx and onnxscript, the extra `onnx`.
+    """
+    from rl_platform.launch.tools import export as formats
+
+    for line in formats.export(run, step, format, output):
+        print(line)
+
+
+@app.command()
 def data(
     kind: Annotated[Literal["gsm8k", "math", "dapo-math", "aime24", "hh-rlhf"], typer.Argument(help="which dataset")],
     output: Annotated[Path, typer.Option("--output", "-o", help="folder of the files")] = Path("data"),

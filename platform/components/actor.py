@@ -17,6 +17,7 @@ from rl_platform.algorithms.losses import actor_critic_loss, actor_loss
 from rl_platform.components.learner import Learner, present
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import estimator_needs
+from rl_platform.disk import replacing
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.build import language_model, token_temperature
@@ -26,8 +27,9 @@ from rl_platform.models.forward import ChunkActorCritic, EmbodiedActorCritic, Re
 from rl_platform.models.lora import add_adapters, without_adapters
 from rl_platform.models.pretrained import export_causal_lm
 from rl_platform.models.recurrent_policy import RecurrentPolicy
+from rl_platform.models.saved_policy import Normalizer, PolicyDescription, SavedPolicy, language_of
 from rl_platform.models.tokenizer import load_tokenizer
-from rl_platform.records import RolloutBatch
+from rl_platform.records import RolloutBatch, StateDict
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.cpu import compute_alone
 from rl_platform.runtime.host import ComponentContext
@@ -83,15 +85,11 @@ class LanguageActor(Learner):
 
     def export(self, folder: str) -> str:
         """Writes the model and its tokenizer as a Hugging Face folder that transformers loads. Called on all ranks."""
-        published, state = self.publish(0), {}
-        if published.gathered is not None:
-            for names, tensor in published.gathered():
-                if self.context.rank == 0:
-                    state |= dict.fromkeys(names, tensor.cpu())
+        weights = self.whole_weights()
         if self.context.rank == 0:
-            state = state or published.state
             tokenizer = load_tokenizer(self.config.actor.model)
-            export_causal_lm(state, self.engine.model.model.config, tokenizer, Path(folder))
+            with replacing(Path(folder)) as stage:
+                export_causal_lm(weights, self.engine.model.model.config, tokenizer, stage)
         return folder
 
 
@@ -99,9 +97,7 @@ class EmbodiedActor(Learner):
     """Policy and value loss in one backward (`loss_type: actor_critic`), or the policy loss alone (`actor`)."""
 
     def __init__(self, context: ComponentContext, config: Config, spaces: EnvSpaces) -> None:
-        policy = embodied_policy(config, spaces, context.seed)
-        if config.actor.lora is not None:  # of a vision-language-action policy; the rollout gets merged weights
-            add_adapters(policy.language.backbone, config.actor.lora, derive_seed(context.seed, "lora"), "actor.lora")
+        policy, self.spaces = trained_policy(config, spaces, context.seed), spaces
         model: nn.Module
         if isinstance(policy, RecurrentPolicy):
             model = RecurrentActorCritic(policy)
@@ -137,6 +133,18 @@ class EmbodiedActor(Learner):
             end_values[bootstrapped] = present(self.outputs(rows).values)[:, 0]
         return {"log_probs": present(outputs.log_probs), "values": present(outputs.values), "end_values": end_values}
 
+    def export(self, folder: str, step: int, normalizer: StateDict | None) -> str:
+        """Writes the policy of `step` as a folder that `load_policy` loads. Called on all ranks.
+
+        normalizer: the state of the observation normaliser, None without one.
+        """
+        weights = self.whole_weights()
+        if self.context.rank == 0:
+            saved = saved_policy(self.config, self.spaces, self.engine.model.model, weights, step, normalizer)
+            with replacing(Path(folder)) as stage:
+                saved.write(stage)
+        return folder
+
 
 @contextmanager
 def keeping_states(model: nn.Module, keep: bool) -> Iterator[None]:
@@ -160,3 +168,34 @@ def embodied_policy(config: Config, spaces: EnvSpaces, seed: int) -> EmbodiedPol
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived)
         return build_policy(config.actor.model, spaces, action_levels(config, spaces), derived, config.instructions)
+
+
+def trained_policy(config: Config, spaces: EnvSpaces, seed: int) -> EmbodiedPolicy:
+    """The policy whose parameters an embodied run trains: with adapters if it has any. The rollout gets merged ones."""
+    policy = embodied_policy(config, spaces, seed)
+    if config.actor.lora is not None:  # of a vision-language-action policy
+        add_adapters(policy.language.backbone, config.actor.lora, derive_seed(seed, "lora"), "actor.lora")
+    return policy
+
+
+def saved_policy(
+    config: Config,
+    spaces: EnvSpaces,
+    policy: EmbodiedPolicy,
+    weights: dict[str, Tensor],
+    step: int,
+    normalizer: StateDict | None,
+) -> SavedPolicy:
+    """The policy of a run after `step`, with whole weights and the state of its observation normaliser."""
+    description = PolicyDescription(
+        environment=config.env.id,
+        step=step,
+        seed=config.runner.seed,
+        model=config.actor.model,
+        spaces=spaces,
+        levels=action_levels(config, spaces),
+        normalizer=None if normalizer is None else Normalizer(**normalizer, clip=config.env.clip_observations),
+        language=language_of(policy),
+        forward_rows=config.algorithm.rollout_micro_batch_size,
+    )
+    return SavedPolicy(description, weights)

@@ -312,6 +312,11 @@ class Environment:
         if self.reward_normalizer:
             self.reward_normalizer.load_state_dict(state["reward_normalizer"])
 
+    def normalizer(self) -> StateDict | None:
+        """The state of the observation normaliser, as checkpoints have it; None without one."""
+        self._current(AllEnvs(self.envs, self.shares, None))
+        return self.observation_normalizer and self.observation_normalizer.state_dict()
+
     def use_normalizer(self, state: StateDict) -> None:
         """Evaluates with the normalisers of another env component, whose state this is."""
         if self.observation_normalizer:

@@ -199,6 +199,16 @@ class Learner(Evaluator):
         state = {name: tensor.clone() for name, tensor in weights.items()} if copy else weights
         return Weights(version, state, delta, offered=offered)
 
+    def whole_weights(self) -> dict[str, Tensor]:
+        """Returns the published weights on rank 0, on the CPU, and nothing on other ranks. Called on all ranks."""
+        published, whole = self.publish(0), dict[str, Tensor]()
+        if published.gathered is None:
+            return {name: tensor.cpu() for name, tensor in published.state.items()} if self.context.rank == 0 else {}
+        for names, tensor in published.gathered():
+            if self.context.rank == 0:
+                whole |= dict.fromkeys(names, tensor.cpu())
+        return whole
+
     def _gathered(self) -> Iterator[tuple[Sequence[str], Tensor]]:
         for names, tensor in self.engine.gathered():
             yield [name.removeprefix("model.") for name in names], tensor

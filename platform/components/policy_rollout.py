@@ -1,7 +1,7 @@
 """Rollout of embodied policies: observations in, actions out.
 
-`PolicyRollout` is the component. Environments send observations to its ranks through channels (`RemotePolicy`), or call
-the only rank in their own process (`LocalPolicy`).
+`PolicyInference` acts, `PolicyRollout` is the component of a run. Environments send observations to its ranks through
+channels (`RemotePolicy`), or call the only rank in their own process (`LocalPolicy`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rl_platform.components.actor import embodied_policy
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ChannelClosed, WorkerError
+from rl_platform.models.embodied_policy import EmbodiedPolicy
 from rl_platform.records import Weights, WeightsReceived
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.channel import Channel
@@ -63,59 +64,27 @@ class Actions:
         return self.array if self.executed is None else self.executed
 
 
-class PolicyRollout:
-    """Answers observations with actions. Its randomness depends on the run's seed and `Observations.draw` alone.
+class PolicyInference:
+    """Answers observations with the actions of a policy. Its randomness depends on `seed` and `Observations.draw`
+    alone.
 
-    Components in the same process find it in `context.shared` and may call `act` without a channel.
+    rows: the most observations of one forward pass; None: all. After a change of the parameters call `use_parameters`.
     """
 
-    def __init__(self, context: ComponentContext, config: Config, spaces: EnvSpaces) -> None:
-        self.context = context
-        self.device = torch.device("cuda", context.accelerators[0]) if context.accelerators else torch.device("cpu")
-        self.policy = embodied_policy(config, spaces, context.seed).to(self.device)
-        self.rows = config.algorithm.rollout_micro_batch_size
-        self.generator = torch.Generator(self.device)
-        self.version = -1
-        self.places: list[int] = []  # of the parameters in memory, as they were received last
-        if self.device.type == "cpu":
-            compute_alone()  # a few rows: a thread pool would take longer, and the simulation needs the cores
-        self.compiled_class = acceleration.policy_class(self.policy, self.device)
+    def __init__(self, policy: EmbodiedPolicy, device: torch.device, seed: int, rows: int | None) -> None:
+        self.policy, self.device, self.seed, self.rows = policy.to(device), device, seed, rows
+        self.generator = torch.Generator(device)
+        self.compiled_class = acceleration.policy_class(self.policy, device)
+        self.use_parameters()
+
+    def use_parameters(self) -> None:
+        """Acts with the present parameters of the policy from now on."""
         self.compiled = None if self.compiled_class is None else self.compiled_class(self.policy)
-        context.shared[context.label] = self
-
-    def receive(self, weights: Weights) -> WeightsReceived:
-        """Loads these weights; later actions are chosen with them."""
-        self.version = -1  # until all of them are there
-        state = {name: tensor.to(self.device) for name, tensor in weights.state.items()}
-        places = [tensor.data_ptr() for tensor in state.values()]
-        if places != self.places:  # else the policy's own parameters are these tensors already
-            self.places = []  # if one is missing, some are loaded already
-            self.policy.load_state_dict(state, assign=True)
-            self.places = places
-        self.compiled = None if self.compiled_class is None else self.compiled_class(self.policy)
-        self.version = weights.version
-        return WeightsReceived(weights.version, weights.bytes, weights.buckets)
-
-    def serve(self, source: Channel[Observations], sink: Channel[Actions]) -> None:
-        """Answers until `source` is closed. Raises WorkerError without a complete set of weights."""
-        self.check_complete()
-        key = self.context.rank if self.context.world_size > 1 else None
-        while True:
-            try:
-                observations = source.get(key=key)
-            except ChannelClosed:
-                return
-            sink.put(self.act(observations), key=key)
-
-    def check_complete(self) -> None:
-        """Raises WorkerError without a complete set of weights."""
-        if self.version < 0:
-            raise WorkerError(f"{self.context.label} has no complete weights: its last receive() did not end well")
 
     def act(self, observations: Observations) -> Actions:
         began = time.monotonic()
         first, total = observations.among or (0, len(observations.array))
-        seed = derive_seed(self.context.seed, "rollout", *observations.draw)
+        seed = derive_seed(self.seed, "rollout", *observations.draw)
         if self.compiled is not None:
             self.generator.manual_seed(seed)
             chosen = self.compiled.act(observations.array, self.generator, observations.deterministic, (first, total))
@@ -145,6 +114,53 @@ class PolicyRollout:
             executed=None if executed is actions else executed.cpu().numpy(),
             hidden_states=states[0].cpu().numpy() if states else None,
         )
+
+
+class PolicyRollout(PolicyInference):
+    """The component of a run: it receives weights and serves channels.
+
+    Components in the same process find it in `context.shared` and may call `act` without a channel.
+    """
+
+    def __init__(self, context: ComponentContext, config: Config, spaces: EnvSpaces) -> None:
+        self.context = context
+        device = torch.device("cuda", context.accelerators[0]) if context.accelerators else torch.device("cpu")
+        policy = embodied_policy(config, spaces, context.seed)
+        super().__init__(policy, device, context.seed, config.algorithm.rollout_micro_batch_size)
+        self.version = -1
+        self.places: list[int] = []  # of the parameters in memory, as they were received last
+        if self.device.type == "cpu":
+            compute_alone()  # a few rows: a thread pool would take longer, and the simulation needs the cores
+        context.shared[context.label] = self
+
+    def receive(self, weights: Weights) -> WeightsReceived:
+        """Loads these weights; later actions are chosen with them."""
+        self.version = -1  # until all of them are there
+        state = {name: tensor.to(self.device) for name, tensor in weights.state.items()}
+        places = [tensor.data_ptr() for tensor in state.values()]
+        if places != self.places:  # else the policy's own parameters are these tensors already
+            self.places = []  # if one is missing, some are loaded already
+            self.policy.load_state_dict(state, assign=True)
+            self.places = places
+        self.use_parameters()
+        self.version = weights.version
+        return WeightsReceived(weights.version, weights.bytes, weights.buckets)
+
+    def serve(self, source: Channel[Observations], sink: Channel[Actions]) -> None:
+        """Answers until `source` is closed. Raises WorkerError without a complete set of weights."""
+        self.check_complete()
+        key = self.context.rank if self.context.world_size > 1 else None
+        while True:
+            try:
+                observations = source.get(key=key)
+            except ChannelClosed:
+                return
+            sink.put(self.act(observations), key=key)
+
+    def check_complete(self) -> None:
+        """Raises WorkerError without a complete set of weights."""
+        if self.version < 0:
+            raise WorkerError(f"{self.context.label} has no complete weights: its last receive() did not end well")
 
 
 BESIDE = ("hidden_states", "tasks")  # of observations, row by row

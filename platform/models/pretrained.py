@@ -200,7 +200,10 @@ def empty_causal_lm(config: PretrainedConfig, folder: str, key: str) -> PreTrain
 def export_causal_lm(
     weights: dict[str, torch.Tensor], config: PretrainedConfig, tokenizer: Tokenizer, folder: Path
 ) -> None:
-    """Writes `weights` in float32, named as in `language.LanguageModel`, and the tokenizer as a Hugging Face folder."""
+    """Writes `weights` in float32, named as in `language.LanguageModel`, and the tokenizer as a Hugging Face folder.
+
+    A head that is tied to the embeddings may be missing.
+    """
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
@@ -211,7 +214,8 @@ def export_causal_lm(
         prefix = "backbone."
         state = {name.removeprefix(prefix): tensor for name, tensor in whole.items() if name.startswith(prefix)}
         network.base_model.load_state_dict(state, assign=True)
-        network.get_output_embeddings().weight = nn.Parameter(whole["head.weight"], requires_grad=False)
+        if "head.weight" in whole:
+            network.get_output_embeddings().weight = nn.Parameter(whole["head.weight"], requires_grad=False)
         network.tie_weights()
         network.save_pretrained(folder)
     tokenizer.save(folder)

@@ -12,7 +12,7 @@ et al., "RT-1" (2022).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +26,7 @@ from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.attention import Features, is_plain
 from rl_platform.models.draws import Among, choices
 from rl_platform.models.language import LanguageModel
-from rl_platform.models.pretrained import load_causal_lm
+from rl_platform.models.pretrained import load_causal_lm, quiet_transformers
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.models.vision import ImageEncoder
 
@@ -45,7 +45,7 @@ class InstructedAttention:
         self._count, self._words, self._tasks, self._positions = instructions, words, tasks, positions
         sees_word = torch.arange(words, device=tasks.device) < lengths[:, None]
         sees_own = torch.ones(positions, positions, dtype=torch.bool, device=tasks.device).tril()
-        parts = sees_word[:, None].expand(-1, positions, -1), sees_own.expand(len(tasks), -1, -1)
+        parts = sees_word[:, None].expand(-1, positions, -1), sees_own.expand(tasks.shape[0], -1, -1)
         self._mask = torch.cat(parts, dim=2)[:, None]
 
     def __call__(
@@ -192,10 +192,7 @@ def vision_language_policy(
     if model.backbone_layers is not None:
         _keep_first_layers(network, model.backbone_layers)
     texts = instructions or (model.instruction or "",)
-    tokens = [torch.tensor(tokenizer.encode(text)) for text in texts]
-    language = LanguageModel(network, value_head=True)
-    encoder = ImageEncoder(spaces.observation_shape, model.cnn)
-    policy = VisionLanguagePolicy(language, tokens, encoder, spaces, model.action_bins)
+    policy = _assembled(model, spaces, network, [torch.tensor(tokenizer.encode(text)) for text in texts])
     length = max(policy.lengths) + policy.encoder.positions + policy.components
     if length > (readable := getattr(network.config, "max_position_embeddings", length)):
         message = f"instruction, picture and action are {length} tokens, the language model reads {readable}"
@@ -204,8 +201,26 @@ def vision_language_policy(
         raise ConfigError([Problem(key, message, hint=hint)])
     refuse_features(network.config, model.path, length)
     if not model.train_backbone:
-        language.backbone.requires_grad_(False)
+        policy.language.backbone.requires_grad_(False)
     return policy
+
+
+def policy_without_weights(
+    model: Model, spaces: EnvSpaces, config: Mapping[str, Any], lengths: Sequence[int]
+) -> VisionLanguagePolicy:
+    """Returns a policy whose parameters are to be loaded. config: of its language model; lengths: tokens of each
+    instruction."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with quiet_transformers():
+        network = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
+    return _assembled(model, spaces, network, [torch.zeros(length, dtype=torch.int64) for length in lengths])
+
+
+def _assembled(model: Model, spaces: EnvSpaces, network: Any, instructions: Sequence[Tensor]) -> VisionLanguagePolicy:
+    encoder = ImageEncoder(spaces.observation_shape, model.cnn)
+    language = LanguageModel(network, value_head=True)
+    return VisionLanguagePolicy(language, instructions, encoder, spaces, model.action_bins)
 
 
 def refuse_features(config: PretrainedConfig, path: str | None, length: int) -> None:

@@ -129,7 +129,12 @@ class EmbodiedRunner:
     def load_state_dict(self, state: StateDict) -> None:
         assert not state
 
-    def finish(self) -> None:
+    def finish(self, step: int) -> None:
+        """Writes the trained policy with its observation normaliser; then waits for the video, drawn meanwhile."""
+        with self.reporter.phase("export"):
+            normalizer = self.typed["env"].rank(0).normalizer().wait()[0]
+            folder = self.actor.export(str(self.output_dir / "model"), step, normalizer).wait()[0]
+        self.reporter.note(f"trained policy, for rl_platform.load_policy: {folder}")
         if self.video is not None:
             failure = self.drawn()
             self.reporter.note(f"no video: {failure}" if failure else f"video of an evaluation episode: {self.video}")

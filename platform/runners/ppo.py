@@ -93,8 +93,8 @@ class TaskRunner(Protocol):
 
     def load_state_dict(self, state: StateDict) -> None: ...
 
-    def finish(self) -> None:
-        """Called after the last step: exports, videos."""
+    def finish(self, step: int) -> None:
+        """Called after the last step: writes the trained model."""
 
 
 def train(
@@ -153,7 +153,7 @@ def train(
                 with reporter.phase("checkpoint"):
                     state.save(step, runner, ppo, rollouts)
             last = last or stopped
-    runner.finish()
+    runner.finish(step)
 
 
 def validate(runner: TaskRunner, reporter: Reporter, step: int) -> Metrics:

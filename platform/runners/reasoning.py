@@ -218,7 +218,7 @@ class ReasoningRunner:
             self.sampler.load_state_dict(state["dynamic_sampling"], self.prompts)
         restore(self.partial, state.get("partial_rollouts"), self.prompts)
 
-    def finish(self) -> None:
+    def finish(self, step: int) -> None:
         """Writes the trained model as a Hugging Face folder."""
         with self.reporter.phase("export"):
             folder = self.typed["actor"].export(str(self.output_dir / "model")).wait()[0]

@@ -78,15 +78,20 @@ def read(state: ShardedState, folder: str | Path) -> None:
         dcp.load(dict.fromkeys(state), storage_reader=reader, planner=_LoadPlanner(state), no_dist=alone)
 
 
-def read_whole(folder: str | Path) -> dict[str, Tensor]:
-    """Returns all tensors in `folder`, whole, in this process only."""
+def read_whole(folder: str | Path, prefix: str = "") -> dict[str, Tensor]:
+    """Returns the tensors in `folder` whose names begin with `prefix`, whole, in this process only.
+
+    Any layout of any engine may have written them. Raises CheckpointError if a file cannot be read.
+    """
     tensors = {
         name: torch.empty(metadata.size, dtype=metadata.properties.dtype)
         for name, metadata in _Reader(Path(folder)).read_metadata().state_dict_metadata.items()
+        if name.startswith(prefix)
     }
     state = {name: ShardedTensor.of(tensor) for name, tensor in tensors.items()}
+    planner = _LoadPlanner(state, all_of_it=not prefix)
     with _collective("read from", folder):
-        dcp.load(dict.fromkeys(state), storage_reader=_Reader(Path(folder)), planner=_LoadPlanner(state), no_dist=True)
+        dcp.load(dict.fromkeys(state), storage_reader=_Reader(Path(folder)), planner=planner, no_dist=True)
     return tensors
 
 
@@ -133,9 +138,9 @@ class _SavePlanner(dcp.DefaultSavePlanner):
 
 
 class _LoadPlanner(dcp.DefaultLoadPlanner):
-    def __init__(self, state: ShardedState) -> None:
+    def __init__(self, state: ShardedState, *, all_of_it: bool = True) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self.own = state
+        self.own, self.all_of_it = state, all_of_it
 
     def set_up_planner(
         self, state_dict: dict[str, object], metadata: Metadata | None = None, is_coordinator: bool = False
@@ -162,7 +167,7 @@ class _LoadPlanner(dcp.DefaultLoadPlanner):
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         read = {item.dest_index.fqn for plan in global_plan for item in plan.items}
-        if unread := sorted(self.metadata.state_dict_metadata.keys() - read):
+        if self.all_of_it and (unread := sorted(self.metadata.state_dict_metadata.keys() - read)):
             raise ValueError(f"{unread[0]} is not in this model: it is of another one")
         return global_plan
 

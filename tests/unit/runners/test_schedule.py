@@ -114,7 +114,7 @@ class World:
     def exhausted(self) -> bool:
         return False
 
-    def finish(self) -> None:
+    def finish(self, step: int) -> None:
         self.before.append({"actor": self.actor.parameters(), "critic": self.critic.parameters()})
 
 

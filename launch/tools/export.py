@@ -1,0 +1,204 @@
+"""`rl-platform export`: the trained model of a checkpoint as a folder that other programs load.
+
+Checkpoints of every engine and number of ranks are read on a CPU, in this process. Language models become folders of
+transformers. Embodied policies become graphs from observations of the environment to its actions. Not covered: critics
+and optimizer states.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from rl_platform.config.schema import Config
+from rl_platform.disk import replacing
+from rl_platform.engines.training.saved_weights import trained_weights, whole_weights
+from rl_platform.errors import CheckpointError, ConfigError, Problem
+from rl_platform.launch.policy import find_policy
+from rl_platform.launch.saved_run import SavedRun, find_run
+from rl_platform.models.build import language_model
+from rl_platform.models.pretrained import export_causal_lm, load_config
+from rl_platform.models.saved_policy import DESCRIPTION, SavedPolicy
+from rl_platform.models.tokenizer import load_tokenizer
+
+Format = Literal["hf", "torch", "onnx", "lerobot"]
+FORMATS: Mapping[str, tuple[Format, ...]] = {"reasoning": ("hf",), "embodied": ("torch", "onnx")}  # the default first
+COMMAND = "rl-platform export"
+
+
+def export(name: str, step: int | None, format: Format | None, output: Path | None) -> list[str]:
+    """Writes the model of a run, see `find_policy`; returns lines that say where it is and how to load it.
+
+    format None: the first one of the task. output None: a folder in that of the run. Raises ConfigError for a run or a
+    step that is not there, a format that the model does not have, and an output folder that is not empty.
+    """
+    path = Path(name).expanduser()
+    run = None if (path / DESCRIPTION).is_file() else find_run(name, COMMAND, step)
+    config = None if run is None else run.load([]).config
+    chosen = _checked(format, "embodied" if config is None else config.runner.task_type)
+    if run is not None and config is not None and chosen == "hf":
+        default, write = run.folder / "export" / f"hf-step-{run.step}", partial(_write_language_model, run, config)
+    else:
+        saved = find_policy(name, COMMAND, step)
+        default = (path if run is None else run.folder) / "export" / f"{chosen}-step-{saved.description.step}"
+        write = partial(_write_program if chosen == "torch" else _write_onnx, saved)
+    folder = _checked_folder(output or default)
+    try:
+        with replacing(folder) as stage:
+            usage = write(stage)
+    except OSError as error:
+        raise _problem("--output", f"cannot be written: {error.strerror or error}", str(folder)) from error
+    return [str(folder), f"load it: {usage.format(folder)}"]
+
+
+def _checked(format: Format | None, task: str) -> Format:
+    """Returns the format. Raises ConfigError if models of this task do not have it."""
+    chosen, allowed = format or FORMATS[task][0], ", ".join(FORMATS[task])
+    if chosen in FORMATS[task]:
+        return chosen
+    held, trained = (
+        ("embodied policies", "a language model") if task == "reasoning" else ("language models", "an embodied policy")
+    )
+    message = f"holds {held}, and this run trained {trained}"
+    if chosen == "lerobot":
+        message = (
+            "LeRobot builds a policy from the name of one of its own architectures (act, diffusion, smolvla ...). The "
+            "models of this platform are none of them, so LeRobot could not load the folder"
+        )
+    raise _problem("--format", message, chosen, allowed)
+
+
+def _checked_folder(folder: Path) -> Path:
+    """Returns the absolute folder. Raises ConfigError unless it is missing or empty."""
+    folder = folder.expanduser().absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir():
+        raise _problem("--output", f"{existing} is a file", str(folder), "a new or empty folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise _problem("--output", "is not empty", str(folder), "a new or empty folder")
+    return folder
+
+
+def _problem(key: str, message: str, value: str, allowed: str = "") -> ConfigError:
+    return ConfigError([Problem(key, message, value=value, allowed=allowed)])
+
+
+def _write_language_model(run: SavedRun, config: Config, folder: Path) -> str:
+    """A Hugging Face folder with the tokenizer."""
+    shards, section, lora = run.open(config).file("actor"), config.actor.model, config.actor.lora
+    tokenizer = load_tokenizer(section)
+    if lora is None:
+        about = load_config(section, tokenizer.vocab_size, tokenizer.eos_token_ids[0])
+        weights = trained_weights(shards)
+    else:
+        model = language_model(config, section, config.runner.seed, lora=lora)
+        about, weights = model.config, whole_weights(shards, model, lora)
+    try:
+        export_causal_lm(weights, about, tokenizer, folder)
+    except RuntimeError as error:  # names or shapes differ
+        raise CheckpointError(f"{shards} is of another model: {' '.join(str(error).split())}") from error
+    return "transformers.AutoModelForCausalLM.from_pretrained('{}')"
+
+
+class PolicyGraph(nn.Module):
+    """The most likely actions of the environment [N,...] for its observations [N,...], both as in its spaces.
+
+    The normaliser, the bounds and the first choice of a discrete space are inside. A recurrent policy also takes its
+    memory [N,H], which is 0 where an episode begins, and returns the next one. A policy that chooses K actions returns
+    [N,K,...]. A policy with several instructions takes their indices, tasks [N] int64.
+    """
+
+    def __init__(self, saved: SavedPolicy) -> None:
+        super().__init__()
+        self.policy, self.about, normalizer = saved.build(), saved.description, saved.normalizer()
+        self.clip = None if normalizer is None else normalizer.clip
+        if normalizer is not None:
+            self.mean, self.scale = (nn.Buffer(torch.from_numpy(part)) for part in normalizer.mean_and_scale)
+        spaces = self.about.spaces
+        self.low, self.high = (nn.Buffer(torch.tensor(bound)) for bound in (spaces.action_low, spaces.action_high))
+
+    def forward(
+        self, observation: Tensor, memory: Tensor | None = None, tasks: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        rows, spaces = observation.flatten(1), self.about.spaces
+        if self.clip is not None:
+            rows = ((rows - self.mean) * self.scale).clamp(-self.clip, self.clip).float()
+        given = {"hidden_states": memory, "tasks": tasks}
+        options = {name: tensor for name, tensor in given.items() if tensor is not None}
+        chosen, _, *memories = self.policy.act(rows, **options, deterministic=True)
+        actions = self.policy.executed(chosen)
+        if self.about.levels.num_actions == 1 and not self.about.levels.single:
+            actions = actions[:, 0]
+        if spaces.action.kind == "discrete":
+            actions = actions + spaces.action_start
+        else:
+            actions = actions.clamp(self.low, self.high).unflatten(-1, spaces.action_shape)
+        return (actions, *memories) if memories else actions
+
+    def example(self) -> dict[str, Tensor]:
+        """Inputs for N = 2."""
+        spaces, model, language = self.about.spaces, self.about.model, self.about.language
+        inputs = {
+            "observation": torch.zeros(2, *spaces.observation_shape, dtype=getattr(torch, spaces.observation_dtype))
+        }
+        if model.type == "gru":
+            inputs["memory"] = torch.zeros(2, model.recurrent_size)
+        if language is not None and len(language.instruction_lengths) > 1:
+            inputs["tasks"] = torch.zeros(2, dtype=torch.int64)
+        return inputs
+
+
+def _program(graph: PolicyGraph) -> torch.export.ExportedProgram:
+    inputs, batch = graph.example(), torch.export.Dim("batch")
+    with torch.no_grad():
+        return torch.export.export(
+            graph.eval(), (), kwargs=inputs, dynamic_shapes={name: {0: batch} for name in inputs}
+        )
+
+
+def _write_program(saved: SavedPolicy, folder: Path) -> str:
+    """policy.pt2, a program of torch.export, beside the files of the policy itself."""
+    saved.write(folder)
+    with _quiet():
+        torch.export.save(_program(PolicyGraph(saved)), folder / "policy.pt2")
+    return "torch.export.load('{}/policy.pt2').module()"
+
+
+def _write_onnx(saved: SavedPolicy, folder: Path) -> str:
+    """policy.onnx beside the files of the policy itself."""
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        hint = "pip install 'rl-platform[onnx]'"
+        raise ConfigError([Problem("--format", f"{error.name} is not installed", value="onnx", hint=hint)]) from error
+    saved.write(folder)
+    graph = PolicyGraph(saved)
+    outputs = ["action", "next_memory"] if "memory" in graph.example() else ["action"]
+    with _quiet():
+        converted = torch.onnx.export(_program(graph), output_names=outputs, verbose=False)
+        assert converted is not None
+        converted.save(folder / "policy.onnx")
+    return "onnxruntime.InferenceSession('{}/policy.onnx')"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences torch's remarks on itself and on packages that an export does not need."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,127 @@
+"""A trained embodied policy as a folder: `policy.json` describes it, `policy.safetensors` holds its weights.
+
+The two files are enough to act with the policy: neither a checkpoint nor the environment is read. Nothing in them is
+code. Not covered: acting, see `components/policy_rollout.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from rl_platform.algorithms.action_levels import ActionLevels
+from rl_platform.config.schema.models import Model
+from rl_platform.disk import read_regular
+from rl_platform.envs.embodied.normalize import ObservationNormalizer
+from rl_platform.envs.embodied.spaces import EnvSpaces
+from rl_platform.errors import DataError
+from rl_platform.models.embodied_policy import EmbodiedPolicy, build_policy
+from rl_platform.models.vla import VisionLanguagePolicy, policy_without_weights
+
+DESCRIPTION, WEIGHTS = "policy.json", "policy.safetensors"
+LARGEST_DESCRIPTION = 64 << 20  # bytes; the statistics of a million observed numbers take less
+_BUILDING = {"path", "random_init", "tokenizer"}  # keys of a model that its weights replace
+
+
+class Normalizer(BaseModel):
+    """Moments [D] of the observations, and the bound of normalised ones. See `ObservationNormalizer`."""
+
+    count: int
+    mean: list[float]
+    variance: list[float]
+    clip: float
+
+
+class Language(BaseModel):
+    """The language model of a vision-language-action policy: its transformers config, and tokens per instruction."""
+
+    config: dict[str, Any]
+    instruction_lengths: list[int]
+
+
+class PolicyDescription(BaseModel):
+    """policy.json.
+
+    environment: the id, for the reader. seed: of sampled actions, the run's. forward_rows: the most observations of one
+    forward pass, `algorithm.rollout_micro_batch_size`.
+    """
+
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
+
+    format: Literal[1] = 1
+    environment: str
+    step: int
+    seed: int
+    model: Model
+    spaces: EnvSpaces
+    levels: ActionLevels
+    normalizer: Normalizer | None
+    language: Language | None = None
+    forward_rows: int | None = None
+
+
+@dataclass(frozen=True)
+class SavedPolicy:
+    """A policy that can be built, written and read. weights: its parameters, adapters merged, on the CPU."""
+
+    description: PolicyDescription
+    weights: dict[str, Tensor]
+
+    def build(self) -> EmbodiedPolicy:
+        """Returns the policy, on the CPU. Raises DataError for weights of another architecture."""
+        about = self.description
+        with torch.random.fork_rng(devices=[]):
+            if about.language is None:
+                policy: EmbodiedPolicy = build_policy(about.model, about.spaces, about.levels, about.seed)
+            else:
+                language = about.language
+                policy = policy_without_weights(
+                    about.model, about.spaces, language.config, language.instruction_lengths
+                )
+        try:
+            policy.load_state_dict(self.weights, assign=True)
+        except RuntimeError as error:
+            raise DataError(f"{WEIGHTS} does not fit {DESCRIPTION}: {' '.join(str(error).split())}") from error
+        return policy.requires_grad_(False).eval()
+
+    def normalizer(self) -> ObservationNormalizer | None:
+        """Returns the observation normaliser with its saved statistics; None if the policy observes raw numbers."""
+        saved = self.description.normalizer
+        if saved is None:
+            return None
+        normalizer = ObservationNormalizer((self.description.spaces.observation_size,), saved.clip)
+        normalizer.load_state_dict(saved.model_dump(exclude={"clip"}))
+        return normalizer
+
+    def write(self, folder: Path) -> None:
+        """Writes both files into an existing folder."""
+        text = self.description.model_dump_json(indent=1, exclude={"model": _BUILDING})
+        (folder / DESCRIPTION).write_text(f"{text}\n", encoding="utf-8")
+        weights = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in self.weights.items()}
+        (folder / WEIGHTS).write_bytes(save(weights))  # `save_file` lets nobody else read the file
+
+    @classmethod
+    def read(cls, folder: Path) -> SavedPolicy:
+        """Reads a folder that `write` has written. Raises DataError for files that it has not."""
+        try:
+            description = PolicyDescription.model_validate_json(read_regular(folder / DESCRIPTION, LARGEST_DESCRIPTION))
+            return cls(description, load_file(folder / WEIGHTS))
+        except ValidationError as error:
+            wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+            raise DataError(f"{folder / DESCRIPTION} describes no policy of this version: {wrong}") from error
+        except (OSError, ValueError, SafetensorError) as error:
+            raise DataError(f"the policy in {folder} cannot be read: {error}") from error
+
+
+def language_of(policy: EmbodiedPolicy) -> Language | None:
+    """Returns the description of the policy's language model; None if it has none."""
+    if not isinstance(policy, VisionLanguagePolicy):
+        return None
+    return Language(config=policy.language.config.to_dict(), instruction_lengths=policy.lengths)

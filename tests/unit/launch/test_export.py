@@ -1,0 +1,165 @@
+"""`rl-platform export`: what each format holds computes what the platform does, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from policies import KINDS, observations, saved
+from process_groups import end_process_groups
+from transformers import AutoModelForCausalLM
+
+from rl_platform.launch.policy import Policy
+
+
+def inputs(kind: str) -> dict[str, np.ndarray]:
+    """What a graph takes, for five rows."""
+    given = {"observation": observations(kind, 5)}
+    if kind == "memory":
+        given["memory"] = np.zeros((5, 6), np.float32)
+    if kind == "instructions":
+        given["tasks"] = np.arange(5) % 2
+    return given
+
+
+def check(kind: str, graph: Callable[..., Any]) -> None:
+    """Compares two actions of `Policy` after another, for the same observations, with those of a graph."""
+    policy, given = Policy(saved(kind)), inputs(kind)
+    first, second = (policy.act(given["observation"], tasks=given.get("tasks")) for _ in range(2))
+    assert len(np.unique(first, axis=0)) > 1, "all rows act alike"
+    result = graph(**given)
+    if kind == "memory":
+        result, memory = result
+        np.testing.assert_array_equal(graph(**given | {"memory": memory})[0], second)
+    elif kind == "chunks":
+        np.testing.assert_allclose(result[:, 1], second, rtol=1e-5, atol=1e-6)
+        result = result[:, 0]
+    assert (result.dtype, result.shape) == (first.dtype, first.shape)
+    np.testing.assert_allclose(result, first, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture(autouse=True)
+def no_process_group() -> Iterator[None]:
+    """A run with Megatron in this process leaves a group of one rank behind, which ends with the process."""
+    yield
+    end_process_groups()
+
+
+@pytest.fixture
+def exported(tool, tmp_path: Path):
+    """exported("memory", "onnx"): the folder."""
+
+    def write(kind: str, format: str) -> Path:
+        (tmp_path / kind).mkdir(exist_ok=True)
+        saved(kind).write(tmp_path / kind)
+        ended = tool("export", tmp_path / kind, "--format", format, "-o", tmp_path / f"{kind}-{format}")
+        assert ended.code == 0, ended.err
+        assert (ended.err, ended.out.splitlines()[0]) == ("", str(tmp_path / f"{kind}-{format}"))
+        return tmp_path / f"{kind}-{format}"
+
+    return write
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_program_acts_as_the_policy(exported, kind: str) -> None:
+    module = torch.export.load(exported(kind, "torch") / "policy.pt2").module()
+
+    def graph(**given: np.ndarray) -> Any:
+        result = module(**{name: torch.from_numpy(array) for name, array in given.items()})
+        return [each.numpy() for each in result] if isinstance(result, tuple) else result.numpy()
+
+    check(kind, graph)
+
+
+@pytest.mark.parametrize("kind", ["torques", "chunks", "memory", "instructions"])
+def test_the_onnx_graph_acts_as_the_policy(exported, kind: str) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    session = runtime.InferenceSession(exported(kind, "onnx") / "policy.onnx")
+    assert [each.name for each in session.get_inputs()] == [*inputs(kind)]
+    assert [each.name for each in session.get_outputs()] == ["action", "next_memory"][: 1 + (kind == "memory")]
+
+    def graph(**given: np.ndarray) -> Any:
+        results = session.run(None, given)
+        return results if len(results) > 1 else results[0]
+
+    check(kind, graph)
+
+
+CHILD = """
+import sys, torch
+program = torch.export.load("policy.pt2").module()
+assert program(observation=torch.zeros(3, 3)).shape == (3, 2, 1)
+assert not [name for name in sys.modules if name.startswith("rl_platform")]
+from rl_platform.launch.policy import load_policy
+assert not {"ray", "gymnasium", "mujoco", "transformers"} & {*sys.modules}
+"""
+
+
+def test_a_program_needs_no_package_and_load_policy_few(exported) -> None:
+    subprocess.run([sys.executable, "-c", CHILD], cwd=exported("torques", "torch"), check=True)
+
+
+LANGUAGE_MODELS = {
+    "fsdp": (),
+    "megatron": ("actor.training_backend=megatron",),
+    "adapters": ("actor.lora={rank: 2, target_modules: [q_proj, down_proj]}", "actor.optim.lr=0.05"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of Megatron, about kernels that are not installed
+@pytest.mark.parametrize("kind", LANGUAGE_MODELS)
+def test_a_checkpoint_becomes_the_folder_that_its_run_leaves(command, tool, scored, folder: Path, kind: str) -> None:
+    save = ("runner.max_steps=2", "runner.save_interval=1")
+    ended = command("reasoning.yaml", scored, *save, *LANGUAGE_MODELS[kind])
+    assert ended.code == 0, ended.err
+    ended = tool("export", "out", "-o", "last")
+    assert ended.code == 0, ended.err
+    assert tool("export", "out", "--step", 1).code == 0
+    names = ["last", "out/export/hf-step-1", "out/model"]
+    last, first, left = (AutoModelForCausalLM.from_pretrained(name).state_dict() for name in names)
+    assert last.keys() == left.keys()
+    assert all(torch.equal(last[name], left[name]) for name in left)
+    assert not all(torch.equal(first[name], left[name]) for name in left)
+    files = {path.name for path in (folder / "out" / "model").iterdir()}
+    assert {path.name for path in (folder / "last").iterdir()} == files
+
+
+def test_what_is_refused(command, tool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved("choices").write(folder / make("policy"))
+    (folder / make("full") / "notes.txt").touch()
+    assert command("reasoning.yaml", "runner.max_steps=1", "runner.output_dir=words").code == 0
+    assert command("embodied.yaml", "runner.max_steps=1").code == 0
+    for words, message in (
+        (["missing"], "rl-platform export: no such folder"),
+        (["reasoning.yaml"], "is a file, not the folder of a run"),
+        (["out", "--step", "9"], "no checkpoint of step 9\n    value: 9\n    allowed: 1\n"),
+        (["policy", "--step", "9"], "holds the policy of one step\n    value: 9\n    allowed: 7\n"),
+        (["out", "--format", "hf"], "--format: holds language models, and this run trained an embodied policy"),
+        (["words", "--format", "onnx"], "--format: holds embodied policies, and this run trained a language model"),
+        (["out", "--format", "lerobot"], "LeRobot could not load the folder"),
+        (["words", "--format", "lerobot"], "LeRobot could not load the folder"),
+        (["out", "--format", "gguf"], "gguf"),
+        (["policy", "-o", "full"], "--output: is not empty"),
+        (["policy", "-o", "reasoning.yaml"], "reasoning.yaml is a file"),
+        (["policy", "-o", "reasoning.yaml/x"], "reasoning.yaml is a file"),
+    ):
+        ended = tool("export", *words)
+        assert (ended.code, message in ended.err) == (2, True), (words, ended.err)
+        assert "Traceback" not in ended.err
+    for name in ("onnx", "onnxscript"):
+        monkeypatch.setitem(sys.modules, name, None)
+    ended = tool("export", "policy", "--format", "onnx", "-o", "graph")
+    assert (ended.code, "hint: pip install 'rl-platform[onnx]'" in ended.err) == (2, True)
+    assert not [path.name for path in folder.iterdir() if "graph" in path.name]
+
+
+def make(name: str) -> Path:
+    Path(name).mkdir()
+    return Path(name)

@@ -1,0 +1,183 @@
+"""`load_policy`: it acts as `--eval` does, and it says what is wrong with a folder or an observation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from policies import observations, saved
+
+from rl_platform.envs.embodied.spaces import EnvDescription, find_spec
+from rl_platform.errors import ConfigError, DataError
+from rl_platform.launch.policy import Policy, load_policy
+from rl_platform.models.saved_policy import DESCRIPTION, WEIGHTS
+
+MASKED = ("env.id=rl_platform.envs.embodied.masked:Masked-v0", "env.kwargs={env_id: CartPole-v1, hide: [1, 3]}")
+ROBOT = ("env.id=Hopper-v5", "env.max_episode_steps=40", "algorithm.huber_delta=10")
+KINDS = {  # what a run has beside a small MLP with a discrete action
+    "cartpole": (),
+    "robot with normaliser": ROBOT,
+    "recurrent": (*MASKED, "actor.model={type: gru, hidden_sizes: [16], recurrent_size: 8}"),
+    "chunks, squashed": (
+        *("env.id=Pendulum-v1", "env.max_episode_steps=48", "actor.model.num_action_chunks=4"),
+        "actor.model.action_distribution=squashed",
+    ),
+}
+
+
+def returns_by_hand(policy: Policy, env_id: str, options: dict[str, object], seeds: Sequence[int], deterministic: bool):
+    """The sums of rewards of an episode per seed. Environments that have ended keep their last observation."""
+    envs = [gymnasium.make(find_spec(EnvDescription(env_id)), **options) for _ in seeds]
+    observations = np.stack([env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)])
+    returns, running = np.zeros(len(envs)), set(range(len(envs)))
+    policy.reset()
+    while running:
+        actions = policy.act(observations, deterministic)
+        for index in sorted(running):
+            observations[index], reward, terminated, truncated, _ = envs[index].step(actions[index])
+            returns[index] += reward
+            if terminated or truncated:
+                running.remove(index)
+    return returns.tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_reproduces_an_evaluation_bit_for_bit(command, folder: Path, kind: str) -> None:
+    ended = command("embodied.yaml", "runner.max_steps=2", "actor.optim.lr=0.01", *KINDS[kind])
+    assert ended.code == 0, ended.err
+    ended = command("--eval", "out", "env.evaluation.video=false")
+    assert ended.code == 0, ended.err
+    rows = json.loads((folder / "out" / "evaluation" / "step-00000002.json").read_text())
+    options = dict(word.removeprefix("env.").split("=", 1) for word in KINDS[kind] if word.startswith("env."))
+    made: dict[str, object] = {"env_id": "CartPole-v1", "hide": [1, 3]} if kind == "recurrent" else {}
+    if "max_episode_steps" in options:
+        made["max_episode_steps"] = int(options["max_episode_steps"])
+    seeds = [rows["seed"], rows["seed"] + 1]
+    for source in ("out", "out/model"):
+        for row in rows["rows"]:
+            policy = load_policy(source)
+            deterministic = row["actions"] == "deterministic"
+            assert (
+                returns_by_hand(policy, options.get("id", "CartPole-v1"), made, seeds, deterministic) == row["returns"]
+            )
+
+
+def test_memory_and_chunks_belong_to_rows_and_end_with_episodes() -> None:
+    for kind in ("memory", "chunks"):
+        policy, several = Policy(saved(kind)), observations(kind, 3)
+        steps = [policy.act(several) for _ in range(2)]
+        assert not np.array_equal(steps[0], steps[1]) or kind == "memory"
+        again = policy.act(several, episode_starts=np.array([True, False, True]))
+        np.testing.assert_array_equal(again[[0, 2]], steps[0][[0, 2]])
+        for index in range(3):  # alone, a row goes through the same
+            alone = Policy(saved(kind))
+            same = [alone.act(several[index]) for _ in range(2)]
+            np.testing.assert_allclose(same, [step[index] for step in steps], rtol=1e-5, atol=1e-6)
+        policy.reset()
+        np.testing.assert_allclose(policy.act(several[:2]), steps[0][:2], rtol=1e-5, atol=1e-6)
+
+
+def test_samples_depend_on_the_seed_and_stay_in_the_bounds() -> None:
+    rows = observations("torques", 50)
+    first, again, other = (Policy(saved("torques"), seed).act(rows, False) for seed in (1, 1, 2))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert first.shape == (50, 2, 1)
+    assert np.abs(first[:, 0]).max() == np.float32(0.1)
+    choices = Policy(saved("choices")).act(observations("choices", 200), False)
+    assert {*choices.tolist()} == {5, 6, 7, 8}  # the space begins at 5
+
+
+def test_it_changes_nothing_of_the_process() -> None:
+    given, threads = saved("images"), torch.get_num_threads()
+    state = torch.random.get_rng_state()
+    torch.set_num_threads(2)
+    try:
+        Policy(given).act(observations("images", 2), False)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+OBSERVATIONS = [
+    ("choices", np.zeros(4), {}, r"has shape (4,); this policy observes (3,), or (N, 3) for N of them"),
+    ("choices", np.zeros((0, 3)), {}, "has shape (0, 3)"),
+    ("choices", np.array(["a", "b", "c"]), {}, "has type <U1; this policy observes real numbers"),
+    ("choices", [[1.0, 2.0, 3.0], [1.0, float("nan"), 3.0]], {}, "row 1 is not finite"),
+    ("choices", {"a": 1}, {}, "gymnasium.spaces.flatten(env.observation_space, observation)"),
+    ("choices", [[1.0], [1.0, 2.0]], {}, "no array"),
+    ("images", np.zeros((12, 12, 3)), {}, "has type float64; this policy observes uint8 images"),
+    ("images", np.zeros((3, 12, 12), np.uint8), {}, "has shape (3, 12, 12)"),
+    ("memory", np.zeros((2, 3)), {"episode_starts": [1, 0]}, "episode_starts: has type int64 and shape (2,)"),
+    ("memory", np.zeros((2, 3)), {"episode_starts": [True]}, "allowed: bool (2,)"),
+    ("choices", np.zeros(3), {"tasks": 0}, "reads no instruction"),
+    ("instructions", np.zeros((12, 12, 3), np.uint8), {}, "tasks: None; allowed: integers 0..1"),
+    ("instructions", np.zeros((12, 12, 3), np.uint8), {"tasks": 2}, "tasks: 2; allowed: integers 0..1"),
+]
+
+
+@pytest.mark.parametrize(("kind", "observation", "more", "message"), OBSERVATIONS)
+def test_observations_that_do_not_fit(kind: str, observation: object, more: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError) as error:
+        Policy(saved(kind)).act(observation, **more)
+    assert message in str(error.value)
+
+
+def test_another_number_of_rows_during_episodes() -> None:
+    policy = Policy(saved("memory"))
+    policy.act(observations("memory", 2))
+    with pytest.raises(DataError, match=r"3 observations, but episodes of 2 environments are running. Call reset\(\)"):
+        policy.act(observations("memory", 3))
+    stateless = Policy(saved("choices"))
+    assert [len(stateless.act(observations("choices", count))) for count in (2, 3)] == [2, 3]
+
+
+def test_folders_without_a_policy(command, folder: Path) -> None:
+    (folder / "empty").mkdir()
+    for name, error, message in (
+        ("missing", ConfigError, "load_policy: no such folder"),
+        ("embodied.yaml", ConfigError, "is a file, not the folder of a run"),
+        ("empty", ConfigError, "contains neither a run nor a checkpoint"),
+    ):
+        with pytest.raises(error, match=message):
+            load_policy(name)
+    assert command("embodied.yaml", "runner.max_steps=2", "runner.save_interval=1").code == 0
+    assert load_policy("out", step=1).saved.description.step == 1
+    assert load_policy(folder / "out" / "checkpoints" / "step-00000002", step=1).saved.description.step == 1
+    with pytest.raises(ConfigError, match=r"no checkpoint of step 7\n    value: 7\n    allowed: 1, 2\n"):
+        load_policy("out", step=7)
+    with pytest.raises(ConfigError, match=r"policy of one step\n    value: 1\n    allowed: 2\n"):
+        load_policy("out/model", step=1)
+    shutil.rmtree("out/checkpoints")
+    with pytest.raises(ConfigError, match="the run has not written a checkpoint yet"):
+        load_policy("out")
+    assert load_policy("out/model").saved.description.step == 2
+    assert command("reasoning.yaml", "runner.max_steps=1", "runner.output_dir=words").code == 0
+    with pytest.raises(ConfigError, match=r"only embodied policies act\n.*\n.*rl-platform export .*words"):
+        load_policy("words")
+
+
+def test_damaged_files_of_a_policy(tmp_path: Path) -> None:
+    saved("choices").write(tmp_path)
+    good = (tmp_path / DESCRIPTION).read_text()
+    for text, message in (
+        ("{", "Invalid JSON"),
+        (good.replace('"format": 1', '"format": 2'), "format: Input should be 1"),
+        (good.replace('"seed"', '"sead"'), "seed: Field required"),
+        (good.replace('"clip": 2.0', '"clip": "wide"'), "normalizer.clip: Input should be a valid number"),
+        (good.replace('"size": 4', '"size": 5'), r"policy\.safetensors does not fit policy\.json: .*policy_head"),
+    ):
+        (tmp_path / DESCRIPTION).write_text(text)
+        with pytest.raises(DataError, match=message):
+            load_policy(tmp_path)
+    (tmp_path / DESCRIPTION).write_text(good)
+    (tmp_path / WEIGHTS).write_bytes(b"x" * 100)
+    with pytest.raises(DataError, match="cannot be read"):
+        load_policy(tmp_path)
