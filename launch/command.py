@@ -17,6 +17,7 @@ from rl_platform.config.rollout_backend import chosen_backend
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import ConfigError, PlacementError, Problem
 from rl_platform.launch.extras import required
+from rl_platform.launch.kuberay import KubeRayOptions, manifest, write_manifest
 from rl_platform.launch.saved_run import find_run
 from rl_platform.launch.slurm import SlurmOptions, sbatch_script, submit, write_script
 from rl_platform.placement.inventory import Inventory, inventory_for
@@ -42,6 +43,7 @@ class Arguments:
     evaluate: bool = False
     rehearse: bool = False
     rehearse_in: str | None = None
+    kuberay: KubeRayOptions | None = None
 
 
 @app.command()
@@ -92,7 +94,8 @@ def parse(
         bool, typer.Option("--slurm", help="Write a batch script that runs CONFIG under Ray on a Slurm cluster.")
     ] = False,
     nodes: Annotated[
-        int | None, typer.Option("--nodes", min=1, help="With --slurm: machines; cluster.num_nodes if not given.")
+        int | None,
+        typer.Option("--nodes", min=1, help="With --slurm or --kuberay: machines; cluster.num_nodes if not given."),
     ] = None,
     sbatch: Annotated[
         list[str] | None,
@@ -102,6 +105,22 @@ def parse(
         str, typer.Option("--setup", metavar="SHELL", help="With --slurm: run first, as '. .venv/bin/activate'.")
     ] = "",
     submit: Annotated[bool, typer.Option("--submit", help="With --slurm: submit the script with sbatch.")] = False,
+    kuberay: Annotated[
+        bool, typer.Option("--kuberay", help="Write a RayJob manifest that runs CONFIG on Kubernetes with KubeRay.")
+    ] = False,
+    image: Annotated[
+        str | None, typer.Option("--image", metavar="NAME:TAG", help="With --kuberay: the container image of the pods.")
+    ] = None,
+    claim: Annotated[
+        str | None,
+        typer.Option(
+            "--claim", metavar="NAME", help="With --kuberay: the volume claim of the runs; runs if not given."
+        ),
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option("--limit", metavar="NAME=QUANTITY", help="With --kuberay: of each pod, as memory=512Gi."),
+    ] = None,
 ) -> Arguments:
     """Train a policy as CONFIG says.
 
@@ -110,10 +129,20 @@ def parse(
     if nodes is not None:
         overrides = [*(overrides or []), f"cluster.num_nodes={nodes}"]
     options = SlurmOptions(sbatch or [], setup) if slurm else None
-    _check_usage(plan, calibrate, slurm, nodes is not None or bool(sbatch) or bool(setup) or submit)
-    if evaluate and (print_config or plan is not None or check or slurm):
+    pods = _kuberay_options(image, claim, limit or []) if kuberay else None
+    if calibrate is not None and plan is None:
+        raise typer.BadParameter("--calibrate belongs to --plan or --plan=search")
+    if (sbatch or setup or submit) and not slurm:
+        raise typer.BadParameter("--sbatch, --setup and --submit belong to --slurm")
+    if (image is not None or claim is not None or limit) and not kuberay:
+        raise typer.BadParameter("--image, --claim and --limit belong to --kuberay")
+    if nodes is not None and not (slurm or kuberay):
+        raise typer.BadParameter("--nodes belongs to --slurm or --kuberay")
+    if slurm and kuberay:
+        raise typer.BadParameter("--slurm and --kuberay exclude each other")
+    if evaluate and (print_config or plan is not None or check or slurm or kuberay):
         raise typer.BadParameter("--eval takes a checkpoint and nothing but KEY=VALUE beside it")
-    if rehearse and (print_config or plan is not None or check or slurm or evaluate):
+    if rehearse and (print_config or plan is not None or check or slurm or kuberay or evaluate):
         raise typer.BadParameter("--rehearse takes a config, KEY=VALUE and --rehearse-in, and no other option")
     if rehearse_in is not None and not rehearse:
         raise typer.BadParameter("--rehearse-in belongs to --rehearse")
@@ -129,6 +158,7 @@ def parse(
         evaluate,
         rehearse,
         rehearse_in,
+        pods,
     )
 
 
@@ -160,7 +190,12 @@ def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement,
         script = sbatch_script(loaded.config, arguments.config, arguments.overrides, arguments.slurm)
         path = write_script(loaded.config, script)
         print(submit(path) if arguments.submit else f"{path}: submit it with sbatch {path}")
-    stops = arguments.print_config or arguments.plan is not None or arguments.slurm is not None
+    if arguments.kuberay is not None:
+        text = manifest(loaded.config, arguments.config, arguments.overrides, arguments.kuberay)
+        path = write_manifest(loaded.config, text)
+        print(f"{path}: submit it with kubectl create -f {path}")
+    written = arguments.slurm is not None or arguments.kuberay is not None
+    stops = arguments.print_config or arguments.plan is not None or written
     if stops and not arguments.check:
         return
     if arguments.check:
@@ -224,11 +259,10 @@ def load(path: str, overrides: Sequence[str]) -> tuple[LoadedConfig, Placement, 
     return loaded.with_backend(*chosen_backend(loaded.config.rollout.backend, on_gpus)), placement, grouped
 
 
-def _check_usage(plan: PlanForm | None, calibrate: str | None, slurm: bool, slurm_options: bool) -> None:
-    if calibrate is not None and plan is None:
-        raise typer.BadParameter("--calibrate belongs to --plan or --plan=search")
-    if slurm_options and not slurm:
-        raise typer.BadParameter("--nodes, --sbatch, --setup and --submit belong to --slurm")
+def _kuberay_options(image: str | None, claim: str | None, limits: Sequence[str]) -> KubeRayOptions:
+    if image is None:
+        raise typer.BadParameter("--kuberay needs --image: the container image of the pods (docs/containers.md)")
+    return KubeRayOptions(image, limits=limits) if claim is None else KubeRayOptions(image, claim, limits)
 
 
 def _located(problem: Problem, loaded: LoadedConfig) -> Problem:

@@ -177,7 +177,7 @@ def test_submit_without_sbatch(command, monkeypatch: pytest.MonkeyPatch):
     assert "there is no sbatch on this machine" in ended.err
 
 
-@pytest.mark.parametrize("arguments", [("--nodes=2",), ("--submit",), ("--sbatch=requeue",), ("--setup=x",)])
+@pytest.mark.parametrize("arguments", [("--submit",), ("--sbatch=requeue",), ("--setup=x",)])
 def test_options_of_slurm_without_it_are_wrong_usage(command, arguments: tuple[str, ...]):
     ended = command(*arguments, "reasoning.yaml")
     assert ended.code == 2

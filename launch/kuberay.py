@@ -1,0 +1,133 @@
+"""`platform-launch --kuberay`: a RayJob manifest that runs the config on Kubernetes with the KubeRay operator.
+
+The manifest is plain YAML that users may read and edit. The image must hold this package, Ray of the same version and
+the files of the config below its `FOLDER`: the Containerfile of the repository builds such an image.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rl_platform.config.schema import Config
+from rl_platform.disk import private
+from rl_platform.errors import ConfigError, Problem
+
+FOLDER = "/workspace"  # of the image: configs and data of relative paths
+RUNS = "/runs"  # the volume that all pods share, and that outlives them
+RETRIES = 3  # each makes a new cluster, which resumes from the newest checkpoint in RUNS
+_NAME_LENGTH = 47  # KubeRay appends to the name of a job, and Kubernetes allows 63 characters
+_IMAGE = re.compile(r"[a-z0-9][\w.:/@-]*")
+_CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+_LIMIT = re.compile(r"[a-z0-9][\w./-]*=[0-9]+(\.[0-9]+)?(m|k|[KMGTP]i?)?")
+
+
+@dataclass(frozen=True)
+class KubeRayOptions:
+    """`claim`: the PersistentVolumeClaim of the runs. `limits`: of each pod, as "cpu=64" or "memory=512Gi"."""
+
+    image: str
+    claim: str = "runs"
+    limits: Sequence[str] = ()
+
+
+def manifest(config: Config, config_path: str, overrides: Sequence[str], options: KubeRayOptions) -> str:
+    """Returns the RayJob with one pod per node; the head is the first node. Raises ConfigError for options that
+    Kubernetes would refuse."""
+    _check(options)
+    cluster = config.cluster
+    name = _job_name(config)
+    words = ["platform-launch", config_path, *overrides, "cluster.address=auto"]
+    if not any(word.partition("=")[0] == "runner.output_dir" for word in overrides):
+        words.append(f"runner.output_dir={RUNS}/{name}")
+    gpus = {"nvidia.com/gpu": str(cluster.gpus_per_node)} if cluster.gpus_per_node else {}
+    limits = gpus | dict(limit.split("=") for limit in options.limits)
+
+    nodes: dict[str, Any] = {
+        "rayVersion": version("ray"),
+        "authOptions": {"mode": "token"},  # who does not have the token of the cluster cannot join or submit
+        "headGroupSpec": {"rayStartParams": {}, "template": _pod("ray-head", limits, options)},
+    }
+    if (workers := cluster.num_nodes - 1) > 0:
+        count = {"replicas": workers, "minReplicas": workers, "maxReplicas": workers}
+        pod = _pod("ray-worker", limits, options)
+        nodes["workerGroupSpecs"] = [{"groupName": "workers", **count, "rayStartParams": {}, "template": pod}]
+    job = {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": {"name": name},
+        "spec": {
+            "entrypoint": f"cd {FOLDER} && exec {shlex.join(words)}",
+            "backoffLimit": RETRIES,
+            "shutdownAfterJobFinishes": True,
+            "rayClusterSpec": nodes,
+        },
+    }
+    head = "# The run on KubeRay. Written by platform-launch --kuberay; submit it with kubectl create -f.\n"
+    return head + yaml.safe_dump(job, sort_keys=False, width=120)
+
+
+def write_manifest(config: Config, text: str) -> Path:
+    """Writes the manifest into the working folder, named after the run, and returns its path."""
+    path = Path(f"{_job_name(config)}.rayjob.yaml")
+    with private(path) as file:  # the overrides may hold secrets
+        file.write(text)
+    return path
+
+
+def _pod(container: str, limits: dict[str, str], options: KubeRayOptions) -> dict[str, Any]:
+    environment = {"RAY_worker_niceness": "0", "MALLOC_ARENA_MAX": "1"}  # as where a run starts Ray itself
+    return {
+        "spec": {
+            "containers": [
+                {
+                    "name": container,
+                    "image": options.image,
+                    "env": [{"name": key, "value": value} for key, value in environment.items()],
+                    "resources": {"limits": dict(limits)},
+                    "volumeMounts": [{"name": "runs", "mountPath": RUNS}, {"name": "shm", "mountPath": "/dev/shm"}],
+                }
+            ],
+            "volumes": [
+                {"name": "runs", "persistentVolumeClaim": {"claimName": options.claim}},
+                {"name": "shm", "emptyDir": {"medium": "Memory"}},  # Ray's object store; 64 MB without it
+            ],
+        }
+    }
+
+
+def _job_name(config: Config) -> str:
+    """The experiment's name as a DNS label: lower case letters, digits and dashes, a letter first."""
+    label = re.sub(r"[^a-z0-9]+", "-", config.runner.experiment_name.lower()).strip("-")
+    label = label if label[:1].isalpha() else f"run-{label}".rstrip("-")
+    return label[:_NAME_LENGTH].rstrip("-")
+
+
+def _check(options: KubeRayOptions) -> None:
+    problems = []
+    if not _IMAGE.fullmatch(options.image):
+        allowed = "the name of a container image, without blanks"
+        problems.append(Problem("--image", "not an image", value=options.image, allowed=allowed, hint="as NAME:TAG"))
+    if not _CLAIM.fullmatch(options.claim):
+        allowed = "lower case letters, digits, dots and dashes"
+        problems.append(Problem("--claim", "not the name of a claim", value=options.claim, allowed=allowed))
+    problems += [
+        Problem(
+            "--limit",
+            "not a resource of Kubernetes with its quantity",
+            value=limit,
+            allowed="NAME=QUANTITY",
+            hint="as cpu=64, memory=512Gi or amd.com/gpu=8",
+        )
+        for limit in options.limits
+        if not _LIMIT.fullmatch(limit)
+    ]
+    if problems:
+        raise ConfigError(problems)
