@@ -22,9 +22,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from rl_platform.errors import ConfigError, DataError, Problem
+from rl_platform.logger_media import as_animation, as_markdown, as_table, as_video
 from rl_platform.redact import redacted
 from rl_platform.step_lines import StepLines, read_lines
 
@@ -139,6 +140,9 @@ class Reporter(Protocol):
     def episodes(self, step: int, episodes: Sequence[Episode]) -> None:
         """Evaluation episodes after the step."""
 
+    def video(self, path: Path) -> None:
+        """The video of an evaluation episode, drawn after the latest step."""
+
     def tokens(self, step: int, tokens: Sequence[Token]) -> None:
         """Tokens of the first generated texts of the step. Not called in every step."""
 
@@ -215,6 +219,10 @@ class Reporters:
         for sink in self.sinks:
             sink.episodes(step, episodes)
 
+    def video(self, path: Path) -> None:
+        for sink in self.sinks:
+            sink.video(path)
+
     def tokens(self, step: int, tokens: Sequence[Token]) -> None:
         for sink in self.sinks:
             sink.tokens(step, tokens)
@@ -236,14 +244,14 @@ class Reporters:
 class Tracker(Protocol):
     """A run of one of `TRACKERS`."""
 
-    def log(self, metrics: dict[str, float], *, step: int) -> None: ...
+    def log(self, values: dict[str, Any], *, step: int) -> None: ...
     def finish(self) -> None: ...
 
 
 class RunLog(Reporter):
     """Files of a run: `metrics.jsonl` (one line per step, strict JSON, non-finite numbers as null), `samples.jsonl`,
     `tokens.jsonl`, and those of `backends`: TensorBoard events under `tensorboard/`, the trackers Weights & Biases and
-    Trackio.
+    Trackio. TensorBoard and Weights & Biases also get the samples and the video.
 
     On resume, lines of steps after the resumed one are cut, so that the file equals that of a run never interrupted
     (less `time/` and rates). `metrics.jsonl` has a line for every step: its lines are on the disk before a checkpoint
@@ -260,6 +268,7 @@ class RunLog(Reporter):
         self._samples: StepLines | None = None
         self._tokens: StepLines | None = None
         self._failed: set[str] = set()
+        self._latest = 0  # step
         self._tensorboard: SummaryWriter | None = None
         self._trackers: dict[str, Tracker] = {}
 
@@ -299,6 +308,7 @@ class RunLog(Reporter):
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         assert self._metrics is not None
+        self._latest = step
         self._metrics.write({"step": step, **finite})
         if self._tensorboard is not None:
             writer = self._tensorboard.file_writer
@@ -307,24 +317,42 @@ class RunLog(Reporter):
             self._diagnose(name, partial(tracker.log, dict(metrics), step=step))
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
-        for sample in samples if self._samples is not None else ():
+        lines = []
+        for sample in samples:
             score = float(sample.reward) if math.isfinite(sample.reward) else None
             line = {"step": step, **sample._asdict(), "reward": score}
             if not sample.verdict:
                 del line["verdict"]
             del line["reward_parts"]
-            line |= {f"reward/{name}": part for name, part in sample.reward_parts}
-            self._diagnose("samples.jsonl", partial(self._samples.write, line))
+            lines.append(line | {f"reward/{name}": part for name, part in sample.reward_parts})
+        self._write_samples(step, lines)
 
     def episodes(self, step: int, episodes: Sequence[Episode]) -> None:
-        for episode in episodes if self._samples is not None else ():
+        lines = []
+        for episode in episodes:
             line: dict[str, object] = {"step": step, "seed": episode.seed, "return": episode.return_}
             line |= {"length": episode.length, "finish_reason": episode.finish_reason}
             if episode.task:
                 line["task"] = episode.task
             if episode.success is not None:
                 line["success_once"], line["success_at_end"] = episode.success
+            lines.append(line)
+        self._write_samples(step, lines)
+
+    def _write_samples(self, step: int, lines: Sequence[Mapping[str, object]]) -> None:
+        for line in lines if self._samples is not None else ():
             self._diagnose("samples.jsonl", partial(self._samples.write, line))
+        if lines and (writer := self._tensorboard) is not None:
+            self._diagnose("tensorboard", lambda: writer.add_text("samples", as_markdown(lines), step))
+        if lines and (tracker := self._trackers.get("wandb")) is not None:
+            self._diagnose("wandb", lambda: tracker.log({"samples": as_table(lines)}, step=step))
+
+    def video(self, path: Path) -> None:
+        step = self._latest
+        if (writer := self._tensorboard) is not None:
+            self._diagnose("tensorboard", lambda: writer.file_writer.add_summary(as_animation(path), step))
+        if (tracker := self._trackers.get("wandb")) is not None:
+            self._diagnose("wandb", lambda: tracker.log({"evaluation": as_video(path)}, step=step))
 
     def tokens(self, step: int, tokens: Sequence[Token]) -> None:
         for token in tokens if self._tokens is not None else ():

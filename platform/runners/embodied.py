@@ -136,8 +136,11 @@ class EmbodiedRunner:
             folder = self.actor.export(str(self.output_dir / "model"), step, normalizer).wait()[0]
         self.reporter.note(f"trained policy, for rl_platform.load_policy: {folder}")
         if self.video is not None:
-            failure = self.drawn()
-            self.reporter.note(f"no video: {failure}" if failure else f"video of an evaluation episode: {self.video}")
+            if failure := self.drawn():
+                self.reporter.note(f"no video: {failure}")
+            else:
+                self.reporter.video(self.video)
+                self.reporter.note(f"video of an evaluation episode: {self.video}")
 
     def _collect(self, step: int) -> tuple[RolloutBatch, dict[str, float]]:
         """One rollout, which all env ranks simulate."""

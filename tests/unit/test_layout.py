@@ -38,6 +38,7 @@ LEVELS = (
         "checkpoint",
         "disk",
         "metrics",
+        "logger_media",
         "redact",
         "rng",
         "step_lines",

@@ -17,11 +17,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from waiting import until
 
 from rl_platform.errors import ConfigError, DataError
-from rl_platform.metrics import Reporters, RunInfo, RunLog, Sample, Token, read_metrics
+from rl_platform.metrics import Episode, Reporters, RunInfo, RunLog, Sample, Token, read_metrics
 from rl_platform.placement.model_shape import ModelShape
 from rl_platform.runners.utilization import forward_flops
 from rl_platform.runtime.memory import memory_peak
@@ -271,6 +273,29 @@ def test_tensorboard_shows_each_step_once_after_resume(tmp_path: Path) -> None:
     assert [event.value for event in events.Scalars("actor/kl")][1:] == [0.25, 0.5, 0.75, 1.0]
 
 
+def test_tensorboard_has_samples_and_a_video(tmp_path: Path) -> None:
+    import imageio.v2 as imageio
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    pictures = [np.full((48, 64, 3), shade, np.uint8) for shade in range(0, 250, 10)]
+    imageio.mimwrite(tmp_path / "evaluation.mp4", pictures, format="FFMPEG", fps=25, macro_block_size=2)  # type: ignore[arg-type]
+    log = RunLog(tmp_path, ["tensorboard"])
+    log.start(info(tmp_path, None))
+    log.samples(2, [Sample("1 + 1 =", "</code>\n**2**", 1.0)])
+    log.episodes(2, [Episode(7, return_=3.5, length=9, finish_reason="terminated")])
+    log.step(2, {})
+    log.video(tmp_path / "evaluation.mp4")
+    log.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    first, second = (event.tensor_proto.string_val[0].decode() for event in events.Tensors("samples/text_summary"))
+    assert "**response**\n\n    </code>\n    **2**" in first
+    assert "**return**\n\n    3.5" in second
+    (animation,) = events.Images("evaluation")
+    assert (animation.step, animation.encoded_image_string[:4]) == (2, b"GIF8")
+    assert len(imageio.mimread(animation.encoded_image_string)) == 25
+
+
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_an_absent_tracker_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     find = importlib.util.find_spec
@@ -286,6 +311,7 @@ def track(folder: Path, name: str) -> None:
         log = RunLog(folder, [name])
         log.start(replace(info(folder, resumed), config={"algorithm": {"gamma": 0.5}}))
         for step in steps:
+            log.samples(step, [Sample("question", f"answer {step}", 1.0)])
             log.step(step, {"reward/mean": step + (100.0 if resumed else 0.0)})
         log.close()
         if name == "wandb" and resumed is None:
@@ -315,16 +341,24 @@ def test_wandb_writes_what_a_run_logs(tmp_path: Path, monkeypatch: pytest.Monkey
     for key, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path)}.items():
         monkeypatch.setenv(key, value)
     track(tmp_path, "wandb")
-    logged = []
-    for file in sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime_ns):
-        assert (tmp_path / "wandb_id").read_text() in file.name
-        for data in leveldb_records(file.read_bytes()):
-            record = Record()
-            record.ParseFromString(data)
-            values = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
-            if "reward/mean" in values:
-                logged.append((int(values["_step"]), float(values["reward/mean"])))
-    assert logged == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0), (2, 102.0), (3, 103.0), (4, 104.0)]
+
+    def logged() -> list[tuple[int, float]]:
+        steps = []
+        for file in sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb")):  # named by the time
+            assert (tmp_path / "wandb_id").read_text() in file.name
+            for data in leveldb_records(file.read_bytes()):
+                record = Record()
+                record.ParseFromString(data)
+                values = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+                if "reward/mean" in values:
+                    steps.append((int(values["_step"]), float(values["reward/mean"])))
+        return steps
+
+    expected = [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0), (2, 102.0), (3, 103.0), (4, 104.0)]
+    until(lambda: len(logged()) == len(expected), 30)  # its process writes the last lines after `finish`
+    assert logged() == expected
+    tables = [json.loads(file.read_text()) for file in (tmp_path / "wandb").rglob("samples_*.table.json")]
+    assert {row[2] for table in tables for row in table["data"]} == {f"answer {step}" for step in range(5)}
 
 
 def test_trackio_stores_what_a_run_logs(tmp_path: Path) -> None:
