@@ -64,7 +64,7 @@ class Policy:
         """Returns the action for an observation, or actions [N,...] for observations [N,...].
 
         Shapes are those of the environment's spaces, Dict observations flattened. Continuous actions are float32 and
-        inside their bounds, discrete ones int64. deterministic: the most likely action, otherwise a sample.
+        inside their bounds, choices of the type of the action space. deterministic: the most likely action, otherwise a sample.
         episode_starts: bool or [N] bool: the observation is the first of its episode. tasks: integer or [N] integers:
         the index of the instruction, for a policy that reads several.
 
@@ -111,9 +111,8 @@ class Policy:
     def _in_bounds(self, actions: np.ndarray) -> np.ndarray:
         """Actions [N,...] of the policy -> those of the environment, as `VectorEnv.send` and `EnvBlock` pass them."""
         spaces = self.spaces
-        if spaces.action.kind == "discrete":
-            choices: np.ndarray = actions + spaces.action_start
-            return choices
+        if spaces.action.kind != "continuous":
+            return spaces.environment_choices(actions)
         low, high = (np.asarray(bound, np.float32) for bound in (spaces.action_low, spaces.action_high))
         return np.clip(actions, low, high).reshape(-1, *spaces.action_shape)
 

@@ -22,6 +22,7 @@ from typing import Any
 from rl_platform.errors import ConfigError, PlatformError, Problem, WorkerError
 
 NAMED = re.compile(r"([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^:]+\.py):[A-Za-z_]\w*")  # module:Name or path/to/file.py:Name
+_files: list[str] = []  # that were imported
 _PLACE = "module:Name or path/to/file.py:Name, importable from where the run was started"
 
 
@@ -118,6 +119,11 @@ def import_user_module(name: str) -> ModuleType:
     return _import_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
 
 
+def imported_files() -> list[str]:
+    """The files that `import_user_module` has imported: a child process imports them before it unpickles objects."""
+    return _files.copy()
+
+
 def _import_file(path: Path) -> ModuleType:
     """The module of a file, imported once. Modules beside it can be imported by their names."""
     name = re.sub(r"\W", "_", str(path.absolute()))  # without dots: pickle would look for packages
@@ -136,6 +142,7 @@ def _import_file(path: Path) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
+    _files.append(str(path.absolute()))
     return module
 
 

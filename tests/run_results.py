@@ -70,6 +70,8 @@ def _future(state: dict[str, Any]) -> list[torch.Tensor]:
     for _ in range(50):
         if envs.action_space.kind == "discrete":
             actions = draw.integers(envs.action_space.size, size=envs.num_envs)
+        elif envs.action_space.kind == "multi_discrete":
+            actions = draw.integers(envs.action_space.choices, size=(envs.num_envs, len(envs.action_space.choices)))
         else:
             actions = draw.normal(size=(envs.num_envs, envs.action_space.size)).astype(np.float32)
         result = envs.step(actions)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Dict, Tuple
+from gymnasium.spaces import Dict, Space, Tuple
 from gymnasium.spaces.utils import flatten, flatten_space
 
 if TYPE_CHECKING:
@@ -27,6 +28,16 @@ class FlatObservations(gymnasium.ObservationWrapper[object, object, object]):
         """Returns the observation as a vector [D]."""
         vector: np.ndarray = flatten(self.env.observation_space, observation)  # type: ignore[assignment]
         return vector
+
+
+def leaves(space: Space[Any], name: str = "") -> Iterator[tuple[str, Space[Any]]]:
+    """Yields the parts of a Dict or Tuple space with their names, in the order in which they are flattened."""
+    if isinstance(space, Dict | Tuple):
+        items = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
+        for key, inner in items:
+            yield from leaves(inner, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, space
 
 
 def flattened(env: AnyEnv) -> AnyEnv:

@@ -115,7 +115,7 @@ class EnvBlock:
         if self._spaces.action.kind == "continuous":
             actions = list(self._actions.reshape(-1, *self._spaces.action_shape).copy())
         else:
-            actions = [np.int64(choice) for choice in self._actions + self._spaces.action_start]
+            actions = list(self._spaces.environment_choices(self._actions))
         terminated, truncated, rewards = self._terminated, self._truncated, self._rewards
         finals, busy, first, success = self._shaped_finals, self._busy, self._first, self._success
         idle = self._idle.tolist()

@@ -13,10 +13,11 @@ from rl_platform.envs.embodied.spaces import EnvSpaces
 class Buffers:
     """Arrays of N environments with D observation numbers, in one block of memory.
 
-    observations, final_observations [N,D] float32, or uint8 of images; actions [N,A] float32 or [N] int64; rewards,
-    returns [N] float64; lengths [N] int64; terminated, truncated, invalid [N] bool; success_once, success_at_end
-    [N] int8: of episodes that ended, see `success.py`; idle [N] bool: environments to skip; busy [N] int64: for each
-    worker the environment that it is stepping; failures [N] int64: replacements of each environment.
+    observations, final_observations [N,D] float32, or uint8 of images; actions [N,A] float32, [N] int64 or, of several
+    choices, [N,D] int64; rewards, returns [N] float64; lengths [N] int64; terminated, truncated, invalid [N] bool;
+    success_once, success_at_end [N] int8: of episodes that ended, see `success.py`; idle [N] bool: environments to
+    skip; busy [N] int64: for each worker the environment that it is stepping; failures [N] int64: replacements of each
+    environment.
     """
 
     def __init__(self, num_envs: int, spaces: EnvSpaces, memory: mmap.mmap | None = None) -> None:
@@ -53,14 +54,13 @@ class Buffers:
     @staticmethod
     def _fields(num_envs: int, spaces: EnvSpaces) -> dict[str, tuple[tuple[int, ...], type]]:
         rows, dtype = (num_envs, spaces.observation_size), np.dtype(spaces.observation_dtype).type
-        continuous = spaces.action.kind == "continuous"
         numbers = {"rewards": np.float64, "returns": np.float64, "lengths": np.int64}
         numbers |= dict.fromkeys(("terminated", "truncated", "invalid", "idle"), np.bool_)
         numbers |= {"success_once": np.int8, "success_at_end": np.int8, "busy": np.int64, "failures": np.int64}
         return {
             "observations": (rows, dtype),
             "final_observations": (rows, dtype),
-            "actions": ((num_envs, spaces.action.size), np.float32) if continuous else ((num_envs,), np.int64),
+            "actions": ((num_envs, *spaces.policy_action_shape), spaces.policy_action_dtype),
             **{name: ((num_envs,), kind) for name, kind in numbers.items()},
         }
 

@@ -7,6 +7,7 @@ current ones. States are plain numbers and lists.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -49,18 +50,25 @@ class RunningMoments:
 class ObservationNormalizer:
     """(observation - mean) / std, clipped to [-clip, clip]. Before the first `update` it only clips."""
 
-    def __init__(self, observation_shape: tuple[int, ...], clip: float) -> None:
+    def __init__(self, observation_shape: tuple[int, ...], clip: float, normalized: Sequence[bool] = ()) -> None:
+        """normalized [D]: False for numbers that stay as they are, as choices; empty: all are normalised."""
         self._moments = RunningMoments(observation_shape)
         self.clip = clip
+        self._kept = ~np.asarray(normalized, bool) if len(normalized) else None
         loops = acceleration.normalizing_loops()
         self._normalize = normalize_rows if loops is None else loops.normalize_rows()
 
     def update(self, observations: np.ndarray) -> None:
         """Adds observations [N,D] to the statistics."""
         self._moments.update(observations)
+        if self._kept is not None:
+            self._moments.mean[self._kept], self._moments.variance[self._kept] = 0.0, 1.0
 
     def count(self, observations: np.ndarray) -> np.ndarray:
         """Adds observations [N,D] to the statistics and returns them normalised, float32."""
+        if self._kept is not None:
+            self.update(observations)
+            return self(observations)
         normalized = np.empty(observations.shape, np.float32)
         self._moments.update_and_normalize(observations, self.clip, normalized)
         return normalized

@@ -22,6 +22,7 @@ from rl_platform.user_code import import_user_module
 
 if TYPE_CHECKING:
     import gymnasium
+    import numpy as np
     from gymnasium.envs.registration import EnvSpec
 
     from rl_platform.config.schema.env import Env
@@ -41,10 +42,22 @@ _warning_handler = threading.Lock()
 
 @dataclass(frozen=True)
 class ActionSpace:
-    """Actions of the policy: `size` numbers ("continuous") or one of `size` choices ("discrete")."""
+    """Actions of the policy: `size` numbers ("continuous"), one of `size` choices ("discrete"), or several independent
+    choices ("multi_discrete"), of which `choices` has the numbers of possibilities and `size` their sum."""
 
-    kind: Literal["continuous", "discrete"]
+    kind: Literal["continuous", "discrete", "multi_discrete"]
     size: int
+    choices: tuple[int, ...] = ()
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The possibilities of each choice; of continuous actions none."""
+        return self.choices or (() if self.kind == "continuous" else (self.size,))
+
+    @property
+    def components(self) -> int:
+        """The number of log-probs of an action: of continuous actions one per number, else one per choice."""
+        return len(self.counts) or self.size
 
 
 @dataclass(frozen=True)
@@ -88,13 +101,25 @@ class EnvDescription:
 
 
 @dataclass(frozen=True)
+class ObservationPart:
+    """A part of an observation of several: `name` (keys and positions, joined by dots), its `shape` before it is
+    flattened to `size` numbers. numbers: they are normalised; False: one-hot or binary choices."""
+
+    name: str
+    shape: tuple[int, ...]
+    size: int
+    numbers: bool
+
+
+@dataclass(frozen=True)
 class EnvSpaces:
     """Observation and action spaces of one environment.
 
     observation_shape: of the environment. Observations are passed flattened to `observation_size` numbers, images as
     uint8 and others as float32. Images are [height,width,channels] or a stack [S,height,width,channels].
     action_shape: of one action of the environment; action_low, action_high: flattened bounds, empty if discrete.
-    action_start: the environment's number of choice 0.
+    action_start: the environment's number of choice 0, of several choices one number each if they are not all 0.
+    action_dtype: of several choices. parts: of a Dict or Tuple, in the order in which they are flattened.
     """
 
     observation_shape: tuple[int, ...]
@@ -102,12 +127,39 @@ class EnvSpaces:
     action_shape: tuple[int, ...]
     action_low: tuple[float, ...] = ()
     action_high: tuple[float, ...] = ()
-    action_start: int = 0
+    action_start: int | tuple[int, ...] = 0
     observation_dtype: Dtype = "float32"
+    action_dtype: str = "int64"
+    parts: tuple[ObservationPart, ...] = ()
 
     @property
     def images(self) -> bool:
         return self.observation_dtype == "uint8"
+
+    @property
+    def normalized(self) -> tuple[bool, ...]:
+        """Per number of an observation: whether it is normalised. Empty: all are."""
+        each = tuple(part.numbers for part in self.parts for _ in range(part.size))
+        return () if all(each) else each
+
+    def environment_choices(self, chosen: np.ndarray) -> np.ndarray:
+        """Choices [N] or [N,D] of the policy -> actions [N,...] of the environment, in its shape, type and numbers."""
+        import numpy as np
+
+        shifted = (chosen + np.asarray(self.action_start)).astype(self.action_dtype)
+        return shifted.reshape(-1, *self.action_shape)
+
+    @property
+    def policy_action_shape(self) -> tuple[int, ...]:
+        """Of an action as the policy chooses it: numbers [A], one choice [], or several choices [D]."""
+        return () if self.action.kind == "discrete" else (self.action.components,)
+
+    @property
+    def policy_action_dtype(self) -> type[np.float32 | np.int64]:
+        """Of an action as the policy chooses it."""
+        import numpy as np
+
+        return np.float32 if self.action.kind == "continuous" else np.int64
 
     @property
     def observation_size(self) -> int:
@@ -209,27 +261,53 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
 def read_spaces(env: AnyEnv, env_id: str) -> EnvSpaces:
     """Returns the spaces of an environment. Raises ConfigError that lists all spaces no policy can use."""
     import numpy as np
-    from gymnasium.spaces import Box, Discrete
+    from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+    from gymnasium.spaces.utils import flatdim
+
+    from rl_platform.envs.embodied.adapter import FlatObservations, leaves
 
     observation, action = env.observation_space, env.action_space
     problems = []
     if not isinstance(observation, Box):
         hint = "wrap it with gymnasium.wrappers.FlattenObservation and register the wrapped environment"
         problems.append(_unusable("observation", env_id, observation, "Box, Dict and Tuple of Boxes", hint))
-    if not isinstance(action, Discrete) and not (isinstance(action, Box) and np.issubdtype(action.dtype, np.floating)):
-        hint = "wrap it so that an action is one choice or a vector of floats"
-        problems.append(_unusable("action", env_id, action, "Discrete, Box of floats", hint))
+    choices = isinstance(action, Discrete | MultiDiscrete | MultiBinary)
+    if not choices and not (isinstance(action, Box) and np.issubdtype(action.dtype, np.floating)):
+        hint = "wrap it so that an action is a vector of choices or of floats"
+        problems.append(
+            _unusable("action", env_id, action, "Discrete, MultiDiscrete, MultiBinary, Box of floats", hint)
+        )
+    several = list(leaves(env.env.observation_space)) if isinstance(env, FlatObservations) else []
+    if images := [name for name, space in several if _is_image(space)]:
+        message = f"observations of {env_id} have images among other parts: {', '.join(images)}"
+        hint = "wrap it so that it observes the image alone or the other parts alone"
+        problems.append(Problem("env.id", message, value=str(env.env.observation_space), hint=hint))
     if problems:
         raise ConfigError(problems)
     assert isinstance(observation, Box)
     shape = observation.shape
-    dtype: Dtype = "uint8" if observation.dtype == np.uint8 and len(shape) in (3, 4) else "float32"
+    dtype: Dtype = "uint8" if _is_image(observation) else "float32"
+    parts = tuple(
+        ObservationPart(name, space.shape or (), flatdim(space), isinstance(space, Box)) for name, space in several
+    )
     if isinstance(action, Discrete):
         start = int(action.start)
-        return EnvSpaces(shape, ActionSpace("discrete", int(action.n)), (), (), (), start, dtype)
+        return EnvSpaces(shape, ActionSpace("discrete", int(action.n)), (), (), (), start, dtype, parts=parts)
+    if isinstance(action, MultiDiscrete | MultiBinary):
+        binary = isinstance(action, MultiBinary)
+        counts, first = (np.full(action.shape, 2), np.zeros(1)) if binary else (action.nvec, action.start)
+        kind = ActionSpace("multi_discrete", int(counts.sum()), tuple(counts.reshape(-1).tolist()))
+        starts, action_dtype = tuple(first.reshape(-1).tolist()) if first.any() else 0, np.dtype(action.dtype).name
+        return EnvSpaces(shape, kind, action.shape, (), (), starts, dtype, action_dtype, parts)
     size = int(np.prod(action.shape))
     low, high = (tuple(map(float, bound.reshape(-1))) for bound in (action.low, action.high))
-    return EnvSpaces(shape, ActionSpace("continuous", size), action.shape, low, high, 0, dtype)
+    return EnvSpaces(shape, ActionSpace("continuous", size), action.shape, low, high, 0, dtype, parts=parts)
+
+
+def _is_image(space: object) -> bool:
+    from gymnasium.spaces import Box
+
+    return isinstance(space, Box) and space.dtype == "uint8" and len(space.shape) in (3, 4)
 
 
 def time_limit(env: AnyEnv) -> int | None:

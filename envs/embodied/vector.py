@@ -175,7 +175,7 @@ class VectorEnv:
     def send(self, actions: np.ndarray, stage: int = 0, idle: np.ndarray | None = None) -> None:
         """Starts a step of one stage. Workers step at once; without workers `receive` steps.
 
-        actions [N,A] floats, clipped here to the bounds of the action space, or [N] integers, for the stage's
+        actions [N,A] floats, clipped here to the bounds of the action space, or [N] or [N,D] integers, for the stage's
         environments; idle [N] bool: environments that are not stepped and get no reward. Raises Diverged for actions
         that are not finite.
         """

@@ -16,6 +16,7 @@ from rl_platform.envs.embodied.block import EnvBlock, EnvFailure
 from rl_platform.envs.embodied.buffers import Buffers
 from rl_platform.envs.embodied.spaces import EnvSetup
 from rl_platform.standard_streams import never_fail
+from rl_platform.user_code import import_user_module
 
 STEP, CALL = b"s", b"c"
 DONE, RESULT, FAILED = b"d", b"r", b"f"
@@ -39,8 +40,10 @@ def main() -> None:
 
 
 def _build(connection: Connection, memory_fd: int) -> EnvBlock | None:
-    pickled, *rows, worker, threads = pickle.loads(connection.recv_bytes())
+    files, pickled, *rows, worker, threads = pickle.loads(connection.recv_bytes())
     try:
+        for file in files:  # the setup may hold classes of these
+            import_user_module(file)
         setup: EnvSetup = pickle.loads(pickled)
         num_envs = len(setup.numbers)
         memory = mmap.mmap(memory_fd, Buffers.size(num_envs, setup.spaces))

@@ -123,6 +123,7 @@ class PolicyGraph(nn.Module):
         if normalizer is not None:
             self.mean, self.scale = (nn.Buffer(torch.from_numpy(part)) for part in normalizer.mean_and_scale)
         spaces = self.about.spaces
+        self.start = nn.Buffer(torch.tensor(spaces.action_start))
         self.low, self.high = (nn.Buffer(torch.tensor(bound)) for bound in (spaces.action_low, spaces.action_high))
 
     def forward(
@@ -138,7 +139,9 @@ class PolicyGraph(nn.Module):
         if self.about.levels.num_actions == 1 and not self.about.levels.single:
             actions = actions[:, 0]
         if spaces.action.kind == "discrete":
-            actions = actions + spaces.action_start
+            actions = actions + self.start
+        elif spaces.action.kind == "multi_discrete":
+            actions = (actions + self.start).unflatten(-1, spaces.action_shape)
         else:
             actions = actions.clamp(self.low, self.high).unflatten(-1, spaces.action_shape)
         return (actions, *memories) if memories else actions

@@ -22,7 +22,9 @@ LARGEST = 2**15  # parameters; above, torch is faster for a few dozen rows
 
 def is_plain(policy: nn.Module) -> bool:
     """Whether the policy is an MLP with tanh and two linear heads: Gaussian with free deviations, or categorical."""
-    if type(policy) is not ActorCriticPolicy:
+    if type(policy) is not ActorCriticPolicy or type(policy.backbone) is not nn.Sequential:
+        return False
+    if policy.action_space.kind == "multi_discrete":
         return False
     known = {name for name, _ in policy.named_parameters() if name.startswith("backbone.")}
     known |= {f"{head}_head.{part}" for head in ("policy", "value") for part in ("weight", "bias")}

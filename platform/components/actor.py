@@ -158,8 +158,7 @@ def keeping_states(model: nn.Module, keep: bool) -> Iterator[None]:
 
 def action_levels(config: Config, spaces: EnvSpaces) -> ActionLevels:
     """The levels of the config for the actions of these spaces."""
-    components = spaces.action.size if spaces.action.kind == "continuous" else 1
-    return ActionLevels.of(config.algorithm, config.actor.model.num_action_chunks, components)
+    return ActionLevels.of(config.algorithm, config.actor.model.num_action_chunks, spaces.action.components)
 
 
 def embodied_policy(config: Config, spaces: EnvSpaces, seed: int) -> EmbodiedPolicy:

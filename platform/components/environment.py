@@ -47,7 +47,7 @@ class Environment:
         seed = derive_seed(context.seed, "env") % 2**31
         self.envs = self._open([seed + number for number in self.numbers.tolist()])
         self.observation_normalizer = (
-            ObservationNormalizer(self.envs.observation_shape, self.env.clip_observations)
+            ObservationNormalizer(self.envs.observation_shape, self.env.clip_observations, self.envs.spaces.normalized)
             if self.env.normalize_observations and not self.envs.spaces.images
             else None
         )

@@ -168,9 +168,7 @@ class ChunkRecording(Recording):
         super().__init__(num_envs, steps // levels.num_actions, spaces, max(turn, levels.num_actions))
         self.levels = levels
         chunks = (*self.ends.shape, levels.num_actions)
-        continuous = spaces.action.kind == "continuous"
-        size, dtype = ((spaces.action.size,), np.float32) if continuous else ((), np.int64)
-        self.actions: np.ndarray = np.zeros((*chunks, *size), dtype)
+        self.actions: np.ndarray = np.zeros((*chunks, *spaces.policy_action_shape), spaces.policy_action_dtype)
         self.log_probs = np.zeros((*chunks, levels.num_components), np.float32)
         self.rewards = np.zeros(chunks, np.float32)
         self.executed, self.invalid = (np.zeros(chunks, bool) for _ in range(2))

@@ -9,15 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from rl_platform.envs.embodied.spaces import ActionSpace
-from rl_platform.models.draws import Among, choices, normals
+from rl_platform.models.choices import chosen, entropies, log_distributions, of_choices
+from rl_platform.models.draws import Among, normals
 from rl_platform.models.policy import DEFAULTS, LOG_SQRT_2_PI, ActorCriticPolicy, PolicyConfig
 
 
 class ChunkPolicy(ActorCriticPolicy):
     """K actions of D components, independent given the observation, and R values.
 
-    R = 1: the value of the state before the chunk; R = K: of the state before each action. Discrete actions are K
-    categoricals, D = 1. With K = R = 1 the parameters are those of `ActorCriticPolicy`.
+    R = 1: the value of the state before the chunk; R = K: of the state before each action. Components are numbers or
+    choices; D = 1 of a single choice. With K = R = 1 the parameters are those of `ActorCriticPolicy`.
     """
 
     def __init__(
@@ -25,7 +26,7 @@ class ChunkPolicy(ActorCriticPolicy):
     ) -> None:
         wide = replace(action_space, size=config.num_actions * action_space.size)
         super().__init__(observation_shape, wide, config)
-        self.num_actions, self.choices = config.num_actions, action_space.size
+        self.num_actions, self.width, self.counts = config.num_actions, action_space.size, action_space.counts
         if config.num_values > 1:
             self.value_head = nn.Linear(self.value_head.in_features, config.num_values)
             nn.init.zeros_(self.value_head.weight)
@@ -44,8 +45,8 @@ class ChunkPolicy(ActorCriticPolicy):
         deterministic: bool = False,
         among: Among = None,
     ) -> tuple[Tensor, Tensor]:
-        """Samples chunks: observations [N,...] -> actions [N,K,A] float32 (not clipped) or [N,K] int64, log_probs
-        [N,K,D]."""
+        """Samples chunks: observations [N,...] -> actions [N,K,A] float32 (not clipped), [N,K] or [N,K,D] int64,
+        log_probs [N,K,D]."""
         features = self._features(observations)
         heads = self._heads(features)
         if self.action_space.kind == "continuous":
@@ -53,9 +54,8 @@ class ChunkPolicy(ActorCriticPolicy):
             log_std = self._log_stds(features)
             actions = heads + log_std.exp() * noise
             return actions, self._component_log_probs(noise, log_std, actions)
-        log_probs = heads.log_softmax(-1)
-        chosen = choices(log_probs, generator, deterministic, among)
-        return chosen, log_probs.gather(-1, chosen[..., None])
+        drawn, log_probs = chosen(log_distributions(heads, self.counts), generator, deterministic, among)
+        return self._outward(drawn), log_probs
 
     def evaluate(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Evaluates actions of `act`, with gradients: observations [B,...] -> log_probs, entropies [B,K,D], values
@@ -65,20 +65,19 @@ class ChunkPolicy(ActorCriticPolicy):
         if self.action_space.kind == "continuous":
             log_std = self._log_stds(features)
             log_probs = self._component_log_probs((actions - heads) * (-log_std).exp(), log_std, actions)
-            entropies = log_std + 0.5 + LOG_SQRT_2_PI
+            entropy = log_std + 0.5 + LOG_SQRT_2_PI
             if self.squash is not None:
-                entropies = entropies + self.squash.mean_log_slope(heads, log_std)
-            return log_probs, entropies.expand_as(log_probs), values
-        log_probs = heads.log_softmax(-1)
-        entropies = -(log_probs.exp() * log_probs).sum(-1, keepdim=True)
-        return log_probs.gather(-1, actions[..., None]), entropies, values
+                entropy = entropy + self.squash.mean_log_slope(heads, log_std)
+            return log_probs, entropy.expand_as(log_probs), values
+        log_probs = log_distributions(heads, self.counts)
+        return of_choices(log_probs, actions.reshape(log_probs.shape[:-1])), entropies(log_probs), values
 
     def _heads(self, features: Tensor) -> Tensor:
-        return self.policy_head(features).unflatten(-1, (self.num_actions, self.choices))
+        return self.policy_head(features).unflatten(-1, (self.num_actions, self.width))
 
     def _log_stds(self, features: Tensor) -> Tensor:
         """Log standard deviations: [K,A], or [B,K,A] if they depend on the state."""
-        return self._log_std(features).unflatten(-1, (self.num_actions, self.choices))
+        return self._log_std(features).unflatten(-1, (self.num_actions, self.width))
 
     def _component_log_probs(self, noise: Tensor, log_std: Tensor, actions: Tensor) -> Tensor:
         """noise [B,K,A] = (a - mu) / sigma -> log-prob [B,K,A] of each component, after squashing if there is any."""

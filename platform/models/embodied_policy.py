@@ -91,7 +91,10 @@ def policy_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
 def _action_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
     problems = []
     key, squashed = "actor.model.action_distribution", model.action_distribution == "squashed"
-    if spaces.action.kind == "discrete":
+    if spaces.action.kind == "multi_discrete" and model.type == "vla":
+        message = "vla chooses numbers or one of several actions, and the environment takes several choices at once"
+        problems.append(Problem("actor.model.type", message, value="vla", hint="actor.model.type: cnn"))
+    if spaces.action.kind != "continuous":
         reason = "actions are choices of a categorical distribution, which has no deviation"
         if squashed:
             problems.append(Problem(key, reason, value="squashed", allowed="gaussian, which means nothing here"))

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from rl_platform.envs.embodied.spaces import ActionSpace
-from rl_platform.models.draws import Among, choices, normals
+from rl_platform.models.choices import chosen, entropies, log_distributions, of_choices
+from rl_platform.models.draws import Among, normals
 from rl_platform.models.squash import Squash
 from rl_platform.models.vision import ImageEncoder
 
@@ -82,7 +83,7 @@ DEFAULTS = PolicyConfig()
 
 
 class ActorCriticPolicy(nn.Module):
-    """Diagonal Gaussian (continuous) or categorical (discrete) policy and the state's value.
+    """Diagonal Gaussian (continuous) or categorical policy (one or several independent choices) and the state's value.
 
     The policy head starts near zero (orthogonal, gain 0.01), so that the first actions do not depend on the state. The
     value head starts at zero. With `config.squash` the Gaussian is over u and the environment executes squash(u);
@@ -141,7 +142,8 @@ class ActorCriticPolicy(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Samples actions; with `deterministic` returns the mean or the most likely choice.
 
-        observations [N,...] float32 or uint8 -> actions [N,A] float32 (not clipped) or [N] int64, log_probs [N].
+        observations [N,...] float32 or uint8 -> actions [N,A] float32 (not clipped), [N] int64 or, of several choices,
+        [N,D] int64; log_probs [N].
         `among` places the rows in a larger batch, see `draws`.
         """
         features = self._features(observations)
@@ -151,14 +153,13 @@ class ActorCriticPolicy(nn.Module):
             log_std = self._log_std(features)
             actions = torch.addcmul(head, noise, log_std.exp())
             return actions, self._gaussian_log_probs(noise, log_std, actions)
-        log_probs = head.log_softmax(-1)
-        chosen = choices(log_probs, generator, deterministic, among)
-        return chosen, log_probs.gather(-1, chosen[..., None]).squeeze(-1)
+        drawn, log_probs = chosen(log_distributions(head, self.action_space.counts), generator, deterministic, among)
+        return self._outward(drawn), log_probs.sum(-1)
 
     def evaluate(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns log-probabilities of given actions, entropies and values, with gradients.
 
-        observations [B,...], actions [B,A] float32 or [B] int64 -> log_probs [B], entropy [B], values [B].
+        observations [B,...], actions as of `act` -> log_probs [B], entropy [B], values [B].
         """
         features = self._features(observations)
         head, values = self.policy_head(features), self.value_head(features).squeeze(-1)
@@ -170,9 +171,17 @@ class ActorCriticPolicy(nn.Module):
             if self.squash is not None:
                 entropy = entropy + self.squash.mean_log_slope(head, log_std).sum(-1)
             return self._gaussian_log_probs(noise, log_std, actions), entropy.expand(values.shape), values
-        log_probs = head.log_softmax(-1)
-        entropy = -(log_probs.exp() * log_probs).sum(-1)
-        return log_probs.gather(-1, actions[:, None]).squeeze(-1), entropy, values
+        log_probs = log_distributions(head, self.action_space.counts)
+        # of independent choices log-probs and entropies add up
+        return (
+            of_choices(log_probs, actions.reshape(log_probs.shape[:-1])).sum(-1),
+            entropies(log_probs).sum(-1),
+            values,
+        )
+
+    def _outward(self, drawn: Tensor) -> Tensor:
+        """Choices [...,D] -> actions: [...] of a single choice."""
+        return drawn.squeeze(-1) if self.action_space.kind == "discrete" else drawn
 
     def _gaussian_log_probs(self, noise: Tensor, log_std: Tensor, actions: Tensor) -> Tensor:
         """noise [B,A] = (a - mu) / sigma, log_std [A] or [B,A] -> [B]."""

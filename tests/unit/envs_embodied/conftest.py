@@ -13,7 +13,7 @@ from rl_platform.envs.embodied.vector import VectorEnv
 TOYS = '''
 import os, time
 import gymnasium, numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Tuple
 
 
 class Toy(gymnasium.Env):
@@ -122,7 +122,7 @@ class WholeActions(Toy):
 
 class OddSpaces(Toy):
     observation_space = Sequence(Discrete(2))
-    action_space = MultiDiscrete([2, 2])
+    action_space = Tuple([Discrete(2), Discrete(2)])
 
 
 class Goals(Toy):
@@ -146,6 +146,24 @@ class Goals(Toy):
         return (*result, info if said is None else {self.key: np.float32(said)})
 
 
+class Choices(Toy):
+    """Rewards a step with the choices as digits; refuses actions that are not of its space."""
+
+    def __init__(self, binary=False):
+        super().__init__()
+        self.action_space = MultiBinary([2, 2]) if binary else MultiDiscrete([2, 3], start=[5, 0])
+
+    def step(self, action):
+        assert self.action_space.contains(action), repr(action)
+        assert action.dtype == self.action_space.dtype
+        observation, _, *rest = super().step(np.zeros((2, 1), np.float32))
+        return (observation, float("".join(map(str, action.reshape(-1).tolist()))), *rest)
+
+
+class Pictured(Goals):
+    observation_space = Dict({"camera": Box(0, 255, (8, 8, 3), np.uint8), "arm": Dict({"angle": Box(-1, 1, (2,))})})
+
+
 class OwnSeed(Toy):
     """Seeded by the older method alone."""
 
@@ -158,7 +176,8 @@ class OwnSeed(Toy):
 
 
 for name in (
-    "Toy", "Started", "Flaky", "BadReset", "Unsavable", "OddSpaces", "OtherShape", "WholeActions", "Goals", "OwnSeed"
+    "Toy", "Started", "Flaky", "BadReset", "Unsavable", "OddSpaces", "OtherShape", "WholeActions", "Goals", "OwnSeed",
+    "Choices", "Pictured"
 ):
     gymnasium.register(f"{name}-v0", entry_point=f"{__name__}:{name}", max_episode_steps=5)
 '''

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rl_platform.envs.embodied.evaluate import evaluate
+from rl_platform.envs.embodied.normalize import ObservationNormalizer
 from rl_platform.envs.embodied.success import Success, success_rates
 
 GOALS, OWN_SEED = "toy_envs:Goals-v0", "toy_envs:OwnSeed-v0"
@@ -84,6 +85,21 @@ def test_a_dictionary_is_joined_in_alphabetical_order(make, num_workers: int) ->
     assert envs.observation_shape == (6,)
     assert envs.reset([0, 1])[1].tolist() == [1, 0, 0, 0.5, 1, 0]
     assert envs.step(np.zeros((2, 2))).observations[0].tolist() == [0, 1, 0, 0.5, 1, 1]
+
+
+def test_the_parts_of_a_dictionary_are_named_and_its_choices_stay_as_they_are(make) -> None:
+    spaces = make(GOALS, 2, 0, {"says": SILENT}).spaces
+    assert [(part.name, part.shape, part.size, part.numbers) for part in spaces.parts] == [
+        ("achieved_goal", (), 3, False),
+        ("desired_goal", (1,), 1, True),
+        ("observation", (1, 2), 2, True),
+    ]
+    normalizer = ObservationNormalizer((6,), 10.0, spaces.normalized)
+    seen = np.array([[0, 1, 0, 0.5, 1, 0], [1, 0, 0, 0.5, 3, 2]], np.float32)
+    counted = normalizer.count(seen)
+    assert np.array_equal(counted[:, :3], seen[:, :3])
+    assert counted[:, 3:].round(3).tolist() == [[0, -1, -1], [0, 1, 1]]  # (x - mean) / standard deviation
+    assert np.array_equal(normalizer(seen), counted)
 
 
 def test_the_older_seed_method_is_heard(make) -> None:

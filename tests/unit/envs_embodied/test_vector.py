@@ -170,7 +170,7 @@ def test_a_worker_that_dies_in_a_step_is_named_with_its_signal(make) -> None:
 def test_workers_end_when_the_learner_is_killed(fault: str) -> None:
     code = f"""
 import os, time, numpy as np
-from rl_platform.envs.embodied.spaces import EnvDescription
+from rl_platform.envs.embodied.spaces import ActionSpace, EnvDescription
 from rl_platform.envs.embodied.vector import VectorEnv
 envs = VectorEnv(EnvDescription("{TOY}", dict(fault="{fault}", at=1)), 2, 2)
 envs.reset([0, 1])
@@ -213,7 +213,7 @@ def test_workers_run_on_cpus_of_their_own() -> None:
 
 def test_a_deprecation_in_a_model_file_is_shown_once_per_run() -> None:
     code = """
-from rl_platform.envs.embodied.spaces import EnvDescription
+from rl_platform.envs.embodied.spaces import ActionSpace, EnvDescription
 from rl_platform.envs.embodied.vector import VectorEnv
 for workers in (0, 2):
     for name in ("HalfCheetah-v5", "Hopper-v5", "HalfCheetah-v5"):
@@ -255,6 +255,7 @@ def test_actions_that_are_not_finite_are_refused(make) -> None:
         ("no_such_module:Env-v0", {}, "no_such_module"),
         ("CartPole-v1", {"gravitas": 3}, "gravitas"),
         ("FrozenLake-v1", {}, "observation space"),
+        ("toy_envs:Pictured-v0", {}, r"(?s)have images among other parts: camera\n.*image alone or the other parts"),
         ("toy_envs:WholeActions-v0", {}, r"(?s)action space of .*Box of floats"),
     ],
 )
@@ -276,9 +277,24 @@ def test_both_unusable_spaces_are_listed_and_too_many_workers_refused() -> None:
     )
     assert "FlattenObservation" in observation.hint
     assert action.message == "action space of toy_envs:OddSpaces-v0 cannot be used"
-    assert (action.value, action.allowed) == ("MultiDiscrete([2 2])", "Discrete, Box of floats")
+    assert (action.value, action.allowed) == (
+        "Tuple(Discrete(2), Discrete(2))",
+        "Discrete, MultiDiscrete, MultiBinary, Box of floats",
+    )
     with pytest.raises(ConfigError, match="more workers than environments"):
         VectorEnv(EnvDescription("CartPole-v1"), 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("binary", "counts", "rewards"),
+    [(False, (2, 3), [50.0, 62.0]), (True, (2, 2, 2, 2), [10.0, 1101.0])],
+)
+def test_several_choices_reach_the_environment_in_its_shape(make, num_workers: int, binary, counts, rewards) -> None:
+    envs = make("toy_envs:Choices-v0", 2, num_workers, {"binary": binary})
+    assert envs.action_space == ActionSpace("multi_discrete", sum(counts), counts)
+    envs.reset([0, 1])
+    chosen = np.array([[0, 0, 1, 0], [1, 1, 0, 1]]) if binary else np.array([[0, 0], [1, 2]])
+    assert envs.step(chosen).rewards.tolist() == rewards
 
 
 def test_an_observation_that_is_not_of_its_space_is_named(make, num_workers: int) -> None:

@@ -8,7 +8,7 @@ import torch
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.policy import ActorCriticPolicy, PolicyConfig, Tanh
 
-SPACES = [ActionSpace("continuous", 3), ActionSpace("discrete", 4)]
+SPACES = [ActionSpace("continuous", 3), ActionSpace("discrete", 4), ActionSpace("multi_discrete", 6, (2, 1, 3))]
 
 
 def _policy(space: ActionSpace, **options: object) -> ActorCriticPolicy:
@@ -24,7 +24,11 @@ def _distribution(policy: ActorCriticPolicy, head: torch.Tensor) -> torch.distri
     if policy.action_space.kind == "continuous":
         normal = torch.distributions.Normal(head, policy.log_std.exp().expand_as(head))
         return torch.distributions.Independent(normal, 1)
-    return torch.distributions.Categorical(logits=head)
+    if policy.action_space.kind == "discrete":
+        return torch.distributions.Categorical(logits=head)
+    padded = torch.full((len(head), 3, 3), -torch.inf)
+    padded[:, 0, :2], padded[:, 1, :1], padded[:, 2] = head[:, :2], head[:, 2:3], head[:, 3:]
+    return torch.distributions.Independent(torch.distributions.Categorical(logits=padded), 1)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=lambda space: space.kind)
@@ -39,7 +43,7 @@ def test_log_probs_and_entropy_are_those_of_the_distribution(space: ActionSpace)
     torch.testing.assert_close(log_probs, evaluated.detach())
     torch.testing.assert_close(values, policy(observations)[1])
     assert log_probs.shape == entropy.shape == values.shape == (7,)
-    assert actions.shape == ((7, 3) if space.kind == "continuous" else (7,))
+    assert actions.shape == ((7,) if space.kind == "discrete" else (7, 3))
 
 
 @pytest.mark.parametrize("space", SPACES, ids=lambda space: space.kind)

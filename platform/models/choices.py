@@ -1,0 +1,41 @@
+"""Actions of one or several independent choices: a categorical distribution over each, from one row of logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rl_platform.models.draws import Among, choices
+
+
+def log_distributions(logits: Tensor, counts: Sequence[int]) -> Tensor:
+    """Logits [...,sum(counts)] of D choices -> log-probabilities [...,D,max(counts)]. Their probability is 0 beyond a
+    choice's count, where they are finite, so that p log p is 0."""
+    largest = max(counts)
+    if min(counts) == largest:
+        return logits.unflatten(-1, (len(counts), largest)).log_softmax(-1)
+    exists = torch.arange(largest, device=logits.device) < torch.tensor(counts, device=logits.device)[:, None]
+    padded = logits.new_full((*logits.shape[:-1], *exists.shape), torch.finfo(logits.dtype).min)
+    padded[..., exists] = logits
+    return padded.log_softmax(-1)
+
+
+def chosen(
+    log_probs: Tensor, generator: torch.Generator | None, deterministic: bool, among: Among
+) -> tuple[Tensor, Tensor]:
+    """One sample of each distribution [N,...,D,K]: choices [N,...,D] int64 and their log-probs [N,...,D]."""
+    drawn = choices(log_probs, generator, deterministic, among)
+    return drawn, of_choices(log_probs, drawn)
+
+
+def of_choices(log_probs: Tensor, drawn: Tensor) -> Tensor:
+    """Log-probs [...,D] of choices [...,D] under distributions [...,D,K]."""
+    return log_probs.gather(-1, drawn[..., None]).squeeze(-1)
+
+
+def entropies(log_probs: Tensor) -> Tensor:
+    """Entropies [...,D] of distributions [...,D,K]."""
+    # H = -sum_k p_k log p_k
+    return -(log_probs.exp() * log_probs).sum(-1)
