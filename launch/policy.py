@@ -64,9 +64,9 @@ class Policy:
         """Returns the action for an observation, or actions [N,...] for observations [N,...].
 
         Shapes are those of the environment's spaces, Dict observations flattened. Continuous actions are float32 and
-        inside their bounds, choices of the type of the action space. deterministic: the most likely action, otherwise a sample.
-        episode_starts: bool or [N] bool: the observation is the first of its episode. tasks: integer or [N] integers:
-        the index of the instruction, for a policy that reads several.
+        inside their bounds; choices have the type of the action space. deterministic: the most likely action, otherwise
+        a sample. episode_starts: bool or [N] bool: the observation is the first of its episode. tasks: integer or [N]
+        integers: the index of the instruction, for a policy that reads several.
 
         Raises DataError for observations of another shape or type, and for another N during episodes.
         """

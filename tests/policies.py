@@ -12,6 +12,9 @@ from rl_platform.models.embodied_policy import build_policy
 from rl_platform.models.saved_policy import Normalizer, PolicyDescription, SavedPolicy, language_of
 
 CHOICES = EnvSpaces((3,), ActionSpace("discrete", 4), (), action_start=5)
+DIALS = EnvSpaces(
+    (3,), ActionSpace("multi_discrete", 9, (2, 4, 3)), (3, 1), action_start=(0, 5, 1), action_dtype="int8"
+)
 TORQUES = EnvSpaces((3,), ActionSpace("continuous", 2), (2, 1), (-0.1, -1.0), (0.1, float("inf")))
 BOUNDED = EnvSpaces((3,), ActionSpace("continuous", 2), (2,), (-0.5, -1.0), (0.5, 2.0))
 IMAGES = EnvSpaces((12, 12, 3), ActionSpace("discrete", 4), (), observation_dtype="uint8")
@@ -21,6 +24,7 @@ WORDS = RandomLM(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32
 
 KINDS = {
     "choices": (CHOICES, Model(hidden_sizes=[8])),
+    "several choices": (DIALS, Model(hidden_sizes=[8])),
     "torques": (TORQUES, Model(hidden_sizes=[8], activation="relu", log_std="state")),
     "chunks": (BOUNDED, Model(hidden_sizes=[8], action_distribution="squashed", num_action_chunks=3)),
     "memory": (CHOICES, Model(type="gru", hidden_sizes=[8], recurrent_size=6)),
@@ -32,8 +36,7 @@ KINDS = {
 def saved(kind: str) -> SavedPolicy:
     """The policy of a kind with random weights, and a normaliser where observations are numbers."""
     spaces, model = KINDS[kind]
-    components = spaces.action.size if spaces.action.kind == "continuous" else 1
-    levels = ActionLevels(model.num_action_chunks, components)
+    levels = ActionLevels(model.num_action_chunks, spaces.action.components)
     torch.manual_seed(0)
     policy = build_policy(model, spaces, levels, 0, ("go", "push it") if model.type == "vla" else ())
     weights = {name: tensor + 0.2 * torch.randn(tensor.shape) for name, tensor in policy.state_dict().items()}

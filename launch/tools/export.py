@@ -141,7 +141,7 @@ class PolicyGraph(nn.Module):
         if spaces.action.kind == "discrete":
             actions = actions + self.start
         elif spaces.action.kind == "multi_discrete":
-            actions = (actions + self.start).unflatten(-1, spaces.action_shape)
+            actions = (actions + self.start).to(getattr(torch, spaces.action_dtype)).unflatten(-1, spaces.action_shape)
         else:
             actions = actions.clamp(self.low, self.high).unflatten(-1, spaces.action_shape)
         return (actions, *memories) if memories else actions

@@ -16,10 +16,14 @@ def log_distributions(logits: Tensor, counts: Sequence[int]) -> Tensor:
     largest = max(counts)
     if min(counts) == largest:
         return logits.unflatten(-1, (len(counts), largest)).log_softmax(-1)
-    exists = torch.arange(largest, device=logits.device) < torch.tensor(counts, device=logits.device)[:, None]
-    padded = logits.new_full((*logits.shape[:-1], *exists.shape), torch.finfo(logits.dtype).min)
-    padded[..., exists] = logits
-    return padded.log_softmax(-1)
+    firsts = [sum(counts[:position]) for position in range(len(counts))]
+    places = [
+        [first + number % count for number in range(largest)] for first, count in zip(firsts, counts, strict=True)
+    ]
+    missing = [[number >= count for number in range(largest)] for count in counts]
+    spread = logits[..., torch.tensor(places, device=logits.device)]
+    least = torch.finfo(logits.dtype).min
+    return spread.masked_fill(torch.tensor(missing, device=logits.device), least).log_softmax(-1)
 
 
 def chosen(

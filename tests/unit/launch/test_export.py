@@ -77,7 +77,7 @@ def test_the_program_acts_as_the_policy(exported, kind: str) -> None:
     check(kind, graph)
 
 
-@pytest.mark.parametrize("kind", ["torques", "chunks", "memory", "instructions"])
+@pytest.mark.parametrize("kind", ["several choices", "torques", "chunks", "memory", "instructions"])
 def test_the_onnx_graph_acts_as_the_policy(exported, kind: str) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
