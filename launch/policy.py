@@ -168,9 +168,14 @@ def load_policy(
     folder: of a run, one of its checkpoints, its `model`, or `latest` for the newest run in runs/. step: of the
     checkpoint; None: the newest one. seed: of sampled actions; None: the run's. device: as in torch.
 
-    Raises ConfigError for a folder without a policy, a step without a checkpoint (the message lists the others) and a
-    reasoning run; CheckpointError and DataError for damaged files.
+    Raises ConfigError for a folder without a policy, a step without a checkpoint (the message lists the others), a
+    reasoning run and a device that is not there; CheckpointError and DataError for damaged files.
     """
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError([Problem("load_policy", f"no such device: {reason}", value=device)]) from error
     return Policy(find_policy(folder, "load_policy", step), seed, device)
 
 

@@ -18,10 +18,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from rl_platform.config.schema import Config
 from rl_platform.disk import replacing
 from rl_platform.engines.training.saved_weights import trained_weights, whole_weights
-from rl_platform.errors import CheckpointError, ConfigError, Problem
+from rl_platform.errors import CheckpointError, ConfigError, Problem, check_all
 from rl_platform.launch.policy import find_policy
 from rl_platform.launch.saved_run import SavedRun, find_run
 from rl_platform.models.build import language_model
@@ -42,15 +41,18 @@ def export(name: str, step: int | None, format: Format | None, output: Path | No
     """
     path = Path(name).expanduser()
     run = None if (path / DESCRIPTION).is_file() else find_run(name, COMMAND, step)
-    config = None if run is None else run.load([]).config
-    chosen = _checked(format, "embodied" if config is None else config.runner.task_type)
-    if run is not None and config is not None and chosen == "hf":
-        default, write = run.folder / "export" / f"hf-step-{run.step}", partial(_write_language_model, run, config)
+    task = "embodied" if run is None else run.load([]).config.runner.task_type
+    chosen = format or FORMATS[task][0]
+    check_all(partial(_check_format, chosen, task), partial(_check_folder, output))
+    if chosen == "hf":
+        assert run is not None
+        step, write = run.step, partial(_write_language_model, run)
     else:
         saved = find_policy(name, COMMAND, step)
-        default = (path if run is None else run.folder) / "export" / f"{chosen}-step-{saved.description.step}"
-        write = partial(_write_program if chosen == "torch" else _write_onnx, saved)
-    folder = _checked_folder(output or default)
+        step, write = saved.description.step, partial(_write_program if chosen == "torch" else _write_onnx, saved)
+    default = (path if run is None else run.folder) / "export" / f"{chosen}-step-{step}"
+    folder = (output or default).expanduser().absolute()
+    _check_folder(folder)
     try:
         with replacing(folder) as stage:
             usage = write(stage)
@@ -59,40 +61,41 @@ def export(name: str, step: int | None, format: Format | None, output: Path | No
     return [str(folder), f"load it: {usage.format(folder)}"]
 
 
-def _checked(format: Format | None, task: str) -> Format:
-    """Returns the format. Raises ConfigError if models of this task do not have it."""
-    chosen, allowed = format or FORMATS[task][0], ", ".join(FORMATS[task])
-    if chosen in FORMATS[task]:
-        return chosen
+def _check_format(format: Format, task: str) -> None:
+    """Raises ConfigError if models of this task do not have the format."""
+    if format in FORMATS[task]:
+        return
     held, trained = (
         ("embodied policies", "a language model") if task == "reasoning" else ("language models", "an embodied policy")
     )
     message = f"holds {held}, and this run trained {trained}"
-    if chosen == "lerobot":
+    if format == "lerobot":
         message = (
             "LeRobot builds a policy from the name of one of its own architectures (act, diffusion, smolvla ...). The "
             "models of this platform are none of them, so LeRobot could not load the folder"
         )
-    raise _problem("--format", message, chosen, allowed)
+    raise _problem("--format", message, format, ", ".join(FORMATS[task]))
 
 
-def _checked_folder(folder: Path) -> Path:
-    """Returns the absolute folder. Raises ConfigError unless it is missing or empty."""
+def _check_folder(folder: Path | None) -> None:
+    """Raises ConfigError unless the folder is missing or empty; None is a folder that is not known yet."""
+    if folder is None:
+        return
     folder = folder.expanduser().absolute()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir():
         raise _problem("--output", f"{existing} is a file", str(folder), "a new or empty folder")
     if folder.is_dir() and any(folder.iterdir()):
         raise _problem("--output", "is not empty", str(folder), "a new or empty folder")
-    return folder
 
 
 def _problem(key: str, message: str, value: str, allowed: str = "") -> ConfigError:
     return ConfigError([Problem(key, message, value=value, allowed=allowed)])
 
 
-def _write_language_model(run: SavedRun, config: Config, folder: Path) -> str:
+def _write_language_model(run: SavedRun, folder: Path) -> str:
     """A Hugging Face folder with the tokenizer."""
+    config = run.load([]).config
     shards, section, lora = run.open(config).file("actor"), config.actor.model, config.actor.lora
     tokenizer = load_tokenizer(section)
     if lora is None:

@@ -190,7 +190,7 @@ def saved_policy(
         environment=config.env.id,
         step=step,
         seed=config.runner.seed,
-        model=config.actor.model,
+        model=config.actor.model.model_copy(update=dict.fromkeys(("path", "random_init", "tokenizer"))),
         spaces=spaces,
         levels=action_levels(config, spaces),
         normalizer=None if normalizer is None else Normalizer(**normalizer, clip=config.env.clip_observations),

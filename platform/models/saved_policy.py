@@ -6,6 +6,7 @@ code. Not covered: acting, see `components/policy_rollout.py`.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +28,6 @@ from rl_platform.models.vla import VisionLanguagePolicy, policy_without_weights
 
 DESCRIPTION, WEIGHTS = "policy.json", "policy.safetensors"
 LARGEST_DESCRIPTION = 64 << 20  # bytes; the statistics of a million observed numbers take less
-_BUILDING = {"path", "random_init", "tokenizer"}  # keys of a model that its weights replace
 
 
 class Normalizer(BaseModel):
@@ -102,7 +102,7 @@ class SavedPolicy:
 
     def write(self, folder: Path) -> None:
         """Writes both files into an existing folder."""
-        text = self.description.model_dump_json(indent=1, exclude={"model": _BUILDING})
+        text = self.description.model_dump_json(indent=1)
         (folder / DESCRIPTION).write_text(f"{text}\n", encoding="utf-8")
         weights = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in self.weights.items()}
         (folder / WEIGHTS).write_bytes(save(weights))  # `save_file` lets nobody else read the file
@@ -124,4 +124,5 @@ def language_of(policy: EmbodiedPolicy) -> Language | None:
     """Returns the description of the policy's language model; None if it has none."""
     if not isinstance(policy, VisionLanguagePolicy):
         return None
-    return Language(config=policy.language.config.to_dict(), instruction_lengths=policy.lengths)
+    config = json.loads(policy.language.config.to_json_string(use_diff=False))
+    return Language(config=config, instruction_lengths=policy.lengths)

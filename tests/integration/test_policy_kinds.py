@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.engines.training.state_files import read_whole
+from rl_platform.launch.policy import load_policy
 from rl_platform.metrics import read_metrics
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -97,6 +99,17 @@ def test_every_key_has_an_effect(before: tuple[str, ...], key: str, learned, dif
     if before not in _before:
         _before[before] = learned(*before, folder="before")
     assert differences(_before[before], learned(*before, key))
+
+
+@pytest.mark.parametrize("key", ["actor.model.train_backbone=false", "actor.lora={rank: 2}"])
+def test_a_checkpoint_with_a_part_of_the_weights_gives_the_policy_of_the_model_folder(key: str, learned) -> None:
+    learned(*VLA, key, "actor.optim.lr=0.05")
+    checkpoint, left = load_policy("out"), load_policy("out/model")
+    assert checkpoint.saved.description == left.saved.description
+    assert checkpoint.saved.weights.keys() == left.saved.weights.keys()
+    assert all(torch.equal(tensor, left.saved.weights[name]) for name, tensor in checkpoint.saved.weights.items())
+    images = np.arange(4 * 12 * 12 * 3, dtype=np.uint8).reshape(4, 12, 12, 3)
+    np.testing.assert_array_equal(checkpoint.act(images, False), left.act(images, False))
 
 
 @pytest.mark.parametrize(
