@@ -85,6 +85,18 @@ def snapshot(run: Run, output: Output = Path("view.svg"), title: Title = "platfo
 
 
 @app.command()
+def rrd(run: Run, output: Output = Path("episode.rrd")) -> None:
+    """Write the drawn evaluation episode of an embodied run as a file of the Rerun viewer.
+
+    Needs the package rerun-sdk, the extra `rerun`.
+    """
+    from rl_platform.launch.tools import rrd as viewer
+
+    viewer.write(run, output)
+    print(output)
+
+
+@app.command()
 def keys() -> None:
     """Print all config keys with types, defaults and meanings, as Markdown (docs/configuration.md)."""
     from rl_platform.config.documentation import render
