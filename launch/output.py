@@ -13,20 +13,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import yaml
-
 from rl_platform.checkpoint.verify import Checkpoint
+from rl_platform.config.differences import differences
 from rl_platform.config.schema import Config
-from rl_platform.config.source import CoreLoader
 from rl_platform.disk import make_folder, private, sync, sync_folder
 from rl_platform.errors import ConfigError, DataError, Problem, WorkerError
 from rl_platform.launch.run_lock import LOCK, locked
+from rl_platform.run_files import CONFIG
 
-RUN_MARK = "config.yaml"  # marks the folder of a run
 # An empty folder may have these: lost+found is in the root of a file system, the others are left by a killed start.
 EMPTY = {LOCK, "lost+found", "config.tmp"}
 STARTED = {
-    RUN_MARK,
+    CONFIG,
     "metrics.jsonl",
     "samples.jsonl",
     "evaluation.mp4",
@@ -48,7 +46,6 @@ DISK_ERRORS = {
     errno.ESTALE,
 }  # errors of writes, which carry no file name
 _EARLIER = re.compile(r"config-step-(\d+)\.yaml")
-SILENT_KEYS = {"runner.resume"}  # the view shows the step that a run is resumed from
 
 
 def output_path(config: Config) -> Path:
@@ -64,7 +61,7 @@ def output_problems(config: Config) -> Iterator[Problem]:
         yield Problem(key, f"{existing} is a file", value=str(folder), hint="name another folder")
     elif not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
         yield Problem(key, f"{existing} is not writable", value=str(folder), hint="name another folder")
-    elif existing == folder and (folder / RUN_MARK).is_file():
+    elif existing == folder and (folder / CONFIG).is_file():
         if config.runner.resume == "never":
             hint = "runner.resume=auto resumes it; or name another folder"
             yield Problem(key, "already contains a run, and runner.resume is never", value=str(folder), hint=hint)
@@ -106,7 +103,7 @@ class OutputFolder:
             if not kept.exists():
                 _replace(kept, before)
             notes = [f"the config changed at step {resumed.step}; the earlier one is {kept.name}", *notes]
-        _replace(self.path / RUN_MARK, text)
+        _replace(self.path / CONFIG, text)
         return notes
 
     def discard(self) -> None:
@@ -136,10 +133,10 @@ def output_folder(config: Config, resolved_yaml: str) -> Iterator[OutputFolder]:
     except OSError as error:
         raise _cannot_be_made(path, error) from error
     try:
-        folder = OutputFolder(path, not (path / RUN_MARK).exists())
+        folder = OutputFolder(path, not (path / CONFIG).exists())
         try:
             if folder.new:
-                _replace(path / RUN_MARK, resolved_yaml)
+                _replace(path / CONFIG, resolved_yaml)
         except OSError as error:
             raise _cannot_be_made(path, error) from error
         try:
@@ -164,35 +161,9 @@ def _config_of(checkpoint: Checkpoint) -> str:
     try:
         later = ((int(match[1]), path) for path in folder.iterdir() if (match := _EARLIER.fullmatch(path.name)))
         candidates = sorted((step, path) for step, path in later if step >= checkpoint.step)
-        return (candidates[0][1] if candidates else folder / RUN_MARK).read_text(encoding="utf-8")
+        return (candidates[0][1] if candidates else folder / CONFIG).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return ""
-
-
-def differences(earlier: str, now: str) -> list[str]:
-    """Returns `KEY BEFORE -> AFTER` for every key in which two configs differ, nothing if `earlier` is none."""
-    try:
-        before, after = (_flat(yaml.load(text, CoreLoader)) for text in (earlier, now))
-    except (yaml.YAMLError, AttributeError):
-        return []
-    keys = [key for key in (*before, *(key for key in after if key not in before)) if key not in SILENT_KEYS]
-    return [f"{key} {_shown(before, key)} -> {_shown(after, key)}" for key in keys if before.get(key) != after.get(key)]
-
-
-def _flat(tree: dict[str, object], prefix: str = "") -> dict[str, object]:
-    values: dict[str, object] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            values |= _flat(value, f"{prefix}{key}.")
-        else:
-            values[f"{prefix}{key}"] = value
-    return values
-
-
-def _shown(values: dict[str, object], key: str) -> str:
-    if key not in values:
-        return "(not set)"
-    return yaml.safe_dump(values[key], default_flow_style=True, width=10**6).removesuffix("\n...\n").rstrip()
 
 
 def _replace(path: Path, text: str) -> None:

@@ -66,13 +66,13 @@ class Holder:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Holds the lock of `folder` during the block.
+def locked(folder: Path, key: str = "runner.output_dir") -> Iterator[None]:
+    """Holds the lock of `folder` during the block. key: of the config or the command line, which names the folder.
 
     Raises FolderInUse if another run holds it, OSError if the file cannot be written.
     """
     path = folder / LOCK
-    descriptor = _acquired(path)
+    descriptor = _acquired(path, key)
     stop = threading.Event()
     beat = threading.Thread(target=_touch, args=(descriptor, stop), name="run lock", daemon=True)
     beat.start()
@@ -87,12 +87,12 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _acquired(path: Path) -> int:
+def _acquired(path: Path, key: str) -> int:
     """Returns a descriptor with the lock. Closing another descriptor of the file would release the kernel's lock."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            _lock(descriptor, path)
+            _lock(descriptor, path, key)
             if _names(path, descriptor):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, json.dumps(asdict(Holder.this_process())).encode(), 0)
@@ -103,7 +103,7 @@ def _acquired(path: Path) -> int:
         os.close(descriptor)  # the previous holder has removed this file
 
 
-def _lock(descriptor: int, path: Path) -> None:
+def _lock(descriptor: int, path: Path, key: str) -> None:
     alone = True
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -111,7 +111,7 @@ def _lock(descriptor: int, path: Path) -> None:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             holder = _holder(descriptor)
             if holder is None or not holder.was_requeued():
-                raise FolderInUse(_refusal(path, holder)) from None
+                raise FolderInUse(_refusal(key, path, holder)) from None
             log.warning("%s names %s before it was requeued: this run continues", path, holder)
             # a file server may keep the lock of a node that is gone; `_acquired` makes a new file
             path.unlink(missing_ok=True)
@@ -124,14 +124,14 @@ def _lock(descriptor: int, path: Path) -> None:
         return
     log.warning("%s names %s: waiting %.0f s for a sign of life of that run", path, holder, PATIENCE_S)
     if _is_touched(path, PATIENCE_S):
-        raise FolderInUse(_refusal(path, holder))
+        raise FolderInUse(_refusal(key, path, holder))
     log.warning("%s was not touched for %.0f s: that run counts as dead, and this one continues", path, PATIENCE_S)
 
 
-def _refusal(path: Path, holder: Holder | None) -> str:
+def _refusal(key: str, path: Path, holder: Holder | None) -> str:
     return (
-        f"runner.output_dir {path.parent} is in use by another run: {holder or 'a process that is just starting'}. "
-        "Nothing was changed. Wait for its end, stop it, or name another runner.output_dir"
+        f"{key} {path.parent} is in use by another run: {holder or 'a process that is just starting'}. "
+        f"Nothing was changed. Wait for its end, stop it, or name another {key}"
     )
 
 

@@ -1,8 +1,4 @@
-"""The runs of a rehearsal, each a process of its own: two steps, a kill, a resume.
-
-They go through the command's normal entry, so checks, runtime, checkpoints and exit codes are those of a run. A guard
-kills a run if this process dies.
-"""
+"""The runs of a rehearsal, each a process of its own: two steps, a kill, a resume."""
 
 from __future__ import annotations
 
@@ -21,17 +17,11 @@ from pathlib import Path
 import psutil
 
 from rl_platform.errors import PlatformError
-from rl_platform.runtime.child import Child, Death
+from rl_platform.launch.run_process import GONE_S, descendants, end_processes, end_run, start_run
+from rl_platform.runtime.child import Child
 
-_PROGRAM = """
-import sys
-sys.argv = ["platform-launch", *sys.argv[2:]]
-from rl_platform.launch.cli import main
-main()
-"""
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "PYTHONUNBUFFERED": "1"}
 POLL_S = 0.02
-GONE_S = 30.0  # in which no process of a killed run may be left
 LONGEST_TMPDIR = 60  # characters: engines make sockets there, whose paths are short
 SHOWN = 40  # lines of a failed run's output
 SAMPLE_S = 0.5  # between two readings of the processes' CPU times
@@ -79,7 +69,7 @@ class CpuSeconds:
 
     def read(self) -> None:
         """Reads the times of the processes that run now."""
-        for process in _tree(os.getpid()):
+        for process in descendants(os.getpid()):
             with suppress(psutil.Error):
                 used = process.cpu_times()
                 self._read[process] = used.user + used.system
@@ -121,13 +111,13 @@ class Runs:
                 if child.ends_within(POLL_S):
                     self._raise(child, "before its first checkpoint")
                 self._check_time(child, began)
-            processes = _tree(child.pid)
+            processes = descendants(child.pid)
             self.cpu.read()
             child.kill()
             left = psutil.wait_procs(processes, GONE_S)[1]
         if left:
             names = ", ".join(f"{process.pid} {_name(process)}" for process in left)
-            _end(left)
+            end_processes(left)
             raise RunFailed(f"processes outlived a killed run by {GONE_S:g} s: {names}", 70)
         for extra in self._checkpoints()[1:]:  # the run was faster than the kill
             shutil.rmtree(extra)
@@ -156,14 +146,11 @@ class Runs:
 
     @contextmanager
     def _started(self) -> Iterator[Child]:
-        with self.log.open("ab") as log:
-            child = Child(_PROGRAM, Death.GUARD, [self.config], self._environment, output=log)
-            try:
-                yield child
-            finally:
-                processes = [] if child.ended else _tree(child.pid)
-                child.kill()
-                _end(psutil.wait_procs(processes, 3.0)[1])
+        child = start_run([self.config], self._environment, self.log)
+        try:
+            yield child
+        finally:
+            end_run(child)
 
     def _checkpoints(self) -> list[Path]:
         return sorted(path.parent for path in self.output.glob("checkpoints/step-*/manifest.json"))
@@ -187,21 +174,7 @@ class Runs:
         return RunFailed("\n".join([f"{message}:", *lines]), code, output)
 
 
-def _tree(pid: int) -> list[psutil.Process]:
-    with suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        return process.children(recursive=True)
-    return []
-
-
 def _name(process: psutil.Process) -> str:
     with suppress(psutil.Error):
         return process.name()
     return "?"
-
-
-def _end(processes: list[psutil.Process]) -> None:
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(processes, GONE_S)

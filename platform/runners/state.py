@@ -15,12 +15,12 @@ from rl_platform.errors import CheckpointError, WorkerError
 from rl_platform.metrics import Reporter
 from rl_platform.records import StateDict
 from rl_platform.redact import without_secrets
+from rl_platform.run_files import FINISHED
 from rl_platform.runners.recovery import EnvPart
 from rl_platform.runtime.worker_group import WorkerGroup
 
 MISTYPED = (KeyError, IndexError, TypeError, ValueError, AttributeError, AssertionError, ArithmeticError, RuntimeError)
 TRUST = "To resume from it, set runner.trust_checkpoint=true if you trust everyone who could write to its folder"
-FINISHED = "finished"  # file in the output folder: the last step and the exports are done
 
 
 class Stateful(Protocol):

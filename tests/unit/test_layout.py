@@ -41,6 +41,7 @@ LEVELS = (
         "logger_media",
         "redact",
         "rng",
+        "run_files",
         "step_lines",
         "tracing",
         "user_code",

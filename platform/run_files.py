@@ -1,0 +1,4 @@
+"""Names of files in the output folder of a run that several modules read or write."""
+
+CONFIG = "config.yaml"  # with all defaults; marks the folder of a run
+FINISHED = "finished"  # empty: the last step and the exports are done
