@@ -1,18 +1,23 @@
-"""Learning curves as a PNG. Several runs (seeds of one setting) are thin lines, their median is a thick one."""
+"""Learning curves as a PNG.
+
+Several runs (seeds of one setting) are thin lines and their median a thick one, or their mean with a band. Groups of
+runs have a colour and an entry of the legend each.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING
+from statistics import mean, median, stdev
+from typing import TYPE_CHECKING, Literal
 
 from rl_platform.errors import ConfigError, DataError, Problem
 from rl_platform.launch.headline import headline_of_run
+from rl_platform.launch.tools.groups import group_by_config
 from rl_platform.metrics import read_metrics
 
 if TYPE_CHECKING:
@@ -29,30 +34,64 @@ Curve = list[tuple[float, float]]
 """(x, value) in ascending x."""
 
 
+Band = Literal["std", "minmax", "none"]
+"""Around the mean: one standard deviation (of the sample), the lowest and highest run, or nothing."""
+
+
 def plot(
-    runs: Sequence[Path], output: Path, metrics: Sequence[str] | None = None, x: str = "step", title: str = ""
+    runs: Sequence[Path],
+    output: Path,
+    metrics: Sequence[str] | None = None,
+    x: str = "step",
+    title: str = "",
+    band: Band | None = None,
+    compare: bool = False,
 ) -> None:
     """Writes one chart per metric, side by side, to `output`. A run is an output folder or a metrics.jsonl.
 
-    Raises ConfigError without matplotlib, DataError for a run that cannot be read or a metric that no run has.
+    band: None draws each run and the median. compare: a colour per config, whatever the seed is. Raises ConfigError
+    without matplotlib or a folder to write to, DataError for a run that cannot be read or a metric that no run has.
     """
     require_matplotlib("plot")
+    groups = group_by_config(runs) if compare else {"": list(runs)}
+    draw_groups(groups, output, metrics, x, title, band or ("std" if compare else None))
+
+
+def draw_groups(
+    groups: Mapping[str, Sequence[Path]],
+    output: Path,
+    metrics: Sequence[str] | None = None,
+    x: str = "step",
+    title: str = "",
+    band: Band | None = None,
+) -> None:
+    """As `plot`, of named groups of runs."""
     from matplotlib.figure import Figure
 
-    rows = [read_metrics(run) for run in runs]
-    names = list(metrics) if metrics else _default_metrics(runs, rows)
-    charts = {name: [curve for run in rows if (curve := read_curve(run, name, x))] for name in names}
-    for name, curves in charts.items():
-        if not curves:
-            known = sorted({key for run in rows for row in run for key in row} - {"step"})
-            raise DataError(f"no run has values of {name!r} over {x}; there are: {', '.join(known)}")
+    rows = {name: [read_metrics(run) for run in runs] for name, runs in groups.items()}
+    flat = [run for own in rows.values() for run in own]
+    names = list(metrics) if metrics else _default_metrics([run for runs in groups.values() for run in runs], flat)
+    charts = {metric: {name: _curves(own, metric, x) for name, own in rows.items()} for metric in names}
+    for metric, curves in charts.items():
+        if not any(curves.values()):
+            known = sorted({key for run in flat for row in run for key in row} - {"step"})
+            raise DataError(f"no run has values of {metric!r} over {x}; there are: {', '.join(known)}")
     figure = Figure(figsize=(5.5 * len(charts), 3.6), layout="constrained")
-    for axes, (name, curves) in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts.items(), strict=True):
-        _draw(axes, name, curves, AXES[x][1])
+    for axes, (metric, curves) in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts.items(), strict=True):
+        for (name, own), colour in zip(curves.items(), _colours(len(curves)), strict=True):
+            if own:
+                _draw(axes, own, colour, name, band)
+        _finish(axes, metric, AXES[x][1])
     if title:
         figure.suptitle(title)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output, dpi=150)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(output, dpi=150)
+    except (OSError, ValueError) as error:  # ValueError: of a format that matplotlib does not write
+        message = f"cannot be written: {getattr(error, 'strerror', None) or error}"
+        raise ConfigError(
+            [Problem("--output", message, value=str(output), hint="name a file, as curves.png")]
+        ) from error
 
 
 def require_matplotlib(verb: str) -> None:
@@ -77,10 +116,15 @@ def read_curve(rows: Sequence[dict[str, float]], metric: str, x: str) -> Curve:
 
 
 def median_curve(curves: Sequence[Curve]) -> Curve:
-    """Returns the median of all curves, interpolated linearly, where all of them have values."""
+    """Returns the median of all curves where all of them have values."""
+    return [(x, median(values)) for x, values in aligned(curves)]
+
+
+def aligned(curves: Sequence[Curve]) -> list[tuple[float, list[float]]]:
+    """Returns (x, value of each curve), interpolated linearly, where all curves have values."""
     begin, end = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
     positions = sorted({x for curve in curves for x, _ in curve if begin <= x <= end})
-    return [(x, median(_at(curve, x) for curve in curves)) for x in positions]
+    return [(x, [_at(curve, x) for curve in curves]) for x in positions]
 
 
 def _at(curve: Curve, x: float) -> float:
@@ -100,18 +144,53 @@ def _default_metrics(runs: Sequence[Path], rows: Sequence[Sequence[dict[str, flo
     return reported
 
 
-def _draw(axes: Axes, name: str, curves: Sequence[Curve], x_label: str) -> None:
-    several = len(curves) > 1
-    for index, curve in enumerate(curves):
-        label = "runs" if several and index == 0 else None
-        style: dict[str, float] = {"linewidth": 1, "alpha": 0.35} if several else {"linewidth": 2}
-        axes.plot(
-            *zip(*curve, strict=True), color="tab:blue", label=label, marker="." if len(curve) < 15 else "", **style
-        )
-    if several and (middle := median_curve(curves)):
-        axes.plot(*zip(*middle, strict=True), color="tab:blue", linewidth=2, label=f"median of {len(curves)}")
-        axes.legend(frameon=False)
-    axes.set_title(name)
+def _curves(runs: Sequence[Sequence[dict[str, float]]], metric: str, x: str) -> list[Curve]:
+    return [curve for run in runs if (curve := read_curve(run, metric, x))]
+
+
+def _colours(count: int) -> Sequence[object]:
+    """Returns distinct colours: the usual ones for up to ten groups."""
+    if count <= 10:
+        return [f"C{index}" for index in range(count)]
+    from matplotlib import colormaps
+
+    return [colormaps["turbo"](index / (count - 1)) for index in range(count)]
+
+
+def _draw(axes: Axes, curves: Sequence[Curve], colour: object, name: str, band: Band | None) -> None:
+    """Draws the runs of a group and their median, or their mean with a band."""
+    several, marker = len(curves) > 1, "." if max(map(len, curves)) < 15 else ""
+    if band is None or not several:
+        for index, curve in enumerate(curves):
+            label = name or ("runs" if several else "") if index == 0 else ""
+            style: dict[str, float] = {"linewidth": 1, "alpha": 0.35} if several else {"linewidth": 2}
+            axes.plot(*zip(*curve, strict=True), color=colour, label=label or None, marker=marker, **style)
+        if several and (middle := median_curve(curves)):
+            label = f"{name}, median of {len(curves)}" if name else f"median of {len(curves)}"
+            axes.plot(*zip(*middle, strict=True), color=colour, linewidth=2, label=label)
+        return
+    if not (points := aligned(curves)):  # no x at which all runs have values
+        return
+    positions = [x for x, _ in points]
+    centre = [mean(values) for _, values in points]
+    label = f"{name} ({len(curves)})" if name else f"mean of {len(curves)}"
+    axes.plot(positions, centre, color=colour, linewidth=2, label=label, marker=marker)
+    if band == "std":
+        spread = [stdev(values) for _, values in points]
+        low = [middle - around for middle, around in zip(centre, spread, strict=True)]
+        high = [middle + around for middle, around in zip(centre, spread, strict=True)]
+    elif band == "minmax":
+        low, high = [min(values) for _, values in points], [max(values) for _, values in points]
+    else:
+        return
+    axes.fill_between(positions, low, high, color=colour, alpha=0.2, linewidth=0)
+
+
+def _finish(axes: Axes, title: str, x_label: str) -> None:
+    if labels := axes.get_legend_handles_labels()[1]:
+        crowded = len(labels) > 4 or max(map(len, labels)) > 25
+        axes.legend(frameon=False, fontsize="small" if crowded else None, ncols=1 + len(labels) // 12)
+    axes.set_title(title)
     axes.set_xlabel(x_label)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.launch.tools.plot import _default_metrics, median_curve, read_curve
+from rl_platform.launch.tools.groups import group_by_config
+from rl_platform.launch.tools.plot import _default_metrics, aligned, median_curve, read_curve
 from rl_platform.launch.tools.snapshot import snapshot
 from rl_platform.metrics import RunInfo, RunLog, read_metrics
 
@@ -31,6 +32,8 @@ def test_median_is_interpolated_where_all_runs_have_values() -> None:
     curves = [[(0, 0), (4, 4)], [(1, 10), (3, 30), (9, 90)], [(0, -1), (8, -1)]]
     assert median_curve(curves) == [(1, 1), (3, 3), (4, 4)]
     assert median_curve([[(1, 5)], [(1, 7)], [(1, 9)]]) == [(1, 7)]
+    assert aligned(curves) == [(1, [1, 10, -1]), (3, [3, 30, -1]), (4, [4, 40, -1])]
+    assert aligned([[(1, 5)], [(2, 7)]]) == []
 
 
 def run(folder: Path, offset: float) -> str:
@@ -92,11 +95,58 @@ def test_png(tmp_path: Path, tool) -> None:
     assert target.read_bytes().startswith(b"\x89PNG")
 
 
+def configured(folder: Path, name: str, text: str) -> Path:
+    run(folder / name, 0)
+    (folder / name / "config.yaml").write_text(text)
+    return folder / name
+
+
+def test_groups_are_named_by_what_differs_apart_from_the_seed(tmp_path: Path) -> None:
+    text = "runner: {{seed: {}, output_dir: {}}}\nactor: {{optim: {{lr: {}}}, model: {{sizes: {}}}}}\n"
+    rows = [("a", 1, 0.1, "[8, 8]"), ("b", 2, 0.1, "[8, 8]"), ("c", 1, 0.2, "[8, 8]"), ("d", 1, 0.2, "[16]")]
+    runs = [configured(tmp_path, name, text.format(seed, name, lr, sizes)) for name, seed, lr, sizes in rows]
+    names = {name: [run.name for run in own] for name, own in group_by_config(runs).items()}
+    assert names == {
+        "lr=0.1, sizes=[8, 8]": ["a", "b"],
+        "lr=0.2, sizes=[8, 8]": ["c"],
+        "lr=0.2, sizes=[16]": ["d"],
+    }
+    assert list(group_by_config([runs[0] / "metrics.jsonl", runs[1]])) == ["all runs"]
+    long = [configured(tmp_path, f"l{n}", f"data: {{key: {'x' * 70}{n}}}") for n in range(2)]
+    assert [len(name) for name in group_by_config(long)] == [60, 64]
+
+
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
-def test_an_unknown_metric_names_the_known_ones(tmp_path: Path, tool) -> None:
-    ended = tool("plot", run(tmp_path, 0), "-m", "rewrad")
-    assert ended.code == 65
-    assert "episode/return" in ended.err
+@pytest.mark.parametrize(
+    "options", [["--compare"], ["--band", "std"], ["--band", "minmax", "--compare"], ["--band", "none"]]
+)
+def test_bands_and_groups(tmp_path: Path, tool, options: list[str]) -> None:
+    runs = [configured(tmp_path, f"r{n}", f"runner: {{seed: {n}, task_type: embodied}}\na: {n // 2}") for n in range(5)]
+    target = tmp_path / "curves.png"
+    ended = tool("plot", *runs, *options, "-o", target)
+    assert ended.code == 0, ended.err
+    assert target.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
+@pytest.mark.parametrize(
+    ("options", "code", "messages"),
+    [
+        (["--band", "mean"], 2, ["'mean'", "'minmax'"]),
+        (["-m", "rewrad"], 65, ["no run has values of 'rewrad'", "episode/return"]),
+        (["-o", "curves.xyz"], 2, ["--output: cannot be written", "xyz"]),
+        (["-o", "/proc/curves.png"], 2, ["--output: cannot be written", "/proc/curves.png"]),
+        (["--compare"], 65, ["a/config.yaml: No such file", "b/config.yaml: is no config"]),
+        (["missing"], 65, ["missing: No such file"]),
+    ],
+)
+def test_wrong_input(tmp_path: Path, tool, folder: Path, options: list[str], code: int, messages: list[str]) -> None:
+    run(folder / "a", 0)
+    configured(folder, "b", "3")
+    ended = tool("plot", "a", "b", *options)
+    assert ended.code == code
+    for message in messages:
+        assert message in ended.err
 
 
 def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool) -> None:
