@@ -5,7 +5,8 @@ Signals, standard streams and exit codes are in `rl_platform.launch.cli`. Starti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -33,6 +34,13 @@ def plot(
     ] = None,
     x: Annotated[Literal["step", "env_steps", "minutes"], typer.Option("-x", help="the x axis")] = "step",
     title: Title = "",
+    band: Annotated[
+        Literal["std", "minmax", "none"] | None,
+        typer.Option("--band", help="the mean of several runs, with one standard deviation, their range or nothing"),
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="a colour per config, whatever the seed is; as --band std")
+    ] = False,
 ) -> None:
     """Draw learning curves as a PNG: thin lines for several runs (seeds), a thick one for their median.
 
@@ -40,8 +48,34 @@ def plot(
     """
     from rl_platform.launch.tools import plot as curves
 
-    curves.plot(runs, output, metric, x, title)
+    curves.plot(runs, output, metric, x, title, band, compare)
     print(output)
+
+
+@app.command()
+def sweep(
+    config: Annotated[str, typer.Argument(help="YAML file")],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE,VALUE...]...", help="as runner.seed=1,2,3; one value is set for all points"),
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=256, help="points that run at the same time")] = 1,
+    optuna: Annotated[
+        str | None, typer.Option("--optuna", metavar="SPEC", help="search as this YAML file says")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="folder; default: <runner.output_dir>-sweep")
+    ] = None,
+    metric: Annotated[str, typer.Option("--metric", "-m", help="default: the validation metric of the task")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands of all points and stop.")] = False,
+) -> Callable[[], None]:
+    """Run CONFIG with every combination of the listed values, and compare. Repeat the command to continue.
+
+    --optuna needs the package optuna, the extra `optuna`; the picture needs the extra `plot`.
+    """
+    from rl_platform.launch.tools.sweep import run
+
+    return partial(run.sweep, config, arguments or [], jobs, optuna, output, metric, dry_run)
 
 
 @app.command()
@@ -148,4 +182,6 @@ def data(
 
 def execute(words: Sequence[str]) -> None:
     """Runs one verb. Errors are raised as they are: `rl_platform.launch.cli` prints them."""
-    app(list(words), prog_name="rl-platform", standalone_mode=False)
+    action = app(list(words), prog_name="rl-platform", standalone_mode=False)
+    if callable(action):  # a verb that starts runs: within typer, Ctrl-C would not arrive as Interrupted
+        action()
