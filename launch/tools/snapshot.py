@@ -30,6 +30,7 @@ def snapshot(run: Path, title: str, width: int = 100) -> str:
     samples = run / "samples.jsonl"
     if samples.exists() and (lines := samples.read_text(encoding="utf-8").splitlines()):
         sample = json.loads(lines[-1])
-        view.samples(last, [Sample(sample["prompt"], sample["response"], sample["reward"])])
+        if "prompt" in sample:  # embodied runs write evaluation episodes
+            view.samples(last, [Sample(sample["prompt"], sample["response"], sample["reward"])])
     console.print(view)
     return console.export_svg(title=title)
