@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,7 +56,7 @@ class Policy:
 
     def act(
         self,
-        observation: ArrayLike,
+        observation: ArrayLike | Mapping[str, Any],
         deterministic: bool = True,
         *,
         episode_starts: ArrayLike | None = None,
@@ -63,10 +64,10 @@ class Policy:
     ) -> np.ndarray:
         """Returns the action for an observation, or actions [N,...] for observations [N,...].
 
-        Shapes are those of the environment's spaces, Dict observations flattened. Continuous actions are float32 and
-        inside their bounds; choices have the type of the action space. deterministic: the most likely action, otherwise
-        a sample. episode_starts: bool or [N] bool: the observation is the first of its episode. tasks: integer or [N]
-        integers: the index of the instruction, for a policy that reads several.
+        Shapes are those of the environment's spaces; a Dict of Boxes may be given as it is. Continuous actions are
+        float32 and inside their bounds; choices have the type of the action space. deterministic: the most likely
+        action, otherwise a sample. episode_starts: bool or [N] bool: the observation is the first of its episode.
+        tasks: integer or [N] integers: the index of the instruction, for a policy that reads several.
 
         Raises DataError for observations of another shape or type, and for another N during episodes.
         """
@@ -116,14 +117,11 @@ class Policy:
         low, high = (np.asarray(bound, np.float32) for bound in (spaces.action_low, spaces.action_high))
         return np.clip(actions, low, high).reshape(-1, *spaces.action_shape)
 
-    def _rows(self, observation: ArrayLike) -> tuple[np.ndarray, bool]:
+    def _rows(self, observation: ArrayLike | Mapping[str, Any]) -> tuple[np.ndarray, bool]:
         """Observations [N,D] float32, or uint8 of images, and whether it is a single one."""
         shape, images = self.spaces.observation_shape, self.spaces.images
-        if isinstance(observation, Mapping):
-            hint = "pass gymnasium.spaces.flatten(env.observation_space, observation)"
-            raise DataError(f"observation: a dict; this policy observes the flat vector {shape}: {hint}")
         try:
-            array = np.asarray(observation)
+            array = self._flat(observation) if isinstance(observation, Mapping) else np.asarray(observation)
         except ValueError as error:  # rows of unequal lengths
             raise DataError(f"observation: no array: {error}") from error
         if array.dtype != np.uint8 if images else array.dtype.kind not in "fiub":
@@ -138,6 +136,23 @@ class Policy:
             row = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
             raise DataError(f"observation: row {row} is not finite: {rows[row]}")
         return rows, single
+
+    def _flat(self, observation: Mapping[str, Any]) -> np.ndarray:
+        """A Dict observation [...] -> its parts side by side [...,D], as `FlatObservations` puts them."""
+        arrays = []
+        for part in self.spaces.parts:
+            value: Any = observation
+            try:
+                for key in part.name.split("."):
+                    value = value[key]
+            except (KeyError, TypeError, IndexError) as error:
+                raise DataError(f"observation: has no part {part.name}") from error
+            array = np.asarray(value)
+            arrays.append(array.reshape(*array.shape[: array.ndim - len(part.shape)], part.size))
+        if not arrays or not all(part.numbers for part in self.spaces.parts):
+            hint = "pass gymnasium.spaces.flatten(env.observation_space, observation)"
+            raise DataError(f"observation: is a dict; this policy observes {self.spaces.observation_shape}: {hint}")
+        return np.concatenate(arrays, axis=-1)
 
     def _flags(self, given: ArrayLike | None, count: int) -> np.ndarray:
         """[N] bool, a copy."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium
@@ -13,7 +14,7 @@ import pytest
 import torch
 from policies import observations, saved
 
-from rl_platform.envs.embodied.spaces import EnvDescription, find_spec
+from rl_platform.envs.embodied.spaces import EnvDescription, ObservationPart, find_spec
 from rl_platform.errors import ConfigError, DataError
 from rl_platform.launch.policy import Policy, load_policy
 from rl_platform.models.saved_policy import DESCRIPTION, WEIGHTS
@@ -128,6 +129,19 @@ def test_observations_that_do_not_fit(kind: str, observation: object, more: dict
     with pytest.raises(DataError) as error:
         Policy(saved(kind)).act(observation, **more)
     assert message in str(error.value)
+
+
+def test_dict_observations() -> None:
+    given, parts = saved("choices"), (ObservationPart("goal", (), 1, True), ObservationPart("hand.at", (2, 1), 2, True))
+    described = given.description.model_copy(update={"spaces": replace(given.description.spaces, parts=parts)})
+    policy, flat = Policy(replace(given, description=described)), observations("choices", 3)
+    rows = {"hand": {"at": flat[:, 1:, None], "more": 0}, "goal": flat[:, 0]}
+    row = {"hand": {"at": flat[0, 1:, None]}, "goal": flat[0, 0]}
+    np.testing.assert_array_equal(policy.act(rows), Policy(given).act(flat))
+    assert policy.act(row) == Policy(given).act(flat[0])
+    for wrong, message in (({"goal": 1.0}, "has no part hand.at"), ({**row, "goal": [1, 2]}, "no array")):
+        with pytest.raises(DataError, match=message):
+            policy.act(wrong)
 
 
 def test_another_number_of_rows_during_episodes() -> None:
