@@ -76,15 +76,19 @@ def runtime_for(
         (cluster_is_up or stack.enter_context(cluster_for(config.cluster, placement)))()
         stack.enter_context(accelerating(config.runner.accelerate))
         wait_passively_when_crowded()
-        deadline_s, seed = config.runner.deadline_s, config.runner.seed
+        deadline_s, seed, start_s = config.runner.deadline_s, config.runner.seed, config.cluster.start_timeout_s
         if not uses_ray(config.cluster, placement):
-            yield stack.enter_context(LocalRuntime(placement, deadline_s, seed))
+            yield stack.enter_context(LocalRuntime(placement, deadline_s, seed, start_s))
             return
         take_back()
         from rl_platform.runtime.ray.runtime import RayRuntime
 
-        trace, restarts = config.runner.trace_steps > 0, config.cluster.restarts
-        yield stack.enter_context(RayRuntime(placement, deadline_s, seed, trace, restarts))
+        trace, restarts, collective_s = (
+            config.runner.trace_steps > 0,
+            config.cluster.restarts,
+            config.cluster.collective_timeout_s,
+        )
+        yield stack.enter_context(RayRuntime(placement, deadline_s, seed, trace, restarts, start_s, collective_s))
 
 
 @contextmanager

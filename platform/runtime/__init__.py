@@ -17,6 +17,8 @@ from rl_platform.tracing import TraceSpan
 
 __all__ = ["ComponentSpec", "Runtime", "RuntimePlacement"]
 
+START_S = 1800.0  # of `cluster.start_timeout_s`: a large model is downloaded and sharded
+
 
 class RuntimePlacement(Protocol):
     """The parts of a placement that a runtime reads: the hosts in order of construction, and world sizes."""

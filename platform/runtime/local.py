@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rl_platform.errors import PlatformError, WorkerDied
-from rl_platform.runtime import ComponentSpec, RuntimePlacement
+from rl_platform.runtime import START_S, ComponentSpec, RuntimePlacement
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.host import RankThread, start_ranks
 from rl_platform.runtime.lifecycle import (
@@ -38,11 +38,13 @@ class LocalRuntime(ShutsDown):
     """Runs a placement's components as threads; a context manager that shuts down at its end.
 
     placement: which component ranks share a host; deadline_s: the longest wait for a call or a channel, in seconds;
-    seed: the run's.
+    seed: the run's; start_timeout_s: the longest construction of a rank.
     """
 
-    def __init__(self, placement: RuntimePlacement, deadline_s: float, seed: int) -> None:
-        self._placement = placement
+    def __init__(
+        self, placement: RuntimePlacement, deadline_s: float, seed: int, start_timeout_s: float = START_S
+    ) -> None:
+        self._placement, self._start_timeout_s = placement, min(start_timeout_s, threading.TIMEOUT_MAX)
         self._deadline_s = min(deadline_s, threading.TIMEOUT_MAX)
         self._seed = seed
         self._members = [member for host in placement.hosts for member in host.members]
@@ -66,7 +68,7 @@ class LocalRuntime(ShutsDown):
                 self._ranks |= start_ranks(placed, components, world_sizes, self._seed, self._on_failure)
             groups = worker_groups(components, self._ranks, self._deadline_s)
             for (name, _), thread in self._ranks.items():
-                Handle(f"{name}.__init__", [thread], [thread.construct()], self._deadline_s).wait()
+                Handle(f"{name}.__init__", [thread], [thread.construct()], self._start_timeout_s).wait()
         except BaseException as error:
             stop_after(error, self.fail, self.shutdown)
             raise

@@ -55,7 +55,8 @@ def refused(config: Config) -> Iterator[Problem]:
 def unread(config: Config) -> Iterator[Unread]:
     if when(lambda: config.cluster.runtime == "local"):
         reason = "cluster.runtime local is one process without Ray"
-        yield from unread_keys("cluster", "address restarts restart_backoff_s", reason, "cluster.runtime")
+        keys = "address restarts restart_backoff_s collective_timeout_s"
+        yield from unread_keys("cluster", keys, reason, "cluster.runtime")
     elif when(lambda: config.cluster.restarts == 0):
         yield from unread_keys("cluster", "restart_backoff_s", "cluster.restarts is 0", "cluster.restarts")
 

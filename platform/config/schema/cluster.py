@@ -63,6 +63,12 @@ class Cluster(Section):
     restart_backoff_s: float = key(
         5.0, "Ray: seconds before the whole run is started again; doubled with each failure, up to a minute", ge=0
     )
+    start_timeout_s: float = key(
+        1800.0, "longest time for the processes to start and to download, load and shard their models, in seconds", gt=0
+    )
+    collective_timeout_s: float | None = key(
+        None, "Ray: longest time of one collective of gloo or NCCL, in seconds; null: runner.deadline_s", gt=0
+    )
     inventory: ClusterInventory | None = key(None, "a whole cluster for --plan, which need not exist")
 
     @model_validator(mode="before")

@@ -72,7 +72,17 @@ class RayActors:
             paths = [os.getcwd(), *sys.path]
             variables = {**acceleration.environment(), **environment}
             threads = reservation.threads_for(placed, hosts, torch.get_num_threads())
-            self._recipes[placed.name] = options, (self.transport.namespace, variables, threads, paths, self._trace)
+            self._recipes[placed.name] = (
+                options,
+                (
+                    self.transport.namespace,
+                    variables,
+                    threads,
+                    paths,
+                    self._trace,
+                    bool(placed.accelerators),
+                ),
+            )
             self.launch(placed.name, placed.name)
 
     def launch(self, host: str, name: str) -> Send:

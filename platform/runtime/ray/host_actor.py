@@ -49,9 +49,16 @@ class HostActor:
     """The process of one host. Its methods answer with a value or a packed error."""
 
     def __init__(
-        self, name: str, namespace: str, environment: Mapping[str, str], threads: int, paths: Sequence[str], trace: bool
+        self,
+        name: str,
+        namespace: str,
+        environment: Mapping[str, str],
+        threads: int,
+        paths: Sequence[str],
+        trace: bool,
+        accelerated: bool,
     ) -> None:
-        self._records = prepare_process(environment, threads, paths, trace)
+        self._records = prepare_process(environment, threads, paths, trace, accelerated)
         watch_head()
         self._transport = RayTransport(namespace)
         self._waiting = ThreadPoolExecutor(WAITING_CALLS, thread_name_prefix="call")

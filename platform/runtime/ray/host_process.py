@@ -86,15 +86,22 @@ class RecordBuffer(logging.Handler):
         self._records.append((record.name, record.levelno, record.getMessage()))
 
 
-def prepare_process(environment: Mapping[str, str], threads: int, paths: Sequence[str], trace: bool) -> deque[Record]:
+def prepare_process(
+    environment: Mapping[str, str], threads: int, paths: Sequence[str], trace: bool, accelerated: bool
+) -> deque[Record]:
     """Once, before anything is computed here: environment, torch's threads, search paths (the first one is the run's
-    folder), garbage collection. Returns where this process's warnings and errors will be."""
+    folder), garbage collection. Returns where this process's warnings and errors will be.
+
+    accelerated: the process has accelerators, so it computes little on CPUs and returns freed memory, of which all
+    processes of a node would otherwise keep as much as they ever used.
+    """
     collect_rarely()
     os.environ.update(environment)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     if torch.get_num_threads() != threads:  # set_num_threads makes MKL share the smallest product among all threads
         torch.set_num_threads(threads)
-    keep_freed_memory()
+    if not accelerated:
+        keep_freed_memory()
     wait_passively_when_crowded()
     recorder.on = trace
     sys.path += [path for path in paths if path not in sys.path]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Any
 
 from rl_platform.errors import Deadline, PlacementError, PlatformError, Problem, WorkerDied
 from rl_platform.placement.layout import LEARNERS
-from rl_platform.runtime import ComponentSpec, RuntimePlacement
+from rl_platform.runtime import START_S, ComponentSpec, RuntimePlacement
 from rl_platform.runtime.host import PlacedHost
 from rl_platform.runtime.lifecycle import (
     RUNNER,
@@ -50,7 +51,9 @@ from rl_platform.runtime.waits import waiting_on
 from rl_platform.runtime.worker_group import WorkerGroup, worker_groups
 from rl_platform.tracing import TraceSpan
 
-START_S = 600.0  # for a process to come up, import its libraries and build its models
+log = logging.getLogger(__name__)
+
+STARTING_S = 60.0  # after which a warning says who is still starting; then after twice that, and so on
 NOTICE_S = 3.0  # for processes to hear that the run failed
 LOOK_S = 0.05
 RESERVE_S = 60.0  # how long to wait for resources that others hold
@@ -61,13 +64,22 @@ class RayRuntime(ShutsDown):
 
     Ray is initialised already. Several runs on one cluster are independent. deadline_s: the longest wait for a call
     or a channel, in seconds; seed: the run's; trace: hosts record spans for the timeline until `spans`; restarts: see
-    `Restarts`.
+    `Restarts`; start_timeout_s: the longest wait for a process to come up, import its libraries and build its models;
+    collective_timeout_s: of a collective operation, None: deadline_s.
     """
 
     def __init__(
-        self, placement: RuntimePlacement, deadline_s: float, seed: int, trace: bool = False, restarts: int = 0
+        self,
+        placement: RuntimePlacement,
+        deadline_s: float,
+        seed: int,
+        trace: bool = False,
+        restarts: int = 0,
+        start_timeout_s: float = START_S,
+        collective_timeout_s: float | None = None,
     ) -> None:
         self._placement, self._seed = placement, seed
+        self._start_timeout_s, self._collective_timeout_s = start_timeout_s, collective_timeout_s or deadline_s
         self._actors = RayActors(min(deadline_s, RESERVE_S), trace)
         self._deadline_s = min(deadline_s, threading.TIMEOUT_MAX)
         self._members = [member for host in placement.hosts for member in host.members]
@@ -280,7 +292,7 @@ class RayRuntime(ShutsDown):
             first, size, cuda = hosts[0].name, len(hosts), bool(hosts[0].accelerators)
             if size > 1:
                 rendezvous = self._all("open_group", {first: (size,)})[first]
-                given = size, self._deadline_s, cuda
+                given = size, self._collective_timeout_s, cuda
                 self._all("join", {placed.name: (rendezvous, rank, *given) for rank, placed in enumerate(hosts)})
 
     def _all(self, method: str, arguments: Mapping[str, tuple[object, ...]]) -> dict[str, Any]:
@@ -290,10 +302,12 @@ class RayRuntime(ShutsDown):
         """
         alive = {name: values for name, values in arguments.items() if self._hosts[name].death is None}
         pending = {name: self._hosts[name].send(method, *values) for name, values in alive.items()}
-        until = time.monotonic() + START_S
+        began, patience = time.monotonic(), STARTING_S
         while pending:
+            until = began + min(patience, self._start_timeout_s)
             left = max(0.0, until - time.monotonic())
             concurrent.futures.wait(pending.values(), left, concurrent.futures.FIRST_EXCEPTION)
+            late = [name for name, future in pending.items() if not future.done()]
             failed = {name: future.exception() for name, future in pending.items() if future.done()}
             failed = {name: error for name, error in failed.items() if error is not None}
             for name, error in failed.items():
@@ -301,11 +315,15 @@ class RayRuntime(ShutsDown):
                     raise error
                 self._hosts[name].died(error)
                 del pending[name]
-            if not failed:
+            if failed:
+                continue
+            if not late:
                 break
-        late = [name for name, future in pending.items() if not future.done()]
-        if late:
-            raise Deadline(f"{', '.join(late)} did not answer to {method} within {START_S:g} s")
+            who, limit = ", ".join(label for name in late for label in self._hosts[name].labels), self._start_timeout_s
+            if patience >= limit:
+                raise Deadline(f"{who} did not start within {limit:g} s (cluster.start_timeout_s), in {method}")
+            log.warning("%s: starting for %g s, in %s (cluster.start_timeout_s: %g)", who, patience, method, limit)
+            patience *= 2
         return {name: future.result() for name, future in pending.items()}
 
     def _home(self, *sides: Sequence[str]) -> str:

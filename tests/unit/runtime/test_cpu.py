@@ -69,7 +69,7 @@ import torch
 from rl_platform.runtime.ray.host_process import prepare_process
 
 library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
-prepare_process({}, int(sys.argv[1]), [os.getcwd()], False)
+prepare_process({}, int(sys.argv[1]), [os.getcwd()], False, False)
 torch.ones(64, 64) @ torch.ones(64, 64)
 print(torch.get_num_threads(), library.mkl_serv_get_dynamic())
 """

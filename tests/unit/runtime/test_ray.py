@@ -45,6 +45,8 @@ class Worker:
         self.weights: Weights | None = None
         if context.label == broken:
             raise OSError("no such model")
+        if f"slow {context.label}" == broken:
+            time.sleep(60)
         context.shared.setdefault("built", []).append(context.label)
 
     def about(self) -> tuple[int, list[str], ComponentContext, str | None]:
@@ -139,9 +141,15 @@ def start() -> Iterator[Callable[..., Any]]:
     started: list[Any] = []
 
     def run(
-        *hosts: list[tuple[str, int]], deadline_s: float = 20.0, broken: str = "", restarts: int = 0, **options: Any
+        *hosts: list[tuple[str, int]],
+        deadline_s: float = 20.0,
+        broken: str = "",
+        restarts: int = 0,
+        start_timeout_s: float = 60.0,
+        **options: Any,
     ) -> Any:
-        runtime = RayRuntime(Placed.of(*hosts, **options), deadline_s, 7, restarts=restarts)
+        placement = Placed.of(*hosts, **options)
+        runtime = RayRuntime(placement, deadline_s, 7, restarts=restarts, start_timeout_s=start_timeout_s)
         started.append(runtime)
         names = dict.fromkeys(name for members in hosts for name, _ in members)
         return runtime, runtime.start({name: ComponentSpec(Worker, {"broken": broken}) for name in names})
@@ -231,6 +239,13 @@ def test_errors_come_back_typed_with_the_remote_traceback(pair):
     with pytest.raises(TypeError, match="cannot pickle"):
         groups["rollout"].echo(threading.Lock())
     assert groups["rollout"].echo("works still").wait() == ["works still"]
+
+
+def test_who_does_not_start_in_time_is_named_before_and_at_the_deadline(start, monkeypatch, caplog):
+    monkeypatch.setattr("rl_platform.runtime.ray.runtime.STARTING_S", 2.0)
+    with pytest.raises(Deadline, match=r"rollout\[0\] did not start within 10 s \(cluster.start_timeout_s\)"):
+        start(*PAIR, broken="slow rollout[0]", start_timeout_s=10.0)
+    assert "rollout[0]: starting for 8 s, in " in caplog.text
 
 
 def test_a_constructor_that_fails_ends_everything(start):
