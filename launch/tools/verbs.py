@@ -180,6 +180,26 @@ def data(
         print(line)
 
 
+@app.command()
+def convert(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="config, script or saved model of the other system")],
+    system: Annotated[
+        Literal["rlinf", "verl", "nemo-rl", "trl", "sb3"] | None,
+        typer.Option("--from", help="the other system; default: the one that FILE looks like"),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="file to write; default: standard output")
+    ] = None,
+    env: Annotated[
+        str | None, typer.Option("--env", help="sb3: block of a zoo file, or environment of a saved model")
+    ] = None,
+) -> None:
+    """Write a config of this platform from one of another system, and report what became of each key."""
+    from rl_platform.launch.tools.convert.run import run
+
+    run(file, system, output, env)
+
+
 def execute(words: Sequence[str]) -> None:
     """Runs one verb. Errors are raised as they are: `rl_platform.launch.cli` prints them."""
     action = app(list(words), prog_name="rl-platform", standalone_mode=False)

@@ -23,6 +23,7 @@ class ForeignName:
 class _Table:
     sections: dict[str, tuple[str, str]]
     keys: dict[str, ForeignName]
+    systems: dict[str, dict[str, ForeignName]]
 
 
 _COMPONENTS = {
@@ -33,11 +34,15 @@ _COMPONENTS = {
 }  # names of components in other systems
 
 
-def translate(path: str) -> ForeignName | None:
-    """Returns our name for a dotted path of another system. The longest listed ending decides; `-` counts as `_`."""
+def translate(path: str, system: str | None = None) -> ForeignName | None:
+    """Returns our name for a dotted path of another system. The longest listed ending decides; `-` counts as `_`.
+
+    With `system` only the names of that one are read.
+    """
+    names = foreign_keys() if system is None else _read().systems.get(system, {})
     steps = path.replace("-", "_").split(".")
     endings = (".".join(steps[start:]) for start in range(len(steps)))
-    name = next((name for ending in endings if (name := foreign_keys().get(ending)) is not None), None)
+    name = next((name for ending in endings if (name := names.get(ending)) is not None), None)
     return name and replace(name, here=tuple(of_component(path, name.here)))
 
 
@@ -62,9 +67,12 @@ def _read() -> _Table:
     """Reads the file, once, at the first unknown key."""
     table = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text(encoding="utf-8"))
     keys: dict[str, ForeignName] = {}
+    systems: dict[str, dict[str, ForeignName]] = {}
     for system, names in table["keys"].items():
         for name, entry in names.items():
             here = entry["here"] if isinstance(entry, dict) else entry
             note = entry["note"] if isinstance(entry, dict) else ""
-            keys.setdefault(name, ForeignName(system, (here,) if isinstance(here, str) else tuple(here), note))
-    return _Table({name: (system, target) for name, (system, target) in table["sections"].items()}, keys)
+            foreign = ForeignName(system, (here,) if isinstance(here, str) else tuple(here), note)
+            systems.setdefault(system, {})[name] = foreign
+            keys.setdefault(name, foreign)
+    return _Table({name: (system, target) for name, (system, target) in table["sections"].items()}, keys, systems)

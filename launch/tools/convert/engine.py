@@ -1,0 +1,162 @@
+"""Applies the table of a system to the keys of a file."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from rl_platform.config.describe import default_tree
+from rl_platform.config.foreign_names import translate
+from rl_platform.config.layers import steps_of, value_at
+from rl_platform.config.rules import without_effect
+from rl_platform.config.schema import Config
+from rl_platform.config.schema.config import complete_models
+from rl_platform.config.source import Tree
+from rl_platform.launch.tools.convert.outcome import Outcome, Rule, Source, Table, Unresolved, same, to, untranslated
+
+
+@dataclass(frozen=True)
+class System:
+    """A system whose configs can be read.
+
+    name: of `--from`; title: as in `names.yaml`; marks: keys and patterns by which its configs are told from others;
+    defaults: of the keys of a file, its values of keys that a file may leave out, where they matter; leaves: keys whose
+    value is a mapping.
+    """
+
+    name: str
+    title: str
+    marks: tuple[str, ...]
+    table: Table
+    defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    leaves: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one foreign key. given: the file names it; else it is a default of the system."""
+
+    key: str
+    value: Any
+    outcome: Outcome
+    given: bool = True
+
+
+@dataclass
+class Conversion:
+    """values: our keys and their values; origins: the rows that wrote each."""
+
+    system: System
+    rows: list[Row]
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, list[Row]] = field(default_factory=dict)
+
+    def of(self, status: str, *, given: bool = True) -> list[Row]:
+        return [row for row in self.rows if row.outcome.status == status and row.given is given]
+
+    def tree(self) -> Tree:
+        tree: Tree = {}
+        for key, value in self.values.items():
+            *sections, name = key.split(".")
+            inner = tree
+            for section in sections:
+                inner = inner.setdefault(section, {})
+            inner[name] = copy.deepcopy(value)
+        return tree
+
+
+def convert(system: System, given: Mapping[str, Any]) -> Conversion:
+    """Translates every key of a file, then the defaults of the system that differ from ours."""
+    done = Conversion(system, [])
+    defaults = system.defaults(given)
+    source = Source(given, defaults)
+    for key, value in given.items():
+        done.rows.append(_placed(done, Row(key, value, _outcome(system, key, value, source))))
+    ours = default_tree()
+    for key, value in defaults.items():
+        if key in given:
+            continue
+        outcome = _outcome(system, key, value, source)
+        new = {name: each for name, each in outcome.values.items() if name not in done.values}
+        different = {name: each for name, each in new.items() if value_at(ours, steps_of(name)) != each}
+        if different or outcome.status == "untranslated":
+            done.rows.append(_placed(done, Row(key, value, replace(outcome, values=different), given=False)))
+    _prune(done)
+    return done
+
+
+def rule_of(system: System, key: str) -> Rule | None:
+    """The rule of a foreign key: its own, of a pattern, or a plain rename of `names.yaml`."""
+    entry = system.table.get(key)
+    if entry is None:
+        entry = next((each for name, each in system.table.items() if "*" in name and fnmatch.fnmatch(key, name)), None)
+    if entry is not None:
+        return to(entry) if isinstance(entry, str) else entry
+    name = translate(key, system.title)
+    if name is not None and name.here and not name.note:
+        return to(*name.here)
+    if name is not None and name.note:
+        note = name.note
+        return lambda *_: untranslated(note)
+    return None
+
+
+def _outcome(system: System, key: str, value: Any, source: Source) -> Outcome:
+    if isinstance(value, Unresolved):
+        return untranslated(value.why)
+    if (rule := rule_of(system, key)) is None:
+        return untranslated("no counterpart is known")
+    try:
+        return rule(value, source)
+    except (TypeError, ValueError, ZeroDivisionError, AttributeError, KeyError, IndexError):
+        return untranslated(f"not a value of this key in {system.title}")
+
+
+def _placed(done: Conversion, row: Row) -> Row:
+    """Takes over the values of a row. A key that an earlier row set to another value makes it untranslated."""
+    clash = next((key for key, value in row.outcome.values.items() if done.values.get(key, value) != value), None)
+    if clash is not None:
+        other = done.origins[clash][0].key
+        return replace(row, outcome=untranslated(f"{clash} has another value from {other}"))
+    for key, value in row.outcome.values.items():
+        done.values[key] = value
+        done.origins.setdefault(key, []).append(row)
+    return row
+
+
+def _prune(done: Conversion) -> None:
+    """Takes out the keys that have no effect beside the others: the loader would refuse them."""
+    while True:
+        try:
+            config = Config.model_validate(complete_models(done.tree()))
+        except ValidationError:
+            return
+        reasons = {unread.key: unread.reason for unread in without_effect(config)}
+        silent = {
+            key: reason
+            for key, value in done.values.items()
+            for name, reason in reasons.items()
+            if value is not None and (key == name or key.startswith(f"{name}."))
+        }
+        if not silent:
+            return
+        for key in silent:
+            del done.values[key]
+            del done.origins[key]
+        done.rows = [row for row in (_without(row, silent) for row in done.rows) if row is not None]
+
+
+def _without(row: Row, silent: Mapping[str, str]) -> Row | None:
+    """The row without keys that have no effect. None for a default of which nothing is left."""
+    lost = [key for key in row.outcome.values if key in silent]
+    if not lost:
+        return row
+    left = {key: value for key, value in row.outcome.values.items() if key not in silent}
+    if left or row.outcome.status == "untranslated":
+        return replace(row, outcome=replace(row.outcome, values=left))
+    return replace(row, outcome=same(f"no effect: {silent[lost[0]]}")) if row.given else None

@@ -1,0 +1,152 @@
+"""Composes a YAML file of Hydra or NeMo-RL: its `defaults`, and `${...}` references. Nothing of it is run."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rl_platform.config.source import CoreLoader
+from rl_platform.errors import ConfigError, Problem
+from rl_platform.launch.tools.convert.outcome import Unresolved
+
+_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    **dict.fromkeys(("add", "sum"), operator.add),
+    **dict.fromkeys(("sub", "subtract"), operator.sub),
+    **dict.fromkeys(("mul", "multiply"), operator.mul),
+    **dict.fromkeys(("div", "divide", "floordiv", "int_div"), operator.floordiv),
+}
+_DEEPEST = 20  # of files that name each other, and of references
+
+
+def read_yaml(path: Path) -> Any:
+    """The values of one YAML file. Raises ConfigError."""
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=CoreLoader)
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise ConfigError([Problem(str(path), f"not readable as YAML: {str(error).splitlines()[0]}")]) from error
+
+
+def composed(path: Path, depth: int = 0) -> tuple[dict[str, Any], list[str]]:
+    """The values of a file over those of its `defaults`, and the entries whose files are not there."""
+    tree = read_yaml(path)
+    if not isinstance(tree, dict):
+        raise ConfigError([Problem(str(path), "holds no keys", allowed="a YAML mapping")])
+    defaults, lost, base = tree.pop("defaults", None), [], {}
+    for entry in [defaults] if isinstance(defaults, str) else defaults or []:
+        name, package = _entry(entry)
+        if name is None:
+            continue
+        file = next((file for file in _candidates(path, name) if file.is_file()), None)
+        if file is None or depth >= _DEEPEST:
+            lost.append(f"{name}@{package}" if package else name)
+            continue
+        inner, more = composed(file, depth + 1)
+        lost += more
+        for section in reversed(package.split(".") if package else []):
+            inner = {section: inner}
+        base = merged(base, inner)
+    return merged(base, tree), lost
+
+
+def _entry(entry: Any) -> tuple[str | None, str]:
+    """The file and the section of an entry of `defaults`; no file if it sets nothing of the run."""
+    if isinstance(entry, Mapping) and len(entry) == 1:
+        ((group, option),) = entry.items()
+        if str(group).startswith("override ") or option is None:
+            return None, ""
+        group, _, package = str(group).partition("@")
+        return f"{group}/{option}", package
+    text = str(entry)
+    if text == "_self_" or text.startswith("override "):
+        return None, ""
+    name, _, package = text.partition("@")
+    return name, package
+
+
+def _candidates(path: Path, name: str) -> list[Path]:
+    file = Path(name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
+    return [path.parent / file, path.parent.parent / file]
+
+
+def merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    both = dict(base)
+    for key, value in over.items():
+        inner = both.get(key)
+        both[key] = merged(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
+    return both
+
+
+def flat(tree: Mapping[str, Any], leaves: tuple[str, ...] = (), prefix: str = "") -> dict[str, Any]:
+    """Dotted keys and their values. The mappings of `leaves` stay whole."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value and key not in leaves:
+            found.update(flat(value, leaves, f"{key}."))
+        else:
+            found[key] = value
+    return found
+
+
+def resolved(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with `${...}` filled in. What cannot be is `Unresolved`."""
+    return {key: _value(value, key, values, 0) for key, value in values.items()}
+
+
+def _value(value: Any, key: str, values: Mapping[str, Any], depth: int) -> Any:
+    if isinstance(value, list):
+        items = [_value(item, key, values, depth) for item in value]
+        return next((item for item in items if isinstance(item, Unresolved)), items)
+    if not isinstance(value, str) or "${" not in value:
+        return value
+    if depth > _DEEPEST:
+        return Unresolved(value, "its references contain themselves")
+    try:
+        return _text(value, key, values, depth)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return Unresolved(value, f"{value} cannot be resolved from this file")
+
+
+def _text(value: str, key: str, values: Mapping[str, Any], depth: int) -> Any:
+    """Fills in the innermost references until none is left. A reference that is the whole text keeps its type."""
+    while found := re.search(r"\$\{([^${}]*)\}", value):
+        result = _reference(found[1].strip(), key, values, depth)
+        if isinstance(result, Unresolved):
+            raise ValueError
+        if found[0] == value:
+            return result
+        if isinstance(result, str) and result.startswith("${env:"):
+            result = result.replace("${", "\0")  # ours, and not one of these references
+        value = value.replace(found[0], str(result), 1)
+    return value.replace("\0", "${")
+
+
+def _reference(inner: str, key: str, values: Mapping[str, Any], depth: int) -> Any:
+    name, colon, arguments = inner.partition(":")
+    if not colon:
+        return _at(inner, key, values, depth)
+    parts = [part.strip() for part in arguments.split(",")]
+    if name in ("oc.env", "env"):
+        return parts[1] if len(parts) > 1 else f"${{env:{parts[0]}}}"
+    if name == "oc.select":
+        try:
+            return _at(parts[0], key, values, depth)
+        except KeyError:
+            return yaml.load(parts[1], Loader=CoreLoader) if len(parts) > 1 else None
+    numbers = [yaml.load(part, Loader=CoreLoader) for part in parts]
+    if name == "not":
+        return not numbers[0]
+    return _FUNCTIONS[name](*numbers)
+
+
+def _at(name: str, key: str, values: Mapping[str, Any], depth: int) -> Any:
+    if name.startswith("."):
+        dots = len(name) - len(name.lstrip("."))
+        sections = key.split(".")[:-dots]
+        name = ".".join([*sections, name.lstrip(".")])
+    return _value(values[name], name, values, depth + 1)

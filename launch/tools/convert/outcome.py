@@ -1,0 +1,174 @@
+"""The outcome of one foreign key, and the conversions that several systems share.
+
+A table maps a foreign key, or a pattern with `*`, to one of our keys or to a `Rule`: a function of the key's value and
+of the whole foreign config that returns an `Outcome`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Status = Literal["translated", "same", "untranslated"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """translated: `values` (our keys) are written; same: it is so here without a key; untranslated: `why` not.
+
+    An untranslated key may still write the nearest `values`. `into`: our key that another rule writes from this one.
+    """
+
+    status: Status
+    values: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""
+    into: str = ""
+
+
+@dataclass(frozen=True)
+class Unresolved:
+    """A value that the file does not say, such as the output of a command in a shell script."""
+
+    text: str
+    why: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Source:
+    """A foreign config: the keys of the file, and the system's defaults of those that it does not name."""
+
+    given: Mapping[str, Any]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, key: str) -> Any:
+        """The value of `key`. None if it is not set, or if the file does not say its value."""
+        value = self.given[key] if key in self.given else self.defaults.get(key)
+        return None if isinstance(value, Unresolved) else value
+
+
+Rule = Callable[[Any, Source], Outcome]
+Table = dict[str, str | Rule]
+
+
+def write(values: Mapping[str, Any], why: str = "") -> Outcome:
+    return Outcome("translated", values, why)
+
+
+def same(why: str) -> Outcome:
+    return Outcome("same", why=why)
+
+
+def untranslated(why: str, values: Mapping[str, Any] | None = None) -> Outcome:
+    return Outcome("untranslated", values or {}, why)
+
+
+def part_of(key: str, why: str = "") -> Outcome:
+    """The value is contained in `key`, which the rule of another foreign key writes."""
+    return Outcome("translated", why=why, into=key)
+
+
+def to(*keys: str, why: str = "") -> Rule:
+    """Writes the value as it is to one or more keys. null there means off or unset, as here."""
+    return lambda value, _: same("not set") if value is None else write(dict.fromkeys(keys, value), why)
+
+
+def contained(key: str, why: str = "") -> Rule:
+    return lambda value, _: same("not set") if value is None else part_of(key, why)
+
+
+def choice(keys: str | tuple[str, ...], names: Mapping[Any, Any], why: str = "") -> Rule:
+    """Writes the counterpart of a value to each of `keys`."""
+    keys = (keys,) if isinstance(keys, str) else keys
+
+    def rule(value: Any, _: Source) -> Outcome:
+        if value is None:
+            return same("not set")
+        if not isinstance(value, str | int | float) or value not in names:
+            return untranslated(f"{value} has no counterpart; known: {', '.join(map(str, names))}")
+        return write(dict.fromkeys(keys, names[value]), why)
+
+    return rule
+
+
+def only(*values: Any, why: str, otherwise: str) -> Rule:
+    """The same here for some values; the others cannot be expressed."""
+    return lambda value, _: same(why) if any(value == each for each in values) else untranslated(otherwise)
+
+
+def off(otherwise: str) -> Rule:
+    """A feature that this platform lacks: fine while it is off."""
+    return only(None, False, 0, "", [], {}, "none", why="off there", otherwise=otherwise)
+
+
+def detail(why: str) -> Rule:
+    """A detail of the other system whose value changes no result, or that this platform derives."""
+    return lambda *_: same(why)
+
+
+def details(section: str, names: str, why: str) -> Table:
+    """Details of a section, their names separated by blanks."""
+    return {f"{section}.{name}": detail(why) for name in names.split()}
+
+
+def lacking(why: str) -> Rule:
+    """What cannot be expressed, whatever its value."""
+    return lambda *_: untranslated(why)
+
+
+def times(key: str, factor: Callable[[Source], Any], why: str) -> Rule:
+    """Writes the product of the value and a number of the config."""
+
+    def rule(value: Any, source: Source) -> Outcome:
+        if value is None:
+            return same("not set")
+        if not isinstance(number := factor(source), int | float) or not isinstance(value, int | float):
+            return untranslated(f"{why}, which the file does not say")
+        return write({key: value * number}, why)
+
+    return rule
+
+
+def while_(condition: Callable[[Source], bool], rule: str | Rule, otherwise: str) -> Rule:
+    """Applies `rule` while the other keys make the system read this one."""
+    applied = to(rule) if isinstance(rule, str) else rule
+    return lambda value, source: applied(value, source) if condition(source) else same(otherwise)
+
+
+def interval(key: str) -> Rule:
+    """Steps between two events. Other systems write -1 or null for never, this platform 0 for only at the end."""
+    return lambda value, _: write({key: value if isinstance(value, int) and value > 0 else 0})
+
+
+def top_k(key: str) -> Rule:
+    """The k of top-k sampling: null, -1, 0 and more than any vocabulary mean off."""
+    return lambda value, _: write({key: value if isinstance(value, int) and 0 < value < 1_000_000 else 0})
+
+
+def loggers(key: str) -> Rule:
+    def rule(value: Any, _: Source) -> Outcome:
+        names = value if isinstance(value, list) else [value]
+        kept = [name for name in names if name in ("tensorboard", "wandb", "trackio")]
+        if value in ("all",):
+            return untranslated("all installed loggers there; a list here")
+        lost = [str(name) for name in names if name not in (*kept, "console", "none", "file", None)]
+        if lost:
+            return untranslated(f"there is no logger {', '.join(lost)}", {key: kept})
+        return write({key: kept}, "the terminal and metrics.jsonl always log")
+
+    return rule
+
+
+DTYPES = {
+    **dict.fromkeys(("bf16", "bfloat16", "bf16-mixed"), "bfloat16"),
+    **dict.fromkeys(("fp32", "float32", "32", 32), "float32"),
+}
+ENGINE = "a setting of its engine or kernels; results do not depend on it"
+ARCHITECTURE = "read from the model's config.json"
+PROFILER = "its profiler; timelines here: runner.trace_steps"
+NO_STEPS = "runner.max_epochs ends the run; the file does not say how many steps that is"
+MANY_STEPS = 1_000_000  # where only a number of epochs ends a run
+EPISODE_REWARD = "a factor or filter of the environment's rewards; wrap the environment"

@@ -1,0 +1,50 @@
+"""`rl-platform convert`: reads, translates, checks and writes."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from rl_platform.config.loader import load_config
+from rl_platform.errors import ConfigError
+from rl_platform.launch.tools.convert.engine import convert
+from rl_platform.launch.tools.convert.reading import read
+from rl_platform.launch.tools.convert.report import as_yaml, report
+
+
+def run(path: Path, name: str | None, output: Path | None, env: str | None) -> None:
+    """Writes the translation of `path` to `output`, else to standard output, and prints the report.
+
+    Without `output` the report goes to standard error. Raises ConfigError if the file is no config of a known system,
+    or, after it has written, if the result breaks a rule of the schema.
+    """
+    foreign = read(path, name, env)
+    done = convert(foreign.system, foreign.keys)
+    text = as_yaml(done, path)
+    problems = _problems(text)
+    if output is None:
+        print(text, end="")
+    else:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text, encoding="utf-8")
+    print("\n".join(report(done)), file=sys.stderr if output is None else sys.stdout)
+    if problems:
+        where = "standard output" if output is None else str(output)
+        error = ConfigError(problems)
+        error.add_note(f"mend them in {where}: the lines are of that file")
+        raise error
+    if output is not None:
+        print(f"{output}: passes the schema; next: platform-launch --plan {output}")
+
+
+def _problems(text: str) -> list:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.yaml"
+        file.write_text(text, encoding="utf-8")
+        try:
+            load_config(file)
+        except ConfigError as error:
+            return [replace(each, where=each.where.replace(str(file), "line")) for each in error.problems]
+    return []

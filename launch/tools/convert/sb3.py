@@ -1,0 +1,312 @@
+"""PPO of Stable-Baselines3: hyperparameters of its zoo, PPO's arguments, or a saved model."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rl_platform.errors import ConfigError, Problem
+from rl_platform.launch.tools.convert.engine import System
+from rl_platform.launch.tools.convert.outcome import (
+    Outcome,
+    Source,
+    Table,
+    Unresolved,
+    detail,
+    lacking,
+    off,
+    only,
+    part_of,
+    same,
+    to,
+    untranslated,
+    while_,
+    write,
+)
+
+_ACTIVATIONS = {"tanh": "tanh", "relu": "relu", "silu": "silu", "elu": "elu"}
+_STATE = (
+    "policy_class num_timesteps _total_timesteps _num_timesteps_at_start start_time _last_obs _last_episode_starts "
+    "_last_original_obs _episode_num _current_progress_remaining _stats_window_size ep_info_buffer ep_success_buffer "
+    "_n_updates _custom_logger observation_space action_space action_noise lr_schedule rollout_buffer_class "
+    "rollout_buffer_kwargs sde_sample_freq _logger"
+)
+_SDE = "there is no state-dependent exploration; see actor.model.log_std"
+
+
+def _linear(value: Any) -> float | None:
+    """The start of a schedule that falls linearly to 0: `lin_0.001`, or as a saved model names it."""
+    if not isinstance(value, str):
+        return None
+    found = re.fullmatch(r"lin_([\d.eE+-]+)", value) or re.fullmatch(
+        r"LinearSchedule\(start=([\d.eE+-]+), end=0(?:\.0)?, end_fraction=1(?:\.0)?\)", value
+    )
+    return float(found[1]) if found else None
+
+
+def _learning_rate(value: Any, _: Source) -> Outcome:
+    if (start := _linear(value)) is not None:
+        return write({"actor.optim.lr": start, "actor.optim.lr_schedule": "linear"}, "from it to 0")
+    if isinstance(value, int | float):
+        return write({"actor.optim.lr": value})
+    return untranslated("a schedule of the learning rate: constant, linear or cosine here")
+
+
+def _clip_range(value: Any, _: Source) -> Outcome:
+    keys = ("algorithm.clip_ratio_low", "algorithm.clip_ratio_high")
+    if (start := _linear(value)) is not None:
+        return untranslated(
+            f"the clip range is constant here: it stays at its start, {start:g}", dict.fromkeys(keys, start)
+        )
+    if isinstance(value, int | float):
+        return write(dict.fromkeys(keys, value))
+    return untranslated("the clip range is constant here")
+
+
+def _value_clip(value: Any, _: Source) -> Outcome:
+    if value is None:
+        return same("not set")
+    if not isinstance(value, int | float):
+        return untranslated("the clip range is constant here")
+    return write({"algorithm.value_clip": value}, "the larger of both losses here, the clipped one there")
+
+
+def _value_coefficient(value: Any, _: Source) -> Outcome:
+    return write({"algorithm.value_loss_scale": 2 * value}, "half the squared error here, the squared error there")
+
+
+def _timesteps(value: Any, source: Source) -> Outcome:
+    rows = source("n_envs") * source("n_steps")
+    return write({"runner.max_steps": math.ceil(value / rows)}, f"steps of {rows} transitions")
+
+
+def _batch_size(value: Any, source: Source) -> Outcome:
+    rows = source("n_envs") * source("n_steps")
+    if value > rows:
+        return write({"data.mini_batch_size": rows}, f"a rollout has {rows} transitions")
+    if rows % value:
+        smaller = max(size for size in range(1, value + 1) if rows % size == 0)
+        why = f"the last mini-batch of {rows} transitions is smaller there; the nearest size that divides is {smaller}"
+        return untranslated(why, {"data.mini_batch_size": smaller})
+    return write({"data.mini_batch_size": value})
+
+
+def _policy(value: Any, _: Source) -> Outcome:
+    values = {
+        "runner.task_type": "embodied",
+        "algorithm.adv_type": "gae",
+        "algorithm.loss_type": "actor_critic",
+        "cluster.component_placement": {"actor_critic,env,rollout": "all"},
+    }
+    if value == "MlpPolicy":
+        return write({**values, "actor.model.type": "mlp"}, "policy and value head share their layers here")
+    if value == "CnnPolicy":
+        return write({**values, "actor.model.type": "cnn", "actor.model.activation": "relu"}, "see actor.model.cnn")
+    return untranslated(f"{value} has no counterpart; known: MlpPolicy, CnnPolicy", values)
+
+
+def _normalize(value: Any, source: Source) -> Outcome:
+    """VecNormalize: both by default; a mapping of its arguments may switch one off."""
+    options = literal(value) if isinstance(value, str) else value
+    options = {"norm_obs": bool(options), "norm_reward": bool(options)} if isinstance(options, bool) else dict(options)
+    lost = sorted({*options} - {"norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma"})
+    values = {
+        "env.normalize_observations": options.get("norm_obs", True),
+        "env.normalize_rewards": options.get("norm_reward", True),
+    }
+    values |= {f"env.{ours}": options[name] for name, ours in _CLIPS.items() if name in options}
+    if lost:
+        return untranslated(f"{', '.join(lost)}: see env.normalize_observations", values)
+    return write(values)
+
+
+_CLIPS = {"clip_obs": "clip_observations", "clip_reward": "clip_rewards"}
+
+
+def _network(value: Any, _: Source) -> Outcome:
+    if value is None:
+        return same("not set")
+    if isinstance(value, Mapping):
+        policy, values = value.get("pi", []), value.get("vf", [])
+        if policy != values:
+            return untranslated("policy and value head share their layers: one list")
+        value = policy
+    if not isinstance(value, list) or not all(isinstance(size, int) for size in value):
+        return untranslated("a list of widths")
+    return write({"actor.model.hidden_sizes": value}, "shared by policy and value head")
+
+
+def _activation(value: Any, _: Source) -> Outcome:
+    name = re.split(r"[.']", str(value).rstrip("'>"))[-1].lower()
+    if name not in _ACTIVATIONS:
+        return untranslated(f"{value} has no counterpart; known: {', '.join(_ACTIVATIONS)}")
+    return write({"actor.model.activation": _ACTIVATIONS[name]})
+
+
+def _frame_stack(value: Any, _: Source) -> Outcome:
+    if value in (None, 1):
+        return same("no stack")
+    return untranslated("frames of MuJoCo's images are stacked by env.pixels.frame_stack; wrap others")
+
+
+TABLE: Table = {
+    "env": to("env.id", why="it must be registered with Gymnasium"),
+    "policy": _policy,
+    "n_envs": "env.num_envs",
+    "n_steps": "env.rollout_steps",
+    "n_epochs": "algorithm.ppo_epochs",
+    "batch_size": _batch_size,
+    "n_timesteps": _timesteps,
+    "total_timesteps": _timesteps,
+    "learning_rate": _learning_rate,
+    "gamma": "algorithm.gamma",
+    "gae_lambda": "algorithm.gae_lambda",
+    "clip_range": _clip_range,
+    "clip_range_vf": _value_clip,
+    "ent_coef": "algorithm.entropy_bonus",
+    "vf_coef": _value_coefficient,
+    "max_grad_norm": "actor.optim.clip_grad",
+    "target_kl": "algorithm.target_kl",
+    "normalize_advantage": to("algorithm.normalize_advantages", why="over the rollout here, per mini-batch there"),
+    "normalize": _normalize,
+    "seed": "runner.seed",
+    "use_sde": off(_SDE),
+    "sde_sample_freq": while_(lambda source: bool(source("use_sde")), lacking(_SDE), "use_sde is false"),
+    "tensorboard_log": lambda value, _: same("not set") if value is None else part_of("runner.logger_backends"),
+    "policy_kwargs": only({}, None, why="none", otherwise="not readable as dict(...)"),
+    "policy_kwargs.net_arch": _network,
+    "policy_kwargs.activation_fn": _activation,
+    "policy_kwargs.log_std_init": "actor.model.initial_log_std",
+    "policy_kwargs.squash_output": off("see actor.model.action_distribution"),
+    "policy_kwargs.ortho_init": detail("hidden layers begin orthogonal; the output layers small"),
+    "policy_kwargs.optimizer_kwargs.eps": "actor.optim.eps",
+    "policy_kwargs.optimizer_kwargs.weight_decay": "actor.optim.weight_decay",
+    "policy_kwargs.*": lacking("see actor.model"),
+    "frame_stack": _frame_stack,
+    "env_wrapper": off("wrap the environment and register it: env.id"),
+    "vec_env_wrapper": off("wrap the environment and register it: env.id"),
+    "env_kwargs*": lacking("see env.kwargs"),
+    "callback": off("see runner"),
+    "monitor_kwargs*": detail("episodes are always measured"),
+    "device": detail("cluster.component_placement decides"),
+    "verbose": detail("see the terminal view"),
+    "stats_window_size": detail("metrics are of a step"),
+    "_init_setup_model": detail("a flag of its constructor"),
+    **dict.fromkeys(_STATE.split(), detail("state of the training, no setting")),
+}
+# Where it differs from ours, or decides what another key means. From Stable-Baselines3 2.9 and its zoo
+DEFAULTS: dict[str, Any] = {
+    "policy": "MlpPolicy",
+    "n_envs": 1,
+    "n_steps": 2048,
+    "batch_size": 64,
+    "n_epochs": 10,
+    "n_timesteps": 1_000_000,
+    "learning_rate": 3e-4,
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "clip_range": 0.2,
+    "vf_coef": 0.5,
+    "max_grad_norm": 0.5,
+    "normalize": False,
+    "policy_kwargs.net_arch": [64, 64],
+    "policy_kwargs.optimizer_kwargs.eps": 1e-5,
+}
+SB3 = System(
+    "sb3",
+    "Stable-Baselines3",
+    ("n_steps", "gae_lambda", "ent_coef", "n_epochs"),
+    TABLE,
+    lambda _: DEFAULTS,
+    leaves=("policy_kwargs.net_arch", "normalize", "env_wrapper"),
+)
+
+
+def literal(text: str) -> Any:
+    """The value of `dict(a=1, b=nn.ReLU)`, `{'a': 1}` and the like. Names stay texts. Raises ValueError."""
+    return _value(ast.parse(text.strip(), mode="eval").body)
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args:
+        return {each.arg: _value(each.value) for each in node.keywords if each.arg}
+    if isinstance(node, ast.Dict):
+        return {_value(key): _value(value) for key, value in zip(node.keys, node.values, strict=True) if key}
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value(each) for each in node.elts]
+    if isinstance(node, ast.Name | ast.Attribute):
+        return ast.unparse(node)
+    return ast.literal_eval(node)
+
+
+def read_blocks(path: Path, tree: dict[str, Any], env: str | None) -> dict[str, Any]:
+    """The arguments in a file of the zoo: those of the block `env`, or of the only one. Other files stay unchanged."""
+    blocks = {str(name): block for name, block in tree.items() if isinstance(block, Mapping) and _is_block(block)}
+    if not blocks:
+        return {**_opened(tree), **({"env": env} if env else {})} if _is_block(tree) else tree
+    names = [name for name in blocks if name not in ("default", "atari")]
+    if env is None and len(names) > 1:
+        message = f"the file has settings of {len(names)} environments"
+        raise ConfigError([Problem(str(path), message, allowed=", ".join(names), hint="--env NAME")])
+    chosen = env if env is not None else names[0] if names else next(iter(blocks))
+    if chosen not in blocks:
+        raise ConfigError([Problem(str(path), "the file has no such block", value=chosen, allowed=", ".join(blocks))])
+    return {"env": chosen, **_opened(blocks[chosen])}
+
+
+def _is_block(block: Mapping[str, Any]) -> bool:
+    return "n_timesteps" in block or ("n_steps" in block and ("n_epochs" in block or "gae_lambda" in block))
+
+
+def _opened(block: Mapping[str, Any]) -> dict[str, Any]:
+    """A block whose `policy_kwargs` is a mapping, not its text."""
+    opened = dict(block)
+    if isinstance(text := opened.get("policy_kwargs"), str):
+        try:
+            opened["policy_kwargs"] = literal(text)
+        except (SyntaxError, ValueError, TypeError):
+            opened["policy_kwargs"] = Unresolved(text, "not readable as dict(...)")
+    return opened
+
+
+def read_model(path: Path, env: str | None, largest: int) -> dict[str, Any]:
+    """The arguments in a saved model: its JSON file `data`. What is pickled in there is never loaded."""
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        if "data" not in names or archive.getinfo("data").file_size > largest:
+            message = f"not a model that Stable-Baselines3 saved: no file data of at most {largest} bytes"
+            raise ConfigError([Problem(str(path), message, value=", ".join(names[:5]))])
+        try:
+            stored = json.loads(archive.read("data"))
+        except (ValueError, RecursionError) as error:
+            raise ConfigError([Problem(str(path), f"its file data is not readable as JSON: {error}")]) from error
+    if not isinstance(stored, dict):
+        raise ConfigError([Problem(str(path), "its file data holds no keys")])
+    keys: dict[str, Any] = {"env": env} if env else {}
+    for name, value in stored.items():
+        if name in _STATE.split():
+            keys[name] = None
+        elif isinstance(value, dict) and ":serialized:" in value:
+            keys |= _of_pickled(name, value)
+        elif name == "policy_kwargs" and isinstance(value, dict):
+            keys |= {f"{name}.{inner}": each for inner, each in value.items()} or {name: {}}
+        else:
+            keys[name] = value
+    return keys
+
+
+def _of_pickled(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """What a saved model says in plain text about a value that it pickles."""
+    plain = {key: each for key, each in value.items() if not key.startswith((":", "__"))}
+    if name == "policy_kwargs":
+        return {f"{name}.{key}": each for key, each in plain.items()}
+    schedule = str(plain.get("value_schedule", ""))
+    if found := re.fullmatch(r"ConstantSchedule\(val=([\d.eE+-]+)\)", schedule):
+        return {name: float(found[1])}
+    return {name: schedule if _linear(schedule) is not None else Unresolved("...", "pickled, and never loaded")}
