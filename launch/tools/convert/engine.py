@@ -110,7 +110,7 @@ def _outcome(system: System, key: str, value: Any, source: Source) -> Outcome:
     if isinstance(value, Unresolved):
         return untranslated(value.why)
     if (rule := rule_of(system, key)) is None:
-        return untranslated("no counterpart is known")
+        return same("not set") if value in (None, [], {}) else untranslated("no counterpart is known")
     try:
         return rule(value, source)
     except (TypeError, ValueError, ZeroDivisionError, AttributeError, KeyError, IndexError):
@@ -131,24 +131,36 @@ def _placed(done: Conversion, row: Row) -> Row:
 
 def _prune(done: Conversion) -> None:
     """Takes out the keys that have no effect beside the others: the loader would refuse them."""
-    while True:
-        try:
-            config = Config.model_validate(complete_models(done.tree()))
-        except ValidationError:
-            return
-        reasons = {unread.key: unread.reason for unread in without_effect(config)}
-        silent = {
-            key: reason
-            for key, value in done.values.items()
-            for name, reason in reasons.items()
-            if value is not None and (key == name or key.startswith(f"{name}."))
-        }
-        if not silent:
-            return
+    while silent := _silent(done):
         for key in silent:
             del done.values[key]
             del done.origins[key]
         done.rows = [row for row in (_without(row, silent) for row in done.rows) if row is not None]
+
+
+def _silent(done: Conversion) -> dict[str, str]:
+    """The written keys without effect, and why. Keys that the schema refuses are left out of the judgement."""
+    tree = done.tree()
+    tree.setdefault("cluster", {}).setdefault("component_placement", {})
+    tree.setdefault("runner", {}).setdefault("task_type", "reasoning")
+    while True:
+        try:
+            config = Config.model_validate(complete_models(copy.deepcopy(tree)))
+            break
+        except ValidationError as error:
+            for detail in error.errors(include_url=False):
+                *sections, name = detail["loc"][:2] if detail["type"] == "missing" else detail["loc"]
+                inner = value_at(tree, sections)
+                if not isinstance(inner, dict) or name not in inner:
+                    return {}
+                del inner[name]
+    reasons = {unread.key: unread.reason for unread in without_effect(config)}
+    return {
+        key: reason
+        for key, value in done.values.items()
+        for name, reason in reasons.items()
+        if value is not None and (key == name or key.startswith(f"{name}."))
+    }
 
 
 def _without(row: Row, silent: Mapping[str, str]) -> Row | None:

@@ -108,7 +108,7 @@ def _value(value: Any, key: str, values: Mapping[str, Any], depth: int) -> Any:
         return Unresolved(value, "its references contain themselves")
     try:
         return _text(value, key, values, depth)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, yaml.YAMLError):
         return Unresolved(value, f"{value} cannot be resolved from this file")
 
 

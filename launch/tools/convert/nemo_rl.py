@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from rl_platform.launch.tools.convert.engine import System
@@ -126,12 +127,21 @@ def _importance(value: Any, source: Source) -> Outcome:
     return write({**values, **({f"{key}.low": low} if low is not None and kind != "tis" else {})})
 
 
+_TOTAL = "prompt and response share max_total_sequence_length there; half of it each"
+
+
 def _prompt_tokens(value: Any, source: Source) -> Outcome:
+    total = source("policy.max_total_sequence_length")
+    if total is not None and value is not None and value >= total:
+        return untranslated(_TOTAL, {"data.max_prompt_length": total // 2})
     return write({"data.max_prompt_length": value}) if value is not None else same("not set")
 
 
 def _response(value: Any, source: Source) -> Outcome:
-    room = source("policy.max_total_sequence_length") - source("data.max_input_seq_length")
+    total = source("policy.max_total_sequence_length")
+    room = total - (source("data.max_input_seq_length") or 0)
+    if room <= 0:
+        return untranslated(_TOTAL, {"data.max_response_length": total - total // 2})
     why = "" if value <= room else "what max_total_sequence_length leaves beside data.max_input_seq_length"
     return write({"data.max_response_length": min(value, room)}, why)
 
@@ -231,20 +241,14 @@ def _budgeted(source: Source, role: str) -> str | None:
 def _loop(section: str) -> Table:
     """The keys of `ppo` or `grpo`."""
     table: Table = {
-        "num_prompts_per_step": "data.train_batch_size",
-        "num_generations_per_prompt": "algorithm.group_size",
         "max_rollout_turns": only(1, None, why="single-turn", otherwise="see rollout.multi_turn"),
         "max_num_epochs": _epochs,
-        "max_num_steps": "runner.max_steps",
         "ppo_epochs": "algorithm.ppo_epochs",
         "policy_training_start_step": "algorithm.policy_training_start_step",
         "val_period": interval("runner.val_check_interval"),
         "val_at_start": detail("every run validates at its start and its end"),
         "val_at_end": detail("every run validates at its start and its end"),
-        "overlong_filtering": "algorithm.overlong.filter",
-        "max_val_samples": "data.val_size",
         "val_batch_size": detail("all questions of a validation are generated at once"),
-        "seed": "runner.seed",
         "use_dynamic_sampling": _sampling(section),
         "dynamic_sampling_max_gen_batches": contained("algorithm.dynamic_sampling"),
         "batch_multiplier": only(1, 1.0, None, why="one batch", otherwise="see dynamic_sampling.prompts_per_round"),
@@ -267,21 +271,15 @@ def _loop(section: str) -> Table:
             for name in ("source_min", "source_max", "target_min", "target_max")
         },
         "adv_estimator.name": _estimator,
-        "adv_estimator.gae_gamma": "algorithm.gamma",
-        "adv_estimator.normalize_rewards": "algorithm.grpo_std_normalization",
-        "adv_estimator.use_leave_one_out_baseline": "algorithm.grpo_leave_one_out",
+        "advantage_clip_low": lambda value, source: (
+            same("not set")
+            if value is None
+            else write({"algorithm.advantage_clip": [value, source(f"{section}.advantage_clip_high")]})
+        ),
+        "advantage_clip_high": contained("algorithm.advantage_clip"),
         "normalize_rewards": "algorithm.grpo_std_normalization",
-        "use_leave_one_out_baseline": "algorithm.grpo_leave_one_out",
         "seq_logprob_error_threshold": off("see algorithm.rollout_is.reject"),
     }
-    for name in (
-        "gae_lambda",
-        "gae_lambda_value",
-        "gae_lambda_policy",
-        "length_adaptive_alpha",
-        "normalize_advantages",
-    ):
-        table[f"adv_estimator.{name}"] = f"algorithm.{name}"
     return {f"{section}.{name}": rule for name, rule in table.items()}
 
 
@@ -344,8 +342,12 @@ def _learner(role: str, ours: str) -> Table:
         return untranslated(f"{', '.join(names)}: see {ours}.optim.lr_schedule")
 
     def decay(value: Any, source: Source) -> Outcome:
-        used = source(f"{mega}.optimizer.weight_decay")
-        return same("constant") if value == used else untranslated("weight decay is constant")
+        first, last = (source(f"{mega}.scheduler.{name}_weight_decay") for name in ("start", "end"))
+        if first != last:
+            return untranslated("weight decay is constant")
+        if last is None or last == value:
+            return write({f"{ours}.optim.weight_decay": value})
+        return write({f"{ours}.optim.weight_decay": last}, "what its scheduler sets in every step")
 
     section: Table = {
         "model_name": f"{ours}.model.path",
@@ -418,7 +420,7 @@ def _learner(role: str, ours: str) -> Table:
                 "the learning rate is constant",
             )
         ),
-        "megatron_cfg.optimizer.weight_decay": megatron(f"{ours}.optim.weight_decay"),
+        "megatron_cfg.optimizer.weight_decay": megatron(decay),
         "megatron_cfg.optimizer.adam_beta1": megatron(
             lambda value, source: write({f"{ours}.optim.betas": [value, source(f"{mega}.optimizer.adam_beta2")]})
         ),
@@ -431,8 +433,7 @@ def _learner(role: str, ours: str) -> Table:
         "megatron_cfg.scheduler.lr_decay_iters": megatron(detail("the schedule ends with the run")),
         "megatron_cfg.scheduler.lr_warmup_iters": megatron(warmup),
         "megatron_cfg.scheduler.lr_warmup_init": megatron(warmup_init),
-        "megatron_cfg.scheduler.start_weight_decay": megatron(decay),
-        "megatron_cfg.scheduler.end_weight_decay": megatron(decay),
+        "megatron_cfg.scheduler.*_weight_decay": megatron(contained(f"{ours}.optim.weight_decay")),
         "megatron_cfg.scheduler.weight_decay_incr_style": megatron(
             only("constant", why="constant", otherwise="weight decay is constant")
         ),
@@ -495,25 +496,19 @@ TABLE: Table = {
         20, 20.0, why="exponents are limited to 20", otherwise="exponents are limited to 20"
     ),
     "loss_fn.kl_output_clamp_value": _by_place("algorithm.kl_output_clip", "algorithm.kl_loss_output_clip"),
-    "loss_fn.ratio_clip_min": "algorithm.clip_ratio_low",
-    "loss_fn.ratio_clip_max": "algorithm.clip_ratio_high",
-    "loss_fn.ratio_clip_c": "algorithm.clip_ratio_c",
     "loss_fn.use_on_policy_kl_approximation": off("see algorithm.kl_loss_grad"),
     "loss_fn.use_importance_sampling_correction": _importance,
     "loss_fn.truncated_importance_sampling_*": contained("algorithm.rollout_is"),
     "loss_fn.sequence_level_importance_ratios": lambda value, _: (
         write({"algorithm.policy_loss": "gspo"}) if value else same("a ratio per token")
     ),
+    "loss_fn.use_cispo": off("see algorithm.policy_loss cispo: its bounds are around 1"),
     "loss_fn.token_level_loss": choice("algorithm.loss_agg_func", {True: "token-mean", False: "seq-mean-token-mean"}),
     "loss_fn.force_on_policy_ratio": lambda value, _: (
         write({"algorithm.old_log_probs": "current"}) if value else same("log-probs before the update")
     ),
-    "loss_fn.positive_example_nll_weight": "algorithm.positive_nll_coef",
-    "value_loss_fn.scale": "algorithm.value_loss_scale",
-    "value_loss_fn.cliprange": "algorithm.value_clip",
     "checkpointing.enabled": contained("runner.save_interval"),
     "checkpointing.save_period": _save,
-    "checkpointing.checkpoint_dir": "runner.output_dir",
     "checkpointing.keep_top_k": to("runner.keep_checkpoints", why="the newest stay, not the best"),
     "checkpointing.metric_name": lacking("the newest checkpoints stay, not the best"),
     "checkpointing.higher_is_better": lacking("the newest checkpoints stay, not the best"),
@@ -527,14 +522,9 @@ TABLE: Table = {
     **_learner("value", "critic"),
     "policy.generation.backend": choice("rollout.backend", {"vllm": "vllm", "sglang": "sglang"}),
     "policy.generation.max_new_tokens": _response,
-    "policy.generation.temperature": "rollout.sampling.temperature",
-    "policy.generation.top_p": "rollout.sampling.top_p",
     "policy.generation.top_k": top_k("rollout.sampling.top_k"),
-    "policy.generation.val_temperature": "rollout.val_sampling.temperature",
-    "policy.generation.val_top_p": "rollout.val_sampling.top_p",
     "policy.generation.val_top_k": top_k("rollout.val_sampling.top_k"),
     "policy.generation.stop_token_ids": off("see rollout.stop: texts"),
-    "policy.generation.stop_strings": "rollout.stop",
     "policy.generation.num_prompts_per_step": contained("data.train_batch_size"),
     "policy.generation.mcore_generation_config.*": detail("of another generation engine"),
     "policy.generation.vllm_cfg.tensor_parallel_size": contained("cluster.component_placement"),
@@ -542,7 +532,6 @@ TABLE: Table = {
     "policy.generation.vllm_cfg.expert_parallel_size": only(
         1, None, why="one rank", otherwise="see rollout.engine_args"
     ),
-    "policy.generation.vllm_cfg.gpu_memory_utilization": "rollout.gpu_memory_utilization",
     "policy.generation.vllm_cfg.max_model_len": _vllm("max_model_len"),
     "policy.generation.vllm_cfg.enforce_eager": _vllm("enforce_eager"),
     "policy.generation.vllm_cfg.kv_cache_dtype": only(
@@ -572,6 +561,7 @@ TABLE: Table = {
     "data.*.output_key": contained("data.task.answer_column"),
     "data.default.prompt_file": off("its text is data.prompt_template, with {question} in place of {}"),
     "data.default.system_prompt_file": off("its text is data.system_prompt"),
+    "reward_penalties.*": off("see reward.functions"),
     "data.default.processor": detail("how it reads rows"),
     "data.default.env_name": contained("reward.type"),
     "env.math.math_verify_impl": lambda value, source: choice(
@@ -582,7 +572,6 @@ TABLE: Table = {
     "env.math.num_workers": "reward.num_workers",
     "env.math.*": lacking("see reward"),
     "logger.log_dir": detail("logs are in runner.output_dir, beside the checkpoints"),
-    "logger.num_val_samples_to_print": "runner.log_samples",
     "logger.wandb_enabled": contained("runner.logger_backends"),
     "logger.tensorboard_enabled": _loggers,
     "logger.mlflow_enabled": off("loggers are tensorboard, wandb and trackio"),
@@ -602,16 +591,28 @@ TABLE: Table = {
     "defaults": detail("merged"),
 }
 # Where it differs from ours, or decides what another key means. From NeMo-RL 0.7
-DEFAULTS: dict[str, Any] = {
+_COMMON: dict[str, Any] = {
     "cluster.num_nodes": 1,
-    "grpo.adv_estimator.name": "grpo",
     "loss_fn.kl_output_clamp_value": 10.0,
-    "value_loss_fn.scale": 1.0,
+    "loss_fn.token_level_loss": True,
 }
+_OF_PPO: dict[str, Any] = {
+    "ppo.adv_estimator.name": "gae",
+    "ppo.num_prompts_per_step": 32,
+    "ppo.num_generations_per_prompt": 16,
+    "ppo.max_num_steps": 100_000,
+    "ppo.ppo_epochs": 4,
+    "ppo.val_period": 20,
+    "ppo.max_val_samples": 256,
+    "ppo.seed": 42,
+}
+
+
+def _defaults(keys: Mapping[str, Any]) -> Mapping[str, Any]:
+    ppo = any(key.startswith("ppo.") for key in keys)
+    return {**(_OF_PPO if ppo else {"grpo.adv_estimator.name": "grpo"}), **_COMMON}
+
+
 NEMO_RL = System(
-    "nemo-rl",
-    "NeMo-RL",
-    ("policy.model_name", "loss_fn.*", "cluster.gpus_per_node", "logger.*"),
-    TABLE,
-    lambda _: DEFAULTS,
+    "nemo-rl", "NeMo-RL", ("policy.model_name", "loss_fn.*", "cluster.gpus_per_node", "logger.*"), TABLE, _defaults
 )

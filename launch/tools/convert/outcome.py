@@ -45,9 +45,11 @@ class Source:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, key: str) -> Any:
-        """The value of `key`. None if it is not set, or if the file does not say its value."""
-        value = self.given[key] if key in self.given else self.defaults.get(key)
-        return None if isinstance(value, Unresolved) else value
+        """The value of `key`: that of the file if it says one, else the system's default, else None."""
+        value = self.given.get(key)
+        if key not in self.given or isinstance(value, Unresolved):
+            return self.defaults.get(key)
+        return value
 
 
 Rule = Callable[[Any, Source], Outcome]

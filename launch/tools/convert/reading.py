@@ -20,7 +20,7 @@ from rl_platform.launch.tools.convert.hydra import composed, flat, resolved
 from rl_platform.launch.tools.convert.nemo_rl import NEMO_RL
 from rl_platform.launch.tools.convert.outcome import Unresolved
 from rl_platform.launch.tools.convert.rlinf import RLINF
-from rl_platform.launch.tools.convert.sb3 import SB3, read_blocks, read_model
+from rl_platform.launch.tools.convert.sb3 import SB3, only_ppo, read_blocks, read_model
 from rl_platform.launch.tools.convert.shell import commands, known
 from rl_platform.launch.tools.convert.trl import TRL
 from rl_platform.launch.tools.convert.verl import VERL
@@ -68,6 +68,8 @@ def read(path: Path, name: str | None = None, env: str | None = None) -> Foreign
         seen = ", ".join([*keys][:5]) or "no keys"
         raise ConfigError([Problem(str(path), f"not a config of {which}", value=seen, hint=hint)])
     system = SYSTEMS[chosen]
+    if system is SB3:
+        only_ppo(path, keys)
     values = resolved(flat(_nested(keys), system.leaves))
     for entry in lost:
         why = "the file is not beside this one, so its keys are missing"
@@ -134,8 +136,11 @@ def _scalar(word: str) -> Any:
 
 
 def _overrides(words: Sequence[str]) -> dict[str, Any]:
-    found = (re.fullmatch(r"\+{0,2}([\w./@-]+)=(.*)", word, re.DOTALL) for word in words)
-    return {each[1]: _scalar(each[2]) for each in found if each}
+    """Hydra's overrides, and `config_name`: the trainer's config that --config-name selects."""
+    found = (re.fullmatch(r"\+{0,2}([A-Za-z_][\w./@-]*)=(.*)", word, re.DOTALL) for word in words)
+    keys = {each[1]: _scalar(each[2]) for each in found if each}
+    named = re.search(r"--config-name[= ]'?([\w.-]+)", " ".join(words))
+    return {**keys, **({"config_name": named[1]} if named else {})}
 
 
 def _options(words: Sequence[str]) -> dict[str, Any]:

@@ -110,7 +110,9 @@ def _lost(row: Row) -> str:
 def _shown(row: Row) -> str:
     """The foreign value, shortened and without secrets."""
     value = row.value.text if isinstance(row.value, Unresolved) else _flow(row.value)
-    return MARK if is_secret(row.key) and row.value else redacted(_short(value))
+    if is_secret(row.key) and row.value:
+        return MARK
+    return _short(redacted(value) if "://" in value else value)
 
 
 def _short(text: str) -> str:

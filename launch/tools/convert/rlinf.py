@@ -39,6 +39,10 @@ from rl_platform.launch.tools.convert.outcome import (
 _UNREAD = "RLinf reads it in reasoning runs only"
 _EMBODIED = "RLinf reads it in embodied runs only"
 _MLP = {"type": "mlp", "hidden_sizes": [256, 256, 256], "activation": "tanh", "initial_log_std": -0.5}
+_ARGUMENTS = (
+    "obs_mode control_mode sim_backend render_mode sim_config.sim_freq sim_config.control_freq "
+    "sensor_configs.shader_pack sensor_configs.width sensor_configs.height"
+)
 _SIMULATOR = "a setting of its simulator; environments here are registered with Gymnasium"
 
 
@@ -93,6 +97,10 @@ def _placement(value: Any, source: Source) -> Outcome:
             kept.append("reference")
         if kept:
             placed[",".join(kept)] = str(place) if isinstance(place, int) else place
+    if not embodied(source) and not any("reward" in names.split(",") for names in placed):
+        placed = {
+            f"{names},reward" if "rollout" in names.split(",") else names: place for names, place in placed.items()
+        }
     if lost:
         return untranslated(f"no component {', '.join(lost)} here", {"cluster.component_placement": placed})
     return write({"cluster.component_placement": placed})
@@ -168,6 +176,12 @@ def _ratio(value: Any, source: Source) -> Outcome:
     sides = {side: source(f"algorithm.clip_ratio_{side}") for side in ("low", "high")}
     unset = {f"algorithm.clip_ratio_{side}": value for side, each in sides.items() if each is None}
     return write(unset) if unset else same("clip_ratio_low and clip_ratio_high decide")
+
+
+def _dual_clip(value: Any, source: Source) -> Outcome:
+    if "algorithm.clip_ratio_c" not in source.given and source("actor.training_backend") != "fsdp":
+        return same("off by default with Megatron")
+    return write({"algorithm.clip_ratio_c": value})
 
 
 def _kl_beta(value: Any, _: Source) -> Outcome:
@@ -513,10 +527,31 @@ def _learner(role: str) -> Table:
     )
 
 
+def _environment_argument(name: str) -> Rule:
+    """RLinf passes `init_params` with an id to gymnasium.make; other simulators read them on their own."""
+    named = to(f"env.kwargs.{name}")
+    return lambda value, source: (
+        untranslated(_SIMULATOR) if source("env.train.init_params.id") is None else named(value, source)
+    )
+
+
+def _in_evaluation(name: str, rule: str | Rule) -> Rule:
+    """A key of the evaluation that repeats the training's says nothing new: both share their environments here."""
+    applied = to(rule) if isinstance(rule, str) else rule
+
+    def evaluated(value: Any, source: Source) -> Outcome:
+        outcome = applied(value, source)
+        key = f"env.train.{name}"
+        repeated = outcome.status == "untranslated" and key in source.given and source(key) == value
+        return same("as in training") if repeated else outcome
+
+    return evaluated
+
+
 def _environment(role: str) -> Table:
     """The keys of training and evaluation environments that are no sizes."""
     section: Table = {
-        "env_type": lacking("its simulators are not part of this platform: env.id is one that Gymnasium knows"),
+        "env_type": lacking("its simulators are not part of this platform: register a single environment as env.id"),
         "ignore_terminations": off("an episode ends where it terminates"),
         "group_size": contained("algorithm.group_size"),
         "seed": detail("runner.seed and env.evaluation.seed"),
@@ -535,10 +570,13 @@ def _environment(role: str) -> Table:
         "is_eval": detail("evaluation has environments of its own"),
         "init_params.num_envs": contained("env.num_envs"),
         "init_params.max_episode_steps": contained("env.max_episode_steps"),
+        **{f"init_params.{name}": _environment_argument(name) for name in _ARGUMENTS.split()},
         "init_params.*": lacking(_SIMULATOR),
         "wrap_obs_mode": detail("observations are those of the environment"),
         "use_full_state": detail("observations are those of the environment"),
     }
+    if role == "eval":
+        section = {name: _in_evaluation(name, rule) for name, rule in section.items()}
     return {f"env.{role}.{name}": rule for name, rule in section.items()}
 
 
@@ -550,14 +588,11 @@ TABLE: Table = {
     "runner.save_interval": interval("runner.save_interval"),
     "runner.experiment_name": "runner.experiment_name",
     "runner.output_dir": contained("runner.output_dir"),
-    "runner.logger.log_path": "runner.output_dir",
     "runner.logger.project_name": lacking("loggers have no project here"),
-    "runner.logger.experiment_name": "runner.experiment_name",
     "runner.logger.logger_backends": loggers("runner.logger_backends"),
     "runner.seq_length": contained("data.max_response_length"),
     "runner.enable_dynamic_batch_size": contained("actor.max_tokens_per_micro_batch"),
     "runner.max_tokens_per_mbs": _tokens,
-    "runner.resume_dir": "runner.resume",
     "runner.ckpt_path": off("runner.resume names a checkpoint"),
     "runner.only_eval": off("platform-launch --eval CHECKPOINT"),
     "runner.use_training_pipeline": detail("training and collection overlap by the placement"),
@@ -576,8 +611,6 @@ TABLE: Table = {
     ),
     "algorithm.recompute_logprobs": choice("algorithm.old_log_probs", {True: "recompute", False: "rollout"}),
     "algorithm.importance_sampling_fix": off("see algorithm.rollout_is"),
-    "algorithm.shuffle_rollout": "algorithm.shuffle_mini_batches",
-    "algorithm.value_cliprange": "algorithm.value_clip",
     "algorithm.critic_warmup_steps": in_reasoning(_warmup_steps),
     "algorithm.loss_type": choice("algorithm.loss_type", {"actor": "actor", "actor_critic": "actor_critic"}),
     "algorithm.loss_agg_func": _loss_agg,
@@ -588,7 +621,7 @@ TABLE: Table = {
     "algorithm.ratio_clip_eps": _ratio,
     "algorithm.clip_ratio_low": "algorithm.clip_ratio_low",
     "algorithm.clip_ratio_high": "algorithm.clip_ratio_high",
-    "algorithm.clip_ratio_c": in_reasoning("algorithm.clip_ratio_c"),
+    "algorithm.clip_ratio_c": in_reasoning(_dual_clip),
     "algorithm.entropy_bonus": _entropy,
     "algorithm.calculate_entropy": contained("algorithm.entropy_bonus", "the entropy is always measured"),
     "algorithm.adv_type": _adv_type,
@@ -625,8 +658,6 @@ TABLE: Table = {
     "algorithm.rollout_epoch": contained("env.rollout_steps"),
     "env.group_name": "env.group_name",
     "env.train.rollout_epoch": contained("env.rollout_steps"),
-    "env.train.total_num_envs": "env.num_envs",
-    "env.train.max_episode_steps": "env.max_episode_steps",
     "env.train.max_steps_per_rollout_epoch": _rollout_steps,
     "env.train.auto_reset": _auto_reset,
     "env.train.init_params.id": to("env.id", why="it must be registered with Gymnasium"),
@@ -637,7 +668,6 @@ TABLE: Table = {
     "env.eval.max_steps_per_rollout_epoch": detail("an evaluation lasts until its episodes end"),
     "env.eval.auto_reset": detail("an evaluation lasts until its episodes end"),
     "env.eval.init_params.id": _equal("env.train.init_params.id", "as in training", "as in training here"),
-    "env.eval.video_cfg.save_video": "env.evaluation.video",
     **_environment("train"),
     **_environment("eval"),
     "env.enable_offload": detail(ENGINE),
@@ -665,7 +695,6 @@ TABLE: Table = {
     "rollout.tensor_parallel_size": _tensor_parallel,
     "rollout.pipeline_parallel_size": only(1, None, why="one stage", otherwise="engines have no pipeline stages"),
     "rollout.max_running_requests": "rollout.max_running_requests",
-    "rollout.enable_offload": "rollout.offload",
     "rollout.pipeline_stage_num": in_embodied("env.pipeline_stages"),
     "rollout.enforce_eager": while_(
         lambda source: source("rollout.rollout_backend") == "vllm", "rollout.engine_args.enforce_eager", ENGINE
@@ -698,7 +727,6 @@ TABLE: Table = {
     "data.val_data_paths": _val_files,
     "data.prompt_key": contained("data.task.prompt_column"),
     "data.answer_key": contained("data.task.answer_column"),
-    "data.apply_chat_template": "data.use_chat_template",
     **details("data", "val_rollout_batch_size num_workers validation_shuffle", "how it reads rows"),
     "reward.group_name": in_reasoning("reward.group_name"),
     "reward.use_reward_model": off("see reward.type: model"),
@@ -724,6 +752,9 @@ DEFAULTS: dict[str, Any] = {
     "actor.optim.adam_beta2": 0.999,
     "critic.optim.adam_beta2": 0.999,
     "algorithm.kl_penalty_type": "low_var_kl",
+    "algorithm.clip_ratio_c": 3.0,
+    "actor.optim.weight_decay": 0.01,
+    "critic.optim.weight_decay": 0.01,
 }
 RLINF = System(
     "rlinf",

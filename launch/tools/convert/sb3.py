@@ -37,6 +37,15 @@ _STATE = (
     "_n_updates _custom_logger observation_space action_space action_noise lr_schedule rollout_buffer_class "
     "rollout_buffer_kwargs sde_sample_freq _logger"
 )
+_OTHERS = (
+    "buffer_size",
+    "learning_starts",
+    "tau",
+    "train_freq",
+    "use_rms_prop",
+    "target_update_interval",
+    "cg_max_steps",
+)
 _SDE = "there is no state-dependent exploration; see actor.model.log_std"
 
 
@@ -158,9 +167,6 @@ def _frame_stack(value: Any, _: Source) -> Outcome:
 TABLE: Table = {
     "env": to("env.id", why="it must be registered with Gymnasium"),
     "policy": _policy,
-    "n_envs": "env.num_envs",
-    "n_steps": "env.rollout_steps",
-    "n_epochs": "algorithm.ppo_epochs",
     "batch_size": _batch_size,
     "n_timesteps": _timesteps,
     "total_timesteps": _timesteps,
@@ -169,7 +175,6 @@ TABLE: Table = {
     "gae_lambda": "algorithm.gae_lambda",
     "clip_range": _clip_range,
     "clip_range_vf": _value_clip,
-    "ent_coef": "algorithm.entropy_bonus",
     "vf_coef": _value_coefficient,
     "max_grad_norm": "actor.optim.clip_grad",
     "target_kl": "algorithm.target_kl",
@@ -258,6 +263,13 @@ def read_blocks(path: Path, tree: dict[str, Any], env: str | None) -> dict[str, 
     if chosen not in blocks:
         raise ConfigError([Problem(str(path), "the file has no such block", value=chosen, allowed=", ".join(blocks))])
     return {"env": chosen, **_opened(blocks[chosen])}
+
+
+def only_ppo(path: Path, keys: Mapping[str, Any]) -> None:
+    """Raises ConfigError if the settings belong to another algorithm."""
+    if others := [key for key in _OTHERS if key in keys]:
+        message = "the settings of another algorithm of Stable-Baselines3"
+        raise ConfigError([Problem(str(path), message, value=", ".join(others), allowed="PPO")])
 
 
 def _is_block(block: Mapping[str, Any]) -> bool:

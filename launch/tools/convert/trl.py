@@ -31,7 +31,33 @@ from rl_platform.launch.tools.convert.outcome import (
     write,
 )
 
-_PPO = ("num_ppo_epochs", "sft_model_path", "reward_model_path", "response_length", "kl_coef", "cliprange", "vf_coef")
+# arguments that only one of the trainers has
+_PPO = (
+    *(
+        "num_ppo_epochs",
+        "sft_model_path",
+        "reward_model_path",
+        "response_length",
+        "kl_coef",
+        "kl_estimator",
+        "cliprange",
+    ),
+    *(
+        "cliprange_value",
+        "vf_coef",
+        "lam",
+        "total_episodes",
+        "missing_eos_penalty",
+        "num_mini_batches",
+        "whiten_rewards",
+    ),
+    *("local_rollout_forward_batch_size", "num_sample_generations", "stop_token", "stop_token_id"),
+)
+_GRPO = (
+    *("num_generations", "max_completion_length", "reward_funcs", "num_iterations", "epsilon", "epsilon_high", "delta"),
+    *("scale_rewards", "steps_per_generation", "generation_batch_size", "mask_truncated_completions"),
+    *("importance_sampling_level", "reward_weights"),
+)
 _LOSSES = {
     "grpo": "seq-mean-token-mean",
     "dapo": "token-mean",
@@ -293,9 +319,6 @@ TABLE: Table = {
     "total_episodes": _episodes,
     "max_steps": _max_steps,
     "num_train_epochs": _epochs,
-    "num_ppo_epochs": "algorithm.ppo_epochs",
-    "num_iterations": "algorithm.ppo_epochs",
-    "num_generations": "algorithm.group_size",
     "learning_rate": of_learners("optim.lr"),
     "lr_scheduler_type": _schedule,
     "warmup_steps": _warmup,
@@ -315,7 +338,6 @@ TABLE: Table = {
     "seed": "runner.seed",
     "data_seed": only(None, why="runner.seed", otherwise="runner.seed is the seed of all"),
     "output_dir": _named,
-    "run_name": "runner.experiment_name",
     "logging_steps": detail("every step is logged"),
     "logging_strategy": detail("every step is logged"),
     "logging_dir": detail("logs are in runner.output_dir"),
@@ -326,8 +348,6 @@ TABLE: Table = {
     "eval_strategy": _strategy("runner.val_check_interval"),
     "do_eval": contained("runner.val_check_interval"),
     "report_to": loggers("runner.logger_backends"),
-    "save_total_limit": "runner.keep_checkpoints",
-    "resume_from_checkpoint": "runner.resume",
     "log_completions": contained("runner.log_samples"),
     "num_completions_to_print": "runner.log_samples",
     "num_sample_generations": contained("runner.log_samples"),
@@ -340,15 +360,11 @@ TABLE: Table = {
     "dataset_num_proc": detail("how it reads rows"),
     "dataloader_*": detail("how it reads rows"),
     "remove_unused_columns": detail("how it reads rows"),
-    "shuffle_dataset": "data.shuffle",
     "max_prompt_length": to("data.max_prompt_length", why="longer prompts are left out here, shortened there"),
-    "response_length": "data.max_response_length",
-    "max_completion_length": "data.max_response_length",
     "stop_token": only("eos", None, why="EOS ends a response", otherwise="see rollout.stop"),
     "stop_token_id": off("EOS ends a response; see rollout.stop"),
     "missing_eos_penalty": off("see algorithm.overlong: a penalty or a factor of truncated responses"),
     "model_name_or_path": _policy_model,
-    "sft_model_path": "actor.model.path",
     "reward_model_path": _reward_model,
     "reward_model_name_or_path": _reward_model,
     "reward_funcs": _reward_functions,
@@ -370,14 +386,11 @@ TABLE: Table = {
     "kl_estimator": _kl_estimator,
     "cliprange": to("algorithm.clip_ratio_low", "algorithm.clip_ratio_high"),
     "cliprange_value": "algorithm.value_clip",
-    "vf_coef": "algorithm.value_loss_scale",
     "gamma": "algorithm.gamma",
     "lam": "algorithm.gae_lambda",
     "whiten_rewards": off("it whitens rewards of tokens, with the KL penalty; see algorithm.reward_whitening"),
     "beta": _beta,
     "epsilon": _epsilon,
-    "epsilon_high": "algorithm.clip_ratio_high",
-    "delta": "algorithm.clip_ratio_c",
     "loss_type": _loss_type,
     "importance_sampling_level": lambda value, _: (
         same("a ratio per token") if value == "token" else write({"algorithm.policy_loss": "gspo"})
@@ -385,7 +398,6 @@ TABLE: Table = {
     "scale_rewards": choice(
         "algorithm.grpo_std_normalization", {"group": True, "none": False, True: True, False: False}
     ),
-    "mask_truncated_completions": "algorithm.overlong.filter",
     "sync_ref_model": off("the reference is frozen"),
     "ref_model_*": while_(
         lambda source: bool(source("sync_ref_model")), lacking("the reference is frozen"), "off there"
@@ -461,15 +473,8 @@ _OF_GRPO = {
 
 
 def _defaults(keys: Mapping[str, Any]) -> Mapping[str, Any]:
-    ppo = any(key in keys for key in _PPO)
+    ppo = any(key in keys for key in _PPO) and not any(key in keys for key in _GRPO)
     return {_KIND: "PPO", **_OF_PPO} if ppo else {_KIND: "GRPO", **_OF_GRPO}
 
 
-_MARKS = ("num_ppo_epochs", "num_generations", "reward_model_path", "max_completion_length", "total_episodes", "beta")
-TRL = System(
-    "trl",
-    "TRL",
-    ("per_device_train_batch_size", "learning_rate", "gradient_accumulation_steps", *_MARKS),
-    TABLE,
-    _defaults,
-)
+TRL = System("trl", "TRL", (*_PPO, *_GRPO), TABLE, _defaults)

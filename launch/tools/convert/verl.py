@@ -65,8 +65,18 @@ def engine(source: Source, role: str) -> str:
     """fsdp or megatron: what trains a role, by its strategy or the choice of the trainer's config."""
     strategy = source(f"{role}.strategy")
     if strategy is None:
-        strategy = {"megatron": "megatron"}.get(source("model_engine"), "fsdp")
+        strategy = "megatron" if _megatron(source) else "fsdp"
     return str(strategy)
+
+
+def _megatron(source: Source) -> bool:
+    return source("model_engine") == "megatron" or "megatron" in str(source("config_name"))
+
+
+def _config_name(value: Any, source: Source) -> Outcome:
+    if not _megatron(source):
+        return same("the defaults of verl's trainer")
+    return write({"actor.training_backend": "megatron", "critic.training_backend": "megatron"})
 
 
 def gpus(source: Source) -> int:
@@ -409,6 +419,13 @@ def _learner(role: str, ours: str, model: str, fsdp: str) -> Table:
             f"{ours}.gradient_checkpointing", {"full": True, "selective": True}, "every layer is recomputed"
         ),
         f"{role}.megatron.override_transformer_config.recompute_*": detail("every layer is recomputed"),
+        **details(
+            f"{role}.megatron.override_transformer_config",
+            "moe_permute_fusion moe_grouped_gemm moe_router_dtype moe_token_dispatcher_type moe_enable_deepep "
+            "gradient_accumulation_fusion apply_rope_fusion bias_activation_fusion masked_softmax_fusion "
+            "bias_dropout_fusion persist_layer_norm deallocate_pipeline_outputs attention_backend",
+            ENGINE,
+        ),
         f"{role}.megatron.override_transformer_config.*": lacking("no setting of single kernels here"),
         **{
             f"{role}.{section}.{part}_offload": _offload(role, ours, section)
@@ -417,6 +434,12 @@ def _learner(role: str, ours: str, model: str, fsdp: str) -> Table:
         },
         f"{role}.megatron.*": detail(ENGINE),
         **{f"{role}.{section}.*": detail(ENGINE) for section in (fsdp, "fsdp_config")},
+        **details(
+            f"{role}.optim.override_optimizer_config",
+            "overlap_cpu_optimizer_d2h_h2d optimizer_cpu_offload optimizer_offload_fraction "
+            "use_precision_aware_optimizer",
+            ENGINE,
+        ),
         f"{role}.optim.override_optimizer_config*": off("options of single optimizers"),
         **details(
             f"{role}.optim",
@@ -498,8 +521,6 @@ TABLE: Table = {
     **details("data", "image_key video_key audio_key image_patch_size return_multi_modal_inputs", "text only"),
     **_learner(ACTOR, "actor", f"{ARR}.model", "fsdp_config"),
     f"{ACTOR}.clip_ratio": _clip_ratio,
-    f"{ACTOR}.clip_ratio_low": "algorithm.clip_ratio_low",
-    f"{ACTOR}.clip_ratio_high": "algorithm.clip_ratio_high",
     f"{ACTOR}.clip_ratio_c": _clip_ratio_c,
     f"{ACTOR}.policy_loss.loss_mode": choice("algorithm.policy_loss", LOSSES),
     f"{ACTOR}.policy_loss.clip_cov_ratio": _of_loss("algorithm.covariance.fraction", "clip_cov"),
@@ -511,10 +532,7 @@ TABLE: Table = {
     f"{ACTOR}.tau_neg": _of_loss("algorithm.sapo_tau_neg", "sapo"),
     f"{ACTOR}.loss_agg_mode": _aggregation,
     f"{ACTOR}.entropy_coeff": "algorithm.entropy_bonus",
-    f"{ACTOR}.use_kl_loss": "algorithm.use_kl_loss",
-    f"{ACTOR}.kl_loss_coef": "algorithm.kl_loss_coef",
     f"{ACTOR}.kl_loss_type": _kl_loss_type,
-    f"{ACTOR}.shuffle": "algorithm.shuffle_mini_batches",
     f"{ACTOR}.calculate_entropy": detail("the entropy is always measured"),
     f"{ACTOR}.use_torch_compile": detail(ENGINE),
     f"{ACTOR}.entropy_*": detail(ENGINE),
@@ -531,14 +549,16 @@ TABLE: Table = {
     f"{ARR}.ref.megatron.expert_model_parallel_size": "reference.parallel.expert",
     f"{ARR}.ref.fsdp_config.*": detail(ENGINE),
     f"{ARR}.ref.megatron.*": detail(ENGINE),
-    f"{ARR}.ref.use_torch_compile": detail(ENGINE),
+    **details(f"{ARR}.ref", "use_torch_compile rollout_n profiler.* entropy_*", ENGINE),
+    f"{ACTOR}.rollout_n": contained("algorithm.group_size"),
+    "critic.rollout_n": contained("algorithm.group_size"),
+    f"{ACTOR}.use_remove_padding": detail("sequences are always packed without padding"),
+    f"{ACTOR}.calculate_sum_pi_squared": detail("it is computed where algorithm.adv_type reads it"),
+    f"{ROLLOUT}.data_parallel_size": only(1, None, why="one replica per rank", otherwise="see component_placement"),
+    f"{ROLLOUT}.expert_parallel_size": only(1, None, why="one rank", otherwise="see rollout.engine_args"),
     f"{ROLLOUT}.name": choice("rollout.backend", {"vllm": "vllm", "sglang": "sglang", "hf": "torch"}),
-    f"{ROLLOUT}.temperature": "rollout.sampling.temperature",
-    f"{ROLLOUT}.top_p": "rollout.sampling.top_p",
     f"{ROLLOUT}.top_k": top_k("rollout.sampling.top_k"),
-    f"{ROLLOUT}.n": "algorithm.group_size",
     f"{ROLLOUT}.gpu_memory_utilization": "rollout.gpu_memory_utilization",
-    f"{ROLLOUT}.max_num_seqs": "rollout.max_running_requests",
     f"{ROLLOUT}.tensor_model_parallel_size": contained("cluster.component_placement", "GPUs of each rollout rank"),
     f"{ROLLOUT}.pipeline_model_parallel_size": contained("cluster.component_placement", "GPUs of each rollout rank"),
     f"{ROLLOUT}.do_sample": only(True, why="responses are sampled", otherwise="rollout.sampling.temperature: 0"),
@@ -554,7 +574,6 @@ TABLE: Table = {
         if source(f"{ROLLOUT}.val_kwargs.do_sample")
         else same("val_kwargs.do_sample is false: greedy")
     ),
-    f"{ROLLOUT}.val_kwargs.top_p": "rollout.val_sampling.top_p",
     f"{ROLLOUT}.val_kwargs.top_k": top_k("rollout.val_sampling.top_k"),
     f"{ROLLOUT}.val_kwargs.n": only(1, why="one response per prompt", otherwise="validation has one response each"),
     f"{ROLLOUT}.multi_turn.enable": off("see rollout.multi_turn: its tools are functions of another signature"),
@@ -583,7 +602,6 @@ TABLE: Table = {
     f"{ARR}.nccl_timeout": detail("runner.deadline_s limits every wait"),
     **_learner("critic", "critic", "critic.model", "fsdp"),
     "critic.enable": contained("critic.use_critic_model"),
-    "critic.cliprange_value": "algorithm.value_clip",
     "critic.shuffle": contained("algorithm.shuffle_mini_batches"),
     "critic.loss_agg_mode": contained("algorithm.loss_agg_func"),
     "critic.forward_*": detail("values have the micro-batches of training"),
@@ -619,20 +637,16 @@ TABLE: Table = {
     ),
     "trainer.logger": loggers("runner.logger_backends"),
     "trainer.project_name": _project,
-    "trainer.experiment_name": "runner.experiment_name",
-    "trainer.default_local_dir": "runner.output_dir",
     "trainer.save_freq": interval("runner.save_interval"),
     "trainer.test_freq": interval("runner.val_check_interval"),
     "trainer.total_epochs": _epochs,
     "trainer.total_training_steps": contained("runner.max_steps"),
     "trainer.resume_mode": _resume,
     "trainer.resume_from_path": contained("runner.resume"),
-    "trainer.max_actor_ckpt_to_keep": "runner.keep_checkpoints",
     "trainer.max_critic_ckpt_to_keep": contained("runner.keep_checkpoints"),
     "trainer.val_before_train": detail("every run validates before its first step"),
     "trainer.val_only": off("platform-launch --eval CHECKPOINT"),
     "trainer.default_hdfs_dir": off("checkpoints are folders"),
-    "trainer.log_val_generations": "runner.log_samples",
     "trainer.*_data_dir": detail("samples.jsonl holds responses"),
     "trainer.v1.trainer_mode": only("sync", why="steps are synchronous", otherwise="see runner.max_staleness"),
     "trainer.v1.*": detail("settings of its asynchronous trainers"),
@@ -645,6 +659,7 @@ TABLE: Table = {
     "model_engine": choice(
         ("actor.training_backend", "critic.training_backend"), {"dp": "fsdp", "megatron": "megatron"}
     ),
+    "config_name": _config_name,
     "ray_kwargs.*": detail("Ray is started by the run; cluster.address joins one"),
     "global_profiler.*": detail(PROFILER),
     "transfer_queue.*": detail(ENGINE),

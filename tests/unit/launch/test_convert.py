@@ -1,0 +1,234 @@
+"""`rl-platform convert`: each system's keys and forms, the examples of its page, and files that are no such config."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rl_platform.config.describe import is_known
+from rl_platform.config.foreign_names import translate
+from rl_platform.config.loader import load_config
+from rl_platform.launch.tools.convert.engine import convert
+from rl_platform.launch.tools.convert.reading import SYSTEMS, read
+from rl_platform.launch.tools.convert.shell import commands, known
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "convert.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(
+    r"^<!-- convert: (\S+) -->\n```\w+\n(.*?)^```$\n\n```text\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL
+)
+PAIRS = yaml.safe_load(Path(__file__).with_name("convert_pairs.yaml").read_text(encoding="utf-8"))
+# what the keys of a pair stand beside
+REST: dict[str, dict[str, Any]] = {
+    "verl": {"data.train_files": "t.parquet", "actor_rollout_ref.model.path": "org/model"},
+    "rlinf": {
+        "runner.task_type": "reasoning",
+        "cluster.component_placement": {"actor,rollout,reward": "all"},
+        "algorithm.adv_type": "grpo",
+        "algorithm.group_size": 8,
+        "data.rollout_batch_size": 32,
+        "data.train_data_paths": ["t.jsonl"],
+        "reward.reward_type": "math",
+        "rollout.model.model_path": "org/model",
+    },
+    "nemo-rl": {
+        "ppo.adv_estimator.name": "gae",
+        "cluster.gpus_per_node": 8,
+        "policy.model_name": "org/model",
+        "data.train.dataset_name": "gsm8k",
+    },
+    "trl": {"dataset_name": "org/data", "per_device_train_batch_size": 8},
+    "sb3": {"env": "Pendulum-v1"},
+}
+
+
+@pytest.mark.parametrize(
+    ("system", "pair"),
+    [pytest.param(system, pair, id=f"{system}-{pair['given']}") for system, pairs in PAIRS.items() for pair in pairs],
+)
+def test_value_of_a_key(system: str, pair: dict[str, Any]) -> None:
+    beside = {**REST[system], **pair.get("with", {})}
+    done = convert(
+        SYSTEMS[system], {**{key: beside[key] for key in beside if key not in pair["given"]}, **pair["given"]}
+    )
+    assert {key: done.values.get(key, "nothing") for key in pair.get("ours", {})} == pair.get("ours", {})
+    row = next(row for row in done.rows if row.key in pair["given"])
+    expected = "untranslated" if "not" in pair else "same" if "same" in pair else "translated"
+    assert row.outcome.status == expected, row.outcome
+    assert pair.get("not", pair.get("same", "")) in row.outcome.why
+
+
+@pytest.mark.parametrize(("name", "text", "report"), EXAMPLES, ids=[name for name, *_ in EXAMPLES])
+def test_example_of_the_page(
+    tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, report: str
+) -> None:
+    """The command prints what the page shows, and the result loads."""
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text, encoding="utf-8")
+    ended = tool("convert", name, "-o", "ours.yaml")
+    assert ended.code == 0, ended.err
+    assert ended.out.strip() == report.strip()
+    config = load_config("ours.yaml").config
+    assert config.runner.task_type == ("embodied" if name == "zoo.yml" else "reasoning")
+
+
+def test_page_has_an_example_of_every_system() -> None:
+    titles = {match[1] for *_, report in EXAMPLES if (match := re.search(r"\d+ keys of ([\w-]+):", report))}
+    assert titles == {system.title for system in SYSTEMS.values()}
+
+
+@pytest.mark.parametrize("system", SYSTEMS.values(), ids=SYSTEMS)
+def test_renames_agree_with_the_table_of_names(system: Any) -> None:
+    """A key that is renamed here goes where `names.yaml`, which messages print, says too; and it exists."""
+    for key, ours in system.table.items():
+        if isinstance(ours, str):
+            assert is_known(ours) or ours.startswith(("rollout.engine_args.", "env.kwargs.")), (key, ours)
+            named = translate(key, system.title)
+            assert named is None or not named.here or named.note or ours in named.here or key in DIFFER, (key, ours)
+
+
+# `names.yaml` lists endings: these paths share one with another key
+DIFFER = (
+    "local_rollout_forward_batch_size",
+    "actor_rollout_ref.ref.megatron.tensor_model_parallel_size",
+    "actor_rollout_ref.ref.megatron.pipeline_model_parallel_size",
+)
+
+
+def test_scripts_are_read_and_not_run(tmp_path: Path) -> None:
+    text = f"""
+    touch {tmp_path}/ran
+    MODEL=${{MODEL:-org/model}}   # a comment with "quotes
+    SIZE=$((2 * 16 + 1))
+    if [ "$GPUS" = 8 ]; then TP=4; else TP=1; fi
+    DATA=( data.train_files="['$HOME/a.parquet']" data.x=${{SIZE}} )
+    DATA+=( 'data.y=$SIZE' )
+    python3 -m verl.trainer.main_ppo "${{DATA[@]}}" \\
+        model=$MODEL tp=${{TP}} day=$(date +%F) "$@"
+    """
+    words = next(words for words in commands(text) if "verl.trainer.main_ppo" in words)
+    assert [known(word) for word in words[3:7]] == [
+        "data.train_files=['${env:HOME}/a.parquet']",
+        "data.x=33",
+        "data.y=$SIZE",
+        "model=org/model",
+    ]
+    assert [str(known(word)) for word in words[7:]] == ["tp=...", "day=..."]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["a='b", 'a="${b', "a=(b c", "a=`b", "x=$((1+", "${", "case a in", "'", 'echo "$(' * 50]
+)
+def test_broken_scripts_end(text: str) -> None:
+    list(commands(text))
+
+
+def test_defaults_of_hydra_are_merged_or_named(tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "cheetah.yaml").write_text("total_num_envs: 4\nmax_episode_steps: 100\n", encoding="utf-8")
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "defaults: [env/cheetah@env.train, model/mlp@actor.model, override hydra/job_logging: stdout]\n"
+        "runner: {task_type: embodied, logger: {experiment_name: '${runner.name}'}, name: x}\n"
+        "algorithm: {adv_type: gae, loss_type: actor_critic}\n"
+        "cluster: {component_placement: {'actor,env,rollout': all}}\n"
+        "rollout: {model: {precision: '${missing.key}'}}\n"
+        "env: {train: {total_num_envs: 16, init_params: {id: Ant-v5}}}\n",
+        encoding="utf-8",
+    )
+    foreign = read(file)
+    done = convert(foreign.system, foreign.keys)
+    assert foreign.system.name == "rlinf"
+    assert (done.values["env.num_envs"], done.values["env.max_episode_steps"]) == (16, 100)
+    assert done.values["runner.experiment_name"] == "x"
+    reasons = {row.key: row.outcome.why for row in done.of("untranslated")}
+    assert "not beside" in reasons["defaults: model/mlp@actor.model"]
+    assert "cannot be resolved" in reasons["rollout.model.precision"]
+
+
+def test_saved_model(tool: Any, tmp_path: Path) -> None:
+    """A model that Stable-Baselines3 saved: schedules are read from their text, and pickles are not loaded."""
+    pickled = {":type:": "<class 'function'>", ":serialized:": "not a pickle"}
+    data = {
+        "policy_class": {**pickled, "__module__": "stable_baselines3.common.policies"},
+        "n_envs": 4,
+        "n_steps": 64,
+        "n_epochs": 5,
+        "batch_size": 64,
+        "gae_lambda": 0.9,
+        "ent_coef": 0.01,
+        "seed": None,
+        "_total_timesteps": 1000,
+        "learning_rate": {**pickled, "value_schedule": "LinearSchedule(start=0.001, end=0, end_fraction=1)"},
+        "clip_range": {**pickled, "value_schedule": "ConstantSchedule(val=0.1)"},
+        "clip_range_vf": pickled,
+        "policy_kwargs": {**pickled, "activation_fn": "<class 'torch.nn.modules.activation.ReLU'>", "net_arch": [32]},
+    }
+    with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
+        archive.writestr("data", json.dumps(data))
+        archive.writestr("policy.pth", b"weights")
+    ended = tool("convert", str(tmp_path / "model.zip"), "--env", "Pendulum-v1", "-o", str(tmp_path / "ours.yaml"))
+    assert ended.code == 0, ended.err
+    assert re.search(r"clip_range_vf += \.\.\. -> pickled, and never loaded", ended.out)
+    config = load_config(tmp_path / "ours.yaml").config
+    assert (config.env.id, config.actor.optim.lr, config.actor.optim.lr_schedule) == ("Pendulum-v1", 0.001, "linear")
+    assert (config.algorithm.clip_ratio_high, config.actor.model.activation) == (0.1, "relu")
+    assert config.actor.model.hidden_sizes == [32]
+
+
+def test_json_of_arguments_goes_to_standard_output(tool: Any, tmp_path: Path) -> None:
+    file = tmp_path / "grpo.json"
+    arguments = {"model_name_or_path": "org/model", "dataset_name": "org/data", "num_generations": 4, "own_key": 1}
+    file.write_text(json.dumps({**arguments, "hub_token": "hf_abcdefgh12345"}), encoding="utf-8")
+    ended = tool("convert", str(file), "--from", "trl")
+    assert ended.code == 0, ended.err
+    assert yaml.safe_load(ended.out)["algorithm"]["adv_type"] == "grpo"
+    assert "own_key" in ended.err
+    assert "hf_abcdefgh12345" not in ended.err + ended.out
+
+
+GOOD = "ppo: {adv_estimator: {name: gae}}\nloss_fn: {ratio_clip_min: 0.2}\npolicy: {model_name: org/model}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments", "words"),
+    [
+        ("gone.yaml", None, [], "no such file"),
+        ("list.yaml", "- 1\n- 2\n", [], "holds no keys"),
+        ("broken.yaml", "a: [1\n", [], "not readable as YAML"),
+        ("broken.json", "{", [], "not readable as JSON"),
+        ("notes.sh", "echo hello\n", [], "no training command"),
+        ("ppo.yaml", GOOD, ["--from", "verl"], "it looks like NeMo-RL: --from nemo-rl"),
+        ("sft.yaml", "learning_rate: 1e-5\nmax_length: 10\n", [], "not a config of any of"),
+        ("dpo.yaml", "learning_rate: 1e-5\nbeta: 0.1\n", ["--from", "trl"], "not a config of TRL"),
+        ("zoo.yml", "A-v1: {n_steps: 8, n_epochs: 1}\nB-v1: {n_steps: 8, n_epochs: 1}\n", [], "--env NAME"),
+        ("zoo.yml", "A-v1: {n_steps: 8, n_epochs: 1}\n", ["--env", "C-v1"], "no such block"),
+        ("a2c.yml", "n_steps: 8\ngae_lambda: 1\nuse_rms_prop: true\n", ["--from", "sb3"], "another algorithm"),
+        ("ours.yaml", (ROOT / "configs/reasoning/ppo_tiny.yaml").read_text(encoding="utf-8"), [], "already"),
+        ("ppo.yaml", GOOD, ["-o", "ours.yaml"], "data.task: reasoning needs a source"),
+        ("model.zip", "PK", [], "no training command"),
+    ],
+)
+def test_wrong_input(
+    tool: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    text: str | None,
+    arguments: list[str],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        Path(name).write_text(text, encoding="utf-8")
+    ended = tool("convert", name, *arguments)
+    assert ended.code == 2, ended.out
+    assert words in ended.err
+    assert "Traceback" not in ended.err
