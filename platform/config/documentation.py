@@ -80,6 +80,7 @@ _NAMES = """## Names of other systems
 
 The loader refuses key names of {systems}. The message gives the key to use
 and the difference in meaning. [names.yaml](../platform/config/names.yaml) lists all of them by system.
+[`rl-platform convert`](convert.md) writes a whole config from one of five systems.
 """
 
 
