@@ -1,4 +1,4 @@
-"""Writes that survive a power loss, and reads of files that users name.
+"""Writes that survive a power loss, reads of files that users name, and the folder of cached files.
 
 Devices and FIFOs are not read: reading them may block or never end.
 """
@@ -13,6 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+
+def cache_folder() -> Path:
+    """Returns the folder of converted models: $RL_PLATFORM_CACHE, else one in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("RL_PLATFORM_CACHE") or Path(base) / "rl_platform")
 
 
 def sync(file: IO[str] | IO[bytes]) -> None:

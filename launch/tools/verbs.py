@@ -131,6 +131,14 @@ def rrd(run: Run, output: Output = Path("episode.rrd")) -> None:
 
 
 @app.command()
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
+    """Report machine, GPUs, packages, network and folders, what is missing for what, and how to get it."""
+    from rl_platform.launch.tools import doctor as findings
+
+    findings.show(as_json)
+
+
+@app.command()
 def keys() -> None:
     """Print all config keys with types, defaults and meanings, as Markdown (docs/configuration.md)."""
     from rl_platform.config.documentation import render

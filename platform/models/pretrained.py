@@ -7,7 +7,6 @@ folder in the user's cache. The package itself is never imported.
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import tempfile
 from functools import cache
@@ -18,6 +17,7 @@ import torch
 from torch import nn
 
 from rl_platform.config.schema.models import Model, RandomLM
+from rl_platform.disk import cache_folder
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.families import architecture_problems
 from rl_platform.models.folder_files import check_options, check_weights, reading
@@ -29,12 +29,6 @@ if TYPE_CHECKING:
 
 PACKAGED = "smollm2-135m-instruct"
 MODELSCOPE = "modelscope:"
-
-
-def cache_folder() -> Path:
-    """Returns the folder of converted models: $RL_PLATFORM_CACHE, else one in the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("RL_PLATFORM_CACHE") or Path(base) / "rl_platform")
 
 
 def model_folder(path: str, key: str = "actor.model.path") -> str:

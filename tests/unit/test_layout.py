@@ -79,6 +79,7 @@ SEAMS = (
     "launch/preflight.py",
     "launch/rehearse/findings.py",
     "launch/sharding.py",
+    "launch/tools/installed.py",
 )
 LAZY = {
     "megatron": "engines/training/megatron",

@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 def test_help_names_every_verb(tool) -> None:
     ended = tool("--help")
     assert ended.code == 0
-    verbs = ("plot", "timeline", "snapshot", "work-shares", "export", "keys", "data", "sweep")
+    verbs = ("plot", "timeline", "snapshot", "work-shares", "export", "keys", "data", "sweep", "doctor")
     assert all(verb in ended.out for verb in verbs)
 
 
