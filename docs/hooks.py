@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(?<=\]\()(?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?=\))")
 LANGUAGES = {".yaml": "yaml", ".yml": "yaml", ".py": "python", ".toml": "toml", ".sh": "bash", ".jsonl": "json"}
 OUTSIDE = "repository"
+SOURCE = "---\nsearch: {{exclude: true}}\n---\n\n# {}\n\n````{}\n{}\n````\n"  # results of a search are pages
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -28,7 +29,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         path = todo.pop()
         text = path.read_text(encoding="utf-8")
         if not path.is_relative_to(config.docs_dir):
-            page = text if path.suffix == ".md" else f"# {_inside(path)}\n\n````{_language(path)}\n{text}\n````\n"
+            page = text if path.suffix == ".md" else SOURCE.format(_inside(path), _language(path), text)
             files.append(File.generated(config, _page_of(path), content=page))
         if path.suffix != ".md":
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import typer
@@ -28,7 +29,11 @@ def command_line() -> str:
     parts = []
     for name, app in (("platform-launch", command.app), ("rl-platform", verbs.app)):
         click = get_command(app)
-        parts.append(get_docs_for_click(obj=click, ctx=typer.Context(click), name=name, indent=1))
+        text = get_docs_for_click(obj=click, ctx=typer.Context(click), name=name, indent=1)
+        for verb, inner in getattr(click, "commands", {}).items():  # the list of verbs has the whole first line of each
+            line = (inner.help or "").partition("\n")[0]
+            text = re.sub(rf"^\* `{verb}`: .*$", lambda _, at=f"* `{verb}`: {line}": at, text, flags=re.MULTILINE)
+        parts.append(text)
     lines = (line.rstrip() for line in "\n".join(parts).splitlines())
     return _HEAD + "\n".join(lines).strip() + "\n"
 

@@ -56,6 +56,8 @@ def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) 
     )
     pages = list(tmp_path.rglob("*.html"))
     assert [page.name for page in pages if loaded.search(page.read_text(encoding="utf-8"))] == []
-    assert (tmp_path / "search" / "search_index.json").stat().st_size > 100_000
+    index = (tmp_path / "search" / "search_index.js").read_text(encoding="utf-8")  # a script: read from the disk too
+    assert "reward_model.ground_truth" in index
+    assert "repository/configs" not in index
     assert (tmp_path / "index.html").read_text(encoding="utf-8").count("<h2") > 3  # README.md
     assert (tmp_path / "repository" / "configs" / "reasoning" / "ppo_megatron.yaml.html").exists()
