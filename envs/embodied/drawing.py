@@ -46,6 +46,19 @@ def draw_quickly(env: AnyEnv) -> None:
         visual.quality.shadowsize, visual.quality.offsamples = min(visual.quality.shadowsize, _SHADOW_SIZE), 0
 
 
+def follow_robot(env: AnyEnv) -> None:
+    """Selects the model's camera `track` for a MuJoCo environment whose default camera would stand still.
+
+    Gymnasium 1.4 replaces that camera by a free one, out of whose picture HalfCheetah, Ant and Swimmer run.
+    """
+    renderer = getattr(env.unwrapped, "mujoco_renderer", None)
+    if renderer is None or renderer.camera_id != -1 or "trackbodyid" in (renderer.default_cam_config or {}):
+        return
+    import mujoco
+
+    renderer.camera_id = mujoco.mj_name2id(renderer.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")  # -1: has none
+
+
 def _drawing_variables(uses_mujoco: bool) -> list[dict[str, str]]:
     """Returns the environment variables to try, in order."""
     if not uses_mujoco:

@@ -231,7 +231,7 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
     import gymnasium
 
     from rl_platform.envs.embodied.adapter import flattened
-    from rl_platform.envs.embodied.drawing import draw_quickly
+    from rl_platform.envs.embodied.drawing import draw_quickly, follow_robot
 
     spec, description = spec or find_spec(description), description.of_task(0)
     kwargs = description.kwargs if render_mode is None else {**description.kwargs, "render_mode": render_mode}
@@ -255,6 +255,7 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
         return PixelObservation(env, description.pixels)
     if render_mode is not None:
         draw_quickly(env)
+        follow_robot(env)
     return flattened(env)
 
 

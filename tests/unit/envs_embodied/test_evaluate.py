@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rl_platform.envs.embodied.evaluate import PolicyFunction, evaluate
-from rl_platform.envs.embodied.spaces import EnvDescription
+from rl_platform.envs.embodied.spaces import EnvDescription, make_env
 from rl_platform.envs.embodied.vector import VectorEnv
 from rl_platform.envs.embodied.video import Video, play
 
@@ -112,6 +112,14 @@ def test_a_video_of_chunks(tmp_path: Path) -> None:
     failure = drawn(description, path, policy, chunked=True)
     assert path.exists() == (not failure)
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize(("env_id", "camera"), [("HalfCheetah-v5", "track"), ("Ant-v5", "track"), ("Hopper-v5", None)])
+def test_the_camera_follows_the_robot(env_id: str, camera: str | None) -> None:
+    """Hopper's default camera follows it; those of the others would stand still."""
+    env = make_env(EnvDescription(env_id), render_mode="rgb_array").unwrapped
+    chosen = env.mujoco_renderer.camera_id
+    assert (env.model.camera(chosen).name if chosen >= 0 else None) == camera
 
 
 def test_a_newer_video_takes_the_place_of_the_one_under_way(tmp_path: Path) -> None:
