@@ -30,7 +30,8 @@ cd -- {folder}
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${{nodes[0]}}
 port=$((20000 + SLURM_JOB_ID % 20000))  # jobs that share a node do not meet
-address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | awk '{{print $1; exit}}')
+# not --ip-address, which is 127.0.1.1 where /etc/hosts names the machine so
+address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --all-ip-addresses | awk '{{print $1; exit}}')
 export RAY_ADDRESS="$address:$port"  # what cluster.address=auto joins
 RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')  # who does not have it cannot join
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from datetime import timedelta
 
+import psutil
+
 RENDEZVOUS_S = 120.0  # a rank may still be importing libraries when the first one waits
+
+
+def use_interface_of(address: str) -> None:
+    """Makes gloo and NCCL use the network interface that has this address, unless the user has named one.
+
+    gloo takes the one that the machine's name leads to, which is the loopback interface where /etc/hosts says so; NCCL
+    takes the first one, which may be that of a container network.
+    """
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(own.address == address for own in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            if not address.startswith("127."):  # NCCL leaves that one out for good reasons
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
 
 
 class Rendezvous:

@@ -22,7 +22,7 @@ from rl_platform.garbage import collect_as_usual
 from rl_platform.placement.inventory import VISIBLE_DEVICES
 from rl_platform.runtime.host import RankThread, start_ranks
 from rl_platform.runtime.lifecycle import RUNNER, raise_first, stop_ranks
-from rl_platform.runtime.process_group import Rendezvous, join_group, leave_group
+from rl_platform.runtime.process_group import Rendezvous, join_group, leave_group, use_interface_of
 from rl_platform.runtime.ray import reservation
 from rl_platform.runtime.ray.fingerprint import code_fingerprint
 from rl_platform.runtime.ray.host_process import (
@@ -59,6 +59,7 @@ class HostActor:
         accelerated: bool,
     ) -> None:
         self._records = prepare_process(environment, threads, paths, trace, accelerated)
+        use_interface_of(ray.util.get_node_ip_address())
         watch_head()
         self._transport = RayTransport(namespace)
         self._waiting = ThreadPoolExecutor(WAITING_CALLS, thread_name_prefix="call")
