@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -19,54 +20,60 @@ from rl_platform.errors import ConfigError, DataError
 from rl_platform.launch.policy import Policy, load_policy
 from rl_platform.models.saved_policy import DESCRIPTION, WEIGHTS
 
-MASKED = ("env.id=rl_platform.envs.embodied.masked:Masked-v0", "env.kwargs={env_id: CartPole-v1, hide: [1, 3]}")
-ROBOT = ("env.id=Hopper-v5", "env.max_episode_steps=40", "algorithm.huber_delta=10")
-KINDS = {  # what a run has beside a small MLP with a discrete action
-    "cartpole": (),
-    "robot with normaliser": ROBOT,
-    "recurrent": (*MASKED, "actor.model={type: gru, hidden_sizes: [16], recurrent_size: 8}"),
-    "chunks, squashed": (
-        *("env.id=Pendulum-v1", "env.max_episode_steps=48", "actor.model.num_action_chunks=4"),
-        "actor.model.action_distribution=squashed",
-    ),
+MASKED = "rl_platform.envs.embodied.masked:Masked-v0"
+GRU = "{type: gru, hidden_sizes: [16], recurrent_size: 8}"
+CHUNKS = "{hidden_sizes: [16], num_action_chunks: 4, action_distribution: squashed}"
+EPISODES, ROWS, STEPS = 5, 4, 40
+KINDS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {  # environment, its options, keys
+    "cartpole": ("CartPole-v1", {}, ()),
+    "robot with normaliser": ("Hopper-v5", {}, ()),
+    "recurrent": (MASKED, {"env_id": "CartPole-v1", "hide": [1, 3]}, (f"actor.model={GRU}",)),
+    "chunks, squashed": ("Pendulum-v1", {}, (f"actor.model={CHUNKS}",)),
 }
 
 
-def returns_by_hand(policy: Policy, env_id: str, options: dict[str, object], seeds: Sequence[int], deterministic: bool):
-    """The sums of rewards of an episode per seed. Environments that have ended keep their last observation."""
-    envs = [gymnasium.make(find_spec(EnvDescription(env_id)), **options) for _ in seeds]
-    observations = np.stack([env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)])
-    returns, running = np.zeros(len(envs)), set(range(len(envs)))
-    policy.reset()
-    while running:
-        actions = policy.act(observations, deterministic)
-        for index in sorted(running):
-            observations[index], reward, terminated, truncated, _ = envs[index].step(actions[index])
-            returns[index] += reward
-            if terminated or truncated:
-                running.remove(index)
-    return returns.tolist()
+def returns_by_hand(policy: Policy, make: Callable[[], gymnasium.Env], seed: int, deterministic: bool) -> list[float]:
+    """The sums of rewards of EPISODES episodes, at most ROWS at once, as an evaluation has them.
+
+    Environments that have ended keep their last observation; in the last wave some repeat its first seed.
+    """
+    returns: list[float] = []
+    for first in range(seed, seed + EPISODES, ROWS):
+        counted = min(ROWS, seed + EPISODES - first)
+        envs = [make() for _ in range(ROWS)]
+        seeds = [first + index if index < counted else first for index in range(ROWS)]
+        observations = np.stack([env.reset(seed=own)[0] for env, own in zip(envs, seeds, strict=True)])
+        sums, running = [0.0] * counted, set(range(counted))
+        policy.reset()
+        while running:
+            actions = policy.act(observations, deterministic)
+            for index in sorted(running):
+                observations[index], reward, terminated, truncated, _ = envs[index].step(actions[index])
+                sums[index] += float(reward)
+                if terminated or truncated:
+                    running.remove(index)
+        returns += sums
+    return returns
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_reproduces_an_evaluation_bit_for_bit(command, folder: Path, kind: str) -> None:
-    ended = command("embodied.yaml", "runner.max_steps=2", "actor.optim.lr=0.01", *KINDS[kind])
+    env_id, options, more = KINDS[kind]
+    keys = [f"env.id={env_id}", f"env.num_envs={ROWS}", f"env.evaluation.episodes={EPISODES}", *more]
+    keys += [f"env.kwargs={json.dumps(options)}", f"env.max_episode_steps={STEPS}"]
+    ended = command("embodied.yaml", "runner.max_steps=2", "actor.optim.lr=0.01", *keys)
     assert ended.code == 0, ended.err
     ended = command("--eval", "out", "env.evaluation.video=false")
     assert ended.code == 0, ended.err
-    rows = json.loads((folder / "out" / "evaluation" / "step-00000002.json").read_text())
-    options = dict(word.removeprefix("env.").split("=", 1) for word in KINDS[kind] if word.startswith("env."))
-    made: dict[str, object] = {"env_id": "CartPole-v1", "hide": [1, 3]} if kind == "recurrent" else {}
-    if "max_episode_steps" in options:
-        made["max_episode_steps"] = int(options["max_episode_steps"])
-    seeds = [rows["seed"], rows["seed"] + 1]
+    evaluation = json.loads((folder / "out" / "evaluation" / "step-00000002.json").read_text())
+
+    def make() -> gymnasium.Env:
+        return gymnasium.make(find_spec(EnvDescription(env_id)), max_episode_steps=STEPS, **options)
+
     for source in ("out", "out/model"):
-        for row in rows["rows"]:
-            policy = load_policy(source)
-            deterministic = row["actions"] == "deterministic"
-            assert (
-                returns_by_hand(policy, options.get("id", "CartPole-v1"), made, seeds, deterministic) == row["returns"]
-            )
+        for row in evaluation["rows"]:
+            returns = returns_by_hand(load_policy(source), make, evaluation["seed"], row["actions"] == "deterministic")
+            assert returns == row["returns"]
 
 
 def test_memory_and_chunks_belong_to_rows_and_end_with_episodes() -> None:
