@@ -114,7 +114,8 @@ def _run_once(
             return
         state.store.require_space(checkpoint_bytes)
         state.begin()
-        changes = output.write_config(loaded.resolved_yaml(), state.resume_from)
+        warnings = "".join(f"# {text}\n" for text in _warnings(config))
+        changes = output.write_config(warnings + loaded.resolved_yaml(), state.resume_from)
         reporter.start(_info(loaded, config_path, folder, state, render(placement, inventory)))
         for note in (*loaded.notes, *changes, *_warnings(config)):
             reporter.note(note)
@@ -147,6 +148,7 @@ def _run_once(
 
 
 def _warnings(config: Config) -> Iterator[str]:
+    """What a reader of the run's results must know; also in its config.yaml and its card."""
     if config.runner.task_type == "reasoning":
         for key, part in config.reward.parts:
             if part.type == "code" and part.isolation == "none":
@@ -168,6 +170,7 @@ def card(config: Config) -> list[tuple[str, str]]:
         num_action_chunks=config.actor.model.num_action_chunks,
     )
     lines += sources_card(config.data) + functions_card(config.reward)
+    lines += [("warning", text) for text in _warnings(config)]
     if config.runner.task_type == "embodied":
         lines += policy_card(config.actor.model, config.sequence_length)
     if config.runner.max_staleness:

@@ -43,12 +43,18 @@ def test_a_run_logs_how_programs_ended(command, folder: Path) -> None:
     samples = [json.loads(line) for line in Path("out/samples.jsonl").read_text().splitlines()]
     assert all(sample["verdict"].startswith(("test 1 of 1: ", "the response holds no program")) for sample in samples)
     assert "isolation is none" not in ended.out
+    assert "isolation is none" not in Path("out/config.yaml").read_text()
 
 
-def test_a_run_without_isolation_says_so(command, folder: Path) -> None:
+def test_a_run_without_isolation_says_so_in_its_log_and_in_what_it_leaves(command, folder: Path) -> None:
     ended = command("reasoning.yaml", *overrides(folder, *questions(), isolation="none"))
     assert ended.code == 0, ended.err
-    assert "reward.isolation is none: programs of the model run with this user's rights on this machine" in ended.out
+    warning = "reward.isolation is none: programs of the model run with this user's rights on this machine"
+    assert f"warning: {warning}" in ended.out
+    assert Path("out/config.yaml").read_text().startswith(f"# {warning}\n")
+    again = command("out/config.yaml")
+    assert again.code == 0, again.err
+    assert "the config changed" not in again.out
 
 
 def test_a_malformed_row_ends_the_run_before_it_starts(command, folder: Path) -> None:
