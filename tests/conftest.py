@@ -244,15 +244,18 @@ def _in_this_process(
 
 @pytest.fixture
 def start(folder: Path) -> Iterator[Start]:
-    """start("embodied.yaml"): `platform-launch` as a process of its own, killed at the end if it still runs."""
+    """start("embodied.yaml"): `platform-launch` as a process of its own, killed at the end if it still runs.
+
+    It writes to pipes, which hold a few hundred steps, or to the file `output`.
+    """
     started: list[subprocess.Popen[str]] = []
 
-    def run(*arguments: str | Path) -> subprocess.Popen[str]:
+    def run(*arguments: str | Path, output: Path | None = None) -> subprocess.Popen[str]:
         code = "from rl_platform.launch.cli import main; main()"
         line = [sys.executable, "-c", code, *map(str, arguments)]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        pipe = subprocess.PIPE
-        started.append(subprocess.Popen(line, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True))
+        with nullcontext(subprocess.PIPE) if output is None else output.open("w") as out:
+            started.append(subprocess.Popen(line, cwd=folder, env=environment, stdout=out, stderr=out, text=True))
         return started[-1]
 
     yield run
