@@ -65,6 +65,7 @@ TASKS = {
         "env.num_workers=2",
         "env.step_timeout_s=2",
         "env.restarts=100000",
+        "runner.trust_checkpoint=true",  # the environments hold a random.Random
         "env.num_envs=8",
         "env.rollout_steps=64",
         "data.mini_batch_size=128",
@@ -73,7 +74,7 @@ TASKS = {
     ),
     "reasoning": ("reasoning.yaml", "reward.type=faulty:score", "reward.num_workers=2", "reward.timeout_s=2"),
 }
-ENDLESS = "runner.max_steps=1000000", "runner.save_interval=20", "runner.trace_steps=0"
+ENDLESS = "runner.max_steps=1000000", "runner.save_interval=5", "runner.trace_steps=0"
 APART = {
     "embodied": "{actor_critic: 0, 'rollout,env': 1}",
     "reasoning": "{'actor,critic': 0, 'rollout,reward': 1}",
