@@ -63,21 +63,32 @@ def expected(name: str, launchers: Launchers, folder: Path, undisturbed: dict[st
     return undisturbed[name]
 
 
-def finish(launchers: Launchers, folder: Path, words: tuple[str, ...], moments: list[float]) -> int:
-    """Runs the command until it ends by itself, killed after so many seconds of its first starts; counts the kills."""
+def written(folder: Path) -> int:
+    """Lines of metrics so far."""
+    metrics = folder / "out" / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+def finish(launchers: Launchers, folder: Path, words: tuple[str, ...], draw: random.Random, longest_s: float) -> int:
+    """Runs the command until it ends by itself, with up to MOST_KILLS kills before; returns their number.
+
+    Each comes at most `longest_s` seconds after the start or one more line of metrics, on a busy machine too.
+    """
     kills = 0
-    for seconds in [*moments, None]:
-        pid = launchers.start(folder, *words)
-        if seconds is not None:
-            launcher, left = psutil.Process(pid), []
-            time.sleep(seconds)
-            with suppress(psutil.NoSuchProcess):  # it has ended
-                left = launcher.children(recursive=True)
-                launcher.kill()
-            kills += launchers.wait() == -signal.SIGKILL
-            assert not psutil.wait_procs(left, 10)[1], "processes outlive their launcher"
-        else:
-            assert launchers.wait() == 0, (folder / "output").read_text()[-3000:]
+    for _ in range(draw.randint(1, MOST_KILLS)):
+        pid, due = launchers.start(folder, *words), written(folder) + draw.randint(0, 1)
+        while psutil.pid_exists(pid) and written(folder) < due:
+            time.sleep(0.005)
+        time.sleep(draw.uniform(0, longest_s))
+        left: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):  # it has ended
+            launcher = psutil.Process(pid)
+            left = launcher.children(recursive=True)
+            launcher.kill()
+        kills += launchers.wait() == -signal.SIGKILL
+        assert not psutil.wait_procs(left, 10)[1], "processes outlive their launcher"
+    launchers.start(folder, *words)
+    assert launchers.wait() == 0, (folder / "output").read_text()[-3000:]
     return kills
 
 
@@ -86,10 +97,9 @@ def finish(launchers: Launchers, folder: Path, words: tuple[str, ...], moments: 
 @pytest.mark.usefixtures("scored")
 def test_a_killed_launcher(launchers, folder: Path, undisturbed: dict[str, Results], name: str, seed: int) -> None:
     state, lines, seconds = expected(name, launchers, folder, undisturbed)
-    draw = random.Random(f"{name} {seed}")
-    moments = [draw.uniform(0, seconds) for _ in range(draw.randint(1, MOST_KILLS))]
-    kills = finish(launchers, folder, (*RUNS[name], *INTERVALS), moments)
+    kills = finish(launchers, folder, (*RUNS[name], *INTERVALS), random.Random(f"{name} {seed}"), seconds / 4)
     print(f"{name}, seed {seed}: {kills} kills")
+    assert kills, "nothing was killed"
     found = results(folder)
     assert differences(found[0], state) == []
     assert differences(found[1], lines) == []
@@ -103,12 +113,6 @@ def hosts() -> list[psutil.Process]:
             if any("HostActor" in word for word in process.cmdline()):
                 found.append(process)
     return found
-
-
-def written(folder: Path) -> int:
-    """Lines of metrics so far."""
-    metrics = folder / "out" / "metrics.jsonl"
-    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
 def without_counts(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
