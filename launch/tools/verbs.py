@@ -139,6 +139,28 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="for programs")]
 
 
 @app.command()
+def report(
+    runs: Measured,
+    output: Output = Path("report.html"),
+    show: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="write it again every 10 s while a run goes on")] = False,
+) -> None:
+    """Write one HTML file that shows what happened in a run, with a verdict; several runs are compared."""
+    from rl_platform.launch.tools.report.command import report as lines
+
+    for line in lines(runs, output, show, follow):
+        print(line, flush=True)
+
+
+@app.command()
+def metrics() -> None:
+    """Print the definitions of all metrics, as Markdown (docs/metrics.md)."""
+    from rl_platform.launch.tools.report.definitions import render
+
+    print(render(), end="")
+
+
+@app.command()
 def keys() -> None:
     """Print all config keys with types, defaults and meanings, as Markdown (docs/configuration.md)."""
     from rl_platform.config.documentation import render

@@ -21,7 +21,7 @@ def differences(earlier: str, now: str) -> list[str]:
 
 def flat_values(text: str) -> dict[str, object]:
     """Returns the values of a config by their dotted keys. Raises YAMLError, and AttributeError for no mapping."""
-    return _flat(yaml.load(text, CoreLoader))
+    return flat(yaml.load(text, CoreLoader))
 
 
 def shown(values: dict[str, object], key: str) -> str:
@@ -31,11 +31,12 @@ def shown(values: dict[str, object], key: str) -> str:
     return yaml.safe_dump(values[key], default_flow_style=True, width=10**6).removesuffix("\n...\n").rstrip()
 
 
-def _flat(tree: dict[str, object], prefix: str = "") -> dict[str, object]:
+def flat(tree: dict[str, object], prefix: str = "") -> dict[str, object]:
+    """Returns the values of nested sections by their dotted keys."""
     values: dict[str, object] = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:
-            values |= _flat(value, f"{prefix}{key}.")
+            values |= flat(value, f"{prefix}{key}.")
         else:
             values[f"{prefix}{key}"] = value
     return values

@@ -1,0 +1,68 @@
+"""`rl-platform report`: checks the command line, writes the report, and rewrites it while runs go on."""
+
+from __future__ import annotations
+
+import time
+import webbrowser
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rl_platform.errors import ConfigError, DataError, Problem
+from rl_platform.launch.tools.report.collect import collect, state_of
+from rl_platform.launch.tools.report.page import write
+
+MOST_RUNS = 8  # colours that a reader can tell apart
+FOLLOW_S = 10
+ENDINGS = (".html", ".htm")
+
+
+def report(runs: Sequence[Path], output: Path, show: bool, follow: bool) -> Iterator[str]:
+    """Writes the report of the runs to `output` and yields lines for the terminal.
+
+    follow: the file is written again every `FOLLOW_S` seconds until no run goes on. show: in the browser. Raises
+    ConfigError for a wrong command line, DataError for folders without a readable run.
+    """
+    if problems := [*_problems(runs, output)]:
+        raise ConfigError(problems)
+    shown = False
+    while True:
+        found = collect(runs, output)
+        goes_on = follow and any(run.state == "running" for run in found)
+        try:
+            write(found, output, FOLLOW_S if goes_on else 0)
+        except OSError as error:
+            raise DataError(f"{output} cannot be written: {error.strerror}; name another file with -o") from error
+        if not shown:
+            shown = True
+            yield str(output)
+            if show and not webbrowser.open(output.absolute().as_uri()):
+                yield "no browser was found: open the file yourself"
+            if goes_on:
+                yield f"written again every {FOLLOW_S} s until the run ends; Ctrl-C stops that"
+            elif follow:
+                yield "no run goes on, so the report is final"
+        if not goes_on:
+            return
+        _wait(runs)
+
+
+def _problems(runs: Sequence[Path], output: Path) -> Iterator[Problem]:
+    where = "command line"
+    if output.is_dir():
+        yield Problem("-o", "is a folder", where, value=str(output), hint=f"{output / 'report.html'}")
+    elif output.suffix not in ENDINGS:
+        yield Problem("-o", "is no name of an HTML file", where, value=str(output), allowed=f"*{', *'.join(ENDINGS)}")
+    if len(runs) > MOST_RUNS:
+        yield Problem("RUN", "too many runs for one page", where, value=str(len(runs)), allowed=f"at most {MOST_RUNS}")
+    folders = [(path if path.is_dir() else path.parent).absolute() for path in runs]
+    for folder in {folder for folder in folders if folders.count(folder) > 1}:
+        yield Problem("RUN", "the run is named more than once", where, value=str(folder))
+
+
+def _wait(runs: Sequence[Path]) -> None:
+    """Waits until the report is due: after `FOLLOW_S`, or at once when a run has ended."""
+    before = [state_of(path if path.is_dir() else path.parent) for path in runs]
+    for _ in range(FOLLOW_S):
+        time.sleep(1)
+        if [state_of(path if path.is_dir() else path.parent) for path in runs] != before:
+            return

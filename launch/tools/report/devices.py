@@ -1,0 +1,111 @@
+"""How much each device worked in the recorded steps of a run, from its timeline and placement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rl_platform.launch.tools.report.verdict import Busy
+from rl_platform.launch.tools.timeline import Event
+from rl_platform.placement.scheduler import Placement
+
+Span = tuple[float, float]
+"""Begin and end."""
+
+
+def busy_devices(lanes: Mapping[str, Sequence[Event]], placement: Placement) -> list[Busy]:
+    """Returns the devices (GPUs, or the CPUs of a node) with the share of the recorded steps in which a rank of theirs
+    was called and did not wait for a channel.
+
+    The first step loads and compiles, so it is left out if there are others. Ranks that wait for one another inside a
+    call, as in a collective, count as working.
+    """
+    steps = [event for event in lanes.get("steps", ()) if event["name"] != "start"]
+    steps = steps[1:] or steps
+    if not steps:
+        return []
+    window = (steps[0]["ts"], steps[-1]["ts"] + steps[-1]["dur"])
+    phases = [event for event in lanes.get("runner", ()) if event["cat"] == "phase"]
+    found = []
+    for device, ranks in _ranks(placement).items():
+        work = union(span for rank in ranks for span in _work(lanes.get(rank, ())))
+        idle = without([window], work)
+        waiting: dict[str, float] = {}
+        for phase in phases:
+            own = overlap(idle, (phase["ts"], phase["ts"] + phase["dur"]))
+            waiting[phase["name"]] = waiting.get(phase["name"], 0.0) + own / (window[1] - window[0])
+        ordered = dict(
+            sorted(((name, share) for name, share in waiting.items() if share > 0.01), key=lambda kv: -kv[1])
+        )
+        components = tuple(dict.fromkeys(rank.partition("[")[0] for rank in ranks))
+        share = 1 - length(idle) / (window[1] - window[0])
+        found.append(Busy(device, components, share, ordered))
+    return found
+
+
+def rank_seconds(lanes: Mapping[str, Sequence[Event]]) -> dict[str, dict[str, float]]:
+    """Returns component and method -> seconds of each rank, for components with several ranks."""
+    seconds: dict[str, dict[str, float]] = {}
+    for lane, events in lanes.items():
+        component = lane.partition("[")[0]
+        for event in events:
+            if event["cat"] == "call" and "[" in lane:
+                of_method = seconds.setdefault(f"{component}.{event['name']}", {})
+                of_method[lane] = of_method.get(lane, 0.0) + event["dur"] / 1e6
+    return {method: ranks for method, ranks in seconds.items() if len(ranks) > 1 and not method.endswith("__init__")}
+
+
+def _ranks(placement: Placement) -> dict[str, list[str]]:
+    """Returns the ranks on each device, by its name."""
+    ranks: dict[str, list[str]] = {}
+    for component, slots in placement.components.items():
+        for rank, slot in enumerate(slots):
+            devices = [f"GPU {local} of node {slot.node}" for local in slot.accelerators] or [f"node {slot.node}"]
+            for device in devices:
+                ranks.setdefault(device, []).append(f"{component}[{rank}]")
+    return ranks
+
+
+def _work(events: Iterable[Event]) -> list[Span]:
+    """Returns when a lane was called, without its waits."""
+    spans = {
+        kind: union((event["ts"], event["ts"] + event["dur"]) for event in events if event["cat"] == kind)
+        for kind in ("call", "wait")
+    }
+    return without(spans["call"], spans["wait"])
+
+
+def union(spans: Iterable[Span]) -> list[Span]:
+    """Returns disjoint spans that cover the same time, in order."""
+    joined: list[Span] = []
+    for begin, end in sorted(spans):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def without(spans: Iterable[Span], removed: Sequence[Span]) -> list[Span]:
+    """Returns `spans` less the time of `removed`; both disjoint and in order."""
+    left: list[Span] = []
+    for begin, end in spans:
+        for first, last in removed:
+            if last <= begin:
+                continue
+            if first >= end:
+                break
+            if first > begin:
+                left.append((begin, first))
+            begin = max(begin, last)
+        if begin < end:
+            left.append((begin, end))
+    return left
+
+
+def overlap(spans: Iterable[Span], other: Span) -> float:
+    """Returns the time that disjoint spans share with another one."""
+    return sum(max(0.0, min(end, other[1]) - max(begin, other[0])) for begin, end in spans)
+
+
+def length(spans: Iterable[Span]) -> float:
+    return sum(end - begin for begin, end in spans)
