@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from rl_platform.launch.tools.report.definitions import definition_of
 from rl_platform.metrics import read_metrics
 
 
@@ -23,3 +24,5 @@ def test_two_steps(command, config: str, names: set[str]) -> None:
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert names <= set().union(*rows)
     assert all(math.isfinite(value) for row in rows for value in row.values())
+    undefined = [name for name in set().union(*rows) - {"step"} if definition_of(name) is None]
+    assert undefined == []  # launch/tools/report/metrics.yaml
