@@ -1,0 +1,112 @@
+"""The report in a real browser: it draws itself without network, and texts of models stay texts.
+
+Needs the package playwright and a Chromium of the system, which nothing downloads.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_folder import make_run, write_lines
+
+from rl_platform.launch.tools.report.collect import collect
+from rl_platform.launch.tools.report.page import write
+
+playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as starter:
+        started = starter.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+class Opened:
+    """A page that has drawn itself. problems: errors, and requests that leave the file."""
+
+    def __init__(self, browser: Any, path: Path, **options: Any) -> None:
+        self.problems: list[str] = []
+        self.page = browser.new_page(viewport={"width": 1180, "height": 900}, reduced_motion="reduce", **options)
+        self.page.on("console", lambda message: self.problems.append(message.text))
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("request", self._requested)
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector("html[data-ready=yes]", timeout=20_000, state="attached")
+
+    def _requested(self, request: Any) -> None:
+        if not request.url.startswith(("file:", "data:")):
+            self.problems.append(request.url)
+
+    def tip(self) -> str:
+        self.page.locator("#tip").wait_for(state="visible", timeout=10_000)
+        return self.page.locator("#tip").inner_text()
+
+
+def test_a_reasoning_run(browser: Any, tmp_path: Path) -> None:
+    write(collect([make_run(tmp_path / "run")], tmp_path / "report.html"), tmp_path / "report.html")
+    opened = Opened(browser, tmp_path / "report.html")
+    page = opened.page
+    assert page.evaluate("document.body.dataset.evil") is None  # the script inside a response
+    assert page.locator("img[onerror]").count() == 0
+    assert "</script><script>" in page.locator("#conversations").inner_text()
+
+    assert page.locator(".finding.bad b").all_inner_texts() == ["Losses or gradients are not finite"]
+    assert "reward/mean went from 0.083 to 1.000" in page.locator("#verdict").inner_text()
+    assert page.locator("#curves .chart svg path").count() >= 2
+    page.locator("#curves [data-metric='actor/approx_kl']").hover()
+    assert "how far the policy moved" in opened.tip()
+    assert "unit: nats" in opened.tip()
+    page.keyboard.press("Escape")
+    page.locator("#tip").wait_for(state="hidden", timeout=10_000)
+
+    chart = page.locator("#curves svg[aria-label='reward/mean']").first
+    chart.focus()
+    page.keyboard.press("ArrowLeft")
+    assert "at 11" in opened.tip()
+
+    page.get_by_label("with tokens only").check()
+    page.get_by_role("button", name="ratio").click()
+    assert page.get_by_role("button", name="ratio").get_attribute("aria-pressed") == "true"
+    page.locator("#conversations .token").first.hover()
+    assert "1.11" in opened.tip()  # exp(-0.9 - -1)
+
+    page.get_by_placeholder("find a metric").fill("nonsense")
+    assert "No metric has this" in page.locator("#curves").inner_text()
+    assert opened.problems == []
+
+
+def test_two_runs_and_an_episode(browser: Any, tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "first", task="embodied"), make_run(tmp_path / "second", task="embodied")]
+    write_lines(runs[1] / "metrics.jsonl", [{"step": step, "episode/return": step} for step in range(1, 4)])
+    write(collect(runs, tmp_path / "report.html"), tmp_path / "report.html")
+    opened = Opened(browser, tmp_path / "report.html", color_scheme="dark")
+    page = opened.page
+    assert page.locator("h1").inner_text() == "2 runs compared"
+    assert page.locator("#comparison tbody").first.locator("tr").count() == 2
+    assert page.locator("#episodes video").count() == 1
+    assert page.locator("#episodes svg[aria-label='reward of each step'] path").count() == 1
+    assert "Values of single steps were not recorded" in page.locator("#episodes").inner_text()
+    assert "config.yaml does not load here" in page.locator("#placement").inner_text()
+    page.get_by_role("button", name="second").click()
+    assert "runner.trace_steps" in page.locator("#timeline").inner_text()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert [text for text in opened.problems if "ERR_" not in text and "media" not in text.lower()] == []
+
+
+def test_a_followed_run_reads_the_file_again(browser: Any, tmp_path: Path) -> None:
+    folder, path = make_run(tmp_path / "run"), tmp_path / "report.html"
+    write(collect([folder], path), path, follow=1)
+    opened = Opened(browser, path)
+    write_lines(folder / "metrics.jsonl", [{"step": step, "reward/mean": 0.5} for step in range(1, 31)])
+    write(collect([folder], path), path)
+    opened.page.get_by_text("step 30 of").wait_for(timeout=20_000)
+    assert opened.page.locator("nav .live").count() == 0  # it is final
