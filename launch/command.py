@@ -185,7 +185,7 @@ def launch(arguments: Arguments) -> None:
 
 def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> None:
     if arguments.plan is not None:
-        print_plan(arguments.plan, loaded, placement, inventory, arguments.calibrate)
+        print(plan(arguments.plan, loaded, placement, inventory, arguments.calibrate), end="")
     if arguments.slurm is not None:
         script = sbatch_script(loaded.config, arguments.config, arguments.overrides, arguments.slurm)
         path = write_script(loaded.config, script)
@@ -214,10 +214,13 @@ def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement,
         run(loaded, arguments.config, placement, inventory)
 
 
-def print_plan(
-    form: PlanForm, loaded: LoadedConfig, placement: Placement, inventory: Inventory, calibrate: str | None
-) -> None:
-    """`--plan`. Raises ConfigError for models that cannot be sharded as configured; a search proposes other ranks."""
+def plan(
+    form: PlanForm, loaded: LoadedConfig, placement: Placement, inventory: Inventory, calibrate: str | None = None
+) -> str:
+    """Returns the text of `--plan`.
+
+    Raises ConfigError for models that cannot be sharded as configured; a search proposes other ranks.
+    """
     with required("rl_platform.planner", "--plan"):
         from rl_platform.planner.plan_text import plan_text
 
@@ -226,7 +229,7 @@ def print_plan(
 
         if problems := [*sharding_problems(loaded.config, placement), *shape_problems(loaded.config, placement)]:
             raise ConfigError(problems)
-    print(plan_text(form, (loaded, placement, inventory), calibrate, load), end="")
+    return plan_text(form, (loaded, placement, inventory), calibrate, load)
 
 
 def evaluate_run(name: str, overrides: Sequence[str]) -> None:

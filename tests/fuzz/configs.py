@@ -99,4 +99,4 @@ class Configs:
         loaded, placement, inventory = command.load(str(self.file), overrides)
         loaded.resolved_yaml()
         if plans:
-            command.print_plan("text", loaded, placement, inventory, None)
+            command.plan("text", loaded, placement, inventory)

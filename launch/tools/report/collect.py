@@ -186,10 +186,8 @@ def _config(folder: Path, lacks: dict[str, str]) -> Line:
 
 def _plan(folder: Path, lacks: dict[str, str]) -> tuple[list[tuple[str, str]], str, Placement | None]:
     """Returns the algorithm card, the picture of the placement and the placement, from config.yaml."""
-    from rl_platform.launch.command import load
+    from rl_platform.launch.command import load, plan
     from rl_platform.launch.session import card
-    from rl_platform.planner.report import plan_report
-    from rl_platform.planner.svg import report_svg
 
     path, planned, reason = str(folder / "config.yaml"), None, ""
     for gpus in (None, *GPUS_PER_NODE):
@@ -207,7 +205,7 @@ def _plan(folder: Path, lacks: dict[str, str]) -> tuple[list[tuple[str, str]], s
         return [], "", None
     loaded, placement, inventory = planned
     try:
-        picture = report_svg(plan_report(loaded.config, placement, inventory))
+        picture = plan("svg", loaded, placement, inventory)
     except PlatformError as error:
         lacks["placement"], picture = f"The placement cannot be drawn here: {error}", ""
     return card(loaded.config), picture, placement
