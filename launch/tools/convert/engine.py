@@ -113,17 +113,18 @@ def _outcome(system: System, key: str, value: Any, source: Source) -> Outcome:
         return same("not set") if value in (None, [], {}) else untranslated("no counterpart is known")
     try:
         return rule(value, source)
-    except (TypeError, ValueError, ZeroDivisionError, AttributeError, KeyError, IndexError):
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, SyntaxError):
         return untranslated(f"not a value of this key in {system.title}")
 
 
 def _placed(done: Conversion, row: Row) -> Row:
     """Takes over the values of a row. A key that an earlier row set to another value makes it untranslated."""
-    clash = next((key for key, value in row.outcome.values.items() if done.values.get(key, value) != value), None)
+    values = row.outcome.values
+    clash = next((key for key in values if key in done.values and done.values[key] != values[key]), None)
     if clash is not None:
         other = done.origins[clash][0].key
         return replace(row, outcome=untranslated(f"{clash} has another value from {other}"))
-    for key, value in row.outcome.values.items():
+    for key, value in values.items():
         done.values[key] = value
         done.origins.setdefault(key, []).append(row)
     return row

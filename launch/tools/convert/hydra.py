@@ -37,7 +37,7 @@ def composed(path: Path, depth: int = 0) -> tuple[dict[str, Any], list[str]]:
     if not isinstance(tree, dict):
         raise ConfigError([Problem(str(path), "holds no keys", allowed="a YAML mapping")])
     defaults, lost, base = tree.pop("defaults", None), [], {}
-    for entry in [defaults] if isinstance(defaults, str) else defaults or []:
+    for entry in defaults if isinstance(defaults, list) else [defaults] if defaults else []:
         name, package = _entry(entry)
         if name is None:
             continue
@@ -108,7 +108,7 @@ def _value(value: Any, key: str, values: Mapping[str, Any], depth: int) -> Any:
         return Unresolved(value, "its references contain themselves")
     try:
         return _text(value, key, values, depth)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError, yaml.YAMLError):
+    except (KeyError, TypeError, ValueError, ArithmeticError, yaml.YAMLError):
         return Unresolved(value, f"{value} cannot be resolved from this file")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from rl_platform.config.describe import is_known
 from rl_platform.config.source import CoreLoader
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.tools.convert.engine import System, rule_of
@@ -170,8 +171,6 @@ def _score(system: System, keys: Mapping[str, Any]) -> float:
 
 def _is_ours(keys: Mapping[str, Any]) -> bool:
     """True if the loader knows every key."""
-    from rl_platform.config.describe import is_known
-
     return "runner.task_type" in keys and all(is_known(key) for key in keys if not key.startswith("cluster."))
 
 

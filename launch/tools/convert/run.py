@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rl_platform.config.loader import load_config
-from rl_platform.errors import ConfigError
+from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.tools.convert.engine import convert
 from rl_platform.launch.tools.convert.reading import read
 from rl_platform.launch.tools.convert.report import as_yaml, report
@@ -27,8 +27,13 @@ def run(path: Path, name: str | None, output: Path | None, env: str | None) -> N
     if output is None:
         print(text, end="")
     else:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text, encoding="utf-8")
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                [Problem("--output", f"cannot be written: {error.strerror}", value=str(output))]
+            ) from error
     print("\n".join(report(done)), file=sys.stderr if output is None else sys.stdout)
     if problems:
         where = "standard output" if output is None else str(output)
@@ -39,7 +44,8 @@ def run(path: Path, name: str | None, output: Path | None, env: str | None) -> N
         print(f"{output}: passes the schema; next: platform-launch --plan {output}")
 
 
-def _problems(text: str) -> list:
+def _problems(text: str) -> list[Problem]:
+    """The problems that the loader finds in a config, with its lines."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(text, encoding="utf-8")

@@ -30,6 +30,7 @@ from rl_platform.launch.tools.convert.outcome import (
     write,
 )
 
+_SAVED_APART = "not in this file"
 _ACTIVATIONS = {"tanh": "tanh", "relu": "relu", "silu": "silu", "elu": "elu"}
 _STATE = (
     "policy_class num_timesteps _total_timesteps _num_timesteps_at_start start_time _last_obs _last_episode_starts "
@@ -122,6 +123,9 @@ def _policy(value: Any, _: Source) -> Outcome:
 
 def _normalize(value: Any, source: Source) -> Outcome:
     """VecNormalize: both by default; a mapping of its arguments may switch one off."""
+    if value == _SAVED_APART:
+        off_here = dict.fromkeys(("env.normalize_observations", "env.normalize_rewards"), False)
+        return untranslated("VecNormalize is saved in a file of its own", off_here)
     options = literal(value) if isinstance(value, str) else value
     options = {"norm_obs": bool(options), "norm_reward": bool(options)} if isinstance(options, bool) else dict(options)
     lost = sorted({*options} - {"norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma"})
@@ -300,7 +304,9 @@ def read_model(path: Path, env: str | None, largest: int) -> dict[str, Any]:
             raise ConfigError([Problem(str(path), f"its file data is not readable as JSON: {error}")]) from error
     if not isinstance(stored, dict):
         raise ConfigError([Problem(str(path), "its file data holds no keys")])
-    keys: dict[str, Any] = {"env": env} if env else {}
+    keys: dict[str, Any] = {**({"env": env} if env else {}), "normalize": _SAVED_APART}
+    if isinstance(steps := stored.get("_total_timesteps"), int) and steps > 0:
+        keys["n_timesteps"] = steps
     for name, value in stored.items():
         if name in _STATE.split():
             keys[name] = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import zipfile
 from pathlib import Path
@@ -16,6 +17,7 @@ from rl_platform.config.foreign_names import translate
 from rl_platform.config.loader import load_config
 from rl_platform.launch.tools.convert.engine import convert
 from rl_platform.launch.tools.convert.reading import SYSTEMS, read
+from rl_platform.launch.tools.convert.report import as_yaml, report
 from rl_platform.launch.tools.convert.shell import commands, known
 
 ROOT = Path(__file__).parents[3]
@@ -101,6 +103,19 @@ DIFFER = (
 )
 
 
+ODD = (None, True, -1, 10**30, float("inf"), float("nan"), "", "x: y", [], {}, [1, "a"], {"a": 1}, [{"name": 3}], -0.5)
+
+
+@pytest.mark.parametrize("system", SYSTEMS.values(), ids=SYSTEMS)
+def test_odd_values_are_reported(system: Any) -> None:
+    draw = random.Random(1)
+    exact = [key for key in system.table if "*" not in key]
+    for _ in range(60):
+        done = convert(system, {**REST[system.name], **{key: draw.choice(ODD) for key in draw.sample(exact, 5)}})
+        assert "keys of" in report(done)[-1]
+        assert yaml.safe_load(as_yaml(done, Path("x.yaml"))) is not None
+
+
 def test_scripts_are_read_and_not_run(tmp_path: Path) -> None:
     text = f"""
     touch {tmp_path}/ran
@@ -181,6 +196,8 @@ def test_saved_model(tool: Any, tmp_path: Path) -> None:
     assert (config.env.id, config.actor.optim.lr, config.actor.optim.lr_schedule) == ("Pendulum-v1", 0.001, "linear")
     assert (config.algorithm.clip_ratio_high, config.actor.model.activation) == (0.1, "relu")
     assert config.actor.model.hidden_sizes == [32]
+    assert (config.runner.max_steps, config.env.normalize_rewards) == (4, False)
+    assert "VecNormalize is saved in a file of its own" in ended.out
 
 
 def test_json_of_arguments_goes_to_standard_output(tool: Any, tmp_path: Path) -> None:
@@ -214,6 +231,8 @@ GOOD = "ppo: {adv_estimator: {name: gae}}\nloss_fn: {ratio_clip_min: 0.2}\npolic
         ("ours.yaml", (ROOT / "configs/reasoning/ppo_tiny.yaml").read_text(encoding="utf-8"), [], "already"),
         ("ppo.yaml", GOOD, ["-o", "ours.yaml"], "data.task: reasoning needs a source"),
         ("model.zip", "PK", [], "no training command"),
+        ("defaults.yaml", "defaults: 5\nx: 1\n", [], "not a config of any of"),
+        ("quickstart.sh", EXAMPLES[0][1], ["-o", "quickstart.sh/ours.yaml"], "--output: cannot be written"),
     ],
 )
 def test_wrong_input(
