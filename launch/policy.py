@@ -85,8 +85,9 @@ class Policy:
             self._used = np.full(count, actions_per_choice)
         if (due := starts | (self._used == actions_per_choice)).any():
             chosen = self._choose(rows, starts, deterministic, which)
-            self._chunks = chosen if self._chunks is None else np.where(_like(due, chosen), chosen, self._chunks)
-            self._used[due] = 0
+            if self._chunks is None:
+                self._chunks = np.empty_like(chosen)
+            self._chunks[due], self._used[due] = chosen[due], 0
         assert self._chunks is not None
         actions = self._in_bounds(self._chunks[np.arange(count), self._used])
         self._used += 1
@@ -222,11 +223,6 @@ def policy_of(run: SavedRun) -> SavedPolicy:
     weights = whole_weights(checkpoint.file("actor"), policy, config.actor.lora)
     normalizer = checkpoint.load("env").get("observation_normalizer")
     return saved_policy(config, spaces, policy, weights, checkpoint.step, normalizer)
-
-
-def _like(flags: np.ndarray, array: np.ndarray) -> np.ndarray:
-    """flags [N] -> [N,1,...], to be broadcast to an array [N,...]."""
-    return flags.reshape(-1, *(1,) * (array.ndim - 1))
 
 
 @contextmanager

@@ -132,7 +132,7 @@ class PolicyGraph(nn.Module):
     def forward(
         self, observation: Tensor, memory: Tensor | None = None, tasks: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        rows, spaces = observation.flatten(1), self.about.spaces
+        rows, spaces = observation.reshape(observation.shape[0], -1), self.about.spaces
         if self.clip is not None:
             rows = ((rows - self.mean) * self.scale).clamp(-self.clip, self.clip).float()
         given = {"hidden_states": memory, "tasks": tasks}
