@@ -14,7 +14,8 @@ import yaml
 from rl_platform.envs.reasoning.answers.finding import boxed
 from rl_platform.envs.reasoning.hub import dataset_rows
 from rl_platform.envs.reasoning.rows import column, final_answer
-from rl_platform.errors import DataError, problems_of
+from rl_platform.errors import ConfigError, DataError, Problem, problems_of
+from rl_platform.launch.tools.written import writing
 
 Columns = dict[str, Any]
 _TURN = re.compile(r"\n\n(Human|Assistant):")
@@ -40,9 +41,16 @@ def prepare(kind: str, output: Path, source: Path | None) -> Iterator[str]:
     """Writes the files of a dataset into `output` and yields lines for the terminal, the config to paste last.
 
     source: a folder with a copy of the dataset; None: the Hugging Face hub. Repeated prompts are written once. Raises
-    DataError if the dataset cannot be loaded or a row lacks what is needed, ConfigError without the package `datasets`.
+    DataError if the dataset cannot be loaded or a row lacks what is needed, ConfigError for wrong folders and without
+    the package `datasets`.
     """
     known = KNOWN[kind]
+    problems = [] if output.is_dir() or not output.exists() else [Problem("--output", "is a file", value=str(output))]
+    if source is not None and not source.is_dir():
+        message = "is a file, not the folder of a copy" if source.exists() else "no such folder"
+        problems.append(Problem("--from", message, value=str(source)))
+    if problems:
+        raise ConfigError(problems)
     paths = []
     for split, name in known.files.items():
         rows = _rows(kind, known, source, split)
@@ -50,9 +58,9 @@ def prepare(kind: str, output: Path, source: Path | None) -> Iterator[str]:
         prompts: dict[str, str] = {}
         for columns in kept:
             prompts.setdefault(json.dumps(next(iter(columns.values()))), json.dumps(columns))
-        output.mkdir(parents=True, exist_ok=True)
         paths.append(output / name)
-        paths[-1].write_text("".join(f"{line}\n" for line in prompts.values()), encoding="utf-8")
+        with writing(paths[-1]):
+            paths[-1].write_text("".join(f"{line}\n" for line in prompts.values()), encoding="utf-8")
         out = ((len(kept) - len(prompts), "repeated ones"), (len(rows) - len(kept), "without an answer"))
         yield f"{paths[-1]}: {len(prompts)} prompts" + "".join(f", {n} {what} left out" for n, what in out if n)
     keys = ("path", "val_path") if "test" in known.files else ("path",)

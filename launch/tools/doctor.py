@@ -60,8 +60,8 @@ def diagnose() -> dict[str, list[Row]]:
         "folders": _folders,
     }
     with ThreadPoolExecutor(len(checks), thread_name_prefix="doctor") as pool:
-        waiting = {title: pool.submit(lambda check=check: list(check())) for title, check in checks.items()}
-        return {title: future.result() for title, future in waiting.items()}
+        found = pool.map(lambda check: list(check()), checks.values())
+        return dict(zip(checks, found, strict=True))
 
 
 def show(as_json: bool) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from rl_platform.errors import ConfigError, DataError, Problem
 from rl_platform.launch.headline import headline_of_run
 from rl_platform.launch.tools.groups import group_by_config
+from rl_platform.launch.tools.written import writing
 from rl_platform.metrics import read_metrics
 
 if TYPE_CHECKING:
@@ -84,14 +85,8 @@ def draw_groups(
         _finish(axes, metric, AXES[x][1])
     if title:
         figure.suptitle(title)
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
+    with writing(output):
         figure.savefig(output, dpi=150)
-    except (OSError, ValueError) as error:  # ValueError: of a format that matplotlib does not write
-        message = f"cannot be written: {getattr(error, 'strerror', None) or error}"
-        raise ConfigError(
-            [Problem("--output", message, value=str(output), hint="name a file, as curves.png")]
-        ) from error
 
 
 def require_matplotlib(verb: str) -> None:

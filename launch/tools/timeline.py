@@ -13,6 +13,7 @@ from typing import TypedDict
 
 from rl_platform.errors import DataError
 from rl_platform.launch.tools.plot import require_matplotlib
+from rl_platform.launch.tools.written import writing
 from rl_platform.tracing import covered
 
 REST = "rest"
@@ -69,8 +70,8 @@ def draw(run: Path, output: Path, steps: int = 2, title: str = "") -> None:
     legend = [Patch(color=color, label=name) for name, color in (colors | {"waits": WAIT_COLOR}).items()]
     axes.legend(handles=legend, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
     axes.set_title(title)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output, dpi=150)
+    with writing(output):
+        figure.savefig(output, dpi=150)
 
 
 def read_lanes(run: Path) -> dict[str, list[Event]]:

@@ -111,10 +111,11 @@ def work_shares(run: Traced) -> None:
 def snapshot(run: Run, output: Output = Path("view.svg"), title: Title = "platform-launch") -> None:
     """Draw the terminal view after the last step of a run as an SVG."""
     from rl_platform.launch.tools import snapshot as view
+    from rl_platform.launch.tools.written import writing
 
     svg = view.snapshot(run, title)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(svg, encoding="utf-8")
+    with writing(output):
+        output.write_text(svg, encoding="utf-8")
     print(output)
 
 

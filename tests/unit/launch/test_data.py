@@ -131,6 +131,29 @@ def test_wrong_rows(tool, copy, kind: str, rows: list[dict[str, Any]], message: 
     assert message in ended.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "messages"),
+    [
+        (["--from", "gone", "-o", "reasoning.yaml"], ["2 problems:", "--output: is a file", "--from: no such folder"]),
+        (["--from", "embodied.yaml"], ["--from: is a file, not the folder of a copy"]),
+        (["--from", "copy", "-o", "/proc/made"], ["--output: cannot be written", "/proc/made/gsm8k_train.jsonl"]),
+        (["--from", "copy", "more"], ["more"]),
+    ],
+)
+def test_wrong_folders(tool, copy, arguments: list[str], messages: list[str]) -> None:
+    copy(GOOD["gsm8k"])
+    ended = tool("data", "gsm8k", *arguments)
+    assert ended.code == 2
+    for message in messages:
+        assert message in ended.err
+
+
+def test_an_unknown_dataset(tool) -> None:
+    ended = tool("data", "gsm9k")
+    assert ended.code == 2
+    assert "'gsm9k' is not one of 'gsm8k', 'math'" in ended.err
+
+
 def test_without_a_network(tool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
