@@ -75,7 +75,7 @@ def runtime_for(
     with ExitStack() as stack:
         (cluster_is_up or stack.enter_context(cluster_for(config.cluster, placement)))()
         stack.enter_context(accelerating(config.runner.accelerate))
-        wait_passively_when_crowded()
+        stack.callback(wait_passively_when_crowded())
         deadline_s, seed, start_s = config.runner.deadline_s, config.runner.seed, config.cluster.start_timeout_s
         if not uses_ray(config.cluster, placement):
             yield stack.enter_context(LocalRuntime(placement, deadline_s, seed, start_s))

@@ -6,8 +6,10 @@ codes are in `cli`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from os import PathLike
 from typing import Annotated, Literal
 
 import typer
@@ -177,10 +179,8 @@ def launch(arguments: Arguments) -> None:
     loaded, placement, inventory = load(arguments.config, arguments.overrides)
     if arguments.print_config:
         print(loaded.resolved_yaml(), end="")
-    try:
+    with located(loaded):
         _carry_out(arguments, loaded, placement, inventory)
-    except ConfigError as error:
-        raise type(error)([_located(problem, loaded) for problem in error.problems]) from error
 
 
 def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> None:
@@ -210,7 +210,9 @@ def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement,
         rehearse(loaded, placement, arguments.rehearse_in)
     else:
         from rl_platform.launch.session import run  # loads torch
+        from rl_platform.runtime.cpu import keep_freed_memory
 
+        keep_freed_memory()
         run(loaded, arguments.config, placement, inventory)
 
 
@@ -225,10 +227,9 @@ def plan(
         from rl_platform.planner.plan_text import plan_text
 
     if form != "search":
-        from rl_platform.launch.sharding import shape_problems, sharding_problems
+        from rl_platform.launch.sharding import check_shards
 
-        if problems := [*sharding_problems(loaded.config, placement), *shape_problems(loaded.config, placement)]:
-            raise ConfigError(problems)
+        check_shards(loaded.config, placement)
     return plan_text(form, (loaded, placement, inventory), calibrate, load)
 
 
@@ -237,11 +238,15 @@ def evaluate_run(name: str, overrides: Sequence[str]) -> None:
     run = find_run(name, "--eval")
     loaded = run.load(overrides)
     from rl_platform.launch.evaluation import evaluate_checkpoint  # loads torch
+    from rl_platform.runtime.cpu import keep_freed_memory
 
+    keep_freed_memory()
     evaluate_checkpoint(run, loaded, overrides)
 
 
-def load(path: str, overrides: Sequence[str]) -> tuple[LoadedConfig, Placement, Inventory]:
+def load(
+    config: str | PathLike[str] | Mapping[str, object], overrides: Sequence[str] | Mapping[str, object]
+) -> tuple[LoadedConfig, Placement, Inventory]:
     """Returns a valid config, its placement and inventory. Raises ConfigError with the problems of all at once."""
     inventory: Inventory | None = None
 
@@ -254,7 +259,7 @@ def load(path: str, overrides: Sequence[str]) -> tuple[LoadedConfig, Placement, 
             return error.problems
         return []
 
-    loaded = load_config(path, overrides, check_cluster)
+    loaded = load_config(config, overrides, check_cluster)
     assert inventory is not None
     placement = schedule(loaded.config.cluster, inventory)
     on_gpus = bool(placement.accelerators.get("rollout")) and not placement.emulated
@@ -268,9 +273,18 @@ def _kuberay_options(image: str | None, claim: str | None, limits: Sequence[str]
     return KubeRayOptions(image, limits=limits) if claim is None else KubeRayOptions(image, claim, limits)
 
 
-def _located(problem: Problem, loaded: LoadedConfig) -> Problem:
-    is_option = problem.key.startswith("--")
-    return problem if problem.where or is_option else replace(problem, where=loaded.where(problem.key))
+@contextmanager
+def located(loaded: LoadedConfig) -> Iterator[None]:
+    """Adds the places of their keys to problems that later checks raise."""
+
+    def with_place(problem: Problem) -> Problem:
+        is_option = problem.key.startswith("--")
+        return problem if problem.where or is_option else replace(problem, where=loaded.where(problem.key))
+
+    try:
+        yield
+    except ConfigError as error:
+        raise type(error)([with_place(problem) for problem in error.problems]) from error
 
 
 def _with_form(word: str) -> str:

@@ -42,12 +42,13 @@ from rl_platform.redact import redacted
 from rl_platform.runners.embodied import EmbodiedRunner
 from rl_platform.runners.reasoning import ReasoningRunner, validation_metric
 from rl_platform.runners.trajectories import by_source
-from rl_platform.runtime.cpu import keep_freed_memory
 
 Row = dict[str, object]
 
 
-def evaluate_checkpoint(run: SavedRun, loaded: LoadedConfig, overrides: Sequence[str]) -> list[Row]:
+def evaluate_checkpoint(
+    run: SavedRun, loaded: LoadedConfig, overrides: Sequence[str], console: Console | None = None
+) -> list[Row]:
     """Evaluates, prints the table and writes it into the run's folder `evaluation`; returns its rows.
 
     Raises ConfigError for a checkpoint of another version or model, CheckpointError for a damaged one.
@@ -66,9 +67,8 @@ def evaluate_checkpoint(run: SavedRun, loaded: LoadedConfig, overrides: Sequence
         check_tool(config)
         check_models(config, placement, inventory)
     place = _output(run)
-    console = Console()
+    console = console or Console()
     reporter = Reporters([PlainView(console)])
-    keep_freed_memory()
     with closing(reporter), ExitStack() as stack:
         with reporter.phase("load"):
             runtime = stack.enter_context(runtime_for(config, placement))

@@ -11,6 +11,7 @@ chunks of actions and bounds are applied. Neither Ray nor a simulation is starte
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
@@ -199,7 +200,7 @@ def find_policy(folder: str | PathLike[str], asked: str, step: int | None = None
     """Returns the policy in a folder, see `load_policy`. asked: the caller, for messages."""
     path = Path(folder).expanduser()
     if not (path / DESCRIPTION).is_file():
-        return policy_of(find_run(str(folder), asked, step))
+        return policy_of(find_run(os.fspath(folder), asked, step))
     saved = SavedPolicy.read(path)
     if step not in (None, own := saved.description.step):
         message = f"{path} holds the policy of one step"

@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import HostDied, PlacementError
 
 LONGEST_PAUSE_S = 60.0
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -32,15 +33,15 @@ class RunRestarts:
         """To be called when the run has written a checkpoint: it is in no crash loop."""
         self.saved, self._used = True, 0
 
-    def run(self, attempt: Callable[[], None]) -> None:
-        """Calls `attempt`, again after each HostDied. Raises the last one if the budget is used up.
+    def run(self, attempt: Callable[[], T]) -> T:
+        """Returns the result of `attempt`. Calls it again after each HostDied; raises the last one if the budget is
+        used up.
 
         A restarted attempt may find fewer nodes than before: a PlacementError then counts as the death of a node.
         """
         while True:
             try:
-                attempt()
-                return
+                return attempt()
             except (HostDied, PlacementError) as error:
                 if isinstance(error, PlacementError) and not self._used:
                     raise

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl_platform.config import LoadedConfig, load_config
 from rl_platform.config.overrides import key_of
+from rl_platform.config.python_values import OVERRIDES
 from rl_platform.config.schema import Config
 from rl_platform.config.source import COMMAND_LINE
 from rl_platform.errors import ConfigError, Problem
@@ -54,15 +55,20 @@ class SavedRun:
     def step(self) -> int:
         return int(self.checkpoint.name.removeprefix("step-"))
 
-    def load(self, overrides: Sequence[str]) -> LoadedConfig:
+    def load(self, overrides: Sequence[str] | Mapping[str, object]) -> LoadedConfig:
         """Returns the config with overrides. Raises ConfigError, also for keys that change no evaluation."""
         # the folder that the run was resumed from may have been removed
-        loaded = load_config(self.folder / "config.yaml", ["runner.resume=auto", *overrides])
+        path = self.folder / "config.yaml"
+        if isinstance(overrides, Mapping):
+            loaded, place = load_config(path, {"runner.resume": "auto", **overrides}), OVERRIDES
+            keys = list(overrides)
+        else:
+            loaded, place = load_config(path, ["runner.resume=auto", *overrides]), COMMAND_LINE
+            keys = [key_of(override) for override in overrides]
         allowed = KEYS[loaded.config.runner.task_type]
-        keys = [key_of(override) for override in overrides]
         message = "belongs to the model or its training, which an evaluation cannot change"
         problems = [
-            Problem(key, message, COMMAND_LINE, allowed=", ".join(allowed))
+            Problem(key, message, place, allowed=", ".join(allowed))
             for key in keys
             if not any(f"{key}.".startswith(f"{name}.") for name in allowed)
         ]

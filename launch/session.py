@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from rl_platform.algorithms.card import algorithm_card, functions_card, sources_card
 from rl_platform.config import LoadedConfig
 from rl_platform.config.schema import Config
@@ -44,7 +46,6 @@ from rl_platform.runners.hang_watch import hang_watch
 from rl_platform.runners.ppo import TaskRunner, train
 from rl_platform.runners.state import RunState
 from rl_platform.runtime import Runtime
-from rl_platform.runtime.cpu import keep_freed_memory
 from rl_platform.tracing import Timeline
 
 
@@ -54,17 +55,21 @@ def run(
     placement: Placement,
     inventory: Inventory,
     callbacks: Sequence[Callback] = (),
-) -> None:
-    """Starts or continues a run and returns when it ends. Raises PlatformErrors with an exit code.
+    view: Callable[[], Reporter] = terminal_view,
+) -> str:
+    """Starts or continues a run. Returns what ended it: see `train`, or `already finished`.
 
-    callbacks: in addition to those of `runner.callbacks`.
+    callbacks: in addition to those of `runner.callbacks`. view: makes what shows the run. Raises PlatformErrors
+    with an exit code.
     """
     config = loaded.config
     world = checked(config, placement)
     callbacks = [*load_callbacks(config.runner.callbacks), *callbacks]
     with shutting_down(), output_folder(config, loaded.resolved_yaml()) as output:
         restarts = RunRestarts(config.cluster)
-        restarts.run(lambda: _run_once(loaded, config_path, placement, inventory, world, output, restarts, callbacks))
+        return restarts.run(
+            lambda: _run_once(loaded, config_path, placement, inventory, world, output, restarts, callbacks, view)
+        )
 
 
 def checked(config: Config, placement: Placement) -> EnvSpaces | Split:
@@ -98,20 +103,26 @@ def _run_once(
     output: OutputFolder,
     restarts: RunRestarts,
     callbacks: Sequence[Callback],
-) -> None:
+    view: Callable[[], Reporter],
+) -> str:
     """Runs until the last step or the first error, from the newest checkpoint on."""
     config, folder = loaded.config, output.path
     with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())  # the loop may compute in one thread
         cluster_is_up = stack.enter_context(cluster_for(config.cluster, placement))  # it starts while models are read
         if isinstance(world, EnvSpaces):
             checkpoint_bytes = policy_bytes(config, world)
         else:
             checkpoint_bytes = check_models(config, placement, inventory)
-        reporter, timeline = stack.enter_context(_reporting(config, output, placement, inventory))
+        reporter, timeline = stack.enter_context(_reporting(config, output, placement, inventory, view))
         state = RunState(config, folder, reporter, restarts.saved)
         if state.finished:
-            _say_finished(state, folder)
-            return
+            assert state.resume_from is not None
+            reporter.note(
+                f"{folder} holds a finished run of {state.resume_from.step} steps.\n"
+                "To continue, raise runner.max_steps; to start anew, name another runner.output_dir."
+            )
+            return "already finished"
         state.store.require_space(checkpoint_bytes)
         state.begin()
         warnings = "".join(f"# {text}\n" for text in _warnings(config))
@@ -127,7 +138,6 @@ def _run_once(
         ):
             reporter.note("env.normalize_observations: observations are images, which the model divides by 255 instead")
         try:
-            keep_freed_memory()
             with ExitStack() as running:
                 with reporter.phase("load"):
                     runtime = running.enter_context(runtime_for(config, placement, cluster_is_up))
@@ -136,7 +146,7 @@ def _run_once(
                 timeline.sources.append(runtime.spans)
                 try:
                     with hang_watch(task.groups, folder, reporter.note, config.runner.deadline_s):
-                        train(config, task, reporter, state, callbacks)
+                        reason = train(config, task, reporter, state, callbacks)
                 finally:
                     timeline.write()  # while the processes still run
         except BaseException as error:
@@ -145,6 +155,7 @@ def _run_once(
                 restarts.renew()
             raise
         state.finish()
+        return reason
 
 
 def _warnings(config: Config) -> Iterator[str]:
@@ -244,17 +255,9 @@ def _spaces_of(description: EnvDescription) -> EnvSpaces:
         env.close()
 
 
-def _say_finished(state: RunState, folder: Path) -> None:
-    assert state.resume_from is not None
-    print(
-        f"{folder} holds a finished run of {state.resume_from.step} steps.\n"
-        "To continue, raise runner.max_steps; to start anew, name another runner.output_dir."
-    )
-
-
 @contextmanager
 def _reporting(
-    config: Config, output: OutputFolder, placement: Placement, inventory: Inventory
+    config: Config, output: OutputFolder, placement: Placement, inventory: Inventory, view: Callable[[], Reporter]
 ) -> Iterator[tuple[Reporters, Timeline]]:
     """Yields the run's reporters. Warnings of the platform's own modules become notes."""
     gpus, device = frozenset[tuple[int, int]]().union(*placement.accelerators.values()), device_of(inventory)
@@ -262,7 +265,7 @@ def _reporting(
     timeline = Timeline(output.path / "trace.json", config.runner.trace_steps)
     log = RunLog(output.path, config.runner.logger_backends)
     devices = len(gpus) or len({host.node for host in placement.hosts})
-    reporter = _RunReporters([log, timeline, terminal_view()], output, devices, peak)
+    reporter = _RunReporters([log, timeline, view()], output, devices, peak)
     notes = _Notes(reporter)
     logger = logging.getLogger("rl_platform")
     logger.addHandler(notes)

@@ -81,6 +81,12 @@ def device_problems(config: Config, placement: Placement) -> Iterator[Problem]:
             yield Problem(key, obstacle, value="transformer_engine", hint=f"{key}=torch")
 
 
+def check_shards(config: Config, placement: Placement) -> None:
+    """Raises ConfigError with the problems that a plan shows, whatever the machine."""
+    if problems := [*sharding_problems(config, placement), *shape_problems(config, placement)]:
+        raise ConfigError(problems)
+
+
 def check_sharding(config: Config, placement: Placement) -> None:
     """Raises ConfigError for a model that cannot be shared as its layout says. Reads the models' configs only."""
     from rl_platform.engines.training.model_problems import model_problems

@@ -124,9 +124,10 @@ def normalizing_loops() -> ModuleType | None:
     return loops
 
 
-def wait_passively_when_crowded() -> None:
-    """Starts the thread of accel/crowded_cores.py, once per process."""
-    if enabled():
-        from rl_platform.accel.crowded_cores import wait_passively_when_crowded as start
+def wait_passively_when_crowded() -> Callable[[], None]:
+    """Starts the thread of accel/crowded_cores.py; returns a function that ends it."""
+    if not enabled():
+        return lambda: None
+    from rl_platform.accel.crowded_cores import wait_passively_when_crowded as start
 
-        start()
+    return start()

@@ -117,6 +117,12 @@ class WorkerError(PlatformError):
     exit_code = 70
 
 
+class RunInProgress(PlatformError):
+    """This process already trains, checks or evaluates: a process does one of these at a time."""
+
+    exit_code = 75
+
+
 class FolderInUse(PlatformError):
     """Another run writes to the output folder."""
 

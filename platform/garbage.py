@@ -11,16 +11,26 @@ import gc
 
 _USUAL = gc.get_threshold()
 _RARELY = 50_000  # more objects than before
+_rare = False
 
 
 def collect_rarely() -> None:
     """Until `collect_as_usual`, collects rarely. Temporary objects of a start, such as weights in a cycle, are still
     freed."""
+    global _rare
+    _rare = True
     gc.set_threshold(_RARELY, *_USUAL[1:])
 
 
 def collect_as_usual() -> None:
-    """Ends the start: collects its garbage and excludes the remaining objects from later searches. Idempotent."""
+    """Ends the start: collects its garbage and excludes the remaining objects from later searches. Idempotent.
+
+    Does nothing without `collect_rarely`: in a program of the user, the settings are the program's.
+    """
+    global _rare
+    if not _rare:
+        return
+    _rare = False
     if not gc.get_freeze_count():
         gc.collect(1)
         gc.freeze()

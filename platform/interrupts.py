@@ -9,6 +9,9 @@ A signal has one of three effects, by the stage that the command is in:
 
 While the command shuts down, another Ctrl-C ends the process at once. Signals that the command inherited as ignored
 (`nohup`, a shell's background job) stay ignored.
+
+A program that calls a run handles its own signals. `interruptible` gives it stages 2 and 3 for Ctrl-C, and never ends
+the process.
 """
 
 from __future__ import annotations
@@ -87,6 +90,7 @@ class _Signals:
 
     def __init__(self) -> None:
         self.raises = self.leaving = False
+        self.ends_process = True
         self.stop: Stop | None = None
         self._last = (0, 0.0)
 
@@ -96,18 +100,24 @@ class _Signals:
             return
         if self.leaving:
             if number == signal.SIGINT:
-                _exit(number)
+                self._end(number)
         elif not self.raises:
-            _exit(number)
+            self._end(number)
         elif self.stop is None or not self.stop.accept(number):
             self._raise(number, frame)
+
+    def _end(self, number: int) -> None:
+        if self.ends_process:
+            _exit(number)
+        raise Interrupted(number)
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
         if _imports(frame):  # an exception in the middle of a C++ module's import may abort the process
             _later(AGAIN_S, self._again, number)
             return
         self.leaving = True
-        _later(SHUTDOWN_S, _exit, number)
+        if self.ends_process:
+            _later(SHUTDOWN_S, _exit, number)
         raise Interrupted(number)
 
     def _again(self, number: int) -> None:
@@ -132,6 +142,31 @@ def take_back() -> None:
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
             signal.signal(number, signal.getsignal(number))
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Within the block of a program that continues afterwards, Ctrl-C lets a run save before Interrupted is raised.
+
+    That is so in the main thread while Python's own handler of Ctrl-C is installed. Otherwise nothing changes. Handlers
+    that the run or Ray has replaced are restored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    own = before[signal.SIGINT] is signal.default_int_handler
+    if own:
+        _signals.ends_process = _signals.raises = _signals.leaving = False
+        signal.signal(signal.SIGINT, _signals.handle)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # one that is not Python's
+                signal.signal(number, handler)
+        if own:
+            _signals.ends_process, _signals.raises, _signals.leaving = True, False, False
 
 
 @contextmanager

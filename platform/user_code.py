@@ -48,7 +48,7 @@ class Extension:
             problem = self.misfit(name, f"cannot be imported: {type(error).__name__}: {error}", allowed=_PLACE)
             raise problem from error
         if "__call__" in vars(self.protocol):
-            return self._function(name, found)
+            return self.function(name, found)
         if not inspect.isclass(found):
             raise self.misfit(name, "is not a class")
         expected = _methods(self.protocol)
@@ -62,7 +62,9 @@ class Extension:
             self._check(name, "its constructor", found, self.protocol.__init__)  # type: ignore[misc]
         return found
 
-    def _function(self, name: str, found: Any) -> Callable[..., Any]:
+    def function(self, name: str, found: Any) -> Callable[..., Any]:
+        """Returns the function, or an instance of the class, `found`. Raises ConfigError if it cannot be called as the
+        protocol says."""
         if inspect.isclass(found):
             try:
                 found = found()

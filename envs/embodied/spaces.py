@@ -73,7 +73,8 @@ class PixelFormat:
 
 @dataclass(frozen=True)
 class EnvDescription:
-    """The id of an environment (`module:id` imports the module that registers it) and the arguments to build it.
+    """The id of an environment (`module:id` imports the module that registers or makes it) and the arguments to build
+    it.
 
     pixels: observations are rendered images. tasks: additions to `kwargs` for each of several tasks, which environments
     have in turn. backend: the physics engine of Gymnasium's MuJoCo tasks.
@@ -190,13 +191,19 @@ class EnvSetup:
 
 
 def find_spec(description: EnvDescription) -> EnvSpec:
-    """Returns the registered specification. Raises ConfigError, with similar ids, for an unknown id or module."""
+    """Returns the registered specification, or one of a function or class of the module that makes the environment.
+
+    Raises ConfigError, with similar ids, for an unknown id or module.
+    """
     import gymnasium
+    from gymnasium.envs.registration import EnvSpec
 
     module, _, name = description.id.rpartition(":")
     try:
         if module:
-            import_user_module(module)
+            found = getattr(import_user_module(module), name, None)
+            if name not in gymnasium.registry and callable(found):
+                return EnvSpec(name, found)
         return gymnasium.spec(name)
     except ImportError as error:
         hint = f"install the package of {module}, or start where it can be imported"

@@ -47,9 +47,10 @@ class PropertyFailed(PlatformError):
     exit_code = 70
 
 
-def check(loaded: LoadedConfig) -> None:
-    """Prints the algorithm card and the outcome of each property. Raises PropertyFailed if one does not hold."""
-    config, console, began = loaded.config, Console(), time.monotonic()
+def check(loaded: LoadedConfig, console: Console | None = None) -> list[Outcome]:
+    """Returns the outcome of each property; prints them and the algorithm card. Raises PropertyFailed if one does not
+    hold."""
+    config, console, began = loaded.config, console or Console(), time.monotonic()
     check_policy_loss(config)
     check_estimator(config)
     print_lines(console, f"{config.runner.experiment_name}: algorithm", card(config))
@@ -59,6 +60,7 @@ def check(loaded: LoadedConfig) -> None:
     failed = [outcome for outcome in outcomes if outcome.failed]
     if failed:
         raise PropertyFailed(_explanation(config, failed))
+    return outcomes
 
 
 def outcomes_of(config: Config, properties: Sequence[Property] = PROPERTIES) -> list[Outcome]:

@@ -15,9 +15,8 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 
 from rl_platform.accel.openmp_team import has_team, run_by_team
@@ -29,11 +28,15 @@ QUIET = 0.1
 _TASKS = Path("/proc/self/task")
 
 
-@cache
-def wait_passively_when_crowded() -> None:
-    """Starts the background thread, once per process. Does nothing where the kernel does not count waiting times."""
+def wait_passively_when_crowded() -> Callable[[], None]:
+    """Starts the background thread and returns a function that ends it.
+
+    Does nothing where the kernel does not count waiting times.
+    """
+    over = threading.Event()
     if waited_ns():
-        threading.Thread(target=_watch, name="crowded cores", daemon=True).start()
+        threading.Thread(target=_watch, args=(over,), name="crowded cores", daemon=True).start()
+    return over.set
 
 
 def waited_ns() -> dict[str, int]:
@@ -50,11 +53,10 @@ def waited_ns() -> dict[str, int]:
     return waited
 
 
-def _watch() -> None:
+def _watch(over: threading.Event) -> None:
     passive = False
     before, then = waited_ns(), time.monotonic()
-    while True:
-        time.sleep(PERIOD_S)
+    while not over.wait(PERIOD_S):  # the thread's idle team ends with it
         waited, now = waited_ns(), time.monotonic()
         share = _grown(before, waited) / (now - then)
         before, then = waited, now

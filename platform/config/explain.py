@@ -128,7 +128,9 @@ def _unknown(key: str, value: object, where: Where) -> Iterator[Problem]:
     section = section_at(parent)
     names = list(section.model_fields) if section is not None else []
     close = nearest(name, names, ALIKE)
-    if elsewhere := _keys_named(key):
+    if (elsewhere := _keys_named(key)) == key:  # its name is `runner.seed`
+        hint = f"names hold no dots: write {name} inside the section {parent}"
+    elif elsewhere:
         hint = f"this key belongs to {elsewhere}"
     elif close:
         hint = f"did you mean {parent + '.' if parent else ''}{close}?"

@@ -6,9 +6,11 @@ How the keys of the files are merged is in `layers.py`.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from rl_platform.config.layers import Layers
+from rl_platform.config.python_values import DICT, as_yaml
 from rl_platform.config.source import Tree, YamlReader
 from rl_platform.config.suggest import nearest
 from rl_platform.disk import read_regular
@@ -19,31 +21,40 @@ MAX_BYTES = 200_000  # of a file: PyYAML reads some hundred thousand per second
 MAX_FILES = 32  # that extend each other
 
 
-def read_config(path: str | Path) -> Layers:
-    """The layers of the file at `path` and of those it extends. Raises ConfigError if one of them holds no mapping."""
+def read_config(source: str | os.PathLike[str] | Mapping[str, object]) -> Layers:
+    """The layers of a file, or of a dict, and of the files it extends. A dict names them from the working folder.
+
+    Raises ConfigError if one of the files holds no mapping.
+    """
+    path: str | Path = DICT if isinstance(source, Mapping) else Path(source)
+    text, problems = as_yaml(source) if isinstance(source, Mapping) else (None, [])
     files: list[tuple[Tree, dict[str, str]]] = []
-    problems: list[Problem] = []
     opened: list[Path] = []
     place, name = "", str(path)  # the line and the value of the `extends` that leads to the next file
     while True:
-        tree, where = _read(path, place, name, problems)
+        tree, where = _read(path, place, name, problems, text)
         opened.append(Path(os.path.realpath(path)))
         files.append((tree, where))
         if EXTENDS not in tree:
             break
         name, place = tree.pop(EXTENDS), where.pop(EXTENDS)
-        path = _base(path, name, place, opened, problems)
+        path, text = _base(path, name, place, opened, problems), None
     layers = Layers(problems=problems)
     for tree, where in reversed(files):
         layers.add(tree, where)
     return layers
 
 
-def _read(path: str | Path, place: str, name: str, problems: list[Problem]) -> tuple[Tree, dict[str, str]]:
-    """The mapping in a file and the lines of its keys. `place` is the line that names the file, "" for the first."""
-    reader = YamlReader(str(path))
+def _read(
+    path: str | Path, place: str, name: str, problems: list[Problem], text: str | None
+) -> tuple[Tree, dict[str, str]]:
+    """The mapping in a file and the lines of its keys. `place` is the line that names the file, "" for the first.
+
+    text: of a dict, which is no file.
+    """
+    reader = YamlReader(str(path), numbered=text is None)
     try:
-        tree = reader.read(_text_of(path))
+        tree = reader.read(_text_of(path) if text is None else text)
     except ConfigError as error:
         if place:
             problems.append(_broken(f"{error.problems[0].message}: {path}", place, name))

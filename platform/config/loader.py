@@ -9,7 +9,7 @@ import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from os import PathLike
 from typing import Literal, get_args, get_origin
 
 import yaml
@@ -23,13 +23,14 @@ from rl_platform.config.inheritance import stale_keys
 from rl_platform.config.interpolation import resolve_references
 from rl_platform.config.layers import Layers, steps_of, value_at
 from rl_platform.config.overrides import apply_overrides
+from rl_platform.config.python_values import OVERRIDES, Dumper, as_arguments
 from rl_platform.config.rules import without_effect
 from rl_platform.config.rules.cluster import PLACEMENT
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.config.schema.config import complete_models
 from rl_platform.config.schema.runner import Runner
-from rl_platform.config.source import COMMAND_LINE, CoreLoader, Tree
+from rl_platform.config.source import COMMAND_LINE, Tree
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.redact import without_secrets
 
@@ -77,19 +78,26 @@ class LoadedConfig:
             _set(tree, steps_of(key), text)
         for unread in without_effect(self.config):
             _remove(tree, steps_of(unread.key))
-        return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+        return yaml.dump(tree, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def load_config(
-    path: str | Path, overrides: Sequence[str] = (), check_cluster: Callable[[Cluster], list[Problem]] | None = None
+    source: str | PathLike[str] | Mapping[str, object],
+    overrides: Sequence[str] | Mapping[str, object] = (),
+    check_cluster: Callable[[Cluster], list[Problem]] | None = None,
 ) -> LoadedConfig:
-    """The config in the file at `path` with `section.key=value` overrides.
+    """The config in a file or a dict, with overrides: `section.key=value`, or a dict of values by `section.key`.
 
     `check_cluster` returns the problems of the placement, which depend on the machines. It is called if the section
     `cluster` can be read, even if others cannot. Raises ConfigError with all problems, in line order.
     """
-    layers = read_config(path)
-    apply_overrides(layers, overrides)
+    layers = read_config(source)
+    if isinstance(overrides, Mapping):
+        arguments, invalid = as_arguments(overrides)
+        layers.problems += invalid
+        apply_overrides(layers, arguments, OVERRIDES)
+    else:
+        apply_overrides(layers, overrides)
     (tree, config, problems, failed, from_environment), dropped = _settle(layers)
 
     def where(key: str) -> str:
@@ -206,7 +214,7 @@ def _nearest_line(sources: dict[str, str], key: str) -> str:
 
 def _line_order(problem: Problem) -> tuple[bool, str, int]:
     file, _, line = problem.where.rpartition(":")
-    return problem.where == COMMAND_LINE, file, int(line) if re.fullmatch("[0-9]+", line) else 0
+    return problem.where in (COMMAND_LINE, OVERRIDES), file, int(line) if re.fullmatch("[0-9]+", line) else 0
 
 
 def _escaped(value: object) -> object:
@@ -215,13 +223,3 @@ def _escaped(value: object) -> object:
     if isinstance(value, list):
         return [_escaped(item) for item in value]
     return value.replace("${", "$${") if isinstance(value, str) else value
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes all text that YAML 1.2 or YAML 1.1 would read as something else."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own attribute
-        first: CoreLoader.yaml_implicit_resolvers.get(first, [])
-        + yaml.SafeDumper.yaml_implicit_resolvers.get(first, [])
-        for first in {*CoreLoader.yaml_implicit_resolvers, *yaml.SafeDumper.yaml_implicit_resolvers}
-    }

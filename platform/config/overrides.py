@@ -9,8 +9,8 @@ from rl_platform.config.source import COMMAND_LINE, MAX_DEPTH, UNSET, Replacemen
 from rl_platform.errors import Problem
 
 
-def apply_overrides(layers: Layers, overrides: Sequence[str]) -> None:
-    """Adds the arguments to `layers` as one more layer, and their problems to `layers.problems`.
+def apply_overrides(layers: Layers, overrides: Sequence[str], place: str = COMMAND_LINE) -> None:
+    """Adds the arguments to `layers` as one more layer, and their problems to `layers.problems`. place: their origin.
 
     A value is read as YAML and replaces the value or the whole section at the key; `~section.key`, or the value
     `!unset`, removes it. If several arguments set one key, the last one wins, so that a script can append arguments.
@@ -18,13 +18,13 @@ def apply_overrides(layers: Layers, overrides: Sequence[str]) -> None:
     """
     for text in overrides:
         key, equals, value = _parts(text)
-        problem = _malformed(text, key, equals, value)
+        problem = _malformed(text, key, equals, value, place)
         if problem is None:
-            reader = YamlReader(COMMAND_LINE)
+            reader = YamlReader(place, numbered=False)
             parsed = reader.read(value, key)
             layers.problems += reader.problems
             if not reader.problems:
-                problem = _set(layers, key, parsed, dict.fromkeys(reader.where, COMMAND_LINE))
+                problem = _set(layers, key, parsed, place, dict.fromkeys(reader.where, place))
         if problem is not None:
             layers.problems.append(problem)
     layers.close()
@@ -43,7 +43,7 @@ def _parts(text: str) -> tuple[str, str, str]:
     return key.strip(), equals, value
 
 
-def _malformed(text: str, key: str, equals: str, value: str) -> Problem | None:
+def _malformed(text: str, key: str, equals: str, value: str, place: str) -> Problem | None:
     message = hint = ""
     if not equals or not key or "" in key.split("."):
         message, hint = "an override has the form section.key=value", "quote it if it contains spaces"
@@ -54,16 +54,16 @@ def _malformed(text: str, key: str, equals: str, value: str) -> Problem | None:
         return Problem(
             "config",
             "an override contains characters that cannot be printed",
-            where=COMMAND_LINE,
+            where=place,
             value=ascii(text)[:80],
             hint='write them as YAML does: "\\t"',
         )
     elif key.count(".") >= MAX_DEPTH:
         message = f"more than {MAX_DEPTH} sections inside each other"
-        return Problem("config", message, where=COMMAND_LINE, value=f"{text[:77]}...")
+        return Problem("config", message, where=place, value=f"{text[:77]}...")
     elif not value.strip():
         message, hint = "the value is missing", f"write {key}=null to switch it off"
-    return Problem(key or text, message, where=COMMAND_LINE, value=text, hint=hint) if message else None
+    return Problem(key or text, message, where=place, value=text, hint=hint) if message else None
 
 
 def _is_unicode(text: str) -> bool:
@@ -71,20 +71,20 @@ def _is_unicode(text: str) -> bool:
     return not any("\ud800" <= mark <= "\udfff" for mark in text)
 
 
-def _set(layers: Layers, key: str, value: object, where: dict[str, str]) -> Problem | None:
+def _set(layers: Layers, key: str, value: object, place: str, where: dict[str, str]) -> Problem | None:
     *sections, leaf = key.split(".")
     tree, path = layers.tree, ""
     for section in sections:
         path = f"{path}.{section}" if path else section
         if section not in tree or tree[section] is None:
             if value is UNSET:
-                return Problem(key, f"there is nothing to remove: {path} is not written", where=COMMAND_LINE)
+                return Problem(key, f"there is nothing to remove: {path} is not written", where=place)
             tree[section] = {}
-            layers.note({path: COMMAND_LINE})
+            layers.note({path: place})
         tree = tree[section]
         if not isinstance(tree, dict):
             message = f"{path} is no section, so nothing can be set inside it"
-            return Problem(key, message, where=COMMAND_LINE, value=repr(tree), hint=f"set {path} as a whole")
+            return Problem(key, message, where=place, value=repr(tree), hint=f"set {path} as a whole")
     if isinstance(value, Replacement):  # as every value of the command line
         value = dict(value)
     layers.put(tree, leaf, key, value, where)

@@ -74,10 +74,13 @@ for _tag, _pattern, _first in (
 
 
 class YamlReader:
-    """Turns one YAML text into values. `where` maps dotted key paths to `file:line`, `problems` is what is wrong."""
+    """Turns one YAML text into values. `where` maps dotted key paths to `file:line`, `problems` is what is wrong.
 
-    def __init__(self, label: str) -> None:
-        self.label = label
+    numbered False: the user does not see the text, so places are the label alone.
+    """
+
+    def __init__(self, label: str, numbered: bool = True) -> None:
+        self.label, self.numbered = label, numbered
         self.where: dict[str, str] = {}
         self.problems: list[Problem] = []
         self._open: list[yaml.Node] = []
@@ -107,7 +110,7 @@ class YamlReader:
             return None
 
     def _place(self, mark: yaml.Mark | None) -> str:
-        return self.label if mark is None or self.label == COMMAND_LINE else f"{self.label}:{mark.line + 1}"
+        return f"{self.label}:{mark.line + 1}" if self.numbered and mark is not None else self.label
 
     def _complain(self, key: str, message: str, where: str, **details: str) -> None:
         self.problems.append(Problem(key=key, message=message, where=where, **details))
@@ -167,7 +170,7 @@ class YamlReader:
                 continue
             full = f"{path}.{key}" if path else key
             if key in values:
-                first = f"the first is in line {lines[key]}" if self.label != COMMAND_LINE else ""
+                first = f"the first is in line {lines[key]}" if self.numbered else ""
                 self._complain(full, "this key appears twice", place, hint=first)
                 continue
             self.where[full], lines[key] = place, key_node.start_mark.line + 1

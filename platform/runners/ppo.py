@@ -99,10 +99,11 @@ class TaskRunner(Protocol):
 
 def train(
     config: Config, runner: TaskRunner, reporter: Reporter, state: RunState, callbacks: Sequence[Callback] = ()
-) -> None:
+) -> str:
     """Runs PPO steps until `runner.max_steps` or a callback asks to stop, from the step `state` was resumed at.
 
-    After a signal, saves at the end of the step and raises Interrupted.
+    Returns what ended the run: `max_steps`, `max_epochs` or `callback NAME`. After a signal or the error of a callback,
+    saves the step and raises Interrupted or that error.
     """
     if config.runner.task_type == "embodied":
         compute_alone()  # a step computes a few thousand numbers here; starting a thread pool would take longer
@@ -117,6 +118,11 @@ def train(
     if step == 0:
         reporter.step(0, validate(runner, reporter, 0))
 
+    def save() -> None:
+        with reporter.phase("checkpoint"):
+            state.save(step, runner, ppo, rollouts)
+
+    reason = ""
     last = step >= steps or (runner.exhausted() and not rollouts.pending)
     with stopping_after_step(config.runner.stop_grace_s, reporter.note) as stop:
         while not last:
@@ -144,16 +150,20 @@ def train(
             if validates:
                 metrics |= validate(runner, reporter, step)
             reporter.step(step, metrics | timings.since_last())
-            if stopping := stopped_by(callbacks, step, metrics):
-                reporter.note(f"stopped after step {step} by callback {', '.join(stopping)}")
-                last = True
+            try:
+                if stopping := stopped_by(callbacks, step, metrics):
+                    reason, last = f"callback {', '.join(stopping)}", True
+                    reporter.note(f"stopped after step {step} by {reason}")
+            except BaseException:
+                save()
+                raise
             stragglers.look()
             stopped = stop.due()
             if last or stopped or due(step, config.runner.save_interval):
-                with reporter.phase("checkpoint"):
-                    state.save(step, runner, ppo, rollouts)
+                save()
             last = last or stopped
     runner.finish(step)
+    return reason or ("max_steps" if step >= steps else "max_epochs")
 
 
 def validate(runner: TaskRunner, reporter: Reporter, step: int) -> Metrics:

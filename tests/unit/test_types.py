@@ -12,6 +12,13 @@ from pathlib import Path
 from as_installed import lay_out
 
 ROOT = Path(__file__).parents[2]
+API = ("rl_platform", *(f"rl_platform.{path.stem}" for path in (ROOT / "api").glob("[!_]*.py")))
+CLIENT = """
+import rl_platform as rl
+run: rl.Run = rl.train("x.yaml", {"runner.seed": 2}, [rl.callbacks.StopAt("val/return", 5000)])
+print(run.metrics["step"].sum(), rl.plan({}).data["version"], rl.evaluate(run)[0])
+rl.trian
+"""
 STRICT = ("rl_platform.algorithms", "rl_platform.placement", "rl_platform.config")
 
 
@@ -19,5 +26,8 @@ def test_strict_types(tmp_path: Path) -> None:
     lay_out(tmp_path)
     command = [sys.executable, "-m", "mypy", "--config-file", str(Path(__file__).with_name("mypy.ini"))]
     command += ["--cache-dir", str(ROOT / ".mypy_cache"), *(option for name in STRICT for option in ("-p", name))]
+    command += [option for name in (*API, "client") for option in ("-m", name)]
+    (tmp_path / "client.py").write_text(CLIENT)
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert found.returncode == 0, found.stdout + found.stderr
+    told = 'client.py:5: error: Module has no attribute "trian"  [attr-defined]'
+    assert [line for line in found.stdout.splitlines() if " error: " in line] == [told], found.stdout + found.stderr
