@@ -588,7 +588,6 @@ TABLE: Table = {
     "cluster.gpus_per_node": _placement,
     "cluster.num_nodes": contained("cluster.inventory.nodes"),
     **details("cluster", "master_port_range_low master_port_range_high segment_size", "ports are chosen by the run"),
-    "defaults": detail("merged"),
 }
 # Where it differs from ours, or decides what another key means. From NeMo-RL 0.7
 _COMMON: dict[str, Any] = {

@@ -351,10 +351,6 @@ def _value_lr(value: Any, source: Source) -> Outcome:
     return untranslated("one learning rate for policy and value head")
 
 
-def _betas(role: str) -> Rule:
-    return lambda *_: part_of(f"{role}.optim.betas")
-
-
 def _beta1(role: str) -> Rule:
     return lambda value, source: write({f"{role}.optim.betas": [value, source(f"{role}.optim.adam_beta2")]})
 
@@ -465,7 +461,7 @@ def _learner(role: str) -> Table:
         "optim.lr": f"{role}.optim.lr",
         "optim.value_lr": _value_lr,
         "optim.adam_beta1": _beta1(role),
-        "optim.adam_beta2": _betas(role),
+        "optim.adam_beta2": contained(f"{role}.optim.betas"),
         "optim.adam_eps": f"{role}.optim.eps",
         "optim.weight_decay": f"{role}.optim.weight_decay",
         "optim.clip_grad": f"{role}.optim.clip_grad",

@@ -26,6 +26,7 @@ EXAMPLES = re.findall(
     r"^<!-- convert: (\S+) -->\n```\w+\n(.*?)^```$\n\n```text\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL
 )
 PAIRS = yaml.safe_load(Path(__file__).with_name("convert_pairs.yaml").read_text(encoding="utf-8"))
+GOOD = "ppo: {adv_estimator: {name: gae}}\nloss_fn: {ratio_clip_min: 0.2}\npolicy: {model_name: org/model}\n"
 # what the keys of a pair stand beside
 REST: dict[str, dict[str, Any]] = {
     "verl": {"data.train_files": "t.parquet", "actor_rollout_ref.model.path": "org/model"},
@@ -168,6 +169,16 @@ def test_defaults_of_hydra_are_merged_or_named(tmp_path: Path) -> None:
     assert "cannot be resolved" in reasons["rollout.model.precision"]
 
 
+def test_defaults_of_nemo_rl_are_merged_or_named(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(f"{GOOD}value_loss_fn: {{scale: 0.4}}\n", encoding="utf-8")
+    for parent, scale in (("base.yaml", 0.4), ("elsewhere/base.yaml", "nothing")):
+        (tmp_path / "run.yaml").write_text(f"defaults: {parent}\n{GOOD}", encoding="utf-8")
+        foreign = read(tmp_path / "run.yaml")
+        done = convert(foreign.system, foreign.keys)
+        assert done.values.get("algorithm.value_loss_scale", "nothing") == scale
+        assert [row.key for row in done.of("untranslated")] == ([] if scale == 0.4 else [f"defaults: {parent}"])
+
+
 def test_saved_model(tool: Any, tmp_path: Path) -> None:
     """A model that Stable-Baselines3 saved: schedules are read from their text, and pickles are not loaded."""
     pickled = {":type:": "<class 'function'>", ":serialized:": "not a pickle"}
@@ -209,9 +220,6 @@ def test_json_of_arguments_goes_to_standard_output(tool: Any, tmp_path: Path) ->
     assert yaml.safe_load(ended.out)["algorithm"]["adv_type"] == "grpo"
     assert "own_key" in ended.err
     assert "hf_abcdefgh12345" not in ended.err + ended.out
-
-
-GOOD = "ppo: {adv_estimator: {name: gae}}\nloss_fn: {ratio_clip_min: 0.2}\npolicy: {model_name: org/model}\n"
 
 
 @pytest.mark.parametrize(
