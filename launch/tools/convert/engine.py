@@ -79,7 +79,7 @@ def convert(system: System, given: Mapping[str, Any]) -> Conversion:
         done.rows.append(_placed(done, Row(key, value, _outcome(system, key, value, source))))
     ours = default_tree()
     for key, value in defaults.items():
-        if key in given:
+        if key in given and not isinstance(given[key], Unresolved):
             continue
         outcome = _outcome(system, key, value, source)
         new = {name: each for name, each in outcome.values.items() if name not in done.values}

@@ -230,7 +230,7 @@ DEFAULTS: dict[str, Any] = {
 SB3 = System(
     "sb3",
     "Stable-Baselines3",
-    ("n_steps", "gae_lambda", "ent_coef", "n_epochs"),
+    ("n_steps", "gae_lambda", "ent_coef", "n_epochs", "n_timesteps"),
     TABLE,
     lambda _: DEFAULTS,
     leaves=("policy_kwargs.net_arch", "normalize", "env_wrapper"),
