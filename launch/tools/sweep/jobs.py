@@ -84,7 +84,7 @@ class Jobs:
         environments: Sequence[Mapping[str, str]],
         say: Callable[[str], None],
     ) -> None:
-        self.folder, self._arguments, self._environments, self._say = folder, arguments, environments, say
+        self.folder, self._arguments, self.environments, self._say = folder, arguments, environments, say
         self._running: list[_Running] = []
         self._last_sign = time.monotonic()
 
@@ -97,7 +97,7 @@ class Jobs:
         count = 0
         try:
             while True:
-                while len(self._running) < len(self._environments) and (point := source.next()) is not None:
+                while len(self._running) < len(self.environments) and (point := source.next()) is not None:
                     count += 1
                     self._start(point, f"{count} of {source.total}")
                 if not self._running:
@@ -119,10 +119,10 @@ class Jobs:
 
     def _start(self, point: Point, which: str) -> None:
         taken = {one.slot for one in self._running}
-        slot = next(number for number in range(len(self._environments)) if number not in taken)
+        slot = next(number for number in range(len(self.environments)) if number not in taken)
         log = self.folder / f"{point.name}.log"
         begin = log.stat().st_size if log.exists() else 0
-        child = start_run(self._arguments(point), self._environments[slot], log)
+        child = start_run(self._arguments(point), self.environments[slot], log)
         now = time.monotonic()
         self._running.append(_Running(point, child, slot, now, now, log, begin))
         self._say(f"{point.name}: started, {which}")

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def sweep(
         checked = check(config, arguments, optuna, metric)
     folder = (output or checked.default_folder).absolute()
     fresh = _folder_problems(folder, checked)
-    say: Callable[[str], None] = lambda line: print(line, flush=True)  # noqa: E731
+    say = partial(print, flush=True)
     say(_headline(checked, folder, environments))
     if dry:
         for point in checked.points if checked.spec is None else ():
@@ -259,7 +260,7 @@ def _run(
     if not spec.metric:
         loaded = checked.configs[0]
         spec = spec.model_copy(update={"metric": headline_of(loaded.shown()).validation})
-    search = Search(spec, folder, checked.seeds, len(jobs._environments))
+    search = Search(spec, folder, checked.seeds, len(jobs.environments))
     failed = jobs.run(search)
     both = search.failed() | failed
     return Summary(folder, search.points(), both, search.pruned(), spec.metric, spec.direction), failed

@@ -25,6 +25,7 @@ from rl_platform.launch.tools.groups import SEED, short_names
 from rl_platform.launch.tools.sweep.grid import RESERVED, Point
 from rl_platform.launch.tools.sweep.summary import last_value
 from rl_platform.metrics import read_metrics
+from rl_platform.run_files import FINISHED
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -226,9 +227,10 @@ class Search:
         return frozenset(point.name for trial in trials for point in self._points(trial.number, trial.params))
 
     def failed(self) -> dict[str, str]:
-        """Returns the names of the points of failed trials that did not finish."""
+        """Returns the names of points that did not finish, of failed trials."""
         trials = self.study.get_trials(deepcopy=False, states=(self._states.FAIL,))
-        return {point.name: "" for trial in trials for point in self._points(trial.number, trial.params)}
+        points = [point for trial in trials for point in self._points(trial.number, trial.params)]
+        return {point.name: "" for point in points if not (self.folder / point.name / FINISHED).exists()}
 
     def next(self) -> Point | None:
         if not self._waiting and len(self.study.get_trials(deepcopy=False)) < self.spec.trials:
