@@ -302,6 +302,18 @@ def test_one_that_is_killed_is_started_again_and_asked_again(
         torch.testing.assert_close(torch.tensor(completion.log_probs), expected, rtol=0, atol=1e-4)
 
 
+@only_sglang
+def test_it_sleeps_right_after_its_last_answer(fresh: SGLangEngine, shared: ModuleType) -> None:
+    requests = shared.prompts((4,) * 8)
+    before = shared.answers(fresh, requests, SamplingParams(8, temperature=0.0))
+    for _ in range(3):
+        fresh.offload()
+        after = shared.answers(fresh, requests, SamplingParams(8, temperature=0.0))
+        assert {index: one.token_ids for index, one in after.items()} == {
+            index: one.token_ids for index, one in before.items()
+        }
+
+
 @needs_sglang
 def test_an_architecture_that_sglang_has_not(shared: ModuleType, tmp_path: Path) -> None:
     setup = setup_for(shared.causal_lm().config)

@@ -25,6 +25,7 @@ from rl_platform.records import SamplingParams
 
 PROGRAM = "from rl_platform.engines.rollout.sglang.program import main; main()"
 LOADER = "rl_platform.engines.rollout.sglang.shared_weights.load"
+IDLE_S = 60.0  # after the last answer, for the scheduler to become idle
 VERSION = "0.5.23"  # names and semantics of weight updates change between releases
 Shape = tuple[str, str, list[int]]  # of a tensor: name, type and size
 
@@ -224,6 +225,9 @@ class EngineHost:
         """Gives the GPU's memory back, keys, values and weights."""
         from sglang.srt.managers import io_struct as messages
 
+        # the last answer is out before its scheduler is idle, and one that is not dies of the next request
+        if not (flushed := await self.manager.flush_cache(timeout_s=IDLE_S)).success:
+            raise RuntimeError(f"the engine is not idle {IDLE_S:g} s after its last answer: {flushed.message}")
         await self.manager.release_memory_occupation(messages.ReleaseMemoryOccupationReqInput(), None)
 
     async def wake(self, number: int) -> None:
