@@ -28,11 +28,13 @@ _PICTURES_PER_SECOND = 25  # of environments that draw more; others give every o
 
 @dataclass(frozen=True)
 class Episode:
-    """An episode that was played. seed: of its reset. actions: each [1,A] or [1], in order. rewards: raw, of each."""
+    """An episode that was played. seed: of its reset. actions: each [1,A] or [1], in order. rewards: raw, of each.
+    values: of the states before them; empty if the policy gives none."""
 
     seed: int
     actions: list[np.ndarray] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
 
 
 def play(
@@ -152,6 +154,8 @@ class Video:
                     envs.step(action)
             shown = {"steps_per_picture": self.steps_per_picture, "pictures_per_second": self.pictures_per_second}
             content = facts | {"seed": episode.seed, **shown, "rewards": episode.rewards}
+            if episode.values:
+                content["values"] = episode.values
             path.with_suffix(".json").write_text(json.dumps(content), encoding="utf-8")
             unfinished.replace(path)
         finally:

@@ -219,6 +219,7 @@ class Environment:
         policy = policy or self._policy_here()
         settings, chunked = self.env.evaluation, not self.levels.single
         moves, over, memory = 0, 0, None
+        values: list[float] | None = None  # of the episode that is drawn
         self._current(AllEnvs(self.envs, self.shares, None))  # the normalisers count the observations after the reset
 
         def begin(num_envs: int) -> None:
@@ -232,8 +233,11 @@ class Environment:
             self.context.progress.update(moves, 0, f"steps, {over} of {settings.episodes} episodes")
             seen, states = self._normalized(observations), None if memory is None else memory.array
             tasks, draw = self.tasks.read(slice(len(observations))), ("evaluate", step, moves)
-            policy.request(Observations(seen, draw, deterministic, hidden_states=states, tasks=tasks))
+            valued = values is not None
+            policy.request(Observations(seen, draw, deterministic, hidden_states=states, tasks=tasks, valued=valued))
             chosen = policy.actions(len(observations))
+            if values is not None and chosen.values is not None:
+                values.append(float(chosen.values[0]))
             if memory is not None:
                 memory.array = chosen.hidden_states
             return chosen.to_execute
@@ -252,6 +256,7 @@ class Environment:
         if video:
             self.video = self.video or Video(self.description, self.env.step_timeout_s)
             if not self.video.refusal and (last or not self.video.busy):
+                values = []
                 episode = play(
                     self.description,
                     act,
@@ -263,7 +268,7 @@ class Environment:
                     variables=self.drawing,
                     restarts=self.env.restarts,
                 )
-                self.video.start(episode, Path(video), {"step": step})
+                self.video.start(replace(episode, values=values), Path(video), {"step": step})
         return result
 
     def drawn(self) -> str:

@@ -20,6 +20,7 @@ from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ChannelClosed, WorkerError
 from rl_platform.models.embodied_policy import EmbodiedPolicy
+from rl_platform.models.policy import ActorCriticPolicy
 from rl_platform.records import Weights, WeightsReceived
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.channel import Channel
@@ -34,7 +35,8 @@ class Observations:
 
     among: (first, total) where these are rows of a larger choice, None: they are all of it. An observation gets the
     same random numbers whichever rank and micro-batch it is in. hidden_states [N,H] float32: of a recurrent policy,
-    which stores none itself. tasks [N] int64: indices of the instructions, for a policy that reads them.
+    which stores none itself. tasks [N] int64: indices of the instructions, for a policy that reads them. valued: the
+    answer has values, if the policy is one without memory, chunks and language.
     """
 
     array: np.ndarray
@@ -43,6 +45,7 @@ class Observations:
     among: tuple[int, int] | None = None
     hidden_states: np.ndarray | None = None
     tasks: np.ndarray | None = None
+    valued: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,13 +54,15 @@ class Actions:
     with D components [N,K,A] or [N,K], and [N,K,D].
 
     executed: the actions of the environment, in its shape, where they differ from those that the policy chose and is
-    trained on. hidden_states [N,H]: those after the observations, of a recurrent policy.
+    trained on. hidden_states [N,H]: those after the observations, of a recurrent policy. values [N]: of `valued`
+    observations.
     """
 
     array: np.ndarray
     log_probs: np.ndarray
     executed: np.ndarray | None = None
     hidden_states: np.ndarray | None = None
+    values: np.ndarray | None = None
 
     @property
     def to_execute(self) -> np.ndarray:
@@ -91,6 +96,10 @@ class PolicyInference:
             actions = Actions(*chosen)
         else:
             actions = self._act(observations, seed, first, total)
+        if observations.valued and type(self.policy) is ActorCriticPolicy:
+            with torch.inference_mode():
+                _, values = self.policy(torch.from_numpy(observations.array).to(self.device))
+            actions = replace(actions, values=values.cpu().numpy())
         recorder.add("work", "inference", began)
         return actions
 

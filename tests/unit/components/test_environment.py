@@ -16,9 +16,10 @@ from stand_ins import context, embodied_config
 from rl_platform.components.actor import EmbodiedActor
 from rl_platform.components.env_ranks import Order, Peers
 from rl_platform.components.environment import Environment
-from rl_platform.components.policy_rollout import Observations, PolicyRollout, RemotePolicy
+from rl_platform.components.policy_rollout import LocalPolicy, Observations, PolicyRollout, RemotePolicy
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.success import Success
+from rl_platform.envs.embodied.video import Episode
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime.channel import Channel
@@ -263,3 +264,42 @@ def test_a_policy_in_the_same_process_acts_without_channels_and_leads_to_the_sam
         assert torch.equal(batch.inputs["actions"], other.inputs["actions"])
         assert batch.inputs["actions"].std() > 0
         assert metrics == other_metrics
+
+
+def test_values_of_a_drawn_episode_are_those_of_the_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One value for each step that was played, of the observation before it."""
+    settings = config(evaluation={"episodes": 1, "video": True})
+    played: list[Episode] = []
+
+    class Screen:
+        refusal, busy = "", False
+
+        def __init__(self, *_: object) -> None: ...
+
+        def start(self, episode: Episode, *_: object) -> None:
+            played.append(episode)
+
+        def stop(self) -> None: ...
+
+    def play_without_pictures(description, policy, seed, **_) -> Episode:
+        episode, observation = Episode(seed), np.array([[1, 7]], np.float32)
+        for _ in range(3):
+            episode.actions.append(policy(observation))
+            observation = observation + np.array([[1, 0]], np.float32)
+        return episode
+
+    monkeypatch.setattr("rl_platform.components.environment.Video", Screen)
+    monkeypatch.setattr("rl_platform.components.environment.play", play_without_pictures)
+    env = Environment(context("env"), settings)
+    try:
+        actor = EmbodiedActor(context(), settings, env.envs.spaces)
+        rollout = PolicyRollout(context("rollout"), settings, env.envs.spaces)
+        rollout.receive(actor.publish(0))
+        env.evaluate(0, "evaluation.mp4", True, True, LocalPolicy(rollout))
+    finally:
+        env.close()
+    observations = env._normalized(np.array([[1, 7], [2, 7], [3, 7]], np.float32))
+    with torch.no_grad():
+        expected = actor.engine.model.model(torch.from_numpy(observations))[1]
+    (episode,) = played
+    assert episode.values == pytest.approx(expected.tolist())
