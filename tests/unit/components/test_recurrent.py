@@ -173,18 +173,18 @@ def test_evaluation_remembers_its_own_episodes(world) -> None:
         made.collect(0)
         before = made.environment.memory.array.copy()
         made.answers.asked.clear()
-        found.append(made.environment.evaluate(0, None, True, made.policy))
+        found.append(made.environment.evaluate(0, None, False, True, made.policy))
         assert (made.environment.memory.array == before).all()
         firsts = [question for question in made.answers.asked if not question.hidden_states.any()]
         assert len(firsts) == 4 // num_envs, "episodes begin with nothing remembered, and only then"
-    assert found[0]["lengths"] == found[1]["lengths"]
-    assert found[0]["returns"] == found[1]["returns"]
+    assert found[0].lengths == found[1].lengths
+    assert found[0].returns == found[1].returns
 
 
 def test_a_video_shows_an_episode_that_begins_with_nothing_remembered(world, tmp_path: Path) -> None:
     made = world(config(evaluation={"episodes": 2}))
-    found = made.environment.evaluate(0, str(tmp_path / "episode.mp4"), True, made.policy)
-    assert found["note"] is None
+    made.environment.evaluate(0, str(tmp_path / "episode.mp4"), True, True, made.policy)
+    assert made.environment.drawn() == ""
     assert (tmp_path / "episode.mp4").stat().st_size > 0
     filmed = [question for question in made.answers.asked if len(question.array) == 1]
     assert [bool(question.hidden_states.any()) for question in filmed] == [False] + [True] * (len(filmed) - 1)
