@@ -6,6 +6,7 @@ Links are rewritten for the site only; the Markdown files keep the paths that wo
 
 from __future__ import annotations
 
+import json
 import os.path
 import re
 from pathlib import Path, PurePosixPath
@@ -29,8 +30,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         path = todo.pop()
         text = path.read_text(encoding="utf-8")
         if not path.is_relative_to(config.docs_dir):
-            page = text if path.suffix == ".md" else SOURCE.format(_inside(path), _language(path), text)
-            files.append(File.generated(config, _page_of(path), content=page))
+            files.append(File.generated(config, _page_of(path), content=_page(path, text)))
         if path.suffix != ".md":
             continue
         linked = {_target(path, match["path"]) for match in LINK.finditer(text)}
@@ -52,6 +52,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return relative + (match["anchor"] or "")
 
     return LINK.sub(site_link, markdown) if source.suffix == ".md" else markdown
+
+
+def _page(path: Path, text: str) -> str:
+    if path.suffix == ".md":
+        return text
+    if path.suffix == ".ipynb":
+        cells = [("".join(cell["source"]), cell["cell_type"] == "code") for cell in json.loads(text)["cells"]]
+        return "\n\n".join(f"```python\n{source}\n```" if is_code else source for source, is_code in cells)
+    return SOURCE.format(_inside(path), _language(path), text)
 
 
 def _target(source: Path, link: str) -> Path:
