@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="Megatron would compute on the GPU of this machine"),
@@ -42,7 +43,7 @@ MIXTURE = ["actor.model={path: ./experts, tokenizer: bytes}"]
 )
 @pytest.mark.usefixtures("experts")
 def test_a_killed_run_goes_on_with_other_ranks(
-    command, killed, final_state, scored: str, backend: str, before: Any, after: Any, model: list[str]
+    command, tool, killed, final_state, scored: str, backend: str, before: Any, after: Any, model: list[str]
 ) -> None:
     rest = [scored, f"runner.max_steps={STEPS}", "runner.save_interval=1", *model]
     whole = command("reasoning.yaml", *ONE_RANK[backend], *rest, "runner.output_dir=whole")
@@ -65,3 +66,7 @@ def test_a_killed_run_goes_on_with_other_ranks(
                     found[role][group][name], tensor, rtol=1e-5, atol=1e-6, msg=lambda t, n=name: f"{n}: {t}"
                 )
     assert found["run"] == expected["run"]
+    assert tool("export", "out", "-o", "exported").code == 0  # in one process, from the shards of all ranks
+    exported, left = (AutoModelForCausalLM.from_pretrained(name).state_dict() for name in ("exported", "out/model"))
+    assert exported.keys() == left.keys()
+    assert all(torch.equal(exported[name], tensor) for name, tensor in left.items())
