@@ -33,7 +33,7 @@ from rl_platform.launch.preflight import (
 from rl_platform.launch.run_restarts import RunRestarts
 from rl_platform.launch.sharding import check_kernels
 from rl_platform.launch.view import terminal_view
-from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog
+from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog, user_loggers
 from rl_platform.models.embodied_policy import policy_card, policy_problems
 from rl_platform.placement.engine_memory import engine_memory, with_engine_memory
 from rl_platform.placement.hardware import device_of
@@ -265,7 +265,8 @@ def _reporting(
     timeline = Timeline(output.path / "trace.json", config.runner.trace_steps)
     log = RunLog(output.path, config.runner.logger_backends)
     devices = len(gpus) or len({host.node for host in placement.hosts})
-    reporter = _RunReporters([log, timeline, view()], output, devices, peak)
+    own = user_loggers(config.runner.logger_backends)
+    reporter = _RunReporters([log, *own, timeline, view()], output, devices, peak)
     notes = _Notes(reporter)
     logger = logging.getLogger("rl_platform")
     logger.addHandler(notes)

@@ -22,12 +22,13 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 from rl_platform.errors import ConfigError, DataError, Problem
 from rl_platform.logger_media import as_animation, as_markdown, as_table, as_video
 from rl_platform.redact import redacted
 from rl_platform.step_lines import StepLines, read_lines
+from rl_platform.user_code import Extension
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import Summary
@@ -404,6 +405,36 @@ def _summary(metrics: Mapping[str, float]) -> Summary:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     return Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()])
+
+
+LOGGER = Extension(
+    "logger",
+    "runner.logger_backends",
+    Reporter,
+    "class without arguments that inherits from metrics.Reporter",
+)
+
+
+class UserLogger:
+    """The user's logger. Its errors end the run with their traceback."""
+
+    def __init__(self, name: str) -> None:
+        kind = LOGGER.load(name)
+        with LOGGER.running(name):
+            self._logger = kind()
+        self._name = name
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            with LOGGER.running(self._name):
+                return getattr(self._logger, method)(*arguments, **options)
+
+        return call
+
+
+def user_loggers(backends: Sequence[str]) -> list[Reporter]:
+    """The loggers of `runner.logger_backends` that are classes of the user."""
+    return [cast(Reporter, UserLogger(name)) for name in backends if ":" in name]
 
 
 def missing_trackers(backends: Sequence[str]) -> Iterator[Problem]:

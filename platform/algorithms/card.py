@@ -294,12 +294,18 @@ def _rows(algorithm: Algorithm) -> list[tuple[str, str]]:
             "fill_with_rejected": "then others fill the step",
         }
         prompts = f"{sampling.prompts_per_round} prompts" if sampling.prompts_per_round else "prompts"
+        which = f"whose metrics differ by more than {sampling.tolerance:g}"
+        if sampling.filter is not None:
+            which = f"that {sampling.filter} keeps"
         text = (
-            f"only groups of {algorithm.group_size} whose metrics differ by more than {sampling.tolerance:g}; "
+            f"only groups of {algorithm.group_size} {which}; "
             f"up to {sampling.max_rounds} rounds of {prompts}, {then[sampling.on_exhausted]}; "
             f"surplus groups are {'first in the next step' if sampling.surplus == 'carry' else 'dropped'}"
         )
         rows.append(("dynamic sampling", text))
+    if algorithm.sample_filter is not None:
+        groups = ", nor in their group's statistics" if algorithm.group_ignore_masked else ""
+        rows.append(("responses", f"those that {algorithm.sample_filter} drops do not count{groups}"))
     if algorithm.use_pf_ppo:
         rows.append(("PF-PPO", _pf_ppo(algorithm.pf_ppo)))
     return rows

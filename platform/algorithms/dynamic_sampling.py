@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rl_platform.algorithms.filters import GROUPS, GroupFilter, decision
 from rl_platform.config.schema.algorithm import DynamicSampling
 from rl_platform.errors import CheckpointError, DataError
 from rl_platform.records import Prompt, StateDict, Trajectory
@@ -59,6 +60,7 @@ class DynamicSampler:
         self.options, self.groups = options, groups
         self.group_size, self.mini_batch_size = group_size, mini_batch_size
         self.carried: list[Group] = []
+        self.filter: GroupFilter | None = GROUPS.load(options.filter) if options.filter else None
 
     def fill(self, step: int, generate: Callable[[int], list[Trajectory]]) -> tuple[Group, dict[str, float]]:
         """The trajectories of one step, group by group, and metrics. `generate(round)` gives scored responses to a new
@@ -80,9 +82,12 @@ class DynamicSampler:
         return [trajectory for group in taken for trajectory in group], counts.metrics(len(surplus))
 
     def _keeps(self, group: Group, counts: _Counts) -> bool:
-        """By the raw metric; responses without a score do not count."""
+        """By the raw metric or the user's filter; responses without a score do not count."""
         metrics = [trajectory.metric for trajectory in group if trajectory.valid]
-        keeps = samples_differ(metrics, self.options.tolerance)
+        if self.filter is None:
+            keeps = samples_differ(metrics, self.options.tolerance)
+        else:
+            keeps = bool(metrics) and decision(GROUPS, self.options.filter or "", self.filter, group)
         counts.generated += 1
         counts.kept += keeps
         counts.metric += metrics
@@ -115,9 +120,10 @@ class DynamicSampler:
         needed = f"of {self.groups} groups"
         if self.options.on_exhausted == "train_partial":
             needed = f"groups, which do not fill a mini-batch of {self.mini_batch_size} rows,"
+        which = "whose samples differ" if self.filter is None else f"that {self.options.filter} keeps"
         return (
-            f"step {step}: {counts.rounds} rounds (algorithm.dynamic_sampling.max_rounds) gave {ready} {needed} whose "
-            f"samples differ; of {counts.generated} groups generated, {counts.all_correct} were all right, "
+            f"step {step}: {counts.rounds} rounds (algorithm.dynamic_sampling.max_rounds) gave {ready} {needed} "
+            f"{which}; of {counts.generated} groups generated, {counts.all_correct} were all right, "
             f"{counts.all_wrong} all wrong and {others} equal otherwise. Use tasks of fitting difficulty, a larger "
             "algorithm.group_size or max_rounds, or another algorithm.dynamic_sampling.on_exhausted"
         )

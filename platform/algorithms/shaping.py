@@ -31,14 +31,20 @@ class ShapedRewards:
 
 @torch.no_grad()
 def shape_rewards(
-    scores: FloatB, scored: BoolB, lengths: IntB, truncated: BoolB, algorithm: Algorithm, longest_response: int
+    scores: FloatB,
+    scored: BoolB,
+    lengths: IntB,
+    truncated: BoolB,
+    algorithm: Algorithm,
+    longest_response: int,
+    kept: BoolB | None = None,
 ) -> ShapedRewards:
     """All keys of `algorithm` that change outcome rewards, in their fixed order.
 
     scores [B]: of the verifier; scored [B] bool: False where it gave none; lengths [B] int64: action tokens, of all
-    turns; truncated [B] bool: cut at the length limit. longest_response: `data.max_response_length`. A truncated
-    response that `overlong.filter` drops keeps its reward, which still serves as a baseline for others unless
-    `group_ignore_masked`.
+    turns; truncated [B] bool: cut at the length limit. longest_response: `data.max_response_length`. kept [B] bool:
+    selected by `sample_filter`. A response that this or `overlong.filter` drops keeps its reward, which still serves as
+    a baseline for others unless `group_ignore_masked`.
     """
     rewards, counted = torch.where(scored, scores, 0.0).float(), scored
     metrics: dict[str, float] = {}
@@ -52,8 +58,11 @@ def shape_rewards(
         limit = overlong.max_length if overlong.max_length is not None else longest_response
         rewards = rewards - overlong_penalty(lengths, limit, overlong.buffer_length, overlong.penalty)
     if overlong.filter:
-        counted = scored & ~truncated
-        metrics["reward/filtered"] = float((scored & truncated).sum())
+        counted = counted & ~truncated
+    if kept is not None:
+        counted = counted & kept
+    if overlong.filter or kept is not None:
+        metrics["reward/filtered"] = float((scored & ~counted).sum())
     if algorithm.reward_whitening:
         rewards = whiten_rewards(rewards, counted)
     compared = counted if algorithm.group_ignore_masked else scored

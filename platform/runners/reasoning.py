@@ -9,7 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+from torch import Tensor
+
 from rl_platform.algorithms.dynamic_sampling import DynamicSampler
+from rl_platform.algorithms.filters import SAMPLES, SampleFilter
 from rl_platform.algorithms.shaping import ShapedRewards
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.critic import LanguageCritic
@@ -43,6 +46,7 @@ from rl_platform.runners.trajectories import (
     program_metrics,
     rollout_batch,
     samples_of,
+    selected,
     shaped_rewards,
     source_metrics,
     trajectory_metrics,
@@ -82,6 +86,8 @@ class ReasoningRunner:
         data, options = config.data, config.algorithm.dynamic_sampling
         weights = {source.label: source.weight for source in data.sources if source.weight}
         prompts_per_round = data.train_batch_size
+        name = config.algorithm.sample_filter
+        self.filter: SampleFilter | None = None if name is None else SAMPLES.load(name)
         self.sampler: DynamicSampler | None = None
         if options is not None:
             group_size, prompts_per_round = config.algorithm.group_size, options.prompts_per_round or prompts_per_round
@@ -123,7 +129,9 @@ class ReasoningRunner:
                 trajectories = self._round(step, 0)
             else:
                 trajectories, metrics = self.sampler.fill(step, partial(self._round, step))
-        shaped = self._shaped(trajectories)
+        name = self.config.algorithm.sample_filter
+        kept = None if self.filter is None or name is None else selected(trajectories, name, self.filter)
+        shaped = self._shaped(trajectories, kept)
         self._warn_of_clipped_scores(int(shaped.metrics.get("reward/out_of_range", 0)))
         batch = self._batch(trajectories, shaped)
         if self.streaming is not None:
@@ -151,8 +159,8 @@ class ReasoningRunner:
             greedy = self._generate(prompts, 1, sampling, "baseline", step)
         return with_baselines(batch, greedy, self._shaped(greedy))
 
-    def _shaped(self, trajectories: Sequence[Trajectory]) -> ShapedRewards:
-        return shaped_rewards(trajectories, self.config.algorithm, self.config.data.max_response_length)
+    def _shaped(self, trajectories: Sequence[Trajectory], kept: Tensor | None = None) -> ShapedRewards:
+        return shaped_rewards(trajectories, self.config.algorithm, self.config.data.max_response_length, kept)
 
     def _batch(self, trajectories: Sequence[Trajectory], shaped: ShapedRewards | None = None) -> RolloutBatch:
         """The batch of `trajectories`. Without `shaped`: for evaluations, which read no rewards."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from rl_platform.algorithms.filters import SAMPLES, SampleFilter, decision
 from rl_platform.algorithms.rewards import place_outcome_rewards, place_process_rewards
 from rl_platform.algorithms.shaping import ShapedRewards, shape_rewards
 from rl_platform.config.schema.algorithm import Algorithm
@@ -17,8 +18,18 @@ from rl_platform.models.tokenizer import Tokenizer
 from rl_platform.records import RolloutBatch, Trajectory
 
 
-def shaped_rewards(trajectories: Sequence[Trajectory], algorithm: Algorithm, longest_response: int) -> ShapedRewards:
-    """The rewards to train on, one per trajectory; `Trajectory.reward` and `metric` stay those of the verifier."""
+def selected(trajectories: Sequence[Trajectory], name: str, function: SampleFilter) -> Tensor:
+    """[B] bool: the responses that the user's filter selects; those without a score are not shown to it."""
+    return torch.tensor([each.valid and decision(SAMPLES, name, function, each) for each in trajectories])
+
+
+def shaped_rewards(
+    trajectories: Sequence[Trajectory], algorithm: Algorithm, longest_response: int, kept: Tensor | None = None
+) -> ShapedRewards:
+    """The rewards to train on, one per trajectory; `Trajectory.reward` and `metric` stay those of the verifier.
+
+    kept [B] bool: of `selected`; None: there is no filter.
+    """
     return shape_rewards(
         scores=torch.tensor([trajectory.reward for trajectory in trajectories]),
         scored=torch.tensor([trajectory.valid for trajectory in trajectories]),
@@ -26,6 +37,7 @@ def shaped_rewards(trajectories: Sequence[Trajectory], algorithm: Algorithm, lon
         truncated=torch.tensor([trajectory.finish_reason == "length" for trajectory in trajectories]),
         algorithm=algorithm,
         longest_response=longest_response,
+        kept=kept,
     )
 
 

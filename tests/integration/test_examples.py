@@ -45,3 +45,23 @@ def test_a_run_with_several_choices_that_was_stopped(run, tmp_path: Path) -> Non
     run("environment", "runner.max_steps=2", "env.num_workers=2", folder="parts")
     whole, parts = (final_state(tmp_path / folder, 2) for folder in ("whole", "parts"))
     assert differences(whole, parts) == []
+
+
+def test_logger(run, tmp_path: Path) -> None:
+    metrics = run("logger")
+    lines = (tmp_path / "out" / "returns.csv").read_text().splitlines()
+    assert lines == ["step,return", *(f"{row['step']},{row['episode/return']:.1f}" for row in metrics[1:])]
+
+
+def test_filter(run) -> None:
+    metrics = run("filter")
+    assert sum(row.get("reward/filtered", 0) for row in metrics) > 0
+    assert sum(row.get("dynamic_sampling/kept", 0) for row in metrics) > 0
+    assert all(row["dynamic_sampling/rounds"] >= 1 for row in metrics[1:])
+
+
+def test_estimator_of_an_embodied_run_is_gae_with_lambda_0(run) -> None:
+    own = run("estimator", folder="own")
+    known = run("estimator", "algorithm.adv_type=gae", "algorithm.gae_lambda=0.0", folder="gae")
+    names = [name for name in known[-1] if name.startswith(("actor/", "critic/", "episode/"))]
+    assert [own[-1][name] for name in names] == pytest.approx([known[-1][name] for name in names], rel=1e-3)

@@ -29,6 +29,7 @@ _CORRECTION, _OLD, _DYNAMIC = "algorithm.rollout_is", "algorithm.old_log_probs",
 _PF_PPO, _GROUP_SIZE, _SEPARATE = "algorithm.use_pf_ppo", "algorithm.group_size", "critic.use_critic_model"
 _MINI, _EPOCHS = "data.mini_batch_size", "algorithm.ppo_epochs"
 _ALPHA, _FILTER = "algorithm.length_adaptive_alpha", "algorithm.overlong.filter"
+_SAMPLE_FILTER = "algorithm.sample_filter"
 _BOOTSTRAP, _IGNORE_MASKED = "algorithm.bootstrap_truncated", "algorithm.group_ignore_masked"
 _BOUNDED_DIVERGENCE = ("dppo_tv", "dppo_kl")
 _NO_COMPONENTS = {  # why a policy of this type has no log-prob per component of an action
@@ -265,6 +266,9 @@ def _rows(config: Config) -> Iterator[Problem]:
         adv_type = f"adv_type {algorithm.adv_type}"
         message = f"{adv_type} compares the samples of a group, and PF-PPO breaks up groups"
         yield Problem(_PF_PPO, message, hint=f"{_TYPE}: gae")
+    for name in ("dynamic_sampling.filter", "sample_filter"):
+        if unknown := when(lambda name=name: _unknown_filter(config, name)):  # type: ignore[misc]
+            yield unknown
     if when(lambda: reasoning(config) and algorithm.dynamic_sampling is not None):
         if when(lambda: algorithm.group_size < 2):
             message = "it compares the samples of a prompt, and algorithm.group_size is 1"
@@ -272,6 +276,14 @@ def _rows(config: Config) -> Iterator[Problem]:
         if when(lambda: config.rollout.sampling.temperature == 0):
             message = "greedy responses to a prompt are identical (rollout.sampling.temperature is 0)"
             yield Problem(_DYNAMIC, message, hint="rollout.sampling.temperature: 1")
+
+
+def _unknown_filter(config: Config, key: str) -> Problem | None:
+    algorithm = config.algorithm
+    name = algorithm.sample_filter
+    if key != "sample_filter":
+        name = algorithm.dynamic_sampling and algorithm.dynamic_sampling.filter
+    return None if name is None else unknown_name(f"algorithm.{key}", name, ())
 
 
 def _steps_of_rollout(config: Config) -> int:
@@ -361,8 +373,9 @@ def _unread_by_known_estimator(config: Config, adv_type: str) -> Iterator[Unread
         yield from unread_keys("algorithm", "value_clip huber_delta value_loss_scale", reason, _TYPE, _SEPARATE)
     if known and not estimator.groups:
         yield Unread(_IGNORE_MASKED, f"adv_type {adv_type} uses no groups", (_TYPE,))
-    elif when(lambda: not algorithm.overlong.filter):
-        yield Unread(_IGNORE_MASKED, f"{_FILTER} is off, so no scored response is masked out", (_FILTER,))
+    elif when(lambda: not algorithm.overlong.filter and algorithm.sample_filter is None):
+        reason = f"{_FILTER} is off and {_SAMPLE_FILTER} null, so no scored response is masked out"
+        yield Unread(_IGNORE_MASKED, reason, (_FILTER, _SAMPLE_FILTER))
 
 
 def _unread_by_kl(config: Config) -> Iterator[Unread]:
@@ -474,6 +487,10 @@ def _unread_rows(config: Config) -> Iterator[Unread]:
     algorithm = config.algorithm
     if when(lambda: embodied(config)):
         yield Unread(_DYNAMIC, "embodied training has no prompts", (TASK,))
+        yield Unread(_SAMPLE_FILTER, "it belongs to responses; embodied training has none", (TASK,))
+    elif when(lambda: algorithm.dynamic_sampling is not None and algorithm.dynamic_sampling.filter is not None):
+        key = f"{_DYNAMIC}.filter"
+        yield Unread(f"{_DYNAMIC}.tolerance", f"{key} selects the groups", (key,))
     if when(lambda: not algorithm.use_pf_ppo):
         yield Unread("algorithm.pf_ppo", f"{_PF_PPO} is off", (_PF_PPO,))
     elif when(lambda: algorithm.pf_ppo.method != "pow"):

@@ -51,10 +51,10 @@ def unknown_name(key: str, name: str, known: Collection[str], what: str = "funct
     if name in known or is_named(name):
         return None
     one_of = "one of " if len(known) > 1 else ""
-    own = f"a {what} written as module:{what} or path/to/file.py:{what}"
-    message = f"neither {one_of}{', '.join(known)} nor {own}" if known else f"not {own}"
+    message = f"neither {one_of}{', '.join(known)} nor a {what} of yours" if known else f"not the name of a {what}"
+    allowed = ", ".join([*known, f"module:{what}", f"path/to/file.py:{what}"])
     close = nearest(name, known)
-    return Problem(key, message, hint=f"did you mean {close}?" if close else "")
+    return Problem(key, message, allowed=allowed, hint=f"did you mean {close}?" if close else "")
 
 
 def embodied(config: Config) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rl_platform.config.rules.rule import TASK, Unread, embodied, reasoning, unknown_name, unread_keys, when
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.runner import LOGGERS
 from rl_platform.errors import Problem
 
 
@@ -14,6 +15,9 @@ def refused(config: Config) -> Iterator[Problem]:
     runner, algorithm = config.runner, config.algorithm
     if when(lambda: runner.resume not in ("auto", "never") and not Path(runner.resume).exists()):
         yield Problem("runner.resume", "neither auto nor never, and there is no checkpoint at this path")
+    for index, name in enumerate(when(lambda: runner.logger_backends) or ()):
+        if unknown := unknown_name(f"runner.logger_backends[{index}]", name, LOGGERS, "Class"):
+            yield unknown
     for index, name in enumerate(when(lambda: runner.callbacks) or ()):
         if unknown := unknown_name(f"runner.callbacks[{index}]", name, ()):
             yield unknown

@@ -92,6 +92,9 @@ class DynamicSampling(Section):
     """`algorithm.dynamic_sampling`: groups whose samples have equal rewards are replaced by further groups."""
 
     tolerance: float = key(1e-6, "groups with a smaller difference of rewards are replaced", ge=0)
+    filter: str | None = key(
+        None, "module:function that selects groups, instead of tolerance; null: those whose rewards differ"
+    )
     prompts_per_round: int | None = key(None, "prompts per round of generation; null: data.train_batch_size", ge=1)
     max_rounds: int = key(10, "largest number of rounds per step", ge=1)
     on_exhausted: Literal["error", "train_partial", "fill_with_rejected"] = key(
@@ -181,7 +184,7 @@ class Algorithm(Section):
     grpo_std_normalization: bool = key(True, "grpo: divide by the standard deviation of the group; false: Dr. GRPO")
     grpo_leave_one_out: bool = key(False, "grpo: mean and standard deviation of the other samples of the group")
     group_ignore_masked: bool = key(
-        False, "responses that overlong.filter drops leave the statistics of their group too"
+        False, "responses that overlong.filter or sample_filter drops leave the statistics of their group too"
     )
     reinforce_kl_credit: Literal["to_go", "local"] = key(
         "to_go",
@@ -247,6 +250,10 @@ class Algorithm(Section):
     pf_ppo: PFPPO = Field(default_factory=PFPPO, description="method of PF-PPO")
     dynamic_sampling: DynamicSampling | None = key(
         None, "generate until enough groups have different rewards; null: off"
+    )
+
+    sample_filter: str | None = key(
+        None, "module:function that selects the responses to train on; null: all with a score"
     )
 
     use_kl_in_reward: bool = key(False, "subtract a KL penalty to the reference from the reward")

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from rl_platform.config.schema.base import Section, key
 
+LOGGERS = ("tensorboard", "wandb", "trackio")
+
 
 class Runner(Section):
     """`runner`: the run as a whole."""
@@ -30,8 +32,8 @@ class Runner(Section):
         False,
         "embodied: resume although the environments' states hold classes of their own, whose loading may run code",
     )
-    logger_backends: list[Literal["tensorboard", "wandb", "trackio"]] = key(
-        ["tensorboard"], "loggers in addition to metrics.jsonl"
+    logger_backends: list[str] = key(
+        ["tensorboard"], f"loggers in addition to metrics.jsonl: {', '.join(LOGGERS)}, or module:Class"
     )
     callbacks: list[str] = key(
         [], "functions, as module:function, that are called after each step and may stop the run"

@@ -1,0 +1,45 @@
+"""Filters of the user: which groups of responses a step trains on, and which single responses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+from rl_platform.records import Trajectory
+from rl_platform.user_code import Extension
+
+
+@runtime_checkable
+class GroupFilter(Protocol):
+    """Selects groups, in place of the comparison of their scores."""
+
+    def __call__(self, group: Sequence[Trajectory], /) -> bool:
+        """True: the group is trained on; False: another prompt replaces it. group: all scored responses to a prompt."""
+
+
+@runtime_checkable
+class SampleFilter(Protocol):
+    """Selects responses. One that it drops is still compared to by its group, unless `group_ignore_masked`."""
+
+    def __call__(self, response: Trajectory, /) -> bool:
+        """True: the scored response is trained on; False: it is masked out of the losses."""
+
+
+GROUPS = Extension(
+    "filter of groups",
+    "algorithm.dynamic_sampling.filter",
+    GroupFilter,
+    "function(group: list of Trajectory) -> bool",
+)
+SAMPLES = Extension(
+    "filter of samples", "algorithm.sample_filter", SampleFilter, "function(response: Trajectory) -> bool"
+)
+
+
+def decision(kind: Extension, name: str, function: Callable[..., object], item: object) -> bool:
+    """Returns the answer of a filter. Raises ConfigError for one that is no bool, WorkerError for its errors."""
+    with kind.running(name):
+        keeps = function(item)
+    if not isinstance(keeps, bool):
+        raise kind.misfit(name, f"returned {keeps!r}, not True or False")
+    return keeps
