@@ -30,9 +30,10 @@ from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.garbage import collect_as_usual
 from rl_platform.launch.cluster import runtime_for
+from rl_platform.launch.extensions import check_extensions
 from rl_platform.launch.headline import number
 from rl_platform.launch.plain import PlainView
-from rl_platform.launch.preflight import check_architectures, check_models, check_reward, check_tests, check_tool
+from rl_platform.launch.preflight import check_architectures, check_models, check_reward, check_tests
 from rl_platform.launch.saved_run import SavedRun
 from rl_platform.launch.session import spaces_of, task_of
 from rl_platform.metrics import Reporter, Reporters
@@ -64,7 +65,7 @@ def evaluate_checkpoint(
         check_tests(config, world)
         check_architectures(config, placement)
         check_reward(config)
-        check_tool(config)
+        check_extensions(config)
         check_models(config, placement, inventory)
     place = _output(run)
     console = console or Console()

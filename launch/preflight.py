@@ -22,6 +22,7 @@ from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.errors import ConfigError, Problem, check_all, problems_of
 from rl_platform.launch.cluster import uses_ray
+from rl_platform.launch.extensions import check_extensions
 from rl_platform.launch.extras import required
 from rl_platform.launch.output import output_problems
 from rl_platform.launch.sharding import check_sharding, device_problems, sharding_problems
@@ -315,10 +316,10 @@ def _check_backbone(config: Config) -> None:
 
 
 def check_user_functions(config: Config) -> None:
-    """Raises ConfigError with all functions of the user that cannot be imported; see also `check_reward`."""
-    checks = [check_policy_loss, check_estimator, check_callbacks]
+    """Raises ConfigError with all code of the user that cannot be imported; see also `check_reward`."""
+    checks = [check_extensions]
     if config.runner.task_type == "reasoning":
-        checks += [check_tool, check_reward]
+        checks.append(check_reward)
     check_all(*(partial(check, config) for check in checks))
 
 
@@ -357,32 +358,3 @@ def check_tests(config: Config, questions: Split) -> None:
     if any(part.type == "code" for _, part in config.reward.parts):
         with required("rl_platform.envs.reasoning.sandbox", "reward.type"):
             build.check_tests([*questions.train, *questions.validation])
-
-
-def check_tool(config: Config) -> None:
-    """Raises ConfigError when the user's tool cannot be imported."""
-    from rl_platform.envs.reasoning.tools import load_tool
-
-    if config.rollout.multi_turn is not None:
-        load_tool(config.rollout.multi_turn.tool)
-
-
-def check_callbacks(config: Config) -> None:
-    """Raises ConfigError when a callback cannot be imported or called."""
-    from rl_platform.runners.callbacks import load_callbacks
-
-    load_callbacks(config.runner.callbacks)
-
-
-def check_estimator(config: Config) -> None:
-    """Raises ConfigError when the user's advantage estimator cannot be imported."""
-    from rl_platform.algorithms.advantages import estimator
-
-    estimator(config.algorithm.adv_type)
-
-
-def check_policy_loss(config: Config) -> None:
-    """Raises ConfigError when the user's policy loss cannot be imported."""
-    from rl_platform.algorithms.policy_losses import policy_loss_function
-
-    policy_loss_function(config.algorithm.policy_loss)

@@ -121,6 +121,11 @@ def import_user_module(name: str) -> ModuleType:
     return _import_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
 
 
+def is_imported(name: str) -> bool:
+    """Whether a module, or a file of `import_user_module`, has been imported in this process."""
+    return str(Path(name).absolute()) in _files if name.endswith(".py") else name in sys.modules
+
+
 def imported_files() -> list[str]:
     """The files that `import_user_module` has imported: a child process imports them before it unpickles objects."""
     return _files.copy()

@@ -27,9 +27,10 @@ from rl_platform.launch.check import invariance, updates
 from rl_platform.launch.check.credit import credit, not_asked
 from rl_platform.launch.check.property import Outcome, Property
 from rl_platform.launch.check.samples import Case
+from rl_platform.launch.extensions import check_extensions
 from rl_platform.launch.panels import print_lines
-from rl_platform.launch.preflight import check_estimator, check_policy_loss
-from rl_platform.launch.session import card
+from rl_platform.launch.session import card, spaces_of
+from rl_platform.user_code import is_named
 
 PROPERTIES = [
     *invariance.PROPERTIES,
@@ -51,8 +52,9 @@ def check(loaded: LoadedConfig, console: Console | None = None) -> list[Outcome]
     """Returns the outcome of each property; prints them and the algorithm card. Raises PropertyFailed if one does not
     hold."""
     config, console, began = loaded.config, console or Console(), time.monotonic()
-    check_policy_loss(config)
-    check_estimator(config)
+    check_extensions(config)
+    if config.runner.task_type == "embodied" and is_named(config.actor.model.type):
+        spaces_of(config)  # builds the network and calls it once
     print_lines(console, f"{config.runner.experiment_name}: algorithm", card(config))
     with console.status("checking"), _own_folder(config) as apart:
         outcomes = outcomes_of(apart)

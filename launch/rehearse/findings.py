@@ -10,8 +10,9 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import ESTIMATORS, POLICY_LOSSES
 from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.errors import ConfigError, PlatformError, Problem, WorkerError
+from rl_platform.launch.extensions import check_extensions
 from rl_platform.launch.extras import required
-from rl_platform.launch.preflight import check_estimator, check_policy_loss, check_tool, rank_problems
+from rl_platform.launch.preflight import rank_problems
 from rl_platform.launch.rehearse.materials import models
 from rl_platform.launch.rehearse.small_models import Architecture
 from rl_platform.launch.sharding import shape_problems, sharding_problems
@@ -121,9 +122,7 @@ def check_functions(config: Config) -> list[str]:
 
     Raises ConfigError for functions that cannot be imported, RehearsalFailed if a property does not hold.
     """
-    check_policy_loss(config)
-    check_estimator(config)
-    check_tool(config)
+    check_extensions(config)
     algorithm = config.algorithm
     chosen = ((algorithm.adv_type, ESTIMATORS), (algorithm.policy_loss, POLICY_LOSSES))
     own = [name for name, known in chosen if name not in known]

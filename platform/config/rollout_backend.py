@@ -31,4 +31,4 @@ def may_go_by_group(config: Config, on_gpu: bool) -> bool:
     """
     rollout, reasoning = config.rollout, config.runner.task_type == "reasoning"
     wanted = rollout.weight_transfer == "group" or (rollout.weight_transfer == "auto" and on_gpu)
-    return reasoning and wanted and rollout.sync == "full" and rollout.backend != "vllm"
+    return reasoning and wanted and rollout.sync == "full" and rollout.backend in ("auto", "torch", "sglang")

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.config.schema.models import Model
 from rl_platform.envs.embodied.spaces import EnvSpaces
-from rl_platform.errors import Problem
+from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.chunk_policy import ChunkPolicy
+from rl_platform.models.network import build_network, check_network
 from rl_platform.models.policy import ActorCriticPolicy, PolicyConfig
 from rl_platform.models.recurrent_policy import RecurrentPolicy
 from rl_platform.models.squash import Squash
 from rl_platform.models.vision import ImageEncoder, ImageLayout
 from rl_platform.models.vla import VisionLanguagePolicy, vision_language_policy
+from rl_platform.user_code import is_named
 
 EmbodiedPolicy = ActorCriticPolicy | RecurrentPolicy | VisionLanguagePolicy
 
@@ -36,6 +38,7 @@ def build_policy(
         initial_log_std=model.initial_log_std,
         log_std=model.log_std,
         squash=Squash(spaces.action_low, spaces.action_high) if squashed else None,
+        network=build_network(model.type, spaces, model.kwargs) if is_named(model.type) else None,
         encoder=ImageEncoder(spaces.observation_shape, model.cnn) if model.type == "cnn" else None,
         recurrent_size=model.recurrent_size,
         num_actions=levels.num_actions,
@@ -48,6 +51,8 @@ def build_policy(
 def policy_card(model: Model, sequence_length: int) -> list[tuple[str, str]]:
     """Returns (topic, text) rows about everything that differs from the default policy, for the run's card."""
     rows = []
+    if is_named(model.type):
+        rows.append(("network", f"{model.type}, with the platform's heads on its features"))
     if model.type == "gru":
         pieces = f"sequences of {sequence_length} steps, from the state the rollout was in"
         rows.append(("recurrent policy", f"{pieces}; the gradient flows to their first step, not across episodes"))
@@ -67,7 +72,12 @@ def policy_card(model: Model, sequence_length: int) -> list[tuple[str, str]]:
 def policy_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
     """Returns a problem for each setting of `model` that these observation and action spaces do not allow."""
     problems = _action_problems(model, spaces)
-    if model.type == "mlp":
+    if is_named(model.type):
+        try:
+            check_network(model.type, spaces, model.kwargs)
+        except ConfigError as error:
+            problems += error.problems
+    if model.type == "mlp" or is_named(model.type):
         return problems
     if model.type == "gru":
         if spaces.images:

@@ -65,6 +65,7 @@ class PolicyConfig:
 
     `log_std`: the log standard deviation of a Gaussian is one parameter per action ("free") or a second head ("state").
     `encoder`: network that images pass before the backbone; None: observations enter the backbone.
+    `network`: replaces the backbone; None: an MLP of `hidden_sizes`.
     `recurrent_size` is read by `RecurrentPolicy`, `num_actions` and `num_values` by `ChunkPolicy`.
     """
 
@@ -74,6 +75,7 @@ class PolicyConfig:
     log_std: Literal["free", "state"] = "free"
     squash: Squash | None = None
     encoder: ImageEncoder | None = None
+    network: nn.Module | None = None
     recurrent_size: int = 128
     num_actions: int = 1
     num_values: int = 1
@@ -97,8 +99,10 @@ class ActorCriticPolicy(nn.Module):
         self.action_space, self.squash, self.encoder = action_space, config.squash, config.encoder
         self.observation_size = math.prod(observation_shape)
         width = self.observation_size if self.encoder is None else self.encoder.width
-        self.backbone = perceptron(width, config.hidden_sizes, config.activation)
+        self.backbone: nn.Module = config.network or perceptron(width, config.hidden_sizes, config.activation)
         width = config.hidden_sizes[-1] if config.hidden_sizes else width
+        if config.network is not None:
+            width = int(config.network.width)
         self.policy_head = _linear(width, action_space.size, 0.01)
         self.value_head = nn.Linear(width, 1)
         nn.init.zeros_(self.value_head.weight)

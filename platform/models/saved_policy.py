@@ -25,6 +25,7 @@ from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import DataError
 from rl_platform.models.embodied_policy import EmbodiedPolicy, build_policy
 from rl_platform.models.vla import VisionLanguagePolicy, policy_without_weights
+from rl_platform.user_code import is_imported, is_named
 
 DESCRIPTION, WEIGHTS = "policy.json", "policy.safetensors"
 LARGEST_DESCRIPTION = 64 << 20  # bytes; the statistics of a million observed numbers take less
@@ -112,12 +113,21 @@ class SavedPolicy:
         """Reads a folder that `write` has written. Raises DataError for files that it has not."""
         try:
             description = PolicyDescription.model_validate_json(read_regular(folder / DESCRIPTION, LARGEST_DESCRIPTION))
+            _refuse_code(description.model.type, folder)
             return cls(description, load_file(folder / WEIGHTS))
         except ValidationError as error:
             wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
             raise DataError(f"{folder / DESCRIPTION} describes no policy of this version: {wrong}") from error
         except (OSError, ValueError, SafetensorError) as error:
             raise DataError(f"the policy in {folder} cannot be read: {error}") from error
+
+
+def _refuse_code(network: str, folder: Path) -> None:
+    """Raises DataError for a network of the user that is not imported yet: reading a folder runs no code."""
+    module = network.rpartition(":")[0]
+    if is_named(network) and not is_imported(module):
+        hint = f"import it first, if you trust it: rl_platform.user_code.import_user_module({module!r})"
+        raise DataError(f"the policy in {folder} has a network of code, {network}: {hint}")
 
 
 def language_of(policy: EmbodiedPolicy) -> Language | None:

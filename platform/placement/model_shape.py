@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.models import Lora, Model, RandomLM
+from rl_platform.config.schema.models import POLICIES, Lora, Model, RandomLM
 from rl_platform.placement.architectures import Options, known_options
 
 FLOAT = 4  # bytes of float32, the type of parameters and optimizer state
@@ -319,6 +319,8 @@ def _policy_shape(config: Config) -> PolicyShape | str:
     model, pixels = config.actor.model, config.env.pixels
     if model.type == "mlp":
         return PolicyShape(tuple(model.hidden_sizes))
+    if model.type not in POLICIES:
+        return f"{model.type} is a network of yours"
     if model.type == "gru":
         # three gates of features and state: the parameters of two layers of these widths
         return PolicyShape((*model.hidden_sizes, 3 * model.recurrent_size, model.recurrent_size))

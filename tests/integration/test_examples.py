@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from run_results import differences, final_state
 
+from rl_platform.launch.policy import load_policy
 from rl_platform.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -65,3 +67,15 @@ def test_estimator_of_an_embodied_run_is_gae_with_lambda_0(run) -> None:
     known = run("estimator", "algorithm.adv_type=gae", "algorithm.gae_lambda=0.0", folder="gae")
     names = [name for name in known[-1] if name.startswith(("actor/", "critic/", "episode/"))]
     assert [own[-1][name] for name in names] == pytest.approx([known[-1][name] for name in names], rel=1e-3)
+
+
+def test_policy_network_learns_and_is_loaded(run, tmp_path: Path) -> None:
+    metrics = run("policy_network")
+    assert metrics[-1]["val/return"] > metrics[0]["val/return"] + 20
+    policy = load_policy(tmp_path / "out" / "model")
+    assert policy.act(np.zeros(4)).shape == ()
+
+
+def test_rollout_engine_computes_the_log_probs_of_the_trainer(run) -> None:
+    metrics = run("rollout_engine")
+    assert max(row["mismatch/prob_error"] for row in metrics[1:]) < 1.001

@@ -99,7 +99,8 @@ def test_typed_configs_exist_and_take_their_overrides(page: Path) -> None:
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda match: match["words"].partition(" ")[0])
 def test_messages_are_what_the_command_prints(refusal: re.Match[str], command: Any, folder: Path) -> None:
-    (folder / "configs").symlink_to(ROOT / "configs")
+    for name in ("configs", "examples"):
+        (folder / name).symlink_to(ROOT / name)
     for name, text in re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", refusal.string, re.DOTALL):
         (folder / name).write_text(text, encoding="utf-8")
     ended = command(*shlex.split(refusal["words"]))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rl_platform.config.rules.data import divisor_of, rows_of_step
-from rl_platform.config.rules.rule import CHUNKS, TASK, Unread, embodied, reasoning, unread_keys, when
+from rl_platform.config.rules.rule import CHUNKS, TASK, Unread, embodied, reasoning, unknown_name, unread_keys, when
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import ESTIMATORS, estimator_needs
-from rl_platform.config.schema.models import Actor, Critic, Model
+from rl_platform.config.schema.models import POLICIES, Actor, Critic, Model
 from rl_platform.errors import Problem
 
 _TYPE, _LENGTH, _SEPARATE = "actor.model.type", "actor.model.sequence_length", "critic.use_critic_model"
@@ -16,7 +16,7 @@ _MLP = "hidden_sizes activation initial_log_std log_std action_distribution"
 _RECURRENT = "recurrent_size sequence_length"
 _LANGUAGE = "path random_init tokenizer"
 _VLA = "instruction action_bins backbone_layers train_backbone"
-_POLICY = f"cnn type {_RECURRENT} {_MLP} {_VLA} num_action_chunks"  # that only embodied policies read
+_POLICY = f"cnn type kwargs {_RECURRENT} {_MLP} {_VLA} num_action_chunks"  # that only embodied policies read
 _CRITIC = (
     "group_name training_backend mini_batch_size micro_batch_size max_tokens_per_micro_batch balance optim "
     "gradient_checkpointing parallel cpu_offload lora router_aux_loss_coef offload model"
@@ -249,6 +249,9 @@ def _policy(config: Config) -> Iterator[Problem]:
         yield Problem("actor.training_backend", message, hint="actor.training_backend: fsdp")
     if model is None:
         return
+    if unknown := when(lambda: unknown_name(_TYPE, model.type, POLICIES, "Class")):
+        yield unknown
+        return
     if when(lambda: len({len(model.cnn.channels), len(model.cnn.kernels), len(model.cnn.strides)}) > 1):
         counts = f"{len(model.cnn.channels)} channels, {len(model.cnn.kernels)} kernels and {len(model.cnn.strides)}"
         message = f"each layer needs channels, a kernel and a stride, but there are {counts} strides"
@@ -303,9 +306,15 @@ def _unread_by_policy(config: Config) -> Iterator[Unread]:
         reason = f"it belongs to language models, and {_TYPE} is {kind}"
         yield Unread("actor.gradient_checkpointing", reason, (_TYPE, TASK))
         yield Unread("actor.lora", "an embodied policy is small and no language model", (TASK, _TYPE))
-    if kind in ("mlp", "gru"):
+    own = kind is not None and kind not in POLICIES
+    if own:
+        reason = f"{_TYPE} {kind} is a network of yours; actor.model.kwargs has its arguments"
+        yield from unread_keys(model, "hidden_sizes activation", reason, _TYPE)
+    elif kind:
+        yield Unread("actor.model.kwargs", f"{_TYPE} {kind} has keys of its own", (_TYPE,))
+    if kind in ("mlp", "gru") or own:
         yield Unread("actor.model.cnn", f"{_TYPE} {kind} has no convolutions", (_TYPE, TASK))
-    if kind in ("mlp", "cnn", "vla"):
+    if kind in ("mlp", "cnn", "vla") or own:
         yield from unread_keys(model, _RECURRENT, f"{_TYPE} {kind} is not recurrent", _TYPE)
     reason = "transitions have no tokens; see actor.micro_batch_size"
     yield Unread("actor.max_tokens_per_micro_batch", reason, (TASK,))

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 from rl_platform.config.rules.rule import TASK, Unread, embodied, reasoning, unknown_name, unread_keys, when
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.rollout import ENGINES
 from rl_platform.errors import Problem
+from rl_platform.user_code import is_named
 
 _MULTI_TURN, _PARTIAL = "rollout.multi_turn", "rollout.partial_rollout"
 _HOSTED = "tensor_parallel_size gpu_memory_utilization engine_args engine_env"
@@ -19,6 +21,10 @@ def refused(config: Config) -> Iterator[Problem]:
     if not when(lambda: reasoning(config)):
         return
     rollout, data = config.rollout, config.data
+    if unknown := when(lambda: unknown_name("rollout.backend", rollout.backend, ENGINES, "Class")):
+        yield unknown
+    elif when(lambda: is_named(rollout.backend)):
+        yield from _user_engine(config)
     longest = when(lambda: data.max_response_length) or math.inf
     too_long = f"responses are truncated at {longest} tokens (data.max_response_length)"
     if when(lambda: (rollout.sampling.max_new_tokens or 0) > longest):
@@ -39,6 +45,14 @@ def refused(config: Config) -> Iterator[Problem]:
             yield Problem(f"{_MULTI_TURN}.max_observation_tokens", message, hint=hint)
     if when(lambda: rollout.partial_rollout is not None):
         yield from _partial_rollout(config)
+
+
+def _user_engine(config: Config) -> Iterator[Problem]:
+    message, hint = "an engine of yours (rollout.backend) does not do this", "rollout.backend: torch"
+    if when(lambda: config.rollout.stop):
+        yield Problem("rollout.stop", message, hint=hint)
+    if when(lambda: config.actor.router_replay):
+        yield Problem("actor.router_replay", message, hint=hint)
 
 
 def _partial_rollout(config: Config) -> Iterator[Problem]:
@@ -70,6 +84,10 @@ def unread(config: Config) -> Iterator[Unread]:
         if when(lambda: config.rollout.sync == "delta"):
             reason = "rollout.sync delta compares and sends weights in main memory"
             yield Unread("rollout.weight_transfer", reason, ("rollout.sync",))
+        if when(lambda: is_named(config.rollout.backend)):
+            reason = "an engine of yours has rollout.engine_args"
+            names = "tensor_parallel_size gpu_memory_utilization engine_env weight_transfer"
+            yield from unread_keys("rollout", names, reason, "rollout.backend")
         if when(lambda: config.rollout.backend == "torch"):
             yield from unread_keys("rollout", _HOSTED, "the torch engine has no such option", "rollout.backend")
         if when(lambda: config.rollout.backend != "vllm"):

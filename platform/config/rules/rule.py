@@ -51,7 +51,11 @@ def unknown_name(key: str, name: str, known: Collection[str], what: str = "funct
     if name in known or is_named(name):
         return None
     one_of = "one of " if len(known) > 1 else ""
-    message = f"neither {one_of}{', '.join(known)} nor a {what} of yours" if known else f"not the name of a {what}"
+    message = (
+        f"neither {one_of}{', '.join(known)} nor a {what.lower()} of yours"
+        if known
+        else f"not the name of a {what.lower()}"
+    )
     allowed = ", ".join([*known, f"module:{what}", f"path/to/file.py:{what}"])
     close = nearest(name, known)
     return Problem(key, message, allowed=allowed, hint=f"did you mean {close}?" if close else "")

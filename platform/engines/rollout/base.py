@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from rl_platform.records import SamplingParams, Weights, WeightsReceived
 from rl_platform.runtime.weights.group import WeightsOffer
+from rl_platform.user_code import Extension
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,22 @@ class Completion:
     routes: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class EngineSetup:
+    """What an engine of the user is built from. eos: token ids that end a response, each of which is part of it.
+
+    max_running: `rollout.max_running_requests`; longest: tokens of prompt and response together.
+    """
+
+    label: str
+    model_config: PretrainedConfig
+    eos: tuple[int, ...]
+    device: torch.device
+    dtype: torch.dtype
+    max_running: int
+    longest: int
+
+
 class RolloutEngine(Protocol):
     """One rank's generator."""
 
@@ -76,3 +97,21 @@ class RolloutEngine(Protocol):
 
     def close(self) -> None:
         """Frees all resources. May be called twice."""
+
+
+class UserEngine(RolloutEngine, Protocol):
+    """A `RolloutEngine` of the user. It gets `Weights`, never offers; their names are those of `LanguageModel`.
+
+    The reported log-probs are those of the temperature-scaled distribution, before top-k and top-p.
+    """
+
+    def __init__(self, setup: EngineSetup, **options: Any) -> None:
+        """options: `rollout.engine_args`. May raise."""
+
+
+ENGINE = Extension(
+    "rollout engine",
+    "rollout.backend",
+    UserEngine,
+    "class(setup, **engine_args) with receive, generate, abort, offload, close and version",
+)

@@ -9,11 +9,12 @@ import torch
 
 from rl_platform.config.rollout_backend import chosen_backend
 from rl_platform.config.schema import Config
-from rl_platform.engines.rollout.base import RolloutEngine
+from rl_platform.engines.rollout.base import ENGINE, EngineSetup, RolloutEngine
 from rl_platform.engines.rollout.hosted import visible_gpus
 from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.user_code import is_named
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -33,6 +34,8 @@ def rollout_engine(
 ) -> RolloutEngine:
     """Returns the engine of one rank, on its accelerators or on the CPU. Raises ConfigError, see `check_ranks`."""
     rollout = config.rollout
+    if is_named(rollout.backend):
+        return _user_engine(config, label, model_config, eos, accelerators)
     if chosen_backend(rollout.backend, bool(accelerators))[0] == "torch":
         device = torch.device("cuda", accelerators[0]) if accelerators else torch.device("cpu")
         dtype = generation_dtype(config.actor.model.dtype, device)
@@ -89,6 +92,26 @@ def rollout_engine(
     sglang = SGLangEngine(label, setup, eos, rollout.engine_env, logs / f"{label}-sglang.log")
     sglang.stop_texts = stop_texts
     return sglang
+
+
+def _user_engine(
+    config: Config, label: str, model_config: PretrainedConfig, eos: tuple[int, ...], accelerators: tuple[int, ...]
+) -> RolloutEngine:
+    name, data = config.rollout.backend, config.data
+    device = torch.device("cuda", accelerators[0]) if accelerators else torch.device("cpu")
+    setup = EngineSetup(
+        label=label,
+        model_config=model_config,
+        eos=eos,
+        device=device,
+        dtype=generation_dtype(config.actor.model.dtype, device),
+        max_running=config.rollout.max_running_requests,
+        longest=data.max_prompt_length + data.max_response_length,
+    )
+    kind = ENGINE.load(name)
+    with ENGINE.running(name):
+        engine: RolloutEngine = kind(setup, **config.rollout.engine_args)
+    return engine
 
 
 def check_ranks(model_config: PretrainedConfig, ranks: int) -> None:

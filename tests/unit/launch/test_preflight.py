@@ -17,8 +17,9 @@ from rl_platform.config import Config
 from rl_platform.errors import ConfigError, Problem, Unreachable
 from rl_platform.launch import preflight
 from rl_platform.launch.command import load
+from rl_platform.launch.extensions import check_extensions
 from rl_platform.launch.output import output_folder
-from rl_platform.launch.preflight import check_architectures, check_cheap, check_models, check_policy_loss, check_reward
+from rl_platform.launch.preflight import check_architectures, check_cheap, check_models, check_reward
 from rl_platform.launch.session import checked
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
@@ -420,9 +421,9 @@ def test_a_users_reward_is_imported_from_the_working_folder(folder: Path):
 
 def test_a_users_policy_loss_is_imported_from_the_working_folder(folder: Path):
     (folder / "my_policy_loss.py").write_text("def loss(*arguments): return arguments")
-    check_policy_loss(loaded("reasoning.yaml", "algorithm.policy_loss=my_policy_loss:loss")[0])
+    check_extensions(loaded("reasoning.yaml", "algorithm.policy_loss=my_policy_loss:loss")[0])
     with pytest.raises(ConfigError, match="has no attribute 'los'"):
-        check_policy_loss(loaded("reasoning.yaml", "algorithm.policy_loss=my_policy_loss:los")[0])
+        check_extensions(loaded("reasoning.yaml", "algorithm.policy_loss=my_policy_loss:los")[0])
 
 
 @pytest.mark.parametrize(

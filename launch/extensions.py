@@ -1,0 +1,64 @@
+"""Every kind of user code: its protocol, its key, and the names that a config gives.
+
+`docs/extending.md` has one section and one example of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from rl_platform.algorithms.filters import GROUPS, SAMPLES
+from rl_platform.algorithms.policy_losses import LOSS
+from rl_platform.algorithms.user_estimator import ESTIMATOR
+from rl_platform.config.schema import Config
+from rl_platform.engines.rollout.base import ENGINE
+from rl_platform.envs.reasoning.tools import TOOL
+from rl_platform.envs.reasoning.verifiers import REWARD
+from rl_platform.errors import check_all
+from rl_platform.metrics import LOGGER
+from rl_platform.models.network import NETWORK
+from rl_platform.runners.callbacks import CALLBACK
+from rl_platform.user_code import Extension, is_named
+
+
+class Use(NamedTuple):
+    """Where a kind is used. example: a file of `examples/`, or a section of the docs. names: of a config."""
+
+    kind: Extension
+    example: str
+    names: Callable[[Config], list[str | None]]
+
+
+USES = (
+    Use(NETWORK, "policy_network", lambda config: [config.actor.model.type]),
+    Use(ENGINE, "rollout_engine", lambda config: [config.rollout.backend]),
+    Use(ESTIMATOR, "estimator", lambda config: [config.algorithm.adv_type]),
+    Use(LOSS, "", lambda config: [config.algorithm.policy_loss]),
+    Use(
+        GROUPS, "filter", lambda config: [sampling.filter if (sampling := config.algorithm.dynamic_sampling) else None]
+    ),
+    Use(SAMPLES, "filter", lambda config: [config.algorithm.sample_filter]),
+    Use(REWARD, "", lambda config: []),  # its own process imports it: preflight.check_reward
+    Use(TOOL, "", lambda config: [turns.tool if (turns := config.rollout.multi_turn) else None]),
+    Use(LOGGER, "logger", lambda config: [*config.runner.logger_backends]),
+    Use(CALLBACK, "callback", lambda config: [*config.runner.callbacks]),
+)
+
+
+def _filter(config: Config) -> str | None:
+    sampling = config.algorithm.dynamic_sampling
+    return None if sampling is None else sampling.filter
+
+
+def named(config: Config) -> Iterator[tuple[Extension, str]]:
+    """The user code that a config names."""
+    for use in USES:
+        for name in use.names(config):
+            if name is not None and is_named(name):
+                yield use.kind, name
+
+
+def check_extensions(config: Config) -> None:
+    """Imports all user code. Raises ConfigError with everything that does not satisfy its protocol."""
+    check_all(*(lambda kind=kind, name=name: kind.load(name) for kind, name in named(config)))

@@ -1,0 +1,99 @@
+"""Kinds of user code: all are documented with an example, and wrong code of each is named before the start."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
+from rl_platform.errors import ConfigError
+from rl_platform.launch.extensions import USES
+from rl_platform.models.network import check_network
+
+ROOT = Path(__file__).parents[3]
+KINDS = {use.kind.kind: use.kind for use in USES}
+METHODS = "receive generate abort offload close"
+
+
+def test_every_kind_is_in_the_guide_with_its_protocol_and_an_example() -> None:
+    guide = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    for use in USES:
+        assert f"`{use.kind.key}`" in guide, use.kind.kind
+        assert f"[`{use.kind.protocol.__name__}`]" in guide, use.kind.kind
+        if use.example:
+            assert f"../examples/{use.example}.py" in guide
+            assert (ROOT / "examples" / f"{use.example}.yaml").exists()
+
+
+def function(*arguments: str) -> str:
+    return f"def own({', '.join(arguments)}): ..."
+
+
+WRONG = {  # of each kind: its source, and a part of the message
+    "advantage estimator": [(function("batch"), "too many"), (function("a", "b", "c"), "'c'")],
+    "policy loss": [(function("log_probs"), "too many"), (function("a", "b", "c", "d", "e", "f"), "'f'")],
+    "filter of groups": [(function(), "too many"), (function("group", "limit"), "'limit'")],
+    "filter of samples": [(function(), "too many"), (function("response", "limit"), "'limit'")],
+    "tool": [(function("conversation"), "too many"), (function("a", "b", "c"), "'c'")],
+    "reward": [(function("response"), "too many"), (function("a", "b", "c", "d"), "'d'")],
+    "callback": [(function("step"), "too many"), ("class own:\n  def __call__(self): ...", "too many")],
+    "policy network": [
+        ("class own:\n  def __init__(self, spaces): ...", "has no method forward"),
+        ("class own:\n  def __init__(self): ...\n  def forward(self, x): ...", "constructor"),
+    ],
+    "rollout engine": [
+        ("class own:\n  def __init__(self, setup): ...", "has no method receive, generate, abort, offload, close"),
+        ("class own:\n" + "".join(f"  def {name}(self): ...\n" for name in METHODS.split()), "receive()"),
+    ],
+    "logger": [
+        ("class own:\n  def step(self, step, metrics): ...", "has no method start, phase, progress, samples"),
+        (
+            "from rl_platform.metrics import Reporter\nclass own(Reporter):\n  def step(self, step): ...",
+            "step() is called with (step, metrics)",
+        ),
+    ],
+}
+EVERYWHERE = [("own = 3", "is not a "), ("other = 3", "cannot be imported"), ("1 / 0", "ZeroDivisionError")]
+CASES = [(kind, *case) for kind, cases in WRONG.items() for case in (*cases, *EVERYWHERE)]
+
+
+def test_wrong_code_of_every_kind_is_tried() -> None:
+    assert WRONG.keys() == KINDS.keys()
+
+
+@pytest.mark.parametrize(("kind", "source", "message"), CASES)
+def test_wrong_code(kind: str, source: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(source)
+    name = f"{tmp_path / 'own.py'}:own"
+    with pytest.raises(ConfigError) as failed:
+        KINDS[kind].load(name)
+    (problem,) = failed.value.problems
+    assert (failed.value.exit_code, problem.key, problem.value) == (2, KINDS[kind].key, name)
+    assert message in problem.message
+    assert problem.allowed
+
+
+SPACES = EnvSpaces((4,), ActionSpace("discrete", 2), ())
+NET = "import torch\nclass own(torch.nn.Module):\n  def __init__(self, spaces, **options):\n    super().__init__()\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("class own:\n  def __init__(self, spaces): ...\n  def forward(self, x): ...", "torch.nn.Module"),
+        (NET + "  def forward(self, x): return x", "has no integer width"),
+        (
+            NET + "    self.width = 3\n  def forward(self, x): return x",
+            "[2, 4] for 2 observations, not features [2",
+        ),
+        (NET + "    self.width = 3\n  def forward(self, x): return x @ x", "forward() raised RuntimeError"),
+        (NET + "    options['depth']\n  def forward(self, x): return x", "cannot be built with actor.model.kwargs {}"),
+    ],
+)
+def test_networks_that_cannot_be_used(source: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(source)
+    with pytest.raises(ConfigError) as failed:
+        check_network(f"{tmp_path / 'own.py'}:own", dataclasses.replace(SPACES), {})
+    assert message in failed.value.problems[0].message
