@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rl_platform.envs.embodied.spaces import OF_PROGRAM
 from rl_platform.errors import ConfigError, Problem
 
 MakeEnv = Callable[..., Any]  # returns a new gymnasium.Env; keyword arguments are those of env.kwargs
-NAMESPACE = "function"  # of the ids of functions that no other process can import
 _ALLOWED = 'an id as "Walker2d-v5", or a function or class that makes an environment'
 
 
@@ -30,13 +30,13 @@ def id_of(env: str | MakeEnv) -> str:
     module, name = getattr(env, "__module__", None) or "", _name(env)
     if module != "__main__" and getattr(sys.modules.get(module), name, None) is env:
         return f"{module}:{name}"
-    return f"{NAMESPACE}/{name}"
+    return f"{OF_PROGRAM}{name}"
 
 
 @contextmanager
 def registered(env: str | MakeEnv | None) -> Iterator[None]:
     """Within the block Gymnasium makes the environment by its `id_of`."""
-    if env is None or isinstance(env, str) or not (env_id := id_of(env)).startswith(f"{NAMESPACE}/"):
+    if env is None or isinstance(env, str) or not (env_id := id_of(env)).startswith(OF_PROGRAM):
         yield
         return
     import gymnasium

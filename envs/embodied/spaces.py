@@ -37,6 +37,7 @@ Dtype = Literal["float32", "uint8"]
 # model file that it reads, and child processes read the same files and inherit the variable.
 _SHOWN_DEPRECATIONS = "RL_PLATFORM_SHOWN_DEPRECATIONS"
 _USES_MUJOCO = ("gymnasium.envs.mujoco", "gymnasium_robotics", "metaworld")  # what entry points begin with
+OF_PROGRAM = "function/"  # what the ids of environments begin with that exist in the program of the user only
 _warning_handler = threading.Lock()
 
 
@@ -212,6 +213,10 @@ def find_spec(description: EnvDescription) -> EnvSpec:
     except gymnasium.error.Error as error:
         near = _similar_ids(name, list(gymnasium.registry))
         register = f"write MODULE:{name} with the module whose import registers it"
+        if name.startswith(OF_PROGRAM):
+            register = (
+                "a program made it by a function: pass that as env=... to rl.evaluate; rl.load_policy reads model/"
+            )
         hint = f"did you mean {', '.join(near)}?" if near else register
         problem = Problem("env.id", f"no such environment ({error})", value=repr(description.id), hint=hint)
         raise ConfigError([problem]) from error

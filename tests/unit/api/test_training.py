@@ -146,6 +146,8 @@ def test_ppo_trains_in_what_a_function_makes() -> None:
     assert run.metrics["val/length"][-1] == limit
     rows = rl.evaluate(run, {"env.evaluation.video": False}, show=False)
     assert rows[0]["length"] == limit
+    with pytest.raises(rl.errors.ConfigError, match=r"pass that as env=\.\.\. to rl\.evaluate"):
+        rl.evaluate(run.folder, show=False)
     assert rl.load_policy(run.folder / "model").act(np.zeros(1)).shape == (1,)
     assert not [name for name in gymnasium.registry if name.startswith("function/")]
     again = rl.ppo("CartPole-v1", 1, folder="cart", overrides=small | {"data.mini_batch_size": 16}, show=False)
