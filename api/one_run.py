@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from rl_platform.errors import RunInProgress
 from rl_platform.interrupts import interruptible
 
-_OWN_VARIABLES = "RL_PLATFORM_"
+_VARIABLES = ("RL_PLATFORM_", "PYTHONBREAKPOINT")  # the run's own, and Ray's, which redirects breakpoint()
 _running = threading.Lock()
 
 
@@ -32,6 +32,6 @@ def one_run() -> Iterator[None]:
             yield
     finally:
         sys.path[:] = [entry for entry in sys.path if entry in path]
-        for name in [name for name in os.environ if name.startswith(_OWN_VARIABLES) and name not in variables]:
+        for name in [name for name in os.environ if name.startswith(_VARIABLES) and name not in variables]:
             del os.environ[name]
         _running.release()
