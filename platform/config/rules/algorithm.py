@@ -282,7 +282,7 @@ def _unknown_filter(config: Config, key: str) -> Problem | None:
     algorithm = config.algorithm
     name = algorithm.sample_filter
     if key != "sample_filter":
-        name = algorithm.dynamic_sampling and algorithm.dynamic_sampling.filter
+        name = None if algorithm.dynamic_sampling is None else algorithm.dynamic_sampling.filter
     return None if name is None else unknown_name(f"algorithm.{key}", name, ())
 
 
