@@ -75,6 +75,8 @@ def test_a_reasoning_run(browser: Any, tmp_path: Path) -> None:
     page.get_by_label("with tokens only").check()
     page.get_by_role("button", name="ratio").click()
     assert page.get_by_role("button", name="ratio").get_attribute("aria-pressed") == "true"
+    page.locator("#conversations .text[aria-label^=tokens]").press("ArrowRight")
+    assert "log-prob" in opened.tip()
     page.locator("#conversations .token").first.hover()
     assert "1.11" in opened.tip()  # exp(-0.9 - -1)
 
