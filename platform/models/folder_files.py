@@ -84,18 +84,30 @@ def _index_problem(folder: Path, index: Mapping[str, object]) -> str:
     names = index.get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
         return "weight_map must name the file of each tensor"
-    lost = next((name for name, file in names.items() if not (folder / file).is_file()), None)
-    return "" if lost is None else f"{lost} is in {names[lost]}, which is missing"
+    for name, file in names.items():
+        if Path(file).is_absolute() or ".." in Path(file).parts:
+            return f"{name} is in {file}, which is outside of the folder"
+        if not (folder / file).is_file():
+            return f"{name} is in {file}, which is missing"
+    return ""
 
 
 def check_options(folder: str, key: str) -> None:
-    """Raises ConfigError for a config.json in `folder` whose numbers no model has. Does nothing for a hub id."""
+    """Raises ConfigError for a config.json in `folder` whose numbers no model has, and for an index of weights that
+    names other files than those of the folder. Does nothing for a hub id."""
     file = Path(folder) / "config.json"
     if not file.is_file():
         return
     with reading(key, "cannot be loaded", folder):
         options = json.loads(read_regular(file, MAX_JSON).decode("utf-8-sig"))
-    problems = [Problem(key, f"config.json: {told}", value=folder) for told in _absurd(options, "")]
+        told = [f"config.json: {each}" for each in _absurd(options, "")]
+        for index in sorted(Path(folder).glob("*.index.json")):  # transformers reads what it names, also a device
+            if index.with_name(index.name.removesuffix(".index.json")).is_file():
+                continue  # the weights are in one file
+            content = json.loads(read_regular(index, MAX_JSON).decode("utf-8-sig"))
+            found = _index_problem(Path(folder), content) if isinstance(content, dict) else "holds no JSON object"
+            told += [f"{index.name}: {found}"] if found else []
+    problems = [Problem(key, each, value=folder) for each in told]
     if problems:
         raise ConfigError(problems)
 

@@ -55,7 +55,7 @@ class EmbodiedRunner:
 
     def sync_weights(self, version: int) -> dict[str, float]:
         weights = self.actor.publish(version, copy=self.config.runner.max_staleness > 0).wait()[0]
-        return sync_metrics(self.recovery.sync(weights))
+        return sync_metrics(self.simulation.sync(weights))
 
     def collect(self, step: int) -> Collected:
         with self.reporter.phase("collect"):

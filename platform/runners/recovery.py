@@ -30,11 +30,11 @@ class Recovery:
         self._behind: set[int] = set()  # ranks without these weights
         self._calls: list[Handle[Any]] = []  # of an attempt that failed
 
-    def sync(self, weights: Weights) -> list[WeightsReceived]:
-        """Sends weights to all ranks of the rollout; returns their receipts."""
+    def sync(self, weights: Weights, again: Callable[[], object] | None = None) -> list[WeightsReceived]:
+        """Sends weights to all ranks of the rollout; returns their receipts. `again`: as in `run`."""
         self._weights, self.version = weights, weights.version
         self._behind, self._received = set(range(self.rollout.world_size)), []
-        self.run(lambda: None)
+        self.run(lambda: None, again)
         if isinstance(weights, Weights):  # tensors by reference: the rollout is in this process and cannot restart
             self._weights = None
         return self._received
@@ -146,8 +146,16 @@ class Simulation:
 
     def evaluate(self, attempt: Callable[[], T]) -> T:
         """The result of `attempt`, which leaves the environments as they are; repeated after a death."""
+        return self.recovery.run(attempt, self._restoring())
+
+    def sync(self, weights: Weights) -> list[WeightsReceived]:
+        """As `Recovery.sync`. The process of a rollout may hold environments, which died with it."""
+        return self.recovery.sync(weights, self._restoring())
+
+    def _restoring(self) -> Callable[[], object] | None:
+        """Returns a call that brings the environments back to their state of now."""
         if not self.keeps:
-            return self.recovery.run(attempt)
+            return None
         self._reading = self._reading or self.env.state_dict()
         state = self._reading.wait()[0]
-        return self.recovery.run(attempt, lambda: self.env.load_state_dict(state).wait())
+        return lambda: self.env.load_state_dict(state).wait()

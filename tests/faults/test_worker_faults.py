@@ -362,6 +362,30 @@ def test_a_policy_and_a_simulation_that_are_killed_while_they_work(command, addr
     assert equal(learned(STEPS, "actor"), expected)
 
 
+class DiesWhileItReceives(PolicyRollout):
+    """Killed twice, with the environments beside it: by the weights of the first step and of the third."""
+
+    def receive(self, weights: Any) -> WeightsReceived:
+        if weights.version in (0, 2):
+            die_once(f"killed at {weights.version}")
+        return super().receive(weights)
+
+
+def test_a_policy_that_is_killed_between_rollouts_with_its_simulation(command, address, monkeypatch):
+    """The environments return to where the last rollout ended: their episodes, normalisers and statistics."""
+    settings = "embodied.yaml", f"runner.max_steps={STEPS}", "env.normalize_rewards=true"
+    assert command(*settings).code == 0
+    expected, returns = learned(STEPS, "actor"), metrics("episode/return")
+    shutil.rmtree("out")
+    monkeypatch.setattr(embodied, "PolicyRollout", DiesWhileItReceives)
+    placement = "cluster.component_placement={actor_critic: 0, 'rollout,env': 1}"
+    ended = command(*settings, "cluster.devices_per_node=2", placement, f"cluster.address={address}")
+    assert ended.code == 0, ended.err
+    assert metrics("runtime/restarts") == [1, 1, 2]
+    assert metrics("episode/return") == returns
+    assert equal(learned(STEPS, "actor"), expected)
+
+
 class DiesInConstruction(LanguageRollout):
     """Rank 1 is killed once, while it is constructed."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 import threading
 from pathlib import Path
@@ -165,6 +166,22 @@ class TestRefused:
         del weights["model.layers.1.mlp.up_proj.weight"]
         save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
         with pytest.raises(ConfigError, match=r"1 weights are missing, as model\.layers\.1\.mlp\.up_proj\.weight"):
+            load(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("file", "message"),
+        [
+            ("/dev/null", "outside of the folder"),  # /dev/zero would fill the memory
+            ("../model.safetensors", "outside of the folder"),
+            ("gone.safetensors", "missing"),
+        ],
+    )
+    def test_an_index_names_files_of_its_folder(self, file: str, message: str, tmp_path, causal_lm) -> None:
+        causal_lm().save_pretrained(tmp_path)
+        (tmp_path / "model.safetensors").rename(tmp_path / "model-1.safetensors")
+        index = tmp_path / "model.safetensors.index.json"
+        index.write_text(json.dumps({"metadata": {}, "weight_map": {"model.norm.weight": file}}))
+        with pytest.raises(ConfigError, match=rf"index\.json: model\.norm\.weight is in {file}, which is {message}"):
             load(tmp_path)
 
     @pytest.mark.parametrize(
