@@ -126,14 +126,19 @@ def is_imported(name: str) -> bool:
     return str(Path(name).absolute()) in _files if name.endswith(".py") else name in sys.modules
 
 
-def imported_files() -> list[str]:
-    """The files that `import_user_module` has imported: a child process imports them before it unpickles objects."""
-    return _files.copy()
+def files_behind(pickled: bytes) -> list[str]:
+    """The files of `import_user_module` whose modules the pickle names: a child imports them before it unpickles."""
+    return [file for file in _files if _module_name(Path(file)).encode() in pickled]
+
+
+def _module_name(path: Path) -> str:
+    """Without dots: pickle would look for packages."""
+    return re.sub(r"\W", "_", str(path.absolute()))
 
 
 def _import_file(path: Path) -> ModuleType:
     """The module of a file, imported once. Modules beside it can be imported by their names."""
-    name = re.sub(r"\W", "_", str(path.absolute()))  # without dots: pickle would look for packages
+    name = _module_name(path)
     if name in sys.modules:
         return sys.modules[name]
     if not path.is_file():

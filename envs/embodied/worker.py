@@ -16,7 +16,7 @@ from rl_platform.envs.embodied.buffers import Buffers
 from rl_platform.envs.embodied.worker_process import CALL, DONE, RESULT, STEP
 from rl_platform.errors import Deadline, WorkerDied, WorkerError
 from rl_platform.runtime.child import Child, Death
-from rl_platform.user_code import imported_files
+from rl_platform.user_code import files_behind
 
 START_TIMEOUT_S = 120.0
 _WORKER = "from rl_platform.envs.embodied.worker_process import main; main()"
@@ -52,7 +52,7 @@ class EnvWorker:
         self._poller = select.poll()
         self._fd = self._connection.fileno()
         self._poller.register(self._fd, select.POLLIN)
-        self._send(b"", pickle.dumps((imported_files(), setup, *rows, index, max(len(cpus), 1))))
+        self._send(b"", pickle.dumps((files_behind(setup), setup, *rows, index, max(len(cpus), 1))))
 
     def send_step(self) -> None:
         self._send(STEP)

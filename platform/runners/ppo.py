@@ -115,8 +115,7 @@ def train(
         runner.sync_weights(ppo.version(step))
     stragglers = Stragglers(runner.groups, reporter.note)
     timings, utilization = ComponentTimings(config, runner.groups), Utilization(config, runner.groups)
-    if step == 0:
-        reporter.step(0, validate(runner, reporter, 0))
+    untrained = validate(runner, reporter, 0) if step == 0 else None
 
     def save() -> None:
         with reporter.phase("checkpoint"):
@@ -125,6 +124,9 @@ def train(
     reason = ""
     last = step >= steps or (runner.exhausted() and not rollouts.pending)
     with stopping_after_step(config.runner.stop_grace_s, reporter.note) as stop:
+        if untrained is not None:
+            stop.step = 1
+            reporter.step(0, untrained)
         while not last:
             stop.step = step + 1
             # 1. collect a rollout; with staleness, the next one is collected during the update

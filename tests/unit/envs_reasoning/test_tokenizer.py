@@ -53,7 +53,7 @@ def test_a_logged_sample_has_the_prompt_as_rendered(folder: Path) -> None:
     tokenizer = load_tokenizer(Model(tokenizer=str(folder)))
     prompt = Prompt(0, "one", "two", tuple(tokenizer.apply_chat([{"role": "user", "content": "one"}])))
     (sample,) = samples_of([Trajectory(prompt, 0, (8, 2), (-1.0, -1.0), "stop", 1, "two", 0.5)], tokenizer)
-    assert sample == ("<s> user one </s> <s> assistant", "two", 0.5, "two", "stop", "")
+    assert sample == ("<s> user one </s> <s> assistant", "two", 0.5, "two", "stop", "", ())
 
 
 def test_what_continues_a_conversation(folder: Path) -> None:
