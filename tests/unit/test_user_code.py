@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
 from rl_platform.errors import ConfigError
-from rl_platform.user_code import Extension, import_user_module, is_named
+from rl_platform.user_code import Extension, files_behind, import_user_module, is_named
 
 
 class Scale(Protocol):
@@ -99,6 +100,15 @@ def test_a_file_is_imported_once_and_finds_the_files_beside_it(tmp_path: Path) -
     assert import_user_module(str(tmp_path / "main.py")) is module
     with pytest.raises(ModuleNotFoundError, match="there is no file"):
         import_user_module(str(tmp_path / "other.py"))
+
+
+def test_a_child_imports_the_files_that_its_pickle_needs_and_no_others(tmp_path: Path) -> None:
+    for name in ("used.py", "other.py"):
+        (tmp_path / name).write_text("class Thing: pass\n")
+    used, _ = (import_user_module(str(tmp_path / name)) for name in ("used.py", "other.py"))
+    (tmp_path / "other.py").unlink()
+    assert files_behind(pickle.dumps(used.Thing())) == [str(tmp_path / "used.py")]
+    assert files_behind(pickle.dumps(1)) == []
 
 
 @pytest.mark.parametrize("name", ["a:b", "a.b_1:C", "folder/my-file.py:Name", "../x.py:y"])
