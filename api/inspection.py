@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Plan:
-    """Who sits on which GPU, memory and time of a step. `print(plan)` shows it, a notebook draws it."""
+    """The plan of a run: its processes on each GPU, their memory, the time of a step. `print(plan)` prints it."""
 
     def __init__(self, report: Report) -> None:
         self.report = report

@@ -27,7 +27,7 @@ _API = """# API
 
 <!-- Made from the docstrings by `python docs/reference.py`. Do not edit. -->
 
-What `import rl_platform as rl` offers. [Python](python.md) shows how the calls work together.
+These are the names of `import rl_platform as rl`. [Python](python.md) shows how the calls work together.
 
 """
 

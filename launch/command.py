@@ -132,22 +132,22 @@ def parse(
         overrides = [*(overrides or []), f"cluster.num_nodes={nodes}"]
     options = SlurmOptions(sbatch or [], setup) if slurm else None
     pods = _kuberay_options(image, claim, limit or []) if kuberay else None
-    if calibrate is not None and plan is None:
-        raise typer.BadParameter("--calibrate belongs to --plan or --plan=search")
-    if (sbatch or setup or submit) and not slurm:
-        raise typer.BadParameter("--sbatch, --setup and --submit belong to --slurm")
-    if (image is not None or claim is not None or limit) and not kuberay:
-        raise typer.BadParameter("--image, --claim and --limit belong to --kuberay")
-    if nodes is not None and not (slurm or kuberay):
-        raise typer.BadParameter("--nodes belongs to --slurm or --kuberay")
-    if slurm and kuberay:
-        raise typer.BadParameter("--slurm and --kuberay exclude each other")
-    if evaluate and (print_config or plan is not None or check or slurm or kuberay):
-        raise typer.BadParameter("--eval takes a checkpoint and nothing but KEY=VALUE beside it")
-    if rehearse and (print_config or plan is not None or check or slurm or kuberay or evaluate):
-        raise typer.BadParameter("--rehearse takes a config, KEY=VALUE and --rehearse-in, and no other option")
-    if rehearse_in is not None and not rehearse:
-        raise typer.BadParameter("--rehearse-in belongs to --rehearse")
+    others = print_config or plan is not None or check or slurm or kuberay
+    refusals = {  # the first that holds is printed
+        "--calibrate belongs to --plan or --plan=search": calibrate is not None and plan is None,
+        "--sbatch, --setup and --submit belong to --slurm": (sbatch or setup or submit) and not slurm,
+        "--image, --claim and --limit belong to --kuberay": (image is not None or claim is not None or limit)
+        and not kuberay,
+        "--nodes belongs to --slurm or --kuberay": nodes is not None and not (slurm or kuberay),
+        "--slurm and --kuberay exclude each other": slurm and kuberay,
+        "--eval takes a checkpoint and nothing but KEY=VALUE beside it": evaluate and others,
+        "--rehearse takes a config, KEY=VALUE and --rehearse-in, and no other option": rehearse
+        and (others or evaluate),
+        "--rehearse-in belongs to --rehearse": rehearse_in is not None and not rehearse,
+    }
+    for message, holds in refusals.items():
+        if holds:
+            raise typer.BadParameter(message)
     return Arguments(
         config,
         overrides or [],

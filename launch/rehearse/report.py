@@ -14,7 +14,7 @@ from rich.text import Text
 
 from rl_platform.config import LoadedConfig
 from rl_platform.launch.rehearse.runs import Timed
-from rl_platform.launch.rehearse.shrink import Change, flat
+from rl_platform.launch.rehearse.shrink import Change, flat_keys
 
 LONGEST = 40  # characters of a value
 SHOWN_S = 0.1  # of a phase inside the runs; shorter ones are left out
@@ -97,7 +97,7 @@ class RehearsalReport:
 def written_lines(loaded: LoadedConfig, changes: Sequence[Change]) -> list[Line]:
     """Returns the keys that the config file and the command line set, in their order."""
     changed = {each.key: each for each in changes}
-    keys = flat(loaded.config.model_dump(mode="json"))
+    keys = flat_keys(loaded.config)
     return [
         Line(where.rpartition("/")[2], key, changed.get(key)) for key, where in loaded.sources.items() if key in keys
     ]

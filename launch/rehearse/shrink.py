@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from rl_platform.config.differences import flat
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.data import Task
 from rl_platform.config.schema.models import Model, RandomLM, Trainable
@@ -238,7 +239,7 @@ def _put(tree: dict[str, Any], key: str, value: object) -> bool:
 
 def _differences(config: Config, small: Config, rules: Mapping[str, Rule], folder: Path) -> Iterator[Change]:
     """Yields the changes; paths in `folder`, which is removed, are relative to it."""
-    before, after = flat(config.model_dump(mode="json")), flat(small.model_dump(mode="json"))
+    before, after = flat_keys(config), flat_keys(small)
     for key in [*before, *(key for key in after if key not in before)]:
         if before.get(key) != after.get(key):
             rule = next((rules[name] for name in _enclosing(key) if name in rules), _CLUSTER)
@@ -247,16 +248,9 @@ def _differences(config: Config, small: Config, rules: Mapping[str, Rule], folde
             yield Change(key, before.get(key), shown, rule.kind, rule.why)
 
 
-def flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Returns nested mappings as dotted keys. Placements, parameters and options of engines are single values."""
-    values: dict[str, object] = {}
-    for name, value in tree.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, dict) and value and key not in _FREE:
-            values |= flat(value, f"{key}.")
-        else:
-            values[key] = value
-    return values
+def flat_keys(config: Config) -> dict[str, object]:
+    """Returns the config as dotted keys. Placements, parameters and options of engines are single values."""
+    return flat(config.model_dump(mode="json"), whole=_FREE)
 
 
 def _enclosing(key: str) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 import yaml
 
 from rl_platform.config.source import CoreLoader
@@ -31,12 +33,13 @@ def shown(values: dict[str, object], key: str) -> str:
     return yaml.safe_dump(values[key], default_flow_style=True, width=10**6).removesuffix("\n...\n").rstrip()
 
 
-def flat(tree: dict[str, object], prefix: str = "") -> dict[str, object]:
-    """Returns the values of nested sections by their dotted keys."""
+def flat(tree: Mapping[str, object], prefix: str = "", whole: Collection[str] = ()) -> dict[str, object]:
+    """Returns the values of nested sections by their dotted keys; sections of the keys `whole` are single values."""
     values: dict[str, object] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            values |= flat(value, f"{prefix}{key}.")
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and value and key not in whole:
+            values |= flat(value, f"{key}.", whole)
         else:
-            values[f"{prefix}{key}"] = value
+            values[key] = value
     return values

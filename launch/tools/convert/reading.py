@@ -125,7 +125,7 @@ def _is_training(word: str) -> bool:
 
 
 def _scalar(word: str) -> Any:
-    """The value of an argument. What the script does not say stays unresolved."""
+    """The value of an argument. A variable that the script does not set stays unresolved."""
     text = known(word)
     if isinstance(text, Unresolved):
         return text

@@ -292,7 +292,7 @@ def _opened(block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_model(path: Path, env: str | None, largest: int) -> dict[str, Any]:
-    """The arguments in a saved model: its JSON file `data`. What is pickled in there is never loaded."""
+    """The arguments in a saved model: its JSON file `data`. Its pickled parts are never loaded."""
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         if "data" not in names or archive.getinfo("data").file_size > largest:

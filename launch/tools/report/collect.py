@@ -1,4 +1,4 @@
-"""Reads the folder of a run for its report. What the run lacks is listed, never left out in silence."""
+"""Reads the folder of a run for its report. The page lists what the run lacks."""
 
 from __future__ import annotations
 
