@@ -137,6 +137,9 @@ class Learner(Evaluator):
             }
         return named
 
+    def close(self) -> None:
+        self.buffers.thread.shutdown()
+
     def _mini_batches(self, batch: RolloutBatch, step: int) -> Iterator[tuple[int, RolloutBatch]]:
         """The mini-batches of all epochs, with the number of the epoch."""
         shuffled = self.config.algorithm.shuffle_mini_batches
