@@ -22,6 +22,9 @@ from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.metrics import read_metrics
 
 SHORT_S, LONG_S = 35.0, 900.0  # of each task: before every change, and before a release
+# Seconds between two kills, drawn evenly. The long soak restarts whole hosts of Ray, which takes longer than a step: with
+# a kill in every step, a run would not learn in its time.
+PAUSES_S = {SHORT_S: (2.0, 8.0), LONG_S: (5.0, 25.0)}
 STILL_S, GROWTH = 60.0, 1.05
 # The metric of the reward, its lowest mean at the end of a long soak, and the highest possible one. After LEARNT steps,
 # means over 60 steps of undisturbed runs of three seeds are at least 199.97 and 0.9986.
@@ -105,7 +108,7 @@ class Sample:
 
 
 def soak(start, folder: Path, seed: int, seconds: float, *words: str, apart: bool) -> tuple[list[Sample], int]:
-    """Kills a random process of the run, which is none of a learner, every few seconds, but not twice in a step;
+    """Kills a random process of the run, which is none of a learner, after pauses of `PAUSES_S`, but not twice in a step;
     returns samples of the launcher and the number of kills."""
     (folder / "faulty.py").write_text(FAULTY)
     output = folder / "output"
@@ -116,7 +119,7 @@ def soak(start, folder: Path, seed: int, seconds: float, *words: str, apart: boo
         assert run.poll() is None, output.read_text()[-3000:]
         time.sleep(0.1)
     began = last_kill = moved = time.monotonic()
-    pause, size = draw.uniform(2, 8), 0
+    pause, size = draw.uniform(*PAUSES_S[seconds]), 0
     while (now := time.monotonic()) - began < seconds:
         assert run.poll() is None, output.read_text()[-3000:]
         if metrics.stat().st_size != size:
@@ -125,7 +128,7 @@ def soak(start, folder: Path, seed: int, seconds: float, *words: str, apart: boo
         samples.append(Sample.of(launcher, metrics))
         if now - last_kill > pause and moved > last_kill and (victims := _victims(launcher, apart)):
             draw.choice(victims).kill()
-            kills, last_kill, pause = kills + 1, now, draw.uniform(2, 8)
+            kills, last_kill, pause = kills + 1, now, draw.uniform(*PAUSES_S[seconds])
         time.sleep(0.5)
     children = launcher.children(recursive=True)
     run.send_signal(signal.SIGTERM)
