@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rl_platform.config.suggest import nearest
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.runners.callbacks import Callback as Callback
+from rl_platform.runners.step_callbacks import Callback as Callback
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def check(config: Source, overrides: Mapping[str, object] | None = None, *, show
     with one_run():
         loaded, _, _ = load(as_source(config), as_overrides(overrides))
         with required("rl_platform.launch.check", "rl.check"):
-            from rl_platform.launch.check.run import check as check_properties  # loads torch
+            from rl_platform.launch.check.property_check import check as check_properties  # loads torch
 
         with located(loaded):
             return check_properties(loaded, _console(show))

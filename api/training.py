@@ -19,7 +19,7 @@ from rl_platform.errors import ConfigError, Problem, check_all, problems_of
 from rl_platform.launch.command import load, located
 from rl_platform.metrics import Reporter
 from rl_platform.one_run import one_run
-from rl_platform.runners.callbacks import CALLBACK, Callback
+from rl_platform.runners.step_callbacks import CALLBACK, Callback
 from rl_platform.runs import Run
 
 _SHARED: dict[str, object] = {

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from rl_platform.engines.rollout.sglang.engine import SGLangEngine
+    from rl_platform.engines.rollout.sglang.sglang_client import SGLangEngine
     from rl_platform.engines.training.base import TrainingEngine
     from rl_platform.records import RolloutBatch
 
@@ -133,8 +133,8 @@ def sglang_on_cpu(network: Any, running: int, room: int, threads: int | None) ->
 
     `running`: requests at a time; `room`: tokens of keys and values; `threads` None: one for each core.
     """
-    from rl_platform.engines.rollout.sglang.engine import SGLangEngine
     from rl_platform.engines.rollout.sglang.program import EngineSetup
+    from rl_platform.engines.rollout.sglang.sglang_client import SGLangEngine
 
     model = network.config.to_dict() | {"eos_token_id": None}
     setup = EngineSetup(model, "cpu", 1, "float32", running, room, 0.1, seed=1)

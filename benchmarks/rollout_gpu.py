@@ -63,7 +63,7 @@ def prompts(settings: argparse.Namespace, lap: int) -> list[list[int]]:
 
 def ours(settings: argparse.Namespace, folder: str) -> list[float]:
     from rl_platform.engines.rollout.base import Completion, Request
-    from rl_platform.engines.rollout.sglang.engine import SGLangEngine
+    from rl_platform.engines.rollout.sglang.sglang_client import SGLangEngine
     from rl_platform.records import SamplingParams
 
     environment = {"PYTHONPATH": str(STAND_INS)} if settings.dry_run else {}

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from rl_platform.envs.reasoning.sandbox.cases import Case
-from rl_platform.envs.reasoning.sandbox.judge import passes
-from rl_platform.envs.reasoning.sandbox.layers import FLAGS, missing_layers, python
+from rl_platform.envs.reasoning.sandbox.isolation import FLAGS, missing_layers, python
 from rl_platform.envs.reasoning.sandbox.process import Limits, Sandbox
+from rl_platform.envs.reasoning.sandbox.program_verdict import passes
 
 LIMITS = Limits(cpu_s=10.0, memory_bytes=512 * 2**20)
 CORES = 2

@@ -73,7 +73,7 @@ class Receiver:
 
 
 def token() -> Any:
-    from rl_platform.runtime.weights.base import WeightsToken
+    from rl_platform.runtime.weights.weight_transfer import WeightsToken
 
     return WeightsToken("bench", "actor", 0, 0, delta=False)
 
@@ -113,7 +113,7 @@ def gloo_process(connection: Connection) -> None:
     import torch.distributed as dist
 
     from rl_platform.runtime.process_group import join_group, leave_group
-    from rl_platform.runtime.weights.base import BUCKET, checksum_of, empty
+    from rl_platform.runtime.weights.weight_transfer import BUCKET, checksum_of, empty
 
     port, tensors = connection.recv()
     join_group(("127.0.0.1", port), 1, 2, TIMEOUT_S, cuda=False)
@@ -139,7 +139,7 @@ def gloo_process(connection: Connection) -> None:
 
 def buckets(state: Any, tensors: Any) -> Iterator[list[Any]]:
     """The bytes of distinct tensors, as `publish` cuts them."""
-    from rl_platform.runtime.weights.base import BUCKET, bytes_of, in_buckets
+    from rl_platform.runtime.weights.weight_transfer import BUCKET, bytes_of, in_buckets
 
     flat = ((tensor.name, bytes_of(state[tensor.name])) for tensor in tensors if tensor.same_as is None)
     return (parts for _, parts in in_buckets(flat, BUCKET))
@@ -152,7 +152,7 @@ def by_gloo(state: dict[str, Any], group: Beside) -> Callable[[bool], None]:
     import torch.distributed as dist
 
     from rl_platform.runtime.process_group import Rendezvous, join_group
-    from rl_platform.runtime.weights.base import BUCKET, checksum_of, shapes_of
+    from rl_platform.runtime.weights.weight_transfer import BUCKET, checksum_of, shapes_of
 
     meeting, tensors = Rendezvous("127.0.0.1", 2), shapes_of(state)
     group.ask((meeting.port, tensors), lambda: join_group(meeting, 0, 2, TIMEOUT_S, cuda=False))

@@ -200,12 +200,12 @@ def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement,
         return
     if arguments.check:
         with required("rl_platform.launch.check", "--check"):
-            from rl_platform.launch.check.run import check  # loads torch
+            from rl_platform.launch.check.property_check import check  # loads torch
 
         check(loaded)
     elif arguments.rehearse:
         with required("rl_platform.launch.rehearse", "--rehearse"):
-            from rl_platform.launch.rehearse.run import rehearse  # loads torch
+            from rl_platform.launch.rehearse.rehearsal import rehearse  # loads torch
 
         rehearse(loaded, placement, arguments.rehearse_in)
     else:

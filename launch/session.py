@@ -41,10 +41,10 @@ from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.occupancy import offload_order
 from rl_platform.placement.plan import render
 from rl_platform.placement.scheduler import Placement
-from rl_platform.runners.callbacks import Callback, load_callbacks
 from rl_platform.runners.hang_watch import hang_watch
 from rl_platform.runners.ppo import TaskRunner, train
 from rl_platform.runners.state import RunState
+from rl_platform.runners.step_callbacks import Callback, load_callbacks
 from rl_platform.runtime import Runtime
 from rl_platform.tracing import Timeline
 

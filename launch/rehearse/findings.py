@@ -128,7 +128,7 @@ def check_functions(config: Config) -> list[str]:
     own = [name for name, known in chosen if name not in known]
     if own:
         with required("rl_platform.launch.check", "--rehearse"):
-            from rl_platform.launch.check.run import outcomes_of
+            from rl_platform.launch.check.property_check import outcomes_of
         if failed := [outcome for outcome in outcomes_of(config) if outcome.failed]:
             lines = [f"the results of {' or '.join(own)} depend on the batch layout", *map(str, failed)]
             raise RehearsalFailed("\n    ".join(lines))

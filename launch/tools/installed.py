@@ -122,7 +122,7 @@ def _sandbox() -> Row:
     """Starts a sandbox: whether bubblewrap may make namespaces is known only then."""
     name, purpose = "code sandbox", "for reward.type: code"
     try:
-        from rl_platform.envs.reasoning.sandbox.layers import missing_layers
+        from rl_platform.envs.reasoning.sandbox.isolation import missing_layers
         from rl_platform.envs.reasoning.sandbox.process import Limits, Sandbox
     except ModuleNotFoundError:
         return Row(name, f"left out of this installation; {purpose}", "missing")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rl_platform.errors import ConfigError, DataError, Problem
 from rl_platform.launch.headline import headline_of_run
-from rl_platform.launch.tools.groups import group_by_config
+from rl_platform.launch.tools.run_groups import group_by_config
 from rl_platform.launch.tools.written import writing
 from rl_platform.metrics import read_metrics
 

@@ -73,9 +73,9 @@ def sweep(
 
     --optuna needs the package optuna, the extra `optuna`; the picture needs the extra `plot`.
     """
-    from rl_platform.launch.tools.sweep import run
+    from rl_platform.launch.tools.sweep import sweep as points
 
-    return partial(run.sweep, config, arguments or [], jobs, optuna, output, metric, dry_run)
+    return partial(points.sweep, config, arguments or [], jobs, optuna, output, metric, dry_run)
 
 
 @app.command()
@@ -147,7 +147,7 @@ def report(
     follow: Annotated[bool, typer.Option("--follow", help="write it again every 10 s while a run goes on")] = False,
 ) -> None:
     """Write one HTML file that shows what happened in a run, with a verdict; several runs are compared."""
-    from rl_platform.launch.tools.report.command import report as lines
+    from rl_platform.launch.tools.report.live_report import report as lines
 
     for line in lines(runs, output, show, follow):
         print(line, flush=True)
@@ -205,7 +205,7 @@ def data(
 
     Needs the package datasets, the extra `data`.
     """
-    from rl_platform.launch.tools import data as known
+    from rl_platform.launch.tools import known_datasets as known
 
     for line in known.prepare(kind, output, source):
         print(line)
@@ -226,7 +226,7 @@ def convert(
     ] = None,
 ) -> None:
     """Write a config of this platform from one of another system, and report what became of each key."""
-    from rl_platform.launch.tools.convert.run import run
+    from rl_platform.launch.tools.convert.converted_file import run
 
     run(file, system, output, env)
 

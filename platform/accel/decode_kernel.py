@@ -24,8 +24,8 @@ from torch import Tensor
 
 from rl_platform.accel.compiling import ANY_ORDER, Array, cached
 from rl_platform.accel.openmp_team import run_by_team
-from rl_platform.engines.rollout.attention import Row
 from rl_platform.engines.rollout.kv_cache import KVCache
+from rl_platform.engines.rollout.paged_attention import Row
 from rl_platform.models.attention import Features
 
 if TYPE_CHECKING:

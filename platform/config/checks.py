@@ -9,7 +9,7 @@ from rl_platform.config.explain import show
 from rl_platform.config.layers import steps_of, value_at
 from rl_platform.config.rules import broken, without_effect
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.base import Section
+from rl_platform.config.schema.section import Section
 from rl_platform.config.source import Tree
 from rl_platform.errors import Problem
 

@@ -10,7 +10,7 @@ import annotated_types
 from pydantic.fields import FieldInfo
 
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.base import Section
+from rl_platform.config.schema.section import Section
 
 _WORDS: dict[object, str] = {
     bool: "true or false",

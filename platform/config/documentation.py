@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from rl_platform.config.describe import allowed, choices, section_of
 from rl_platform.config.foreign_names import foreign_keys
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.base import Section
+from rl_platform.config.schema.section import Section
 
 _HEAD = """# Configuration
 

@@ -23,8 +23,8 @@ from rl_platform.algorithms.kl import KLController, sequence_mean_kl
 from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.algorithms.pf_ppo import apply_pf_ppo
 from rl_platform.algorithms.rewards import penalized
+from rl_platform.algorithms.rollout_metrics import rollout_metrics
 from rl_platform.algorithms.statistics import masked_mean
-from rl_platform.algorithms.summary import rollout_metrics
 from rl_platform.algorithms.validation import check_batch
 from rl_platform.config.schema import Config
 from rl_platform.errors import Diverged
@@ -32,11 +32,11 @@ from rl_platform.interrupts import stopping_after_step
 from rl_platform.metrics import Reporter
 from rl_platform.records import RolloutBatch, StateDict, WeightsReceived
 from rl_platform.rng import generator
-from rl_platform.runners.callbacks import Callback, stopped_by
-from rl_platform.runners.groups import ActorGroup, LearnerGroup, ReferenceGroup
+from rl_platform.runners.component_groups import ActorGroup, LearnerGroup, ReferenceGroup
 from rl_platform.runners.phases import ComponentTimings, Phase, Phases, TakingTurns
 from rl_platform.runners.rollouts import Collected, Rollouts
 from rl_platform.runners.state import RunState
+from rl_platform.runners.step_callbacks import Callback, stopped_by
 from rl_platform.runners.stragglers import Stragglers
 from rl_platform.runners.utilization import Utilization
 from rl_platform.runtime.cpu import compute_alone

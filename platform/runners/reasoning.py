@@ -29,7 +29,7 @@ from rl_platform.metrics import Reporter
 from rl_platform.models.tokenizer import Tokenizer, load_tokenizer
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory
-from rl_platform.runners.groups import TypedGroups
+from rl_platform.runners.component_groups import TypedGroups
 from rl_platform.runners.partial_rollouts import PartialRollouts, restore
 from rl_platform.runners.phases import TakingTurns, with_turns
 from rl_platform.runners.ppo import Learners, sync_metrics
@@ -54,7 +54,7 @@ from rl_platform.runners.trajectories import (
     with_baselines,
 )
 from rl_platform.runtime import ComponentSpec, Runtime
-from rl_platform.runtime.weights.base import merge_published
+from rl_platform.runtime.weights.weight_transfer import merge_published
 from rl_platform.runtime.worker_group import WorkerGroup
 
 CHANNEL_CAPACITY = 1024

@@ -11,7 +11,7 @@ from rl_platform.components.env_ranks import Shares, joined_states
 from rl_platform.envs.embodied.env_state import refuse_code
 from rl_platform.errors import WorkerDied, WorkerError
 from rl_platform.records import StateDict, Weights, WeightsReceived
-from rl_platform.runners.groups import EnvGroup, RolloutGroup
+from rl_platform.runners.component_groups import EnvGroup, RolloutGroup
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.worker_group import Handle

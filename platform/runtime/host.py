@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 
 from rl_platform.errors import ChannelClosed, PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.cpu import release_team
-from rl_platform.runtime.memory import memory_peak
+from rl_platform.runtime.peak_memory import memory_peak
 from rl_platform.runtime.waits import stack_of, waiting_on
 from rl_platform.tracing import recorder
 

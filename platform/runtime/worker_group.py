@@ -45,7 +45,7 @@ class Worker(Protocol):
         """Per method: calls executed and the seconds they took."""
 
     def memory_peak(self) -> int:
-        """Bytes that it has used at most, see `rl_platform.runtime.memory`."""
+        """Bytes that it has used at most, see `rl_platform.runtime.peak_memory`."""
 
     def progress(self) -> Progress:
         """The progress of its current call, as the component reports it."""

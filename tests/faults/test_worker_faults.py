@@ -40,8 +40,8 @@ from rl_platform.runtime.ray.channel_proxy import ChannelProxy
 from rl_platform.runtime.ray.runtime import RayRuntime
 from rl_platform.runtime.ray.worker_proxy import WorkerProxy
 from rl_platform.runtime.weights import group as weight_group
-from rl_platform.runtime.weights.base import checksum
 from rl_platform.runtime.weights.group import WeightsOffer
+from rl_platform.runtime.weights.weight_transfer import checksum
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -13,8 +13,8 @@ import pytest
 import torch
 from sglang_engine import needs_sglang
 
-from rl_platform.engines.rollout.sglang.engine import SGLangEngine
 from rl_platform.engines.rollout.sglang.program import EngineSetup
+from rl_platform.engines.rollout.sglang.sglang_client import SGLangEngine
 from rl_platform.records import SamplingParams, Weights
 from rl_platform.runtime.weights.group import WeightGroup, WeightSender, WeightsOffer, offer_fields, place_of
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rl_platform.envs.reasoning.sandbox import layers
+from rl_platform.envs.reasoning.sandbox import isolation
 
 ROW = {"question": "Print 1.", "tests": [{"input": "", "output": "1\n"}]}
-needs_layers = pytest.mark.skipif(bool(layers.missing_layers()), reason="; ".join(layers.missing_layers()))
+needs_layers = pytest.mark.skipif(bool(isolation.missing_layers()), reason="; ".join(isolation.missing_layers()))
 
 
 def overrides(folder: Path, *rows: dict[str, Any], **reward: Any) -> list[str]:

@@ -187,6 +187,16 @@ def test_areas_are_all_known():
     assert {area_of(path) for path in source_files()} <= LEVEL.keys()
 
 
+def test_no_two_files_share_a_name():
+    """Apart from `build`, interfaces of engines, files of a config section, and modules that users import."""
+    sections = {path.name for path in (ROOT / "platform" / "config" / "schema").glob("*.py")}
+    wanted = sections | {"__init__.py", "build.py", "base.py", "metrics.py"}
+    paths: dict[str, list[str]] = {}
+    for path in source_files():
+        paths.setdefault(path.name, []).append(str(path.relative_to(ROOT)))
+    assert [where for name, where in paths.items() if len(where) > 1 and name not in wanted] == []
+
+
 def test_ray_is_imported_by_the_runtime_and_the_cluster_start_only():
     allowed = {*(ROOT / "platform" / "runtime" / "ray").glob("*.py"), *(ROOT / "launch").glob("*.py")}
     for path in source_files():

@@ -26,7 +26,7 @@ from rl_platform.errors import ConfigError, DataError
 from rl_platform.metrics import Episode, Reporters, RunInfo, RunLog, Sample, Token, read_metrics
 from rl_platform.placement.model_shape import ModelShape
 from rl_platform.runners.utilization import forward_flops
-from rl_platform.runtime.memory import memory_peak
+from rl_platform.runtime.peak_memory import memory_peak
 
 
 def info(folder: Path, resumed: int | None = None) -> RunInfo:

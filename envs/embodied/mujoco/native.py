@@ -23,7 +23,7 @@ from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:
     from rl_platform.envs.embodied.mujoco.physics import Physics
-    from rl_platform.envs.embodied.mujoco.tasks.base import MujocoTask
+    from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import MujocoTask
     from rl_platform.envs.embodied.spaces import AnyEnv
 
 _WRAPPERS = ("TimeLimit", "OrderEnforcing")  # wrappers that `NativeEnvs` implements

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import mujoco
 import numpy as np
 
-from rl_platform.envs.embodied.mujoco.tasks.base import Quantities
+from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import Quantities
 
 try:
     from mujoco.batch import Batch

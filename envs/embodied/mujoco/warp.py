@@ -13,7 +13,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from rl_platform.envs.embodied.mujoco.tasks.base import Quantities
+from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import Quantities
 from rl_platform.errors import Problem
 
 COVERED = {"xpos", "site_xpos", "qfrc_constraint"}

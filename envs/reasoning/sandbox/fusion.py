@@ -20,7 +20,6 @@ from typing import Any
 from rl_platform.envs.reasoning.judge import secret_of
 from rl_platform.envs.reasoning.reward_server import SHOWN, Server, Unanswered
 from rl_platform.envs.reasoning.sandbox.cases import Case, cases_of
-from rl_platform.envs.reasoning.sandbox.judge import judge, program_of
 from rl_platform.envs.reasoning.sandbox.process import (
     CRASHED,
     ENDED,
@@ -32,6 +31,7 @@ from rl_platform.envs.reasoning.sandbox.process import (
     Limits,
     Result,
 )
+from rl_platform.envs.reasoning.sandbox.program_verdict import judge, program_of
 from rl_platform.envs.reasoning.score import RAISED, Score, unscored
 from rl_platform.envs.reasoning.verifiers import ScoreItem
 

@@ -1,7 +1,7 @@
 """A sandbox: a process in namespaces of its own that runs one program on several tests, and ends with the response.
 
 This side starts it, sends tests, reads results with limits on size and time, and kills it. All bytes that it reads are
-untrusted. Not covered: the judgement of results (`judge.py`), and the program inside (`runner.py`).
+untrusted. Not covered: the judgement of results (`program_verdict.py`), and the program inside (`program_runner.py`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 
-from rl_platform.envs.reasoning.sandbox import runner
+from rl_platform.envs.reasoning.sandbox import program_runner
 from rl_platform.envs.reasoning.sandbox.cases import Case
-from rl_platform.envs.reasoning.sandbox.layers import (
+from rl_platform.envs.reasoning.sandbox.isolation import (
     DISK_BYTES,
     ENVIRONMENT,
     FOLDER,
@@ -37,11 +37,11 @@ SPARE_S = 5.0  # for the runner to report that the time is over
 WALL_FACTOR = 3  # a test may take so many times its CPU seconds, because the machine may be busy
 ENDED, CRASHED, TIMEOUT, MEMORY, OUTPUT = "ended", "crashed", "timeout", "memory", "output"
 _STATUS = {
-    runner.DONE: ENDED,
-    runner.CRASHED: CRASHED,
-    runner.TIMEOUT: TIMEOUT,
-    runner.MEMORY: MEMORY,
-    runner.OUTPUT: OUTPUT,
+    program_runner.DONE: ENDED,
+    program_runner.CRASHED: CRASHED,
+    program_runner.TIMEOUT: TIMEOUT,
+    program_runner.MEMORY: MEMORY,
+    program_runner.OUTPUT: OUTPUT,
 }
 
 
@@ -117,9 +117,9 @@ class Sandbox:
         try:
             test = case.question() | {"cpu_s": max(math.ceil(self._left_s), 1), "wall_s": wall_s}
             self._send(_frame(test), wall_s)
-            head = self._read(runner.REPLY.size, end)
-            code, cpu_s, length, note_length = runner.REPLY.unpack(head)
-            if length > LONGEST_OUTPUT or note_length > runner.LONGEST_NOTE:
+            head = self._read(program_runner.REPLY.size, end)
+            code, cpu_s, length, note_length = program_runner.REPLY.unpack(head)
+            if length > LONGEST_OUTPUT or note_length > program_runner.LONGEST_NOTE:
                 raise OSError("a frame of the sandbox is too long")
             output, note = self._read(length, end), self._read(note_length, end)
         except TimeoutError:
@@ -131,7 +131,7 @@ class Sandbox:
         shown = note.decode(errors="replace").strip()
         if code not in _STATUS:
             raise WorkerError(f"the sandbox could not confine the program: {shown} {self._errors()}")
-        self._left_s = 0.0 if code == runner.TIMEOUT else self._left_s - (cpu_s if cpu_s > 0 else 0.0)
+        self._left_s = 0.0 if code == program_runner.TIMEOUT else self._left_s - (cpu_s if cpu_s > 0 else 0.0)
         return Result(_STATUS[code], output, shown, cpu_s)
 
     def close(self) -> None:
@@ -191,4 +191,4 @@ class Sandbox:
 def _frame(message: dict[str, object]) -> bytes:
     """The sandbox runs the same interpreter, whose own format needs no modules."""
     body = marshal.dumps(message)
-    return runner.LENGTH.pack(len(body)) + body
+    return program_runner.LENGTH.pack(len(body)) + body

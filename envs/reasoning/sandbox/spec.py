@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rl_platform.envs.reasoning.sandbox.cases import Case, cases_of
-from rl_platform.envs.reasoning.sandbox.judge import judge, passes, program_of
-from rl_platform.envs.reasoning.sandbox.layers import missing_layers
+from rl_platform.envs.reasoning.sandbox.isolation import missing_layers
 from rl_platform.envs.reasoning.sandbox.process import START_S, WALL_FACTOR, Limits, Sandbox
+from rl_platform.envs.reasoning.sandbox.program_verdict import judge, passes, program_of
 from rl_platform.envs.reasoning.score import Score
 from rl_platform.envs.reasoning.verifiers import ScoreItem, Verifier
 from rl_platform.errors import ConfigError, Problem, WorkerError

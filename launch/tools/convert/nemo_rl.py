@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rl_platform.launch.tools.convert.engine import System
+from rl_platform.launch.tools.convert.conversion import System
 from rl_platform.launch.tools.convert.outcome import (
     ARCHITECTURE,
     DTYPES,

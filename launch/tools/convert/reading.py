@@ -16,7 +16,7 @@ import yaml
 from rl_platform.config.describe import is_known
 from rl_platform.config.source import CoreLoader
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.launch.tools.convert.engine import System, rule_of
+from rl_platform.launch.tools.convert.conversion import System, rule_of
 from rl_platform.launch.tools.convert.hydra import composed, flat, resolved
 from rl_platform.launch.tools.convert.nemo_rl import NEMO_RL
 from rl_platform.launch.tools.convert.outcome import Unresolved

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Any
 
-from rl_platform.launch.tools.convert.engine import System
+from rl_platform.launch.tools.convert.conversion import System
 from rl_platform.launch.tools.convert.outcome import (
     ARCHITECTURE,
     DTYPES,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.launch.tools.convert.engine import System
+from rl_platform.launch.tools.convert.conversion import System
 from rl_platform.launch.tools.convert.outcome import (
     Outcome,
     Source,

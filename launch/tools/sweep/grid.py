@@ -17,7 +17,7 @@ import yaml
 from rl_platform.config.overrides import key_of
 from rl_platform.config.source import COMMAND_LINE, CoreLoader
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.launch.tools.groups import SEED, short_names
+from rl_platform.launch.tools.run_groups import SEED, short_names
 
 MOST_POINTS = 1000
 RESERVED = {

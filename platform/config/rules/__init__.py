@@ -11,7 +11,7 @@ from contextlib import suppress
 from rl_platform.config.rules import algorithm, cluster, data, env, models, reward, rollout, runner
 from rl_platform.config.rules.rule import Unread
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.base import Unreadable
+from rl_platform.config.schema.section import Unreadable
 from rl_platform.errors import Problem
 
 _SECTIONS = (runner, models, algorithm, data, rollout, reward, env, cluster)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple, TypeVar
 
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.base import Unreadable
+from rl_platform.config.schema.section import Unreadable
 from rl_platform.config.suggest import nearest
 from rl_platform.errors import Problem
 from rl_platform.user_code import is_named

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from rl_platform.config.schema.base import Section, key
+from rl_platform.config.schema.section import Section, key
 
 KLEstimator = Literal["k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl"]
 # In a loss the estimator may have a '+': its own value with the gradient of k2.

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from rl_platform.config.schema.base import Section, key
+from rl_platform.config.schema.section import Section, key
 
 GPU = Literal["a10", "a100-40gb", "a100-80gb", "b200", "h100", "h20", "h200", "l4", "l40s", "mi300x", "rtx4090"]
 MAX_NODES, MAX_GPUS = 10_000, 20_000  # of a cluster; of a node

@@ -7,7 +7,6 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from rl_platform.config.schema.algorithm import Algorithm
-from rl_platform.config.schema.base import Section
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.config.schema.data import Data
 from rl_platform.config.schema.env import Env
@@ -15,6 +14,7 @@ from rl_platform.config.schema.models import Actor, Critic, Offload, Parallel, R
 from rl_platform.config.schema.reward import Reward
 from rl_platform.config.schema.rollout import Rollout
 from rl_platform.config.schema.runner import Runner
+from rl_platform.config.schema.section import Section
 
 
 class Config(Section):

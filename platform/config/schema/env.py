@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from rl_platform.config.schema.base import Section, key
+from rl_platform.config.schema.section import Section, key
 
 
 class Pixels(Section):

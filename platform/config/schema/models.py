@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rl_platform.config.schema.base import Section, key
+from rl_platform.config.schema.section import Section, key
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Sizes = list[Annotated[int, Field(ge=1)]]

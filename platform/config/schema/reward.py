@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rl_platform.config.schema.base import Section, key
+from rl_platform.config.schema.section import Section, key
 
 # They compare with the expected answer. BUILT_IN of envs/reasoning/verifiers.py, which imports no pydantic
 VERIFIERS = ("task", "math_verify", "exact_match")

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rl_platform.config.schema.base import Section, key
 from rl_platform.config.schema.models import Offload, offload_key
+from rl_platform.config.schema.section import Section, key
 
 ENGINES = ("auto", "torch", "sglang", "vllm")
 

@@ -10,16 +10,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rl_platform.engines.rollout.attention import (
+from rl_platform.engines.rollout.base import Completion, Request
+from rl_platform.engines.rollout.decoder import FusedDecoder, TransformersDecoder
+from rl_platform.engines.rollout.kv_cache import KVCache, Page
+from rl_platform.engines.rollout.paged_attention import (
     PaddedHeads,
     PrefillAttention,
     PrefillChunk,
     StepAttention,
     decode_attention,
 )
-from rl_platform.engines.rollout.base import Completion, Request
-from rl_platform.engines.rollout.decoder import FusedDecoder, TransformersDecoder
-from rl_platform.engines.rollout.kv_cache import KVCache, Page
 from rl_platform.engines.rollout.prefill import PartialPrompt, Prefill
 from rl_platform.engines.rollout.sampling import sample, uniforms
 from rl_platform.engines.rollout.stop_texts import StopTexts

@@ -73,8 +73,8 @@ def rollout_engine(
         vllm = VLLMEngine(label, vllm_setup, eos, rollout.engine_env, logs / f"{label}-vllm.log")
         vllm.stop_texts = stop_texts
         return vllm
-    from rl_platform.engines.rollout.sglang.engine import SGLangEngine
     from rl_platform.engines.rollout.sglang.program import EngineSetup
+    from rl_platform.engines.rollout.sglang.sglang_client import SGLangEngine
 
     setup = EngineSetup(
         model_config=description,

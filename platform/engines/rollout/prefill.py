@@ -14,8 +14,8 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from rl_platform.engines.rollout.attention import PrefillChunk
 from rl_platform.engines.rollout.kv_cache import KVCache, Page
+from rl_platform.engines.rollout.paged_attention import PrefillChunk
 
 PREFILL_TOKENS = 1024  # of one forward pass; a longer prompt takes several
 WORTH_A_PASS = 64  # tokens; computing fewer again costs less than another forward pass

@@ -30,8 +30,8 @@ from rl_platform.models.attention import cached_heads, is_plain
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.routers import RecordedRouters
 from rl_platform.records import SamplingParams, Weights, WeightsReceived
-from rl_platform.runtime.weights.base import empty
 from rl_platform.runtime.weights.group import WeightReceiver, WeightsOffer, reachable
+from rl_platform.runtime.weights.weight_transfer import empty
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

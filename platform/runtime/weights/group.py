@@ -23,7 +23,7 @@ from torch import Tensor
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime.process_group import RENDEZVOUS_S, Rendezvous
-from rl_platform.runtime.weights.base import Ask, TensorShape, WeightsToken, checksum, shapes_of
+from rl_platform.runtime.weights.weight_transfer import Ask, TensorShape, WeightsToken, checksum, shapes_of
 
 SEND_S = 120.0  # longest time for one tensor
 CPU = "cpu"

@@ -18,9 +18,9 @@ from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime.lifecycle import RUNNER
 from rl_platform.runtime.waits import caller
-from rl_platform.runtime.weights.base import WeightsToken, WeightTransfer
 from rl_platform.runtime.weights.group import GroupTransfer, WeightsOffer, offer_fields
 from rl_platform.runtime.weights.store import StoreTransfer
+from rl_platform.runtime.weights.weight_transfer import WeightsToken, WeightTransfer
 
 if TYPE_CHECKING:
     from rl_platform.runtime.ray.transport import RayTransport

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from rl_platform.records import Weights
 from rl_platform.runtime.waits import caller
-from rl_platform.runtime.weights import base
-from rl_platform.runtime.weights.base import (
+from rl_platform.runtime.weights import weight_transfer
+from rl_platform.runtime.weights.weight_transfer import (
     Ask,
     TensorShape,
     TensorSlice,
@@ -126,7 +126,7 @@ def _put(
 
     known = {bucket.pieces: bucket for bucket in before.buckets} if before is not None else {}
     buckets: list[Bucket] = []
-    for pieces, parts in in_buckets(flat(), base.BUCKET):
+    for pieces, parts in in_buckets(flat(), weight_transfer.BUCKET):
         checksum, old = checksum_of(parts), known.get(pieces)
         if old is None or old.checksum != checksum:
             old = Bucket(pieces, checksum, store.store([pickle.PickleBuffer(part) for part in parts]))

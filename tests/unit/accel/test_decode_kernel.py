@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rl_platform.accel.openmp_team import has_team
-from rl_platform.engines.rollout.attention import DecodeAttention, Readers, decode_attention
 from rl_platform.engines.rollout.kv_cache import PAGE, KVCache
+from rl_platform.engines.rollout.paged_attention import DecodeAttention, Readers, decode_attention
 from rl_platform.runtime.cpu import release_team
 
 pytestmark = pytest.mark.skipif(not has_team(), reason="torch computes without libgomp here")
@@ -137,7 +137,7 @@ def test_only_float32_on_a_cpu_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
 TEAM = """
 import os, torch
 from types import SimpleNamespace as Row
-from rl_platform.engines.rollout.attention import decode_attention
+from rl_platform.engines.rollout.paged_attention import decode_attention
 from rl_platform.engines.rollout.kv_cache import KVCache
 
 torch.set_num_threads(4)

@@ -11,7 +11,7 @@ from rl_platform.config.describe import section_of
 from rl_platform.config.documentation import render
 from rl_platform.config.foreign_names import foreign_keys, foreign_sections
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.base import Section
+from rl_platform.config.schema.section import Section
 
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 

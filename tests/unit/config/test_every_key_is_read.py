@@ -14,11 +14,11 @@ from pathlib import Path
 
 from rl_platform.config.describe import section_at, section_of, walk
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.base import Section
 from rl_platform.config.schema.cluster import NodeGroup
 from rl_platform.config.schema.data import Source
 from rl_platform.config.schema.env import EnvTask
 from rl_platform.config.schema.reward import RewardFunction
+from rl_platform.config.schema.section import Section
 
 ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "platform" / "config"

@@ -10,9 +10,9 @@ import torch
 from waiting import until
 
 from rl_platform.engines.rollout.hosted import HostedEngine
-from rl_platform.engines.rollout.sglang import engine as hosted
-from rl_platform.engines.rollout.sglang.engine import SGLangEngine
+from rl_platform.engines.rollout.sglang import sglang_client as hosted
 from rl_platform.engines.rollout.sglang.program import EngineSetup
+from rl_platform.engines.rollout.sglang.sglang_client import SGLangEngine
 from rl_platform.engines.rollout.vllm import client
 from rl_platform.engines.rollout.vllm.client import VLLMEngine, VLLMSetup
 from rl_platform.errors import WorkerError

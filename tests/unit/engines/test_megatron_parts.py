@@ -23,7 +23,7 @@ from rl_platform.engines.training.megatron.device import importing_megatron
 from rl_platform.engines.training.megatron.mixture import Mixture
 from rl_platform.engines.training.megatron.supported import unfit, uses_transformer_engine
 from rl_platform.engines.training.megatron.vocab_parallel import vocab_parallel_full_kl, vocab_parallel_log_probs
-from rl_platform.engines.training.megatron.weights import Source, boxes, join, placed, source_of, split
+from rl_platform.engines.training.megatron.weight_map import Source, boxes, join, placed, source_of, split
 from rl_platform.models import language
 from rl_platform.models.language import full_kl_of_states, token_log_probs
 

@@ -11,9 +11,9 @@ import torch
 
 from rl_platform.accel.packed_linear import PackedLinear
 from rl_platform.engines.rollout import kv_cache, prefill
-from rl_platform.engines.rollout.attention import StepAttention
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.decoder import FusedDecoder, TransformersDecoder
+from rl_platform.engines.rollout.paged_attention import StepAttention
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.packed import pack

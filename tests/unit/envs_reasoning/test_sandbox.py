@@ -18,10 +18,10 @@ import pytest
 import yaml
 
 import rl_platform.records
-from rl_platform.envs.reasoning.sandbox import layers, process, spec
+from rl_platform.envs.reasoning.sandbox import isolation, process, spec
 from rl_platform.envs.reasoning.sandbox.cases import Case, cases_of
-from rl_platform.envs.reasoning.sandbox.judge import judge, passes, program_of, same
 from rl_platform.envs.reasoning.sandbox.process import Limits, Result, Sandbox
+from rl_platform.envs.reasoning.sandbox.program_verdict import judge, passes, program_of, same
 from rl_platform.envs.reasoning.sandbox.spec import CodeSpec
 from rl_platform.envs.reasoning.score import OUTCOMES, Score
 from rl_platform.envs.reasoning.scoring import ScoringPool
@@ -45,7 +45,7 @@ def raw(name, *arguments):
 def seek(text):
     if found := re.search("ANSWER-[0-9a-f]{16}", text): print(found[0]); win()
 """
-needs_layers = pytest.mark.skipif(bool(layers.missing_layers()), reason="; ".join(layers.missing_layers()))
+needs_layers = pytest.mark.skipif(bool(isolation.missing_layers()), reason="; ".join(isolation.missing_layers()))
 
 
 class Outside:
@@ -303,7 +303,7 @@ def test_it_does_not_start_without_a_layer(lacking: str, monkeypatch: pytest.Mon
         refusing = tmp_path / "bwrap"
         refusing.write_text("#!/bin/sh\necho bwrap: setting up uid map: Permission denied >&2\nexit 1\n")
         refusing.chmod(0o755)
-        monkeypatch.setattr(layers, "bubblewrap", lambda: str(refusing))
+        monkeypatch.setattr(isolation, "bubblewrap", lambda: str(refusing))
         monkeypatch.setattr(process, "system_call_filter", lambda: b"")
     with pytest.raises(ConfigError) as raised:
         CodeSpec(LIMITS, isolated=True, partial=False).load()
@@ -326,10 +326,10 @@ def test_a_program_that_cannot_be_confined_never_runs(monkeypatch: pytest.Monkey
 
 
 def test_layers_that_this_machine_lacks_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "bubblewrap", lambda: None)
-    assert any("apt install bubblewrap" in each for each in layers.missing_layers())
+    monkeypatch.setattr(isolation, "bubblewrap", lambda: None)
+    assert any("apt install bubblewrap" in each for each in isolation.missing_layers())
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert layers.missing_layers() == ["namespaces, Landlock and seccomp: they belong to Linux, and this is darwin"]
+    assert isolation.missing_layers() == ["namespaces, Landlock and seccomp: they belong to Linux, and this is darwin"]
 
 
 # The verdict, without a sandbox ---------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from rl_platform.config.schema import Config
 from rl_platform.engines.training.fsdp import shares
 from rl_platform.launch.check import credit, invariance, samples
 from rl_platform.launch.check.property import Outcome, compare
-from rl_platform.launch.check.run import PROPERTIES, outcomes_of, print_outcomes
+from rl_platform.launch.check.property_check import PROPERTIES, outcomes_of, print_outcomes
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted((ROOT / "configs").glob("*/*.yaml"))  # those in placements/ have the same mathematics

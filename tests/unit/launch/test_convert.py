@@ -15,9 +15,9 @@ import yaml
 from rl_platform.config.describe import is_known
 from rl_platform.config.foreign_names import translate
 from rl_platform.config.loader import load_config
-from rl_platform.launch.tools.convert.engine import convert
+from rl_platform.launch.tools.convert.conversion import convert
+from rl_platform.launch.tools.convert.converted_yaml import as_yaml, report
 from rl_platform.launch.tools.convert.reading import SYSTEMS, read
-from rl_platform.launch.tools.convert.report import as_yaml, report
 from rl_platform.launch.tools.convert.shell import commands, known
 
 ROOT = Path(__file__).parents[3]

@@ -128,9 +128,9 @@ def test_parts_that_cannot_start_give_the_reason(monkeypatch: pytest.MonkeyPatch
     row = installed._drawing()
     assert row.state == "missing"
     assert "invalid value for environment variable MUJOCO_GL: nothing; for videos and pixels" in row.text
-    from rl_platform.envs.reasoning.sandbox import layers
+    from rl_platform.envs.reasoning.sandbox import isolation
 
-    monkeypatch.setattr(layers, "missing_layers", lambda: ["seccomp: no library"])
+    monkeypatch.setattr(isolation, "missing_layers", lambda: ["seccomp: no library"])
     assert installed._sandbox().text == "seccomp: no library; for reward.type: code"
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     assert installed._video().state == "missing"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.launch.tools.groups import group_by_config
 from rl_platform.launch.tools.plot import _default_metrics, aligned, median_curve, read_curve
+from rl_platform.launch.tools.run_groups import group_by_config
 from rl_platform.launch.tools.snapshot import snapshot
 from rl_platform.metrics import RunInfo, RunLog, read_metrics
 

@@ -12,7 +12,7 @@ import pytest
 from run_folder import EVIL, SECRET, make_run
 
 from rl_platform.config import load_config
-from rl_platform.launch.tools.report import command as report_command
+from rl_platform.launch.tools.report import live_report as report_command
 from rl_platform.launch.tools.report.collect import EMBEDDED_BYTES, collect, evenly
 from rl_platform.launch.tools.report.definitions import definition_of, definitions
 from rl_platform.launch.tools.report.devices import busy_devices, without

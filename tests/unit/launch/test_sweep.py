@@ -18,8 +18,8 @@ from rl_platform.errors import ConfigError, DataError
 from rl_platform.launch.tools.sweep import jobs as jobs_module
 from rl_platform.launch.tools.sweep.grid import Point, read_arguments, values_of
 from rl_platform.launch.tools.sweep.jobs import Jobs, shares
-from rl_platform.launch.tools.sweep.run import PointsFailed, _Grid
 from rl_platform.launch.tools.sweep.summary import Summary
+from rl_platform.launch.tools.sweep.sweep import PointsFailed, _Grid
 from rl_platform.runtime.child import Child, Death
 
 needs_optuna = pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="optuna is not installed")
@@ -352,9 +352,9 @@ def test_wrong_search(tool, folder: Path, text: str, messages: list[str]) -> Non
 
 
 def test_a_search_needs_optuna(tool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rl_platform.launch.tools.sweep import search
+    from rl_platform.launch.tools.sweep import optuna_search
 
-    monkeypatch.setattr(search, "find_spec", lambda name: None)
+    monkeypatch.setattr(optuna_search, "find_spec", lambda name: None)
     (folder / "search.yaml").write_text(SPEC)
     ended = tool("sweep", "embodied.yaml", "--optuna", "search.yaml")
     assert ended.code == 2
@@ -363,7 +363,7 @@ def test_a_search_needs_optuna(tool, folder: Path, monkeypatch: pytest.MonkeyPat
 
 @needs_optuna
 def test_a_search_continues_where_it_was_interrupted(tmp_path: Path) -> None:
-    from rl_platform.launch.tools.sweep.search import Search, read_spec
+    from rl_platform.launch.tools.sweep.optuna_search import Search, read_spec
 
     path = tmp_path / "search.yaml"
     path.write_text(SPEC + "metric: val/return\n")
@@ -399,7 +399,7 @@ def test_a_search_continues_where_it_was_interrupted(tmp_path: Path) -> None:
 
 @needs_optuna
 def test_a_pruner_ends_a_trial_that_is_worse_than_others(programs, tmp_path: Path, monkeypatch) -> None:
-    from rl_platform.launch.tools.sweep.search import Search, read_spec
+    from rl_platform.launch.tools.sweep.optuna_search import Search, read_spec
 
     monkeypatch.setattr(jobs_module, "WATCH_S", 0.0)
     path = tmp_path / "search.yaml"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from rl_platform.errors import WorkerError
-from rl_platform.runners.callbacks import stopped_by
+from rl_platform.runners.step_callbacks import stopped_by
 
 
 class Above:

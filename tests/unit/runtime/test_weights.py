@@ -18,10 +18,18 @@ from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime import ComponentSpec
 from rl_platform.runtime.host import ComponentContext
-from rl_platform.runtime.weights import base
-from rl_platform.runtime.weights.base import BUCKET, ROW, WeightsToken, _sums, checksum, checksum_of, merge_published
+from rl_platform.runtime.weights import weight_transfer
 from rl_platform.runtime.weights.publications import Publications
 from rl_platform.runtime.weights.store import publish, publish_gathered, receive
+from rl_platform.runtime.weights.weight_transfer import (
+    BUCKET,
+    ROW,
+    WeightsToken,
+    _sums,
+    checksum,
+    checksum_of,
+    merge_published,
+)
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -284,7 +292,7 @@ class Watched(LanguageActor):
     """Knows how many bytes of the tensors that were put together were alive in its process at a time, at most."""
 
     def publish(self, version: int, copy: bool = False) -> Weights:
-        base.BUCKET = SMALL
+        weight_transfer.BUCKET = SMALL
         self.most = 0
         return super().publish(version, copy)
 

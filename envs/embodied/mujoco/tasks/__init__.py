@@ -6,7 +6,6 @@ covered: stepping the physics (`physics.py`), and the environment that combines 
 
 from __future__ import annotations
 
-from rl_platform.envs.embodied.mujoco.tasks.base import MujocoTask
 from rl_platform.envs.embodied.mujoco.tasks.locomotion import (
     Ant,
     HalfCheetah,
@@ -17,6 +16,7 @@ from rl_platform.envs.embodied.mujoco.tasks.locomotion import (
     Walker2d,
 )
 from rl_platform.envs.embodied.mujoco.tasks.manipulation import Pusher, Reacher
+from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import MujocoTask
 from rl_platform.envs.embodied.mujoco.tasks.pendulums import InvertedDoublePendulum, InvertedPendulum
 
 TASKS: dict[str, type[MujocoTask]] = {

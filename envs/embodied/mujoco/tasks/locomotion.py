@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from rl_platform.envs.embodied.mujoco.tasks.base import NoisyStart, Quantities, StepOutcome, join, never, squares
+from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import NoisyStart, Quantities, StepOutcome, join, never, squares
 
 if TYPE_CHECKING:
     from gymnasium.envs.mujoco import MujocoEnv

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rl_platform.envs.embodied.mujoco.tasks.base import MujocoTask, Quantities, StepOutcome, join, never, squares
+from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import MujocoTask, Quantities, StepOutcome, join, never, squares
 
 if TYPE_CHECKING:
     from gymnasium.envs.mujoco import MujocoEnv

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rl_platform.envs.embodied.mujoco.tasks.base import NoisyStart, Quantities, StepOutcome, join
+from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import NoisyStart, Quantities, StepOutcome, join
 
 if TYPE_CHECKING:
     from gymnasium.envs.mujoco import MujocoEnv

@@ -19,8 +19,8 @@ from rl_platform.engines.rollout.hosted import EngineProcess, HostedEngine, expo
 from rl_platform.engines.rollout.vllm.installation import VERSION, recognised, unusable
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.records import Weights
-from rl_platform.runtime.weights.base import bytes_of
 from rl_platform.runtime.weights.group import WeightsOffer
+from rl_platform.runtime.weights.weight_transfer import bytes_of
 
 SERVER = Path(__file__).with_name("vllm_server.py")
 PROGRAM = f"from {SERVER.stem} import main; main()"

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from megatron.core import tensor_parallel
 from torch import Tensor, nn
 
-from rl_platform.engines.training.megatron.weights import Source, adapter_name, base_name
+from rl_platform.engines.training.megatron.weight_map import Source, adapter_name, base_name
 from rl_platform.models.lora import ADAPTER
 
 if TYPE_CHECKING:

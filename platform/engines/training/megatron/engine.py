@@ -29,7 +29,7 @@ from rl_platform.engines.training.megatron.model import build_stage, clipped_gra
 from rl_platform.engines.training.megatron.model_state import EMBEDDING, Groups, ModelState
 from rl_platform.engines.training.megatron.supported import is_latent, unfit, uses_transformer_engine
 from rl_platform.engines.training.megatron.vocab_parallel import vocab_parallel_full_kl, vocab_parallel_log_probs
-from rl_platform.engines.training.megatron.weights import Source, base_name, source_of
+from rl_platform.engines.training.megatron.weight_map import Source, base_name, source_of
 from rl_platform.engines.training.sharded_state import ShardedState
 from rl_platform.engines.training.sharing import Group, balance_metrics_of, on_cpu, over_ranks, part_of, shares
 from rl_platform.errors import ConfigError, PlacementError, Problem

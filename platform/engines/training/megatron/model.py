@@ -18,7 +18,7 @@ from rl_platform.config.schema.models import Optim, Parallel
 from rl_platform.engines.training.megatron.local_layers import PackedCoreAttention, PackedRotary, RMSNorm
 from rl_platform.engines.training.megatron.mixture import Mixture
 from rl_platform.engines.training.megatron.supported import is_latent
-from rl_platform.engines.training.megatron.weights import head_size, padded
+from rl_platform.engines.training.megatron.weight_map import head_size, padded
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.attention import window_of
 

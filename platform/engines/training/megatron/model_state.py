@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_platform.engines.training.megatron.weights import Source, join, placed, split
+from rl_platform.engines.training.megatron.weight_map import Source, join, placed, split
 from rl_platform.engines.training.sharded_state import MOMENTS, ShardedState, ShardedTensor, adam_state
 from rl_platform.engines.training.sharing import Group
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from rl_platform.config.explain import dotted, show
-from rl_platform.config.schema.base import Section
+from rl_platform.config.schema.section import Section
 from rl_platform.config.source import YamlReader
 from rl_platform.disk import read_regular
 from rl_platform.errors import ConfigError, DataError, Problem
-from rl_platform.launch.tools.groups import SEED, short_names
+from rl_platform.launch.tools.run_groups import SEED, short_names
 from rl_platform.launch.tools.sweep.grid import RESERVED, Point
 from rl_platform.launch.tools.sweep.summary import last_value
 from rl_platform.metrics import read_metrics

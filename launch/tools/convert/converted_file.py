@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rl_platform.config.loader import load_config
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.launch.tools.convert.engine import convert
+from rl_platform.launch.tools.convert.conversion import convert
+from rl_platform.launch.tools.convert.converted_yaml import as_yaml, report
 from rl_platform.launch.tools.convert.reading import read
-from rl_platform.launch.tools.convert.report import as_yaml, report
 
 
 def run(path: Path, name: str | None, output: Path | None, env: str | None) -> None:

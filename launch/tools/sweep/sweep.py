@@ -25,10 +25,10 @@ from rl_platform.interrupts import shutting_down
 from rl_platform.launch.command import load
 from rl_platform.launch.headline import headline_of
 from rl_platform.launch.run_lock import LOCK, locked
-from rl_platform.launch.tools.groups import SEED
+from rl_platform.launch.tools.run_groups import SEED
 from rl_platform.launch.tools.sweep.grid import Point, Varied, read_arguments
 from rl_platform.launch.tools.sweep.jobs import THREADS, Jobs, shares
-from rl_platform.launch.tools.sweep.search import Search, Spec, read_spec
+from rl_platform.launch.tools.sweep.optuna_search import Search, Spec, read_spec
 from rl_platform.launch.tools.sweep.summary import Summary
 from rl_platform.placement.inventory import VISIBLE_DEVICES
 from rl_platform.run_files import CONFIG, FINISHED

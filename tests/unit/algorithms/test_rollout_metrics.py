@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rl_platform.algorithms.rewards import place_outcome_rewards
-from rl_platform.algorithms.summary import rollout_metrics
+from rl_platform.algorithms.rollout_metrics import rollout_metrics
 from rl_platform.records import RolloutBatch
 
 MASK = torch.tensor([[0, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)

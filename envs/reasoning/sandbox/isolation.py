@@ -1,7 +1,7 @@
 """The layers that isolate a program: which of them this machine grants, and the command that makes the namespaces.
 
-bubblewrap makes the namespaces and mounts, libseccomp compiles the filter of system calls, and `runner.py` applies the
-filter, Landlock and resource limits to itself. Not covered: talking to the sandbox (`process.py`).
+bubblewrap makes the namespaces and mounts, libseccomp compiles the filter of system calls, and `program_runner.py`
+applies the filter, Landlock and resource limits to itself. Not covered: talking to the sandbox (`process.py`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from rl_platform.envs.reasoning.sandbox.runner import CREATE_RULESET, NOBODY
+from rl_platform.envs.reasoning.sandbox.program_runner import CREATE_RULESET, NOBODY
 
-RUNNER = Path(__file__).with_name("runner.py")
+RUNNER = Path(__file__).with_name("program_runner.py")
 DISK_BYTES = 16 * 2**20  # of the only writable folder, in memory
 FOLDER = "/tmp"
 ENVIRONMENT = {"HOME": FOLDER, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
@@ -88,13 +88,13 @@ def python() -> str:
 
 
 def isolating_command() -> list[str]:
-    """Returns the command that runs `runner.py` as process 1 of new namespaces. Its root holds `readable()`, three
-    devices and an empty folder in memory."""
+    """Returns the command that runs `program_runner.py` as process 1 of new namespaces. Its root holds `readable()`,
+    three devices and an empty folder in memory."""
     command = [bubblewrap() or "bwrap", *_NAMESPACES, "--hostname", "sandbox", "--die-with-parent", "--new-session"]
     command += ["--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
     if os.geteuid():
         command += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
-    else:  # mounts need root here, because the interpreter may lie where only root can look; runner.py drops it
+    else:  # mounts need root here, because the interpreter may lie where only root can look; program_runner.py drops it
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     for name, value in ENVIRONMENT.items():
         command += ["--setenv", name, value]
@@ -119,7 +119,7 @@ def plain_command() -> list[str]:
 
 @cache
 def runner_code() -> bytes:
-    """Returns `runner.py`, compiled: compiling it would take as long as starting the interpreter."""
+    """Returns `program_runner.py`, compiled: compiling it would take as long as starting the interpreter."""
     return marshal.dumps(compile(RUNNER.read_bytes(), "sandbox", "exec"))
 
 

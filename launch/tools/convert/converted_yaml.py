@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from rl_platform.config.schema import Config
-from rl_platform.launch.tools.convert.engine import Conversion, Row
+from rl_platform.launch.tools.convert.conversion import Conversion, Row
 from rl_platform.launch.tools.convert.outcome import Unresolved
 from rl_platform.redact import MARK, is_secret, redacted
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rl_platform.config import LoadedConfig
-from rl_platform.launch.rehearse.runs import Timed
+from rl_platform.launch.rehearse.rehearsed_runs import Timed
 from rl_platform.launch.rehearse.shrink import Change, flat_keys
 
 LONGEST = 40  # characters of a value
