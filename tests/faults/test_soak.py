@@ -22,8 +22,8 @@ from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.metrics import read_metrics
 
 SHORT_S, LONG_S = 35.0, 900.0  # of each task: before every change, and before a release
-# Seconds between two kills, drawn evenly. The long soak restarts whole hosts of Ray, which takes longer than a step: with
-# a kill in every step, a run would not learn in its time.
+# Seconds between two kills, drawn evenly. The long soak restarts whole hosts of Ray, which takes longer than a step:
+# with a kill in every step, a run would not learn in its time.
 PAUSES_S = {SHORT_S: (2.0, 8.0), LONG_S: (5.0, 25.0)}
 STILL_S, GROWTH = 60.0, 1.05
 # The metric of the reward, its lowest mean at the end of a long soak, and the highest possible one. After LEARNT steps,
@@ -108,8 +108,8 @@ class Sample:
 
 
 def soak(start, folder: Path, seed: int, seconds: float, *words: str, apart: bool) -> tuple[list[Sample], int]:
-    """Kills a random process of the run, which is none of a learner, after pauses of `PAUSES_S`, but not twice in a step;
-    returns samples of the launcher and the number of kills."""
+    """Kills a random process of the run, which is none of a learner, after pauses of `PAUSES_S`, but not twice in a
+    step; returns samples of the launcher and the number of kills."""
     (folder / "faulty.py").write_text(FAULTY)
     output = folder / "output"
     run = start(*words, *ENDLESS, output=output)
