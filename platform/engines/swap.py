@@ -15,28 +15,41 @@ from torch import Tensor
 
 from rl_platform.tracing import recorder
 
+SMALLEST_PINNED = 2**20  # bytes: a smaller buffer may be rounded up
+
 
 @dataclass
 class _HostCopy:
-    """A device storage, of its full size or of size 0, and a copy of its bytes in host memory."""
+    """A device storage, of its full size or of size 0, and a copy of its bytes in host memory, in parts."""
 
     storage: torch.UntypedStorage
-    host: Tensor
+    host: list[Tensor]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(part) for part in self.host]
 
 
 class Swap:
     """Moves tensors on `device` to host memory and back.
 
     `tensors` is called at every `leave`, because optimizers create their state late; tensors on other devices stay.
-    `constant`: the values never change, so they are copied once. Tensors may share storages; of a DTensor this rank's
-    part is moved.
+    `constant`: the values never change, so they are copied once. `unneeded`: tensors whose values are not needed when
+    they are back; their memory is freed and allocated again, and nothing is copied. Tensors may share storages; of a
+    DTensor this rank's part is moved.
     """
 
     def __init__(
-        self, tensors: Callable[[], Iterable[Tensor]], device: torch.device, *, constant: bool = False
+        self,
+        tensors: Callable[[], Iterable[Tensor]],
+        device: torch.device,
+        *,
+        constant: bool = False,
+        unneeded: Callable[[], Iterable[Tensor]] = tuple,
     ) -> None:
-        self._tensors, self._device, self._constant = tensors, device, constant
+        self._tensors, self._device, self._constant, self._unneeded = tensors, device, constant, unneeded
         self._copies: dict[int, _HostCopy] = {}
+        self._freed: list[tuple[torch.UntypedStorage, int]] = []
         self.away = False
 
     def leave(self) -> None:
@@ -49,13 +62,16 @@ class Swap:
             if storage is None or storage.nbytes() == 0 or storage._cdata in self._copies:
                 continue
             known = before.get(storage._cdata)
-            copy = known or _HostCopy(storage, self._host_buffer(storage.nbytes()))
+            copy = known or _HostCopy(storage, self._host_buffers(storage.nbytes()))
             self._copies[storage._cdata] = copy
             if known is None or not self._constant:
-                copy.host.copy_(_as_bytes(storage), non_blocking=True)
+                for part, values in zip(copy.host, _as_bytes(storage).split(copy.sizes), strict=True):
+                    part.copy_(values, non_blocking=True)
         self._wait()
-        for copy in self._copies.values():
-            copy.storage.resize_(0)
+        freed = storages(self._unneeded(), self._device).values()
+        self._freed = [(storage, storage.nbytes()) for storage in freed if storage._cdata not in self._copies]
+        for storage in (*(copy.storage for copy in self._copies.values()), *(storage for storage, _ in self._freed)):
+            storage.resize_(0)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # else the memory stays reserved for this process
         self.away = True
@@ -68,19 +84,38 @@ class Swap:
         if not self.away:
             return
         began = time.monotonic()
+        for storage, size in self._freed:
+            storage.resize_(size)
         for copy in self._copies.values():
-            copy.storage.resize_(len(copy.host))
-            _as_bytes(copy.storage).copy_(copy.host, non_blocking=True)
+            copy.storage.resize_(sum(copy.sizes))
+            for part, values in zip(copy.host, _as_bytes(copy.storage).split(copy.sizes), strict=True):
+                values.copy_(part, non_blocking=True)
         self._wait()
         self.away = False
         recorder.add("call", "onload", began)
 
-    def _host_buffer(self, size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+    def _host_buffers(self, size: int) -> list[Tensor]:
+        pinned = self._device.type == "cuda"
+        return [torch.empty(part, dtype=torch.uint8, pin_memory=pinned) for part in pinned_sizes(size)]
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def pinned_sizes(size: int) -> list[int]:
+    """Returns sizes of buffers that hold `size` bytes together: powers of two, and a rest.
+
+    torch rounds the size of a pinned buffer up to a power of two, so that a single one might waste half of its memory.
+
+    >>> [size // 2**20 for size in pinned_sizes(11 * 2**20 + 5)]
+    [8, 2, 1, 0]
+    """
+    sizes = []
+    while size >= SMALLEST_PINNED:
+        sizes.append(1 << (size.bit_length() - 1))
+        size -= sizes[-1]
+    return [*sizes, size] if size else sizes
 
 
 def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, torch.UntypedStorage]:

@@ -70,7 +70,8 @@ _PRELUDES = {
 class Child:
     """Starts `python -c code DESCRIPTOR *arguments`; DESCRIPTOR is that of the child's end of the pipe.
 
-    environment: added to that of this process, a PYTHONPATH in front of this process's search paths. descriptors: files
+    environment: added to that of this process, a PYTHONPATH in front of this process's search paths; variables of value
+    None are removed. descriptors: files
     that stay open in the child. output: where stdout and stderr go, by default where those of this process go. python:
     another interpreter, which gets no search paths but its own and those of `environment`. scratch: a folder that the
     guard removes if this process dies; kill() leaves it.
@@ -81,7 +82,7 @@ class Child:
         code: str,
         death: Death,
         arguments: Sequence[object] = (),
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str | None] | None = None,
         descriptors: Sequence[int] = (),
         output: BinaryIO | None = None,
         python: str | None = None,
@@ -161,6 +162,7 @@ class Child:
             self._process.stdin.close()  # the guard kills what is left
 
 
-def _environment(added: Mapping[str, str], search_paths: Sequence[str]) -> dict[str, str]:
-    paths = [added.get("PYTHONPATH", ""), *(path or os.getcwd() for path in search_paths)]
-    return {**os.environ, **added, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+def _environment(added: Mapping[str, str | None], search_paths: Sequence[str]) -> dict[str, str]:
+    paths = [added.get("PYTHONPATH"), *(path or os.getcwd() for path in search_paths)]
+    variables = {**os.environ, **added, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    return {name: value for name, value in variables.items() if value is not None}

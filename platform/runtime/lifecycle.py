@@ -11,8 +11,9 @@ from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 from rl_platform.errors import ChannelClosed, Deadline, PlacementError, PlatformError, Problem
+from rl_platform.placement.layout import LEARNERS
 from rl_platform.runtime.channel import Channel
-from rl_platform.runtime.host import ComponentSpec, RankThread, label
+from rl_platform.runtime.host import ComponentSpec, PlacedHost, RankThread, label
 
 T = TypeVar("T")
 RUNNER = "runner"
@@ -33,6 +34,24 @@ def check_components(placed: Collection[str], components: Mapping[str, Component
     ]
     if unknown or missing:
         raise PlacementError(unknown + missing)
+
+
+def in_stages(hosts: Sequence[PlacedHost]) -> list[dict[str, list[tuple[str, int]]]]:
+    """Returns the ranks of hosts in one or two stages of construction, by host in order.
+
+    Learners come before the other ranks on their accelerators. SGLang and vLLM divide the memory that is free when they
+    start: a model that is loaded meanwhile would change their share, or find no memory.
+    """
+    places = {host.name: {(host.node, number) for number in host.accelerators} for host in hosts}
+    learning = [places[host.name] for host in hosts if any(name in LEARNERS for name, _ in host.members)]
+    first: dict[str, list[tuple[str, int]]] = {host.name: [] for host in hosts}
+    later: dict[str, list[tuple[str, int]]] = {}
+    for host in hosts:
+        shares = any(places[host.name] & others for others in learning)
+        for member in host.members:
+            waits = shares and member[0] not in LEARNERS
+            (later.setdefault(host.name, []) if waits else first[host.name]).append(member)
+    return [stage for stage in ({name: own for name, own in first.items() if own}, later) if stage]
 
 
 def labels_of(channel: str, names: Iterable[str], members: Sequence[tuple[str, int]]) -> tuple[str, ...]:

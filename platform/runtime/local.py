@@ -7,6 +7,7 @@ process of their own.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +23,7 @@ from rl_platform.runtime.lifecycle import (
     ShutsDown,
     check_components,
     close_channels,
+    in_stages,
     labels_of,
     raise_first,
     stop_after,
@@ -54,7 +56,7 @@ class LocalRuntime(ShutsDown):
         self.restarts = 0
 
     def start(self, components: Mapping[str, ComponentSpec]) -> dict[str, WorkerGroup]:
-        """Constructs every component rank, one after the other in the placement's order, each in its own thread.
+        """Constructs every component rank, one after the other in the order of `in_stages`, each in its own thread.
 
         Raises PlacementError if `components` and the placement name different components, and what a constructor
         raised, typed as a call's error; whatever was started is closed then.
@@ -67,8 +69,10 @@ class LocalRuntime(ShutsDown):
             for placed in self._placement.hosts:
                 self._ranks |= start_ranks(placed, components, world_sizes, self._seed, self._on_failure)
             groups = worker_groups(components, self._ranks, self._deadline_s)
-            for (name, _), thread in self._ranks.items():
-                Handle(f"{name}.__init__", [thread], [thread.construct()], self._start_timeout_s).wait()
+            for stage in in_stages(self._placement.hosts):
+                for name, rank in itertools.chain(*stage.values()):
+                    thread = self._ranks[name, rank]
+                    Handle(f"{name}.__init__", [thread], [thread.construct()], self._start_timeout_s).wait()
         except BaseException as error:
             stop_after(error, self.fail, self.shutdown)
             raise

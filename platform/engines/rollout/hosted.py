@@ -40,6 +40,8 @@ ITEM, ANSWER, FAILED, DIED = "item", "answer", "failed", "died"  # kinds of what
 LOG_LINES = 30  # of the end of the log, shown when the engine does not start
 SEARCHED_LINES = 400  # of the end of the log, in which a reason is looked for: tracebacks of several processes
 START_S = 600.0  # a large model on many GPUs takes minutes
+# Of waking up: the memory of the cache is allocated when the sender's copy of the weights is no longer needed.
+STAGES = ("weights", "cache")
 ATTEMPTS = 3  # processes in a row that die without having answered anything
 
 
@@ -76,7 +78,8 @@ class EngineCall:
 class EngineProcess:
     """Starts `program`, sends it `setup` and then calls, all as JSON. Processes that it starts end with it.
 
-    `environment` is added to that of this process. Output goes to `log`. options: further ones of `Child`.
+    `environment` is added to that of this process, except what `not_inherited` names. Output goes to `log`. options:
+    further ones of `Child`.
     """
 
     def __init__(self, program: str, setup: object, environment: Mapping[str, str], log: Path, **options: Any) -> None:
@@ -84,7 +87,8 @@ class EngineProcess:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             self._log_begins = output.tell()
-            self.child = Child(program, Death.GUARD, environment=environment, output=output, **options)
+            variables = not_inherited(os.environ) | environment
+            self.child = Child(program, Death.GUARD, environment=variables, output=output, **options)
         self._connection = self.child.connection()
         self._lock = threading.Lock()
         self._numbers = itertools.count()
@@ -162,7 +166,7 @@ class HostedEngine(ABC):
         self._label = label
         self._weights: Weights | WeightsOffer | None = None
         self._generation: EngineCall | None = None
-        self._asleep = False
+        self._asleep: tuple[str, ...] = ()  # the stages that are left, in order
         self._process = self._start()
 
     @abstractmethod
@@ -170,7 +174,7 @@ class HostedEngine(ABC):
 
     @abstractmethod
     def _load(self) -> None:
-        """Gives `self._weights` to the engine, awake: memory comes back without content."""
+        """Gives `self._weights` to the engine, whose weights are awake: memory comes back without content."""
 
     @abstractmethod
     def _recognised(self, log: str) -> Problem | None:
@@ -229,7 +233,7 @@ class HostedEngine(ABC):
     def offload(self) -> None:
         if not self._asleep:
             self._process.call("sleep").wait()
-            self._asleep = True
+            self._asleep = STAGES
 
     def cached_tokens(self) -> int:
         """Of the prompts of this process: how many tokens were taken from its prefix cache."""
@@ -241,10 +245,14 @@ class HostedEngine(ABC):
         self._folder.cleanup()
 
     def _load_awake(self) -> None:
-        if self._asleep:
-            self._process.call("wake").wait()
-            self._asleep = False
+        self._wake("weights")
         self._load()
+        self._wake("cache")
+
+    def _wake(self, stage: str) -> None:
+        if stage in self._asleep:
+            self._process.call("wake", stage).wait()
+            self._asleep = self._asleep[1:]
 
     def _start(self) -> EngineProcess:
         began = time.monotonic()
@@ -264,7 +272,7 @@ class HostedEngine(ABC):
         self.restarts += 1
         logger.warning("%s: %s. It is started again with the weights it had", self._label, death)
         self._process.kill()
-        self._process, self._asleep = self._start(), False
+        self._process, self._asleep = self._start(), ()
         self._load()
 
 
@@ -280,6 +288,25 @@ def decoded_routes(encoded: str, tokens: int, layers: int) -> Tensor:
     if routes.shape[2] > 1 and not routes.any():  # its buffer is as it was allocated: experts of a token differ
         raise WorkerError("the engine recorded no selected experts of this model: actor.router_replay=false")
     return routes
+
+
+def not_inherited(environment: Mapping[str, str]) -> dict[str, str | None]:
+    """Returns the variables of a learner's process that an engine's must not have: another value, None for no variable.
+
+    * Expandable segments: SGLang and vLLM release memory by mappings of their own, and refuse them.
+    * MALLOC_ARENA_MAX=1 is for hosts, which have one computing thread: an engine's threads would wait for each other.
+    * CUDA_DEVICE_MAX_CONNECTIONS=1 is Megatron's: an engine's streams would share one queue.
+    """
+    changed: dict[str, str | None] = {}
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        options = environment.get(name, "").split(",")
+        others = [option for option in options if not option.strip().startswith("expandable_segments")]
+        if others != options:
+            changed[name] = ",".join(others) or None
+    for name in ("MALLOC_ARENA_MAX", "CUDA_DEVICE_MAX_CONNECTIONS"):
+        if environment.get(name) == "1":
+            changed[name] = None
+    return changed
 
 
 def exported(name: str) -> str:

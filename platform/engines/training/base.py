@@ -16,6 +16,7 @@ from rl_platform.config.schema.models import Optim
 from rl_platform.engines.training.sharded_state import ShardedState
 from rl_platform.records import RolloutBatch
 
+Offloadable = tuple[list[Tensor], list[Tensor], list[Tensor]]
 Loss = Callable[[ModelOutputs, RolloutBatch, Denominators], tuple[Tensor, Metrics]]
 
 
@@ -46,8 +47,11 @@ class TrainingEngine(Protocol):
     def gathered(self) -> Iterator[tuple[Sequence[str], Tensor]]:
         """Yields (names, whole parameter) one by one. All ranks iterate together and hold one parameter at a time."""
 
-    def offloadable(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Returns this rank's parameters, and the tensors that only `step` needs: gradients and optimizer state."""
+    def offloadable(self) -> Offloadable:
+        """Returns this rank's parameters, and what only `step` needs: the optimizer state, and gradients.
+
+        Values of gradients are not needed between two calls.
+        """
 
     def sharded_state(self) -> ShardedState:
         """Returns this rank's parts of the trained parameters and the optimizer state, as views.

@@ -23,7 +23,7 @@ from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.schema.models import Optim
 from rl_platform.engines.training.balancing_loss import BalancedRouters, RouterBalance, mean_loss, membership
-from rl_platform.engines.training.base import Loss, MicroBatches
+from rl_platform.engines.training.base import Loss, MicroBatches, Offloadable
 from rl_platform.engines.training.sharded_state import ShardedState, ShardedTensor, adam_state
 from rl_platform.engines.training.sharing import Group, balance_metrics_of, hidden_size_of, over_ranks, part_of, shares
 from rl_platform.errors import PlacementError, Problem
@@ -168,12 +168,12 @@ class FSDPEngine:
                 state |= {f"optimizer.{name}.{key}": ShardedTensor.of(value) for key, value in adam.items()}
         return state
 
-    def offloadable(self) -> tuple[list[Tensor], list[Tensor]]:
+    def offloadable(self) -> Offloadable:
         parameters = [*self.model.parameters()]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         states = [] if self.optimizer is None else self.optimizer.state.values()
         values = [value for state in states for value in state.values()]
-        return parameters, [*gradients, *(value for value in values if isinstance(value, Tensor))]
+        return parameters, [value for value in values if isinstance(value, Tensor)], gradients
 
     def _shares(self, batch: RolloutBatch, micro_batches: MicroBatches) -> list[Sequence[int]]:
         width = hidden_size_of(self.model)

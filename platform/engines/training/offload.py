@@ -12,7 +12,7 @@ from torch import Tensor
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics
 from rl_platform.engines.swap import Swap, storage_of, storages
-from rl_platform.engines.training.base import Loss, MicroBatches, TrainingEngine
+from rl_platform.engines.training.base import Loss, MicroBatches, Offloadable, TrainingEngine
 from rl_platform.engines.training.sharded_state import ShardedState
 from rl_platform.records import RolloutBatch
 
@@ -20,15 +20,16 @@ from rl_platform.records import RolloutBatch
 class OffloadingEngine:
     """Wraps `engine` and keeps its tensors on `device` in host memory until a method uses them.
 
-    Weights move separately from gradients and optimizer state, because an evaluation needs only weights. Offloading
-    changes no bit of the results. `constant`: the weights never change.
+    Weights move separately from gradients and optimizer state, because an evaluation needs only weights. Gradients are
+    freed and not copied, because every step begins with new ones. Offloading changes no bit of the results.
+    `constant`: the weights never change.
     """
 
     def __init__(self, engine: TrainingEngine, device: torch.device, *, constant: bool = False) -> None:
         self.engine, self.device = engine, device
         self.model: Any = engine.model
         self._weights = Swap(lambda: engine.offloadable()[0], device, constant=constant)
-        self._training = Swap(self._training_tensors, device)
+        self._training = Swap(lambda: self._own(1), device, unneeded=lambda: self._own(2))
         self.offload(weights=True)
 
     def offload(self, *, weights: bool) -> None:
@@ -67,18 +68,18 @@ class OffloadingEngine:
         self.onload(training=False)
         return self.engine.gathered()
 
-    def offloadable(self) -> tuple[list[Tensor], list[Tensor]]:
+    def offloadable(self) -> Offloadable:
         return self.engine.offloadable()
 
     def sharded_state(self) -> ShardedState:
         self.onload(training=True)
         return self.engine.sharded_state()
 
-    def _training_tensors(self) -> Iterator[Tensor]:
-        """Yields gradients and optimizer state, without views of the weights."""
-        weights, training = self.engine.offloadable()
-        own = storages(weights, self.device)
-        for tensor in training:
+    def _own(self, part: int) -> Iterator[Tensor]:
+        """Yields a part of `offloadable`, without views of the weights."""
+        tensors = self.engine.offloadable()
+        own = storages(tensors[0], self.device)
+        for tensor in tensors[part]:
             storage = storage_of(tensor, self.device)
             if storage is not None and storage._cdata not in own:
                 yield tensor

@@ -111,12 +111,12 @@ class HostActor:
     async def join(self, rendezvous: tuple[str, int], rank: int, size: int, timeout_s: float, cuda: bool) -> Answer:
         return await self._answer(partial(join_group, self._rendezvous or rendezvous, rank, size, timeout_s, cuda))
 
-    async def construct(self) -> Answer:
-        """All components, one after the other in the placement's order: the end of this process's start."""
+    async def construct(self, members: Sequence[Member]) -> Answer:
+        """Constructs these components one after the other, at the end of this process's start."""
 
         def construct() -> None:
-            for rank in self._ranks.values():
-                rank.construct().result()
+            for member in members:
+                self._ranks[member].construct().result()
             collect_as_usual()
 
         return await self._answer(construct)

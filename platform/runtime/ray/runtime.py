@@ -28,6 +28,7 @@ from rl_platform.runtime.lifecycle import (
     SHUTDOWN_S,
     ShutsDown,
     check_components,
+    in_stages,
     labels_of,
     raise_first,
     stop_after,
@@ -94,7 +95,8 @@ class RayRuntime(ShutsDown):
         self._watch = LauncherWatch()
 
     def start(self, components: Mapping[str, ComponentSpec]) -> dict[str, WorkerGroup]:
-        """Starts all processes and constructs every rank, hosts side by side, the ranks of a host in order.
+        """Starts all processes and constructs every rank in the stages of `in_stages`: hosts side by side, the ranks of
+        a host in order.
 
         A process without a learner that dies meanwhile is started again (`Restarts`). Raises PlacementError if the
         processes cannot be placed or `components` and the placement name different ones, and what a constructor raised,
@@ -118,7 +120,8 @@ class RayRuntime(ShutsDown):
             self._greet(self._hosts)
             self._build(self._hosts.values())
             self._form_groups()
-            self._all("construct", dict.fromkeys(self._hosts, ()))
+            for stage in in_stages(self._placement.hosts):
+                self._all("construct", {name: (members,) for name, members in stage.items()})
             self._watch_over(self._hosts.values())
             self._start_again()
         except BaseException as error:
@@ -202,7 +205,7 @@ class RayRuntime(ShutsDown):
         try:
             self._greet([host.name])
             self._build([host])
-            self._all("construct", {host.name: ()})
+            self._all("construct", {host.name: (host.members,)})
         except WorkerDied as error:
             host.died(error)
         self._watch_over([host])

@@ -102,9 +102,9 @@ def report(folder: Path, layout: str) -> dict[str, Any]:
     for forward in FORWARDS:
         asked = reference(folder, layout, forward=forward)
         found[forward] = {name: asked.evaluate(batch(name)) for name in LENGTHS}
-    parameters, others = asked.engine.offloadable()
+    parameters, state, gradients = asked.engine.offloadable()
     found["held"] = sum(_bytes(tensor) for tensor in parameters)
-    found["others"] = len(others) + sum(getattr(p, "main_grad", None) is not None for p in parameters)
+    found["others"] = len(state) + len(gradients) + sum(getattr(p, "main_grad", None) is not None for p in parameters)
     found["others"] += sum(parameter.grad is not None for parameter in parameters) + len(asked.engine.sharded_state())
     full = reference(folder, layout, full=True)
     found["full"] = full.evaluate(batch("uneven")) | {"head": full.head().clone()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rl_platform.config.schema.models import Parallel
-from rl_platform.engines.training.megatron.device import importing_megatron
+from rl_platform.engines.training.megatron.device import CONNECTIONS, importing_megatron, prepare
 from rl_platform.engines.training.megatron.mixture import Mixture
 from rl_platform.engines.training.megatron.supported import unfit, uses_transformer_engine
 from rl_platform.engines.training.megatron.vocab_parallel import vocab_parallel_full_kl, vocab_parallel_log_probs
@@ -359,6 +360,16 @@ class TestViewOfTorch:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="functions of Megatron are compiled for the GPU of this machine")
+@pytest.mark.parametrize(("before", "after"), [(None, "1"), ("32", "32")])
+def test_on_a_gpu_kernels_start_in_the_order_of_their_launch(monkeypatch, before: str | None, after: str) -> None:
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setenv(CONNECTIONS, before or "")
+    if before is None:
+        monkeypatch.delenv(CONNECTIONS)
+    assert prepare(torch.device("cuda", 0)) == "nccl"
+    assert os.environ[CONNECTIONS] == after
+
+
 def test_megatron_is_imported_without_a_compiler_where_there_is_no_gpu():
     def function() -> None: ...
 

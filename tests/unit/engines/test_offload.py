@@ -17,7 +17,7 @@ from process_groups import end_process_groups
 from torch import nn
 
 from rl_platform.config.schema.models import Actor
-from rl_platform.engines.swap import Swap, storages
+from rl_platform.engines.swap import Swap, pinned_sizes, storages
 from rl_platform.engines.training.build import training_engine
 from rl_platform.engines.training.offload import OffloadingEngine, onloaded
 from rl_platform.engines.training.state_files import read, write
@@ -28,9 +28,9 @@ kinds = pytest.mark.parametrize("kind", ["actor", "critic", "embodied"])
 
 def held(engine: Any) -> tuple[int, int]:
     """Bytes on the device: of parameters, and of gradients and optimizer state."""
-    weights, training = engine.offloadable()
+    weights, state, gradients = engine.offloadable()
     own = storages(weights, CPU)
-    rest = {key: storage for key, storage in storages(training, CPU).items() if key not in own}
+    rest = {key: storage for key, storage in storages([*state, *gradients], CPU).items() if key not in own}
     return sum(storage.nbytes() for storage in own.values()), sum(storage.nbytes() for storage in rest.values())
 
 
@@ -66,6 +66,32 @@ class TestSwap:
         swap.leave()
         swap.enter()
         assert tensor.tolist() == [1.0] * 4
+
+    def test_values_that_are_not_needed_are_not_copied(self) -> None:
+        needed, unneeded = torch.ones(4), torch.ones(1000)
+        swap = Swap(lambda: [needed, needed], CPU, unneeded=lambda: [unneeded, needed[1:]])
+        for _ in range(2):
+            swap.leave()
+            assert [copy.sizes for copy in swap._copies.values()] == [[16]]
+            assert needed.untyped_storage().nbytes() == unneeded.untyped_storage().nbytes() == 0
+            swap.enter()
+            assert needed.tolist() == [1.0] * 4
+            assert unneeded.untyped_storage().nbytes() == 4000
+
+    @pytest.mark.parametrize("size", [1, 2**20 - 1, 2**20, 3 * 2**20 + 17, 2**27 - 3, 9 * 2**33 + 2**22])
+    def test_pinned_buffers_waste_less_than_a_mebibyte(self, size: int) -> None:
+        sizes = pinned_sizes(size)
+        assert sum(sizes) == size
+        rounded = sum(1 << (part - 1).bit_length() for part in sizes)  # as torch allocates them
+        assert rounded - size < 2**20
+
+    def test_large_tensors_come_back_from_several_buffers(self) -> None:
+        tensor = torch.randn(7 * 2**17 + 3)
+        expected, swap = tensor.clone(), Swap(lambda: [tensor], CPU)
+        swap.leave()
+        assert [len(copy.host) for copy in swap._copies.values()] == [3]
+        swap.enter()
+        assert torch.equal(tensor, expected)
 
     def test_a_gradient_goes_on_growing(self) -> None:
         def run(swap_between: bool) -> torch.Tensor:

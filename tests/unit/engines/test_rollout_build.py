@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from rl_platform.engines.rollout.build import check_ranks, generation_dtype
-from rl_platform.engines.rollout.hosted import visible_gpus
+from rl_platform.engines.rollout.hosted import EngineProcess, not_inherited, visible_gpus
 from rl_platform.engines.rollout.sglang.program import EngineSetup, engine_environment
 from rl_platform.errors import ConfigError
 
@@ -43,6 +44,16 @@ def test_ranks_that_cannot_are_told_before_anything_starts(heads: int, key_heads
     assert f"cannot share {heads} heads" in problem.message
 
 
+EXPANDABLE = "expandable_segments:True"
+ENVIRONMENT = """
+import json, os, sys
+from multiprocessing.connection import Connection
+connection = Connection(int(sys.argv[1]))
+connection.recv_bytes()
+values = [os.environ.get(name) for name in ("MALLOC_ARENA_MAX", "PYTORCH_ALLOC_CONF")]
+connection.send_bytes(json.dumps((0, "answer", values)).encode())
+connection.recv_bytes()
+"""
 ON_GPU = EngineSetup({}, "cuda", 2, "bfloat16", 16, None, 0.6, seed=0, accelerators=(2, 3))
 ON_CPU = replace(ON_GPU, device="cpu", accelerators=())
 
@@ -64,6 +75,27 @@ def test_an_engine_counts_its_own_gpus_from_0_and_sees_the_others_behind_them() 
 def test_tensor_parallel_ranks_on_a_cpu_share_its_cores(ranks: int, cores: list[int], bound: dict[str, str]) -> None:
     variables = engine_environment(replace(ON_CPU, tensor_parallel=ranks), cores, [])
     assert variables == {"SGLANG_USE_CPU_ENGINE": "1"} | bound
+
+
+def test_an_engine_inherits_no_setting_that_is_for_learners() -> None:
+    of_host = {"MALLOC_ARENA_MAX": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTORCH_ALLOC_CONF": EXPANDABLE}
+    removed = dict.fromkeys(of_host)
+    assert not_inherited(of_host) == removed
+    others = "max_split_size_mb:64, expandable_segments:True,pinned_num_register_threads:8"
+    changed = not_inherited({"PYTORCH_CUDA_ALLOC_CONF": others})
+    assert changed == {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,pinned_num_register_threads:8"}
+    chosen = {"MALLOC_ARENA_MAX": "4", "CUDA_DEVICE_MAX_CONNECTIONS": "32", "PYTORCH_ALLOC_CONF": "backend:native"}
+    assert not_inherited(chosen) == {}
+
+
+def test_the_engines_process_is_without_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", EXPANDABLE)
+    process = EngineProcess(ENVIRONMENT, None, {"PYTORCH_ALLOC_CONF": "backend:native"}, tmp_path / "log")
+    try:
+        assert process.started.wait(60) == [None, "backend:native"], "what the config sets wins"
+    finally:
+        process.kill()
 
 
 def test_gpus_have_the_names_that_this_process_was_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,13 @@ import weakref
 from typing import Any
 
 import pytest
-from stand_ins import Placed
+from stand_ins import Placed, PlacedHost
 from waiting import until
 
 from rl_platform.errors import ChannelClosed, DataError, Deadline, PlacementError, WorkerDied, WorkerError
 from rl_platform.runtime import ComponentSpec
 from rl_platform.runtime.host import ComponentContext
+from rl_platform.runtime.lifecycle import in_stages
 from rl_platform.runtime.local import LocalRuntime
 
 
@@ -89,6 +90,41 @@ def no_thread_is_left():
     while left := set(threading.enumerate()) - before:
         assert time.monotonic() < end, f"threads left: {left}"
         time.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "stages"),
+    [
+        (
+            [(0, (0,), "rollout actor"), (0, (1,), "rollout actor")],
+            [{0: "actor", 1: "actor"}, {0: "rollout", 1: "rollout"}],
+        ),
+        # a rollout and a reward in processes of their own, on the learner's GPU and on another one
+        (
+            [(0, (0, 1), "critic"), (0, (1,), "rollout"), (0, (2,), "rollout"), (1, (0,), "reward")],
+            [{0: "critic", 2: "rollout", 3: "reward"}, {1: "rollout"}],
+        ),
+        ([(0, (), "rollout actor"), (0, (), "reward")], [{0: "rollout actor", 1: "reward"}]),
+    ],
+)
+def test_learners_are_constructed_before_those_that_divide_the_memory_of_their_gpus(hosts, stages):
+    placed = [
+        PlacedHost(f"host{index}", tuple((name, index) for name in names.split()), node, gpus)
+        for index, (node, gpus, names) in enumerate(hosts)
+    ]
+    expected = [
+        {f"host{index}": [(name, index) for name in names.split()] for index, names in stage.items()}
+        for stage in stages
+    ]
+    assert in_stages(placed) == expected
+
+
+def test_on_a_gpu_the_rollout_is_constructed_last():
+    log: list[str] = []
+    placed = Placed([PlacedHost("host0", (("rollout", 0), ("actor", 0)), 0, (0,))])
+    with LocalRuntime(placed, deadline_s=5.0, seed=7) as local:
+        local.start({name: ComponentSpec(Worker, {"log": log}) for name in ("rollout", "actor")})
+    assert log[:2] == ["new actor[0]", "new rollout[0]"]
 
 
 def test_context_tells_who_and_where_and_each_rank_has_its_thread():

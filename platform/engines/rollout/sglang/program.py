@@ -25,6 +25,7 @@ from rl_platform.records import SamplingParams
 
 PROGRAM = "from rl_platform.engines.rollout.sglang.program import main; main()"
 LOADER = "rl_platform.engines.rollout.sglang.shared_weights.load"
+WAKING = {"weights": ["weights"], "cache": ["kv_cache", "cuda_graph"]}  # SGLang's names of its memory
 IDLE_S = 60.0  # after the last answer, for the scheduler to become idle
 VERSION = "0.5.23"  # names and semantics of weight updates change between releases
 Shape = tuple[str, str, list[int]]  # of a tensor: name, type and size
@@ -230,11 +231,12 @@ class EngineHost:
             raise RuntimeError(f"the engine is not idle {IDLE_S:g} s after its last answer: {flushed.message}")
         await self.manager.release_memory_occupation(messages.ReleaseMemoryOccupationReqInput(), None)
 
-    async def wake(self, number: int) -> None:
-        """Takes the memory again; weights are to be loaded before the next request."""
+    async def wake(self, number: int, stage: str) -> None:
+        """Takes the memory of a stage again. Weights are to be loaded between the two."""
         from sglang.srt.managers import io_struct as messages
 
-        await self.manager.resume_memory_occupation(messages.ResumeMemoryOccupationReqInput(), None)
+        request = messages.ResumeMemoryOccupationReqInput(tags=WAKING[stage])
+        await self.manager.resume_memory_occupation(request, None)
 
     async def cached_tokens(self, number: int) -> int:
         """Of the prompts answered so far: how many tokens were not computed again."""

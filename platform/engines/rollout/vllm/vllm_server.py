@@ -186,10 +186,10 @@ class Server:
         if self.engine.model_config.enable_sleep_mode:
             self.engine.sleep(level=2)
 
-    def wake(self, number: int) -> None:
-        """Allocates the memory again, without content."""
+    def wake(self, number: int, stage: str) -> None:
+        """Allocates the memory of a stage again, without content."""
         if self.engine.model_config.enable_sleep_mode:
-            self.engine.wake_up()
+            self.engine.wake_up(["weights"] if stage == "weights" else ["kv_cache"])
 
     def cached_tokens(self, number: int) -> int:
         """Prompt tokens so far that were not computed again."""

@@ -11,6 +11,7 @@ import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _SCOPE = "megatron.core"
 _CPU = torch.device("cpu")
 _FACTORIES = ("tensor", "zeros", "ones", "full", "empty", "empty_like", "zeros_like", "arange")
@@ -32,6 +34,9 @@ def prepare(device: torch.device) -> str:
     Raises RuntimeError for the CPU of a machine with GPUs, because Megatron would use both.
     """
     if device.type == "cuda":
+        # With one queue the GPU starts kernels in the order of their launch: Megatron relies on it to start the
+        # communication of tensor-parallel ranks before the computation that hides it. Read when CUDA is initialised.
+        os.environ.setdefault(CONNECTIONS, "1")
         torch.cuda.set_device(device)
         return "nccl"
     if torch.cuda.is_available():

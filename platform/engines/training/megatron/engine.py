@@ -22,7 +22,7 @@ from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.schema.models import Optim, Parallel
 from rl_platform.engines.training.balancing_loss import RouterBalance, mean_loss, membership
-from rl_platform.engines.training.base import Loss, MicroBatches
+from rl_platform.engines.training.base import Loss, MicroBatches, Offloadable
 from rl_platform.engines.training.megatron.device import importing_megatron, prepare, quiet_megatron
 from rl_platform.engines.training.megatron.mixture import Mixture
 from rl_platform.engines.training.megatron.model import build_stage, clipped_gradient_norm, with_optimizer
@@ -210,15 +210,15 @@ class MegatronEngine:
     def sharded_state(self) -> ShardedState:
         return {} if self.optimizer is None else self.state.sharded()
 
-    def offloadable(self) -> tuple[list[Tensor], list[Tensor]]:
+    def offloadable(self) -> Offloadable:
         parameters = [parameter for stage in self.stages for parameter in stage.parameters()]
         if self.optimizer is None:
-            return parameters, []
+            return parameters, [], []
         inner = [optimizer.optimizer for optimizer in self.optimizer.chained_optimizers]
         masters = [master for adam in inner for group in adam.param_groups for master in group["params"]]
         values = [value for adam in inner for state in adam.state.values() for value in state.values()]
         gradients = [parameter.main_grad for parameter in parameters if parameter.requires_grad]
-        return parameters, [*gradients, *masters, *(value for value in values if isinstance(value, Tensor))]
+        return parameters, [*masters, *(value for value in values if isinstance(value, Tensor))], gradients
 
     def _sources(self, stage: GPTModel) -> Callable[[str], Source]:
         """Returns a function from the names of a stage's parameters to their sources."""
