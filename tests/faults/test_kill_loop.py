@@ -79,7 +79,9 @@ def finish(launchers: Launchers, folder: Path, words: tuple[str, ...], draw: ran
         pid, due = launchers.start(folder, *words), written(folder) + draw.randint(0, 1)
         while psutil.pid_exists(pid) and written(folder) < due:
             time.sleep(0.005)
-        time.sleep(draw.uniform(0, longest_s))
+        end = time.monotonic() + draw.uniform(0, longest_s)
+        while time.monotonic() < end and written(folder) < STEPS:  # a quick run would end before
+            time.sleep(0.005)
         left: list[psutil.Process] = []
         with suppress(psutil.NoSuchProcess):  # it has ended
             launcher = psutil.Process(pid)

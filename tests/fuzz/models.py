@@ -120,7 +120,7 @@ class Models:
             return f"no {file.name} to change"
         try:
             tree = json.loads(file.read_text())
-        except ValueError:
+        except (ValueError, RecursionError):
             return f"{file.name} is no JSON"
         deep = numbers.random()
         if deep < 0.05:
@@ -136,8 +136,7 @@ class Models:
         file = self.folder / numbers.choice(
             ("config.json", "tokenizer.json", "model.safetensors", "generation_config.json")
         )
-        if file.exists():
-            file.unlink()
+        _remove(file)
         match numbers.randrange(4):
             case 0:
                 file.mkdir()
@@ -147,7 +146,7 @@ class Models:
                 return f"{file.name} is a link to itself"
             case 2:
                 for weights in self.folder.glob("*.safetensors*"):
-                    weights.unlink(missing_ok=True)
+                    _remove(weights)
                 with open(self.folder / "pytorch_model.bin", "wb") as target:
                     torch.save({"model.embed_tokens.weight": Ran()}, target)
                 return "a pickle for weights"
@@ -156,10 +155,8 @@ class Models:
                 options["auto_map"] = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
                 options["model_type"] = "unheard_of"
                 (self.folder / "code.py").write_text("raise SystemExit('remote code ran')\n")
-                target_file = self.folder / "config.json"
-                if target_file.exists() or target_file.is_symlink():
-                    target_file.unlink()
-                target_file.write_text(json.dumps(options))
+                _remove(self.folder / "config.json")
+                (self.folder / "config.json").write_text(json.dumps(options))
                 return "remote code"
 
     def _weights(self, numbers: random.Random) -> str:
@@ -221,6 +218,14 @@ class Models:
     def _classifier(self) -> None:
         classifier = SequenceClassifier(RewardModel(path=str(self.folder)), torch.device("cpu"))
         classifier.scores([classifier.encode([{"role": "user", "content": "what is a ?"}])])
+
+
+def _remove(file: Path) -> None:
+    """Removes what an earlier change may have made of the file: a folder, a link to itself, nothing."""
+    if file.is_dir():
+        file.rmdir()
+    else:
+        file.unlink(missing_ok=True)
 
 
 def _config(folder: Path) -> Config:

@@ -34,10 +34,21 @@ _INEXACT = (
 )
 _RESERVED = re.compile(_RESERVATIONS, re.IGNORECASE)
 _BOUND = r"(?:[<>!\N{LESS-THAN OR EQUAL TO}\N{GREATER-THAN OR EQUAL TO}]=?|\\[lg](?:eq?|t))"
-_BEFORE = re.compile(rf"\b{_INEXACT}\W*$|{_BOUND}\s*$", re.IGNORECASE)
+_RETRACTIONS = (
+    r"ish|no|wait|actually|false|wrong|incorrect|oops|sorry|just kidding|scratch that|on second thoughts?"
+    r"|squared|cubed|factorial"
+)
+_OPERATION = r"(?:minus|negative|twice|double|triple|(?:half|root|opposite|negative|inverse|reciprocal) of)"
+_BEFORE = re.compile(rf"\b(?:{_INEXACT}|{_OPERATION})\W*$|{_BOUND}\s*$|(?:^|\s)\d+:$|[\^_]\{{?$", re.IGNORECASE)
+# a box that is an operand: `-\boxed{42}`, `\boxed{42}/2`, not the item `- \boxed{42}` of a list nor `\boxed{42}^\circ`
+_OPERAND_AFTER = re.compile(
+    r"(?:[\d/^+]|(?<!-)-|\\(?:cdot|times|div)\s*|\\(?:sqrt|[dt]?frac)\s*(?:\[[^]]*\])?(?:\{[^{}]*\})?\{)"
+    r"\\(?:boxed|fbox)\s*\{$"
+)
+_OPERAND_BEFORE = re.compile(r" *(?:[-+/] *[\d(\\]|\^(?!\s*\{?\s*\\circ)|\\(?:cdot|times|div)\b|[.,]\d)")
 _INEXACT_WORD = re.compile(rf"\b{_INEXACT}\b", re.IGNORECASE)
 _AFTER = re.compile(
-    rf"[\W_]*(?:(?:is|was|hmm|but|and)\W+)?(?:{_RESERVATIONS}|(?:ish|no|wait|actually|{_INEXACT}|false|wrong|incorrect)\b)",
+    rf"[\W_]*(?:(?:is|was|hmm|but|and)\W+)?(?:{_RESERVATIONS}|(?:{_RETRACTIONS}|{_INEXACT})\b)",
     re.IGNORECASE,
 )
 _CLAUSE = re.compile(r"[,;:.!?\n](?!\d)|\b(?:so|thus|hence|therefore|then)\b", re.IGNORECASE)
@@ -70,9 +81,11 @@ def find_answer(response: str, expected: str) -> str | None:
     if marks:
         start, end = marks[-1]
         before = _MARK_BEFORE.sub("", text[:start])
-        hedged = is_hedged(_CLAUSE.split(before)[-1], _MARK_AFTER.sub("", text[end:]))
+        after = _MARK_AFTER.sub("", text[end:])
+        hedged = is_hedged(_CLAUSE.split(before)[-1], after)
+        operand = _OPERAND_AFTER.search(text[:start]) or _OPERAND_BEFORE.match(after)
         contradicting = len({_plain(text[start:end]) for start, end in marks}) > 1
-        if hedged or contradicting:
+        if hedged or operand or contradicting:
             return None
         text = text[start:end].strip()
     if parse_quantity(normalized(expected)) is not None:
