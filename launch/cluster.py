@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import psutil
@@ -29,6 +29,7 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import PlacementError, Problem, RayLost, WorkerDied
 from rl_platform.interrupts import HELD_FROM_CHILDREN, take_back
+from rl_platform.numerics import computing
 from rl_platform.placement.scheduler import Placement
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.child import Child, Death
@@ -66,7 +67,7 @@ OWN_SETTINGS = {  # read by Ray's processes when they start
 def runtime_for(
     config: Config, placement: Placement, cluster_is_up: Callable[[], None] | None = None
 ) -> Iterator[Runtime]:
-    """Returns the runtime of a run, with `runner.accelerate` applied; it ends with the block.
+    """Returns the runtime of a run, with the keys of `runner` for its processes applied; it ends with the block.
 
     Raises WorkerDied if Ray does not start.
 
@@ -75,6 +76,7 @@ def runtime_for(
     with ExitStack() as stack:
         (cluster_is_up or stack.enter_context(cluster_for(config.cluster, placement)))()
         stack.enter_context(accelerating(config.runner.accelerate))
+        stack.enter_context(_computing(config, placement))
         stack.callback(wait_passively_when_crowded())
         deadline_s, seed, start_s = config.runner.deadline_s, config.runner.seed, config.cluster.start_timeout_s
         if not uses_ray(config.cluster, placement):
@@ -89,6 +91,17 @@ def runtime_for(
             config.cluster.collective_timeout_s,
         )
         yield stack.enter_context(RayRuntime(placement, deadline_s, seed, trace, restarts, start_s, collective_s))
+
+
+def _computing(config: Config, placement: Placement) -> AbstractContextManager[None]:
+    """Returns a context that applies `runner.matmul_precision` and `runner.deterministic`, for accelerators only."""
+    runner, precision = config.runner, config.runner.matmul_precision
+    if placement.emulated or not any(placement.accelerators.values()):
+        return nullcontext()
+    if precision == "auto":
+        precision = "high" if config.actor.model.dtype == "float32" else "highest"
+    here = not uses_ray(config.cluster, placement)
+    return computing(precision, deterministic=runner.deterministic, here=here)
 
 
 @contextmanager

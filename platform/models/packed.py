@@ -3,7 +3,7 @@
 `PackedTokens` is one flat row of tokens: the prefix that all sequences share (such as the system turn of a chat
 template), then the rest of each sequence. Linear layers, norms and embeddings process only real tokens;
 `PackedAttention` separates the sequences. The gradient of the prefix is the sum over the sequences, so losses and
-gradients equal those of separate padded rows.
+gradients equal those of separate padded rows. GPUs share long prefixes only, see `pack`.
 
 Not covered: splitting tokens over ranks, see `context_parallel`.
 """
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rl_platform.models.attention import Features, attend, causal_mask
+from rl_platform.models.varlen import VarlenAttention, half_precision
 
 ATTENTION = "rl_platform"
 Attention = Callable[[int, Tensor, Tensor, Tensor, float, Features | None], Tensor]
@@ -25,6 +26,9 @@ Attention = Callable[[int, Tensor, Tensor, Tensor, float, Features | None], Tens
 causal attention."""
 # Pairs of positions whose attention costs as much as one more kernel call.
 SPLIT = {"cpu": 2**14, "cuda": 2**23}
+# Tokens of a common prefix that are worth computing once. On a GPU few tokens cost less than an attention with masks,
+# or than the copies of their keys and values.
+SHARED = {"cpu": 1, "cuda": 256}
 
 
 @dataclass(frozen=True)
@@ -45,14 +49,21 @@ class PackedAttention:
 
     rest_index [B,S] int64: flat indices of each sequence's rest, padded on the right with 0; rest_mask [B,S] bool:
     False for padding. Sequences of similar length are computed together, padded to the longest of them. Padding is on
-    the right, so the causal mask hides it from real tokens.
+    the right, so the causal mask hides it from real tokens. Where a GPU has a kernel for sequences of any length
+    (`varlen`), that kernel computes them. lengths: of the rests.
     """
 
-    def __init__(self, prefix: int, rest_index: Tensor, rest_mask: Tensor) -> None:
-        self.prefix = prefix
-        lengths = rest_mask.sum(1).tolist()
-        worth = SPLIT.get(rest_index.device.type, SPLIT["cuda"])
-        groups = similar(lengths, prefix, worth)
+    def __init__(self, prefix: int, lengths: Sequence[int], rest_index: Tensor, rest_mask: Tensor) -> None:
+        self.prefix, self.lengths = prefix, lengths
+        self._rests = rest_index, rest_mask
+        self._varlen: VarlenAttention | None = None
+        self._masks: dict[int | None, tuple[Tensor | None, list[Tensor | None]]] = {}
+        self.shapes: list[tuple[int, int]] = []
+
+    def _group(self) -> None:
+        """Plans the groups of similar lengths."""
+        (rest_index, rest_mask), lengths = self._rests, self.lengths
+        groups = similar(lengths, self.prefix, SPLIT.get(rest_index.device.type, SPLIT["cuda"]))
         self.shapes = [(len(rows), max(lengths[row] for row in rows)) for rows in groups]
         padded = [
             (rest_index[rows, :width], rest_mask[rows, :width])
@@ -61,12 +72,18 @@ class PackedAttention:
         self.gathered, real = (torch.cat([pair[part].reshape(-1) for pair in padded]) for part in (0, 1))
         places = real.nonzero().squeeze(1)
         self.returned = places[self.gathered[places].argsort()]
-        self._masks: dict[int | None, tuple[Tensor | None, list[Tensor | None]]] = {}
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, features: Features | None = None
     ) -> Tensor:
         """query [1,Hq,N,D], key [1,Hkv,N,D], value [1,Hkv,N,V] -> [N,Hq,V]."""
+        halves = half_precision(query, key, value, features)
+        if halves is not None:
+            if self._varlen is None:
+                self._varlen = VarlenAttention(self.prefix, self.lengths, query.device)
+            return self._varlen(*halves, scaling, None if features is None else features.window)
+        if not self.shapes:
+            self._group()
         options: dict[str, Any] = {"scaling": scaling}
         if features is not None:
             options["softcap"] = features.softcap
@@ -128,10 +145,15 @@ def similar(lengths: Sequence[int], prefix: int, worth: int) -> list[list[int]]:
 
 
 def pack(sequences: Sequence[Tensor]) -> PackedTokens:
-    """Packs token sequences [L_b] int64, L_b > 0. Their longest common prefix is stored once."""
+    """Packs token sequences [L_b] int64, L_b > 0. Their longest common prefix is stored once.
+
+    A prefix shorter than SHARED tokens is stored with every sequence.
+    """
     device = sequences[0].device
     lengths = torch.tensor([len(sequence) for sequence in sequences], device=device)
     prefix = common_prefix(sequences) if len(sequences) > 1 else 0
+    if prefix < SHARED.get(device.type, SHARED["cuda"]):
+        prefix = 0
     rest = lengths - prefix
     starts = prefix + torch.cumsum(rest, 0) - rest
     columns = torch.arange(int(rest.max()), device=device)
@@ -141,7 +163,8 @@ def pack(sequences: Sequence[Tensor]) -> PackedTokens:
     positions = torch.cat([torch.arange(prefix, device=device), (prefix + columns).expand_as(rest_mask)[rest_mask]])
     shared = torch.arange(prefix, device=device).expand(len(sequences), -1)
     flat_index = torch.cat([shared, rest_index], dim=1)
-    return PackedTokens(tokens, positions, flat_index, PackedAttention(prefix, rest_index, rest_mask))
+    attention = PackedAttention(prefix, [len(sequence) - prefix for sequence in sequences], rest_index, rest_mask)
+    return PackedTokens(tokens, positions, flat_index, attention)
 
 
 def common_prefix(sequences: Sequence[Tensor]) -> int:

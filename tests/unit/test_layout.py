@@ -38,6 +38,7 @@ LEVELS = (
         "checkpoint",
         "disk",
         "metrics",
+        "numerics",
         "logger_media",
         "redact",
         "rng",

@@ -9,6 +9,7 @@ from torch import Tensor
 from rl_platform.records import SamplingParams
 
 BLOCK = 64  # tokens
+FIXED_POINT = 2.0**52  # units of a probability of 1: sums are exact in int64 and in float64
 
 
 def uniforms(seed: int, count: int) -> Tensor:
@@ -37,10 +38,24 @@ def _drawn(probs: Tensor, uniform: Tensor) -> Tensor:
     Block sums read every probability once and store no cumulative sum [n,V].
     """
     blocks = F.pad(probs, (0, -probs.shape[1] % BLOCK)).view(len(probs), -1, BLOCK)
-    totals = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    totals = _cumulative(blocks.sum(dim=-1, dtype=torch.float64))
     place, rest = _passed(totals, uniform * totals[:, -1])
-    inside = blocks[torch.arange(len(probs), device=probs.device), place].double().cumsum(dim=-1)
+    inside = _cumulative(blocks[torch.arange(len(probs), device=probs.device), place].double())
     return (place * BLOCK + _passed(inside, rest)[0]).clamp(max=probs.shape[1] - 1)  # NaN: any token, see `_passed`
+
+
+def _cumulative(probs: Tensor) -> Tensor:
+    """[n,K] of at most 1 in a row -> cumulative sums [n,K].
+
+    With `runner.deterministic` GPUs add integers: CUDA has no float sum that repeats its result.
+    """
+    if probs.is_cuda and torch.are_deterministic_algorithms_enabled():
+        return _fixed_point_sums(probs)
+    return probs.cumsum(dim=-1)
+
+
+def _fixed_point_sums(probs: Tensor) -> Tensor:
+    return (probs.double() * FIXED_POINT).round().long().cumsum(dim=-1).double() / FIXED_POINT
 
 
 def _passed(cumulative: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,7 +77,7 @@ def _filtered(probs: Tensor, sampling: SamplingParams) -> Tensor:
         probs = torch.zeros_like(probs).scatter(1, kept.indices, kept.values)
     if sampling.top_p < 1:
         ordered, order = probs.sort(dim=-1, descending=True)
-        mass = ordered.cumsum(dim=-1)
+        mass = _cumulative(ordered)
         beyond = mass - ordered >= sampling.top_p * mass[:, -1:]  # earlier tokens already have the mass
         probs = torch.zeros_like(probs).scatter(1, order, ordered.masked_fill(beyond, 0.0))
     return probs

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from rl_platform import numerics
 from rl_platform.acceleration import wait_passively_when_crowded
 from rl_platform.garbage import collect_rarely
 from rl_platform.records import Weights
@@ -100,7 +101,9 @@ def prepare_process(
     os.environ["OMP_NUM_THREADS"] = str(threads)
     if torch.get_num_threads() != threads:  # set_num_threads makes MKL share the smallest product among all threads
         torch.set_num_threads(threads)
-    if not accelerated:
+    if accelerated:
+        numerics.apply()
+    else:
         keep_freed_memory()
     wait_passively_when_crowded()
     recorder.on = trace

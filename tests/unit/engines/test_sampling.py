@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rl_platform.engines.rollout import sampling as sampling_module
 from rl_platform.engines.rollout.sampling import sample, uniforms
 from rl_platform.records import SamplingParams
 
@@ -53,6 +54,15 @@ FILTERS = [
     params(top_k=1),
     params(top_k=1000),
 ]
+
+
+@pytest.mark.parametrize("sampling", FILTERS, ids=str)
+def test_sums_of_integers_draw_the_same_tokens(sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs use them with `runner.deterministic`."""
+    logits = torch.randn(300, generator=torch.Generator().manual_seed(1)) * 2
+    expected = draw(logits, sampling, 500)
+    monkeypatch.setattr(sampling_module, "_cumulative", sampling_module._fixed_point_sums)
+    assert torch.equal(draw(logits, sampling, 500), expected)
 
 
 @pytest.mark.parametrize("sampling", FILTERS, ids=str)

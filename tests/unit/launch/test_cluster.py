@@ -14,9 +14,10 @@ import torch
 
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import PlacementError, WorkerDied
-from rl_platform.launch.cluster import ray_cluster, uses_ray
+from rl_platform.launch.cluster import ray_cluster, runtime_for, uses_ray
 from rl_platform.launch.command import load
 
+BFLOAT16 = "actor.model.dtype=bfloat16"
 APART = "cluster.component_placement={actor_critic: 0, 'env,rollout': 1}"
 
 
@@ -33,6 +34,32 @@ APART = "cluster.component_placement={actor_critic: 0, 'env,rollout': 1}"
 def test_processes_are_made_where_they_are_asked_for_or_needed(folder: Path, overrides: list[str], expected: bool):
     loaded, placement, _ = load("embodied.yaml", overrides)
     assert uses_ray(loaded.config.cluster, placement) is expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "expected"),
+    [
+        ([], 1, (True, False)),
+        (
+            ["actor.model.type=vla", "actor.model.path=folder", "actor.model.instruction=go", BFLOAT16],
+            1,
+            (False, False),
+        ),
+        (["runner.matmul_precision=highest", "runner.deterministic=true"], 1, (False, True)),
+        (["runner.matmul_precision=high", "runner.deterministic=true"], 0, (False, False)),
+    ],
+)
+def test_arithmetic_of_gpus_within_a_run(
+    folder: Path, overrides: list[str], gpus: int, expected: tuple[bool, bool]
+) -> None:
+    def settings() -> tuple[bool, bool]:
+        return torch.backends.cuda.matmul.allow_tf32, torch.are_deterministic_algorithms_enabled()
+
+    loaded, placement, _ = load("embodied.yaml", [f"cluster.gpus_per_node={gpus}", *overrides])
+    before = settings()
+    with runtime_for(loaded.config, placement):
+        assert settings() == expected
+    assert settings() == before
 
 
 def priority_and_arenas(report: str) -> tuple[int, int]:

@@ -1,0 +1,83 @@
+"""Causal attention of packed sequences by one flash attention kernel: no padding, no masks, no repeated key heads.
+
+Only half precision on a GPU has such a kernel; `packed.PackedAttention` computes everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from rl_platform.models.attention import PLAIN, Features
+
+HALF = (torch.bfloat16, torch.float16)
+WIDEST_HEAD = 256
+
+
+class VarlenAttention:
+    """Every sequence attends to the shared prefix and to itself. lengths: tokens of each sequence after the prefix.
+
+    The queries of a sequence are its own tokens; its keys are the prefix and its own tokens. Flash attention aligns
+    both at their ends, so query i of n sees all but the last n - 1 - i keys. Attending to the prefix apart, and merging
+    by the log-sum-exp, would save the copies of its keys, but torch's backward pass drops the gradient of the
+    log-sum-exp.
+    """
+
+    def __init__(self, prefix: int, lengths: Sequence[int], device: torch.device) -> None:
+        queries = [prefix, *lengths] if prefix else list(lengths)
+        keys = [prefix, *(prefix + length for length in lengths)] if prefix else queries
+        self.longest_queries, self.longest_keys = max(queries), max(keys)
+        self.query_ends, self.key_ends = (
+            torch.tensor([0, *accumulate(counts)], dtype=torch.int32).to(device) for counts in (queries, keys)
+        )
+        self.key_index: Tensor | None = None
+        if prefix:
+            shared = torch.arange(prefix)
+            own = torch.arange(prefix, prefix + sum(lengths)).split(list(lengths))
+            index = torch.cat([shared, *(part for tokens in own for part in (shared, tokens))])
+            self.key_index = index.to(device)
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None = None) -> Tensor:
+        """query [1,Hq,N,D], key and value [1,Hkv,N,D] of one half precision -> [N,Hq,D]."""
+        from torch.nn.attention import varlen
+
+        queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        if self.key_index is not None:
+            keys, values = (tensor.index_select(0, self.key_index) for tensor in (keys, values))
+        out: Tensor = varlen.varlen_attn(
+            queries.contiguous(),
+            keys.contiguous(),
+            values.contiguous(),
+            self.query_ends,
+            self.key_ends,
+            self.longest_queries,
+            self.longest_keys,
+            scale=scaling,
+            window_size=(-1 if window is None else window - 1, 0),
+            enable_gqa=True,
+        )
+        return out
+
+
+def half_precision(
+    query: Tensor, key: Tensor, value: Tensor, features: Features | None
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Returns the tensors in the precision that they are computed in, None where the kernel does not cover them."""
+    if not (query.is_cuda and torch.backends.cuda.is_flash_attention_available()):
+        return None
+    kind = query.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
+    features = features or PLAIN
+    if dtype not in HALF or features.softcap is not None or features.sinks is not None:
+        return None
+    width = query.shape[-1]
+    if value.shape[-1] != width or width > WIDEST_HEAD or width % 8 or not _has_kernel(query.device):
+        return None
+    return query.to(dtype), key.to(dtype), value.to(dtype)
+
+
+def _has_kernel(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (8, 0)

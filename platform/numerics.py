@@ -1,0 +1,64 @@
+"""How accelerators compute: the precision of float32 products, and kernels that repeat their results.
+
+The settings belong to a process. CPUs always compute float32 products in full precision, in a fixed order, so nothing
+here changes them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+VARIABLE = "RL_PLATFORM_NUMERICS"
+# Read when a process first uses CUDA: cuBLAS adds in a fixed order only with workspaces of a fixed size, and
+# Transformer Engine then selects deterministic kernels of attention.
+_DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
+
+
+@contextmanager
+def computing(precision: str, *, deterministic: bool, here: bool) -> Iterator[None]:
+    """Applies `runner.matmul_precision` (highest or high) and `runner.deterministic` to the processes of a run.
+
+    here: also to this process, which has its own settings again after the block.
+    """
+    names = (VARIABLE, *_DETERMINISTIC)
+    variables = {name: os.environ.get(name) for name in names}
+    backends = torch.backends
+    before = (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark)
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    os.environ[VARIABLE] = f"{precision} deterministic" if deterministic else precision
+    try:
+        if here:
+            apply()
+        yield
+    finally:
+        if here:
+            backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark = before
+            torch.use_deterministic_algorithms(was_deterministic)
+            torch.utils.deterministic.fill_uninitialized_memory = filled
+        for name, value in variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def environment() -> dict[str, str]:
+    """The variable of the settings, for processes that do not inherit the environment of this one."""
+    return {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
+
+
+def apply() -> None:
+    """Applies the settings of the run to this process, which has accelerators and has not used CUDA."""
+    precision, _, deterministic = os.environ.get(VARIABLE, "highest").partition(" ")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "high"
+    if deterministic:
+        for name, value in _DETERMINISTIC.items():
+            os.environ.setdefault(name, value)
+        torch.backends.cudnn.benchmark = False
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing reads such memory
