@@ -106,6 +106,15 @@ def decode_attention() -> tuple[Any, Any] | None:
     return PageTable, CompiledDecodeAttention
 
 
+def log_probs_function(device: torch.device) -> Callable[..., Any] | None:
+    """`models.language.token_log_probs` of several chunks with a backward pass of its own, on accelerators."""
+    if device.type == "cpu" or not enabled():
+        return None
+    from rl_platform.accel.fused_log_probs import fused_log_probs
+
+    return fused_log_probs
+
+
 def packed_linear_class(device: torch.device, dtype: torch.dtype) -> type[PackedLinear] | None:
     """Linear layers in oneDNN's blocked layout."""
     if not enabled():

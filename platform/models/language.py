@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from rl_platform import acceleration
 from rl_platform.algorithms.kl import full_kl
 from rl_platform.models.attention import Features
 from rl_platform.models.packed import ATTENTION, Attention, PackedTokens
@@ -107,6 +108,10 @@ class LanguageModel(nn.Module):
         Logits are divided by `temperature` and computed for TOKENS_PER_CHUNK positions at a time.
         """
         shared = (self.head.weight, temperature, statistic, self.logit_transform)
+        several = len(states) > TOKENS_PER_CHUNK and torch.is_grad_enabled()
+        if several and statistic != "squared_probs" and (fused := acceleration.log_probs_function(states.device)):
+            fused_parts: tuple[Tensor, Tensor | None] = fused(states, targets, *shared)
+            return fused_parts
         parts = in_chunks(token_log_probs, (states, targets), *shared)
         log_probs = torch.cat([part[0] for part in parts])
         return log_probs, None if statistic == "none" else torch.cat([part[1] for part in parts])
