@@ -43,6 +43,7 @@ from rl_platform.redact import redacted
 from rl_platform.runners.embodied import EmbodiedRunner
 from rl_platform.runners.reasoning import ReasoningRunner, validation_metric
 from rl_platform.runners.trajectories import by_source
+from rl_platform.user_code import is_named
 
 Row = dict[str, object]
 
@@ -56,7 +57,7 @@ def evaluate_checkpoint(
     """
     checkpoint = run.open(loaded.config)
     config = one_process(loaded.config)
-    video = config.env.evaluation.video or not _decided(overrides)
+    video = config.env.evaluation.video or not (_decided(overrides) or is_named(config.env.backend))
     placement = schedule(config.cluster, inventory := inventory_for(config.cluster))
     if config.runner.task_type == "embodied":
         world: EnvSpaces | Split = spaces_of(config)
@@ -153,7 +154,7 @@ def _output(run: SavedRun) -> Path:
 def _episodes(task: EmbodiedRunner, env: Env, place: Path, video: bool, reporter: Reporter) -> list[Row]:
     """Returns one row for likely and one for sampled actions, each followed by the rows of several tasks."""
     rows = []
-    whole = " ".join([env.id, *(str(env.kwargs[key]) for key in ("env_name",) if key in env.kwargs)])
+    whole = " ".join([env.name, *(str(env.kwargs[key]) for key in ("env_name",) if key in env.kwargs)])
     for actions in ("deterministic", "sampled"):
         file = place.with_name(f"{place.name}-{actions}.mp4") if video else None
         results = task.evaluate(0, file, actions == "deterministic", last=True)

@@ -13,6 +13,7 @@ from rl_platform.algorithms.policy_losses import LOSS
 from rl_platform.algorithms.user_estimator import ESTIMATOR
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import ENGINE
+from rl_platform.envs.embodied.user_backend import BACKEND
 from rl_platform.envs.reasoning.tools import TOOL
 from rl_platform.envs.reasoning.verifiers import REWARD
 from rl_platform.errors import check_all
@@ -32,9 +33,10 @@ class Use(NamedTuple):
 
 USES = (
     Use(NETWORK, "policy_network", lambda config: [config.actor.model.type]),
+    Use(BACKEND, "env_backend", lambda config: [config.env.backend]),
     Use(ENGINE, "rollout_engine", lambda config: [config.rollout.backend]),
     Use(ESTIMATOR, "estimator", lambda config: [config.algorithm.adv_type]),
-    Use(LOSS, "", lambda config: [config.algorithm.policy_loss]),
+    Use(LOSS, "policy_loss", lambda config: [config.algorithm.policy_loss]),
     Use(
         GROUPS, "filter", lambda config: [sampling.filter if (sampling := config.algorithm.dynamic_sampling) else None]
     ),
@@ -44,11 +46,6 @@ USES = (
     Use(LOGGER, "logger", lambda config: [*config.runner.logger_backends]),
     Use(CALLBACK, "callback", lambda config: [*config.runner.callbacks]),
 )
-
-
-def _filter(config: Config) -> str | None:
-    sampling = config.algorithm.dynamic_sampling
-    return None if sampling is None else sampling.filter
 
 
 def named(config: Config) -> Iterator[tuple[Extension, str]]:

@@ -15,6 +15,7 @@ from rl_platform.config import LoadedConfig
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.build import warp_problem
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, check_time_limit, make_env, read_spaces
+from rl_platform.envs.embodied.user_backend import try_backend
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError, Problem, check_all
@@ -244,6 +245,8 @@ def spaces_of(config: Config) -> EnvSpaces:
 
 
 def _spaces_of(description: EnvDescription) -> EnvSpaces:
+    if description.own_backend:
+        return try_backend(description)
     env = make_env(description)
     try:
         if description.backend == "mujoco_warp" and (problem := warp_problem(env)) is not None:

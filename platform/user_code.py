@@ -52,7 +52,7 @@ class Extension:
         if not inspect.isclass(found):
             raise self.misfit(name, "is not a class")
         expected = _methods(self.protocol)
-        missing = [method for method in expected if not callable(getattr(found, method, None))]
+        missing = [method for method in expected if _is_missing(getattr(found, method, None))]
         if missing:
             raise self.misfit(name, f"has no method {', '.join(missing)}")
         for method, function in expected.items():
@@ -158,8 +158,13 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
+def _is_missing(method: object) -> bool:
+    return not callable(method) or getattr(method, "__isabstractmethod__", False)
+
+
 def _methods(protocol: type) -> dict[str, Callable[..., Any]]:
     """The public methods of a protocol and its bases."""
     names = {name: None for base in reversed(protocol.__mro__) if base is not object for name in vars(base)}
     found = {name: inspect.getattr_static(protocol, name) for name in names if not name.startswith("_")}
+    found = {name: each.__func__ if isinstance(each, classmethod) else each for name, each in found.items()}
     return {name: each for name, each in found.items() if inspect.isfunction(each)}

@@ -15,8 +15,8 @@ from rl_platform.envs.embodied.spaces import EnvDescription
 from rl_platform.envs.embodied.vector import VectorEnv
 
 
-def final_state(output_dir: str | Path, step: int) -> dict[str, Any]:
-    """The parts of the checkpoint of this step, by name, with environments as their future.
+def final_state(output_dir: str | Path, step: int, backend: str = "mujoco") -> dict[str, Any]:
+    """The parts of the checkpoint of this step, by name, with environments of `env.backend` as their future.
 
     What a learner saved is under "model" and "optimizer".
     """
@@ -26,7 +26,7 @@ def final_state(output_dir: str | Path, step: int) -> dict[str, Any]:
         for name in checkpoint.parts
     }
     if "env" in parts:
-        parts["env"]["envs"]["envs"] = _future(parts["env"]["envs"])
+        parts["env"]["envs"]["envs"] = _future(parts["env"]["envs"], backend)
     return parts
 
 
@@ -58,12 +58,12 @@ def _grouped(tensors: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tens
     return groups
 
 
-def _future(state: dict[str, Any]) -> list[torch.Tensor]:
+def _future(state: dict[str, Any], backend: str) -> list[torch.Tensor]:
     """What the environments answer to fixed actions from `state` on, through ends of episodes and resets.
 
     Their saved bytes are no fit comparison: equal simulations may be written in different ways.
     """
-    envs = VectorEnv(EnvDescription(state["id"], max_episode_steps=20), state["num_envs"])
+    envs = VectorEnv(EnvDescription(state["id"], max_episode_steps=20, backend=backend), state["num_envs"])
     envs.load_state_dict(state)
     draw = np.random.default_rng(0)
     answers = []

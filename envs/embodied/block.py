@@ -1,7 +1,7 @@
 """A block of environments that one process steps: the learner's process or a worker.
 
-Gymnasium's MuJoCo tasks are stepped all at once (`native.py`), other environments one after the other. Not covered:
-the transport of actions and results, see `vector.py` and `workers.py`.
+Gymnasium's MuJoCo tasks (`native.py`) and a backend of the user (`user_backend.py`) are stepped all at once, other
+environments one after the other. Not covered: the transport of actions and results, see `vector.py` and `workers.py`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from rl_platform.envs.embodied.build import native_envs, stop_timers
 from rl_platform.envs.embodied.spaces import EnvSetup
 from rl_platform.envs.embodied.spares import Spares
 from rl_platform.envs.embodied.success import SuccessCount
+from rl_platform.envs.embodied.user_backend import UserEnvs
 from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:
@@ -51,11 +52,18 @@ class EnvBlock:
 
     def __init__(self, setup: EnvSetup, buffers: Buffers, first: int, last: int, worker: int, threads: int = 1) -> None:
         description, spaces = setup.description, setup.spaces
-        env = setup.make(first)
-        self._native = None if description.tasks else native_envs(env, last - first, threads, description.backend)
+        self._native: NativeEnvs | UserEnvs | None = None
+        self._envs: list[AnyEnv] = []
+        if description.own_backend:
+            self._native = UserEnvs(description, spaces, last - first)
+        else:
+            env = setup.make(first)
+            if not description.tasks:
+                self._native = native_envs(env, last - first, threads, description.backend)
+            stop_timers()
+            others = range(first + 1, last) if self._native is None else ()
+            self._envs = [env, *(setup.make(index) for index in others)]
         self.native = self._native is not None
-        stop_timers()
-        self._envs = [env, *(setup.make(index) for index in range(first + 1, first if self.native else last))]
         self._spares = Spares(setup, buffers.failures, first)
         self._first = first
         self._spaces = spaces
@@ -98,7 +106,7 @@ class EnvBlock:
             self._success.end(ended)
             self._reset(ended, [self._spares.seed_of_new(i) for i in ended.tolist()])
 
-    def _step_all(self, native: NativeEnvs) -> None:
+    def _step_all(self, native: NativeEnvs | UserEnvs) -> None:
         self._busy[0] = self._first
         idle = self._idle if self._idle.tobytes() != self._none_idle else None
         try:
@@ -107,6 +115,8 @@ class EnvBlock:
             failed = getattr(error, "ids", (0,))[0]  # MuJoCo's batch reports which
             raise EnvFailure(self._first + int(failed), "step", traceback.format_exc()) from error
         self._finals[:], self._rewards[:], self._terminated[:], self._truncated[:] = given
+        if isinstance(native, UserEnvs) and (success := native.success) is not None:
+            self._success.step_all(success, self._idle)
         self._finish_step(native.diverged)
 
     def _step_each(self) -> None:
@@ -219,17 +229,20 @@ class EnvBlock:
 
     def save(self) -> list[bytes]:
         """Returns the state of each environment and its running episode."""
-        states = []
+        states: list[bytes] = []
+        lost: dict[int, env_state.CannotSave] = {}
         for i in range(len(self._lengths)):
             try:
                 state = self._native.save(i) if self._native is not None else env_state.save(self._envs[i])
             except env_state.CannotSave as error:
-                logger.warning(
-                    "environment %d cannot be saved, a resumed run restarts its episode: %s", self._first + i, error
-                )
-                state = None
+                state, lost[i] = None, error
             episode = float(self._returns[i]), int(self._lengths[i]), self._success.save(i)
             states.append(pickle.dumps((state, *episode)))
+        if lost:
+            first, reason = next(iter(lost.items()))
+            others = f" and {len(lost) - 1} others" if len(lost) > 1 else ""
+            message = "environment %d%s cannot be saved, a resumed run restarts these episodes: %s"
+            logger.warning(message, self._first + first, others, reason)
         return states
 
     def restore(self, states: list[bytes], restart_seeds: list[int]) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.user_code import import_user_module
+from rl_platform.user_code import import_user_module, is_named
 
 if TYPE_CHECKING:
     import gymnasium
@@ -78,7 +78,8 @@ class EnvDescription:
     it.
 
     pixels: observations are rendered images. tasks: additions to `kwargs` for each of several tasks, which environments
-    have in turn. backend: the physics engine of Gymnasium's MuJoCo tasks.
+    have in turn. backend: the physics engine of Gymnasium's MuJoCo tasks, or a class of the user that steps all
+    environments (`user_backend.py`); `id` is then its name.
     """
 
     id: str
@@ -93,7 +94,12 @@ class EnvDescription:
         """Returns the description in the config's section `env`."""
         pixels = None if env.pixels is None else PixelFormat(**env.pixels.model_dump())
         tasks = tuple(task.kwargs for task in env.tasks)
-        return cls(env.id, env.kwargs, env.max_episode_steps, pixels, tasks, env.backend)
+        return cls(env.name, env.kwargs, env.max_episode_steps, pixels, tasks, env.backend)
+
+    @property
+    def own_backend(self) -> bool:
+        """Whether a class of the user is the environment."""
+        return is_named(self.backend)
 
     def of_task(self, number: int) -> EnvDescription:
         """Returns the description of environment `number` of the run."""
@@ -176,11 +182,11 @@ class EnvSetup:
     """How every process builds its environments of a `VectorEnv`.
 
     numbers: the numbers of the environments in the run, which determine their tasks. restarts: the most replacements of
-    environments.
+    environments. spec: None of a backend of the user.
     """
 
     description: EnvDescription
-    spec: EnvSpec
+    spec: EnvSpec | None
     spaces: EnvSpaces
     numbers: Sequence[int]
     render_mode: str | None = None
@@ -271,8 +277,11 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
     return flattened(env)
 
 
-def read_spaces(env: AnyEnv, env_id: str) -> EnvSpaces:
-    """Returns the spaces of an environment. Raises ConfigError that lists all spaces no policy can use."""
+def read_spaces(env: AnyEnv, env_id: str, key: str = "env.id") -> EnvSpaces:
+    """Returns the spaces of an environment. Raises ConfigError that lists all spaces no policy can use.
+
+    key: of the config, for messages.
+    """
     import numpy as np
     from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
     from gymnasium.spaces.utils import flatdim
@@ -283,12 +292,16 @@ def read_spaces(env: AnyEnv, env_id: str) -> EnvSpaces:
     problems = []
     if not isinstance(observation, Box):
         hint = "wrap it with gymnasium.wrappers.FlattenObservation and register the wrapped environment"
-        problems.append(_unusable("observation", env_id, observation, "Box, Dict and Tuple of Boxes", hint))
+        problems.append(
+            _unusable(key, f"observation space of {env_id}", observation, "Box, Dict and Tuple of Boxes", hint)
+        )
     choices = isinstance(action, Discrete | MultiDiscrete | MultiBinary)
     if not choices and not (isinstance(action, Box) and np.issubdtype(action.dtype, np.floating)):
         hint = "wrap it so that an action is a vector of choices or of floats"
         problems.append(
-            _unusable("action", env_id, action, "Discrete, MultiDiscrete, MultiBinary, Box of floats", hint)
+            _unusable(
+                key, f"action space of {env_id}", action, "Discrete, MultiDiscrete, MultiBinary, Box of floats", hint
+            )
         )
     several = list(leaves(env.env.observation_space)) if isinstance(env, FlatObservations) else []
     if images := [name for name, space in several if _is_image(space)]:
@@ -343,8 +356,8 @@ def check_time_limit(env: AnyEnv, env_id: str) -> None:
         raise ConfigError([Problem("env.max_episode_steps", message, value="null", allowed="at least 1", hint=hint)])
 
 
-def _unusable(what: str, env_id: str, space: object, allowed: str, hint: str) -> Problem:
-    return Problem("env.id", f"{what} space of {env_id} cannot be used", value=str(space), allowed=allowed, hint=hint)
+def _unusable(key: str, what: str, space: object, allowed: str, hint: str) -> Problem:
+    return Problem(key, f"{what} cannot be used", value=str(space), allowed=allowed, hint=hint)
 
 
 @contextlib.contextmanager

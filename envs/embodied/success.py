@@ -40,6 +40,11 @@ class SuccessCount:
         elif self._now[index] > 0:
             self._now[index] = 0
 
+    def step_all(self, success: np.ndarray, idle: np.ndarray) -> None:
+        """Reads the success [N] bool of all environments after a step, except those that are idle [N] bool."""
+        self._now[~idle] = success[~idle]
+        self._once[:] = np.maximum(self._once, self._now)
+
     def end(self, ended: np.ndarray) -> None:
         """Writes the outputs of environments `ended` (indices), whose episodes have ended."""
         self._ended_once[ended], self._ended_at_end[ended] = self._once[ended], self._now[ended]

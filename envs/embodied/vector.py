@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -30,10 +30,14 @@ from rl_platform.envs.embodied.spaces import (
     read_spaces,
 )
 from rl_platform.envs.embodied.success import Success, success_of
+from rl_platform.envs.embodied.user_backend import backend_spaces
 from rl_platform.envs.embodied.worker import cpu_count, failure
 from rl_platform.envs.embodied.workers import EnvWorkers
 from rl_platform.errors import CheckpointError, ConfigError, Diverged, Problem
 from rl_platform.tracing import recorder
+
+if TYPE_CHECKING:
+    from gymnasium.envs.registration import EnvSpec
 
 
 @dataclass(frozen=True)
@@ -113,12 +117,8 @@ class VectorEnv:
         self._steps = 0
         self._under_way = [False] * stages
         self.rows = [slice(first, last) for first, last in pairwise(_shares(num_envs, stages))]
-        spec = find_spec(description)
-        probe = make_env(description, spec)
-        try:
-            self.spaces: EnvSpaces = read_spaces(probe, description.id)
-        finally:
-            probe.close()
+        spec = None if description.own_backend else find_spec(description)
+        self.spaces = backend_spaces(description) if spec is None else _spaces_of(description, spec)
         self._low = np.asarray(self.spaces.action_low, np.float32)
         self._high = np.asarray(self.spaces.action_high, np.float32)
         self._blocks: list[EnvBlock] = []
@@ -325,6 +325,14 @@ class VectorEnv:
         except BaseException:
             self.close()
             raise
+
+
+def _spaces_of(description: EnvDescription, spec: EnvSpec) -> EnvSpaces:
+    probe = make_env(description, spec)
+    try:
+        return read_spaces(probe, description.id)
+    finally:
+        probe.close()
 
 
 def _shares(total: int, parts: int) -> list[int]:

@@ -53,8 +53,8 @@ def check(loaded: LoadedConfig, console: Console | None = None) -> list[Outcome]
     hold."""
     config, console, began = loaded.config, console or Console(), time.monotonic()
     check_extensions(config)
-    if config.runner.task_type == "embodied" and is_named(config.actor.model.type):
-        spaces_of(config)  # builds the network and calls it once
+    if config.runner.task_type == "embodied" and (is_named(config.actor.model.type) or is_named(config.env.backend)):
+        spaces_of(config)  # calls the network and the backend once
     print_lines(console, f"{config.runner.experiment_name}: algorithm", card(config))
     with console.status("checking"), _own_folder(config) as apart:
         outcomes = outcomes_of(apart)

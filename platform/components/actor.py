@@ -187,7 +187,7 @@ def saved_policy(
 ) -> SavedPolicy:
     """The policy of a run after `step`, with whole weights and the state of its observation normaliser."""
     description = PolicyDescription(
-        environment=config.env.id,
+        environment=config.env.name,
         step=step,
         seed=config.runner.seed,
         model=config.actor.model.model_copy(update=dict.fromkeys(("path", "random_init", "tokenizer"))),

@@ -49,6 +49,27 @@ def test_a_run_with_several_choices_that_was_stopped(run, tmp_path: Path) -> Non
     assert differences(whole, parts) == []
 
 
+def test_environment_backend_is_learned_and_acts_from_a_checkpoint(run, command, tmp_path: Path) -> None:
+    metrics = run("env_backend", "runner.save_interval=10")
+    assert metrics[0]["val/success_once"] < 1
+    assert metrics[-1]["val/success_once"] == 1
+    assert metrics[-1]["val/return"] > metrics[0]["val/return"] + 5
+    policy = load_policy(tmp_path / "out", step=10)
+    assert policy.act(np.zeros((3, 2))).shape == (3, 1)
+    evaluated = command("--eval", str(tmp_path / "out"))
+    assert evaluated.code == 0, evaluated.err
+    assert "examples/env_backend.py:Carts" in evaluated.out
+
+
+def test_a_run_with_an_environment_backend_that_was_stopped(run, tmp_path: Path) -> None:
+    run("env_backend", "runner.max_steps=2", folder="whole")
+    run("env_backend", "runner.max_steps=1", folder="parts")
+    run("env_backend", "runner.max_steps=2", "env.num_workers=2", folder="parts")
+    backend = "examples/env_backend.py:Carts"
+    whole, parts = (final_state(tmp_path / folder, 2, backend) for folder in ("whole", "parts"))
+    assert differences(whole, parts) == []
+
+
 def test_logger(run, tmp_path: Path) -> None:
     metrics = run("logger")
     lines = (tmp_path / "out" / "returns.csv").read_text().splitlines()
@@ -67,6 +88,12 @@ def test_estimator_of_an_embodied_run_is_gae_with_lambda_0(run) -> None:
     known = run("estimator", "algorithm.adv_type=gae", "algorithm.gae_lambda=0.0", folder="gae")
     names = [name for name in known[-1] if name.startswith(("actor/", "critic/", "episode/"))]
     assert [own[-1][name] for name in names] == pytest.approx([known[-1][name] for name in names], rel=1e-3)
+
+
+def test_policy_loss_holds_the_ratio_and_learns(run) -> None:
+    metrics = run("policy_loss")
+    assert metrics[-1]["val/return"] > metrics[0]["val/return"] + 20
+    assert all(0 <= row["actor/beyond_frac"] < 0.5 for row in metrics[1:])
 
 
 def test_policy_network_learns_and_is_loaded(run, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 REFUSED = re.compile(
-    r"^```\n\$ platform-launch (?P<words>.*)\n(?P<shown>\d+ problems?:\n.*?)^```$", re.DOTALL | re.MULTILINE
+    r"^```\n\$ platform-launch (?P<words>[^\n]*)\n(?P<shown>\d+ problems?:\n.*?)^```$", re.DOTALL | re.MULTILINE
 )
 REFUSALS = [match for page in PAGES for match in REFUSED.finditer(page.read_text(encoding="utf-8"))]
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rl_platform.config.rules.rule import CHUNKS, TASK, Unread, embodied, reasoning, unread_keys, when
+from rl_platform.config.rules.rule import CHUNKS, TASK, Unread, embodied, reasoning, unknown_name, unread_keys, when
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import estimator_needs
 from rl_platform.config.schema.env import EnvTask
 from rl_platform.errors import Problem
+from rl_platform.user_code import is_named
 
 _MODEL, _PIXELS, _TASKS = "actor.model.type", "env.pixels", "env.tasks"
 _EPISODE, _STEPS = "env.max_episode_steps", "env.rollout_steps"
+_BACKENDS = ("mujoco", "mujoco_warp")
 WARP_CANNOT = ("num_workers", "pixels", "tasks")  # keys of `env`
 
 
@@ -22,7 +24,7 @@ def refused(config: Config) -> Iterator[Problem]:
     if not when(lambda: embodied(config)):
         return
     env, actor = config.env, config.actor
-    if when(lambda: not env.id):
+    if when(lambda: not env.name):
         yield Problem("env.id", "embodied training needs an environment", hint="for example CartPole-v1")
     for name in ("num_envs", "num_workers"):
         yield from _stages(config, name)
@@ -31,11 +33,16 @@ def refused(config: Config) -> Iterator[Problem]:
         yield Problem("env.rollout_steps", f"{chunks} do not divide the steps of a rollout")
     yield from _whole_episodes(config)
     backend = when(lambda: env.backend)
-    if backend == "mujoco":
-        yield from _processes(config)
-    elif backend == "mujoco_warp":
+    if backend == "mujoco_warp":
         for name in WARP_CANNOT:
             yield from _warp(config, name)
+    elif backend and (unknown := unknown_name("env.backend", backend, _BACKENDS, "Class")):
+        yield unknown
+    elif backend:
+        yield from _processes(config)
+    if backend and is_named(backend) and when(lambda: env.max_episode_steps is None):
+        message = f"env.backend {backend} is not registered with a time limit, so that an episode may never end"
+        yield Problem(_EPISODE, message, hint="for example env.max_episode_steps: 1000")
     tasks = when(lambda: env.tasks) or []
     count, multiple = len(tasks), f"a multiple of {len(tasks)}"
     if count and when(lambda: env.num_envs % count):
@@ -116,6 +123,9 @@ def unread(config: Config) -> Iterator[Unread]:
         if when(lambda: config.env.pixels is not None):
             reason = f"images ({_PIXELS}) are divided by 255 in the model instead"
             yield from unread_keys("env", "normalize_observations clip_observations", reason, _PIXELS, TASK)
+        if when(lambda: is_named(config.env.backend)):
+            reason = "env.backend is a class of yours, which is the environment"
+            yield from unread_keys("env", "id pixels tasks evaluation.video", reason, "env.backend")
         if when(lambda: not config.env.normalize_observations):
             reason = "only normalised observations are clipped, and env.normalize_observations is off"
             yield Unread("env.clip_observations", reason, ("env.normalize_observations",))

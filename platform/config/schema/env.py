@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
 from rl_platform.config.schema.section import Section, key
+from rl_platform.user_code import is_named
 
 
 class Pixels(Section):
@@ -44,11 +45,15 @@ class Env(Section):
     """`env`: the simulation."""
 
     group_name: str | None = key(None, "name of the worker group in logs")
-    id: str = key("", "registered Gymnasium id; required for embodied runs")
-    backend: Literal["mujoco", "mujoco_warp"] = key(
-        "mujoco", "physics of Gymnasium's MuJoCo tasks; mujoco_warp: float32, on a GPU if there is one"
+    id: str = key("", "registered Gymnasium id; required for embodied runs, unless backend is a class")
+    backend: str = key(
+        "mujoco",
+        "mujoco, mujoco_warp (float32, on a GPU if there is one): physics of Gymnasium's MuJoCo tasks; module:Class or "
+        "path/to/file.py:Class: steps all environments itself",
     )
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="arguments of gymnasium.make")
+    kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="arguments of gymnasium.make, or of the class that is backend"
+    )
     tasks: list[EnvTask] = Field(
         default_factory=list, description="several tasks, assigned to the environments in turn; empty: one task"
     )
@@ -79,3 +84,8 @@ class Env(Section):
         ge=0,
     )
     evaluation: Evaluation = Field(default_factory=Evaluation, description="episodes without exploration")
+
+    @property
+    def name(self) -> str:
+        """What is simulated: `id`, or the user's class that is `backend`."""
+        return self.backend if is_named(self.backend) else self.id

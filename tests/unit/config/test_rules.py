@@ -26,6 +26,7 @@ NAMES = {
     "VLA": "actor.model.type=vla; actor.model.path=folder; actor.model.instruction=reach",
     "PIXELS": "env.pixels={width: 48}; env.num_workers=2",
     "WHOLE": "algorithm={loss_type: actor}; env.max_episode_steps=128",
+    "OWN": "~env.id; env.backend=mine:Carts",
     "GRU": "data.mini_batch_size=128; actor.model.type=gru",
 }
 NAMES["GROUPS"] = f"{NAMES['NO_CRITIC']}; algorithm.adv_type=grpo; algorithm.group_size=8"

@@ -92,7 +92,7 @@ def test_an_env_that_cannot_be_saved_says_so_and_restarts(caplog: pytest.LogCapt
     envs.step(np.zeros((NUM_ENVS, 2)))
     with caplog.at_level(logging.WARNING):
         state = envs.state_dict()
-    assert "environment 0 cannot be saved" in caplog.text
+    assert "environment 0 and 2 others cannot be saved" in caplog.text
     assert "generator" in caplog.text
     assert resumed.load_state_dict(state)[:, 1].tolist() == [0, 0, 0]
 

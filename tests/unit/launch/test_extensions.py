@@ -14,6 +14,7 @@ from rl_platform.models.network import check_network
 
 ROOT = Path(__file__).parents[3]
 KINDS = {use.kind.kind: use.kind for use in USES}
+BACKEND = "from rl_platform.envs.embodied.user_backend import EnvBackend\nclass own(EnvBackend):\n"
 METHODS = "receive generate abort offload close"
 
 
@@ -42,6 +43,18 @@ WRONG = {  # of each kind: its source, and a part of the message
     "policy network": [
         ("class own:\n  def __init__(self, spaces): ...", "has no method forward"),
         ("class own:\n  def __init__(self): ...\n  def forward(self, x): ...", "constructor"),
+    ],
+    "environment backend": [
+        ("class own:\n  def reset(self, which, seeds): ...", "has no method spaces, step, save, restore, close"),
+        (BACKEND + "  def reset(self, which, seeds): ...", "has no method spaces, step"),
+        (
+            BACKEND + "  spaces = classmethod(id)\n  def reset(self, which): ...\n  def step(self, actions, idle): ...",
+            "reset() is called with (which, seeds)",
+        ),
+        (
+            BACKEND + "  spaces = classmethod(id)\n  step = reset = lambda self, a, b: a\n  def __init__(self): ...",
+            "its constructor is called with (num_envs)",
+        ),
     ],
     "rollout engine": [
         ("class own:\n  def __init__(self, setup): ...", "has no method receive, generate, abort, offload, close"),

@@ -1,0 +1,232 @@
+"""`env.backend: module:Class`: a class of the user that steps all environments of a process at once.
+
+Not covered: videos and images that Gymnasium renders, several tasks, replacement of single environments.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from rl_platform.envs.embodied.env_state import NATIVE, CannotSave, refuse_code
+from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, read_spaces
+from rl_platform.errors import CheckpointError, ConfigError
+from rl_platform.tracing import recorder
+from rl_platform.user_code import Extension
+
+if TYPE_CHECKING:
+    from gymnasium import Space
+
+_NUMBERS = "real numbers"
+StepArrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+class EnvBackend(Protocol):
+    """N environments of one kind. A class that inherits from it need not implement `save`, `restore` and `close`.
+
+    An episode is determined by its seed and actions, whatever was simulated before.
+
+    success: [N] bool, the success of each episode at its present step; None: the task has no success.
+    """
+
+    success: np.ndarray | None = None
+
+    def __init__(self, num_envs: int, **options: Any) -> None:
+        """options: `env.kwargs`. Every env process, every stage of `env.pipeline_stages` and the evaluation have an
+        instance."""
+
+    @classmethod
+    @abstractmethod
+    def spaces(cls, **options: Any) -> tuple[Space[Any], Space[Any]]:
+        """The observation and action space of one environment. Called without an instance; starts no simulator."""
+
+    @abstractmethod
+    def reset(self, which: np.ndarray, seeds: Sequence[int | None]) -> np.ndarray:
+        """Starts episodes of environments `which` [K] int64; returns their first observations [K,*shape].
+
+        A seed of None continues the random numbers of its environment.
+        """
+
+    @abstractmethod
+    def step(self, actions: np.ndarray, idle: np.ndarray) -> StepArrays:
+        """Steps all environments that are not idle [N] bool, which must not change; their results are not read.
+
+        actions: [N,*shape] of the action space, inside its bounds. Returns observations [N,*shape], rewards [N],
+        terminated [N] bool, truncated [N] bool. `reset` follows for episodes that ended. The platform truncates
+        episodes at `env.max_episode_steps`.
+        """
+
+    def save(self, index: int) -> object:
+        """The state of one environment: plain values, arrays and NumPy generators; None: cannot be saved."""
+        return None
+
+    def restore(self, index: int, state: Any) -> None:
+        """Continues environment `index` from what `save` returned, to the bit."""
+
+    def close(self) -> None:
+        """Ends the simulation."""
+
+
+BACKEND = Extension(
+    "environment backend",
+    "env.backend",
+    EnvBackend,
+    "class(num_envs, **kwargs) with spaces, reset and step, from rl_platform.envs.embodied.user_backend.EnvBackend",
+)
+
+
+class UserEnvs:
+    """The environments of a block, by an `EnvBackend`. Interface of `NativeEnvs`; diverged [N] bool: always false."""
+
+    def __init__(self, description: EnvDescription, spaces: EnvSpaces, num_envs: int) -> None:
+        self._name, self._spaces = description.backend, spaces
+        assert description.max_episode_steps is not None  # a rule of the config
+        self._limit = description.max_episode_steps
+        kind = BACKEND.load(self._name)
+        try:
+            self._backend: EnvBackend = kind(num_envs, **description.kwargs)
+        except Exception as error:
+            message = f"cannot be built with env.kwargs {description.kwargs}: {type(error).__name__}: {error}"
+            raise BACKEND.misfit(self._name, message) from error
+        self.diverged = np.zeros(num_envs, bool)
+        self._none_idle = np.zeros(num_envs, bool)
+
+    @property
+    def success(self) -> np.ndarray | None:
+        """[N] bool, after the latest step; None: not reported."""
+        success = self._backend.success
+        return None if success is None else self._array("the flags success", success, (len(self.diverged),), "bool")
+
+    def reset(self, which: np.ndarray, seeds: Sequence[int | None]) -> np.ndarray:
+        """Starts episodes of environments `which` [K]; returns their first observations [K,D]."""
+        return self._observations("reset()", self._backend.reset(which, seeds), len(which))
+
+    def step(self, actions: np.ndarray, lengths: np.ndarray, idle: np.ndarray | None = None) -> StepArrays:
+        """Returns observations [N,D], rewards, terminated and truncated [N].
+
+        actions: of the policy; lengths [N]: steps of each episode before this one; idle [N] bool.
+        """
+        began, count = time.monotonic(), len(lengths)
+        if self._spaces.action.kind == "continuous":
+            actions = actions.reshape(-1, *self._spaces.action_shape).copy()
+        else:
+            actions = self._spaces.environment_choices(actions)
+        given = self._backend.step(actions, self._none_idle.copy() if idle is None else idle.copy())
+        recorder.add("work", "physics", began)
+        if not isinstance(given, tuple) or len(given) != 4:
+            raise BACKEND.misfit(self._name, "step() returned no tuple (observations, rewards, terminated, truncated)")
+        observations, rewards, *ends = given
+        terminated, truncated = (
+            self._array(f"step(): the flags {name}", end, (count,), "bool")
+            for name, end in zip(("terminated", "truncated"), ends, strict=True)
+        )
+        return (
+            self._observations("step()", observations, count),
+            self._array("step(): rewards", rewards, (count,), _NUMBERS),
+            terminated,
+            truncated | (lengths >= self._limit - 1),
+        )
+
+    def save(self, index: int) -> bytes:
+        """Returns the state of one environment. Raises CannotSave."""
+        state = self._backend.save(index)
+        if state is None:
+            raise CannotSave(f"save() of {self._name} returns None")
+        return NATIVE + pickle.dumps(state)
+
+    def restore(self, index: int, saved: bytes) -> None:
+        """Continues from `save`."""
+        self._backend.restore(index, pickle.loads(saved.removeprefix(NATIVE)))
+
+    def close(self) -> None:
+        self._backend.close()
+
+    def _observations(self, call: str, given: object, count: int) -> np.ndarray:
+        """Observations [count,*shape] -> [count,D]."""
+        shape, kind = (count, *self._spaces.observation_shape), "uint8" if self._spaces.images else _NUMBERS
+        return self._array(f"{call}: observations", given, shape, kind).reshape(count, -1)
+
+    def _array(self, what: str, given: object, shape: tuple[int, ...], kind: str) -> np.ndarray:
+        """Raises ConfigError for another shape or type than the class must return."""
+        array = np.asarray(given)
+        if array.shape != shape or not (array.dtype.kind in "fiub" if kind == _NUMBERS else array.dtype == kind):
+            message = f"{what} have type {array.dtype} and shape {array.shape}"
+            raise BACKEND.misfit(self._name, message, allowed=f"{kind} of shape {shape}")
+        return array
+
+
+def backend_spaces(description: EnvDescription) -> EnvSpaces:
+    """Returns the spaces of the user's backend. Raises ConfigError for spaces that no policy can use."""
+    import gymnasium
+
+    name = description.backend
+    try:
+        observation, action = BACKEND.load(name).spaces(**description.kwargs)
+    except ConfigError:
+        raise
+    except Exception as error:
+        message = f"spaces() with env.kwargs {description.kwargs} raised {type(error).__name__}: {error}"
+        raise BACKEND.misfit(name, message) from error
+    env: gymnasium.Env[Any, Any] = gymnasium.Env()
+    env.observation_space, env.action_space = observation, action
+    return read_spaces(env, name, "env.backend")
+
+
+def try_backend(description: EnvDescription) -> EnvSpaces:
+    """Simulates two environments for two steps; returns the spaces.
+
+    Raises ConfigError for exceptions, wrong shapes and types, seeds that do not determine an episode, and a saved state
+    from which another one continues.
+    """
+    spaces, name = backend_spaces(description), description.backend
+    envs = UserEnvs(description, spaces, 2)
+    doing = ""
+    try:
+        doing = "reset()"
+        first = envs.reset(np.arange(2), [7, 8]).copy()
+        begun = envs.reset(np.array([1]), [7])
+        if not np.array_equal(first[0], begun[0]):
+            raise BACKEND.misfit(name, "reset() begins two episodes of one seed differently", allowed="equal ones")
+        actions = np.zeros((2, *spaces.policy_action_shape), spaces.policy_action_dtype)
+        if spaces.action.kind == "continuous":
+            actions = np.clip(actions, np.float32(spaces.action_low), np.float32(spaces.action_high))
+        doing = "step()"
+        before = np.zeros(2, np.int64)
+        envs.step(actions, before)
+        _ = envs.success
+        doing = "save()"
+        state = _saved(envs, name)
+        if state is not None:
+            doing = "step()"
+            after = [array[0].copy() for array in envs.step(actions, before)]
+            doing = "restore()"
+            envs.restore(0, state)
+            again = [array[0] for array in envs.step(actions, before)]
+            if not all(np.array_equal(old, new) for old, new in zip(after, again, strict=True)):
+                message = "the step after restore() differs from the step after save()"
+                raise BACKEND.misfit(name, message, allowed="equal ones, or None from save()")
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise BACKEND.misfit(name, f"{doing} raised {type(error).__name__}: {error}") from error
+    finally:
+        envs.close()
+    return spaces
+
+
+def _saved(envs: UserEnvs, name: str) -> bytes | None:
+    """The state of the first environment; None if it cannot be saved."""
+    try:
+        state = envs.save(0)
+        refuse_code([pickle.dumps((state, 0.0, 0))])
+    except CannotSave:
+        return None
+    except CheckpointError as error:
+        allowed = "plain values, arrays and NumPy generators, or None"
+        raise BACKEND.misfit(name, f"save(): {error}", allowed=allowed) from error
+    return state
