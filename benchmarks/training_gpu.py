@@ -2,16 +2,17 @@
 
 A model of the shape of Qwen2.5-1.5B with random weights (nothing is downloaded), bfloat16 over float32 master weights,
 layers computed again in the backward: log-probabilities of the responses, the clipped policy loss, backward, gradient
-clipping and AdamW. Two cases:
+clipping and AdamW. Three cases:
 
 * equal: rows of one length, so nothing can be saved.
+* chat: the same rows with a common beginning, as a chat template's, which ours computes once for a micro-batch.
 * mixed: lengths from an eighth of it to all of it. The plain loop pads the rows, ours packs them.
 
 The plain loop is transformers with FSDP2, its scaled-dot-product attention and the fused AdamW. MFU counts the products
-of real tokens, forward and twice as many backward, and logits of the responses only; what is computed again does not
-count. Contestants run one after another, each in a process of its own: two of them do not fit one GPU. One that fails
-(out of memory, say) is named with its reason, the others are measured; the file is written after each. Not covered:
-several GPUs, generation.
+of real tokens, forward and twice as many backward, and logits of the responses only; a common beginning counts once in
+a micro-batch, and what is computed again does not count. Contestants run one after another, each in a process of its
+own: two of them do not fit one GPU. One that fails (out of memory, say) is named with its reason, the others are
+measured; the file is written after each. Not covered: several GPUs, generation.
 
     python benchmarks/training_gpu.py [--rows 32] [--length 2048] [--micro-tokens 8192] [--rounds 5] [--json FILE]
     python benchmarks/training_gpu.py --dry-run     # a tiny shape, on a CPU: whether it runs
@@ -37,10 +38,12 @@ from _language import BACKENDS, batch, gpu_shape, network, row_lengths, training
 if TYPE_CHECKING:
     import torch
 
+    from rl_platform.engines.training.base import TrainingEngine
     from rl_platform.records import RolloutBatch
 
 PLAIN = "plain FSDP"
-CASES = ("equal", "mixed")
+CASES = ("equal", "chat", "mixed")
+BEGINNING = 16  # the share of a row that is common in the case chat: 1 / BEGINNING
 NO_GPU = "training_gpu.py: torch sees no GPU on this machine. --dry-run tries the script out on the CPU."
 
 
@@ -51,7 +54,10 @@ def lengths_of(settings: argparse.Namespace, case: str) -> list[int]:
 def shuffled(settings: argparse.Namespace, case: str) -> RolloutBatch:
     """The rows in a random order."""
     lengths = random.Random(0).sample(lengths_of(settings, case), settings.rows)
-    return batch(lengths, gpu_shape(settings.dry_run)["vocab_size"])
+    rows = batch(lengths, gpu_shape(settings.dry_run)["vocab_size"])
+    common = settings.length // BEGINNING if case == "chat" else 0
+    rows.inputs["tokens"][:, :common] = rows.inputs["tokens"][:1, :common]
+    return rows
 
 
 def device_of(settings: argparse.Namespace) -> torch.device:
@@ -60,16 +66,19 @@ def device_of(settings: argparse.Namespace) -> torch.device:
     return torch.device("cpu") if settings.dry_run else torch.device("cuda", 0)
 
 
-def ours(settings: argparse.Namespace, case: str, backend: str) -> Callable[[], float]:
-    """An optimizer step that returns the gradient norm."""
+def engine_of(settings: argparse.Namespace, backend: str) -> TrainingEngine:
     import torch
 
+    shape, device = gpu_shape(settings.dry_run), device_of(settings)
+    return training_engine(backend, shape, dtype=torch.bfloat16, device=device, recompute=True)
+
+
+def step_of(engine: TrainingEngine, settings: argparse.Namespace, case: str) -> Callable[[], float]:
+    """An optimizer step of ours that returns the gradient norm."""
     from rl_platform.algorithms.losses import actor_loss
     from rl_platform.config.schema.algorithm import Algorithm
     from rl_platform.engines.training.base import MicroBatches
 
-    shape, device = gpu_shape(settings.dry_run), device_of(settings)
-    engine = training_engine(backend, shape, dtype=torch.bfloat16, device=device, recompute=True)
     rows, loss = shuffled(settings, case), partial(actor_loss, algorithm=Algorithm())
     limit = MicroBatches(tokens=settings.micro_tokens)
 
@@ -140,7 +149,7 @@ def measure(name: str, settings: argparse.Namespace, case: str) -> dict[str, Any
     """Seconds of every measured step, the first one's gradient norm, and the peak memory on the GPU in bytes."""
     import torch
 
-    step = plain(settings, case) if name == PLAIN else ours(settings, case, name)
+    step = plain(settings, case) if name == PLAIN else step_of(engine_of(settings, name), settings, case)
     on_gpu = not settings.dry_run
     seconds, norms = [], []
     for _ in range(settings.warm_up + settings.rounds):
@@ -160,8 +169,12 @@ def flops(settings: argparse.Namespace, case: str) -> float:
     shape = from_options(gpu_shape(settings.dry_run))
     assert isinstance(shape, ModelShape)
     lengths = lengths_of(settings, case)
-    products = sum(lengths) * shape.layers * shape.matrices_per_layer
-    products += sum(length**2 for length in lengths) * shape.layers * shape.attention_width
+    tokens, squares = sum(lengths), sum(length**2 for length in lengths)
+    if case == "chat":  # of the common beginning, one computation in each micro-batch is needed
+        rows, common = settings.rows, settings.length // BEGINNING
+        repeated = rows - -(-rows // max(1, settings.micro_tokens // settings.length))
+        tokens, squares = tokens - repeated * common, squares - repeated * common**2
+    products = tokens * shape.layers * shape.matrices_per_layer + squares * shape.layers * shape.attention_width
     products += sum(length - length // 4 for length in lengths) * shape.hidden * shape.vocabulary
     return 3 * 2 * products
 

@@ -17,6 +17,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from waiting import until
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 ONE_ROW = Namespace(dry_run=True, rows=1, length=8)
@@ -30,7 +31,7 @@ def run(script: str, *arguments: str, folder: Path | None = None) -> subprocess.
 
 def test_names_of_the_package_are_there() -> None:
     missing = []
-    for script in sorted(FOLDER.glob("*.py")):
+    for script in sorted(FOLDER.rglob("*.py")):
         nodes = [node for node in ast.walk(ast.parse(script.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)]
         for node in nodes:
             for name in (f"{node.module}.{alias.name}" for alias in node.names):
@@ -63,7 +64,7 @@ def test_its_dry_run_measures_all_three_and_they_agree(tmp_path: Path) -> None:
     ended = run("training_gpu.py", "--dry-run", "--json", str(tmp_path / "found.json"))
     assert ended.returncode == 0, ended.stderr
     found = json.loads((tmp_path / "found.json").read_text())["found"]
-    assert found.keys() == {"equal", "mixed"}
+    assert found.keys() == {"equal", "chat", "mixed"}
     for of_case in found.values():
         assert of_case.keys() == {"plain FSDP", "fsdp", "megatron"}
         norms = [one["grad_norm"] for one in of_case.values()]
@@ -96,6 +97,153 @@ def test_a_contestant_that_fails_is_named_and_the_others_are_reported(benchmark:
     assert "plain FSDP failed: OutOfMemoryError: 80 GiB" in said
     assert "fsdp: 2 s, 4 tokens/s per GPU, MFU 50.0 %, 1.0 GiB" in said
     assert "times the speed" not in said
+
+
+def test_a_common_beginning_is_work_once_in_a_micro_batch(benchmark: ModuleType) -> None:
+    """Two rows of 32 tokens, two of them common: without micro-batches one row is 2 tokens and 2 x 2 pairs shorter."""
+    rows = Namespace(dry_run=True, rows=2, length=32, micro_tokens=64)
+    attention, feed_forward = 64 * 64 + 2 * 64 * 32 + 64 * 64, 3 * 64 * 96
+    saved = 2 * 2 * (attention + feed_forward) + 2 * 2 * 2 * 64
+    assert benchmark.flops(rows, "equal") - benchmark.flops(rows, "chat") == 3 * 2 * saved
+    rows.micro_tokens = 32
+    assert benchmark.flops(rows, "equal") == benchmark.flops(rows, "chat")
+
+
+@pytest.mark.timeout(1200)
+def test_the_acceptance_of_a_gpu_runs_in_small(tmp_path: Path) -> None:
+    """Every part whose packages are installed passes, and a finished part does not run again."""
+    ended = run("gpu.py", "--small", "--output", str(tmp_path))
+    assert ended.returncode == 0, ended.stdout + (tmp_path / "gpu.md").read_text() + ended.stderr
+    parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
+    left_out = {name: part["reason"] for name, part in parts.items() if part["state"] == "left out"}
+    assert all(reason.startswith(("not installed: ", "no --vllm-python")) for reason in left_out.values())
+    assert {name for name, part in parts.items() if part["state"] == "passed"} == parts.keys() - left_out.keys()
+    assert len(parts) - len(left_out) >= 10
+    assert all(part["figures"] for name, part in parts.items() if name not in left_out)
+    page = (tmp_path / "gpu.md").read_text()
+    assert "largest difference of a metric between the two runs | 0 | <= 0 | yes" in page
+    assert "small run on the CPU" in page
+    again = run("gpu.py", "--small", "--output", str(tmp_path), "--again", "attention")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert [line for line in again.stdout.splitlines() if line.endswith("...")] == [
+        "attention: packed attention by prefix and length ..."
+    ]
+
+
+@pytest.fixture
+def gpu(script: Callable[[Path], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # main sets it
+    return script(FOLDER / "gpu.py")
+
+
+def test_its_words_are_checked_together(gpu: ModuleType, tmp_path: Path, capsys) -> None:
+    (tmp_path / "file").touch()
+    words = ["atention", "--again", "rollout", "x", "--minutes", "0", "--vllm-python", "none"]
+    assert gpu.main([*words, "--output", str(tmp_path / "file" / "inner")]) == 2
+    said = capsys.readouterr().err
+    for part in (
+        "atention: no such part; attention? There are tests, equality",
+        "x: no such part. There are tests",
+        "--minutes 0: a number above 0 and up to 1440 is allowed",
+        "--vllm-python none: not a program that can be run",
+        "inner: not a folder to write into",
+    ):
+        assert part in said
+    assert gpu.main(["--small"]) == 2
+    assert "--small needs an --output FOLDER of its own" in capsys.readouterr().err
+    (tmp_path / "gpu.json").write_text("{}")
+    assert gpu.main(["--small", "--output", str(tmp_path)]) == 2
+    assert "gpu.json: not written by this command" in capsys.readouterr().err
+
+
+def test_without_a_gpu_it_refers_to_the_small_run(gpu: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"torch sees no GPU on this machine. --small runs all parts in small"):
+        gpu.main(["--output", str(tmp_path)])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_failed_parts_and_those_without_time_run_again(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    from gpu_parts import process
+    from gpu_parts.table import PARTS
+
+    available = [part for part in PARTS if not part.missing(None)]
+    ran: list[str] = []
+    states = {"equality": "failed", "offload": "missed"}
+
+    def run_part(part, small, vllm_python, limit_s) -> dict[str, object]:
+        ran.append(part.name)
+        return {"state": states.get(part.name, "passed"), "seconds": 1.0, "figures": []}
+
+    monkeypatch.setattr(process, "run_part", run_part)
+    monkeypatch.setattr(process, "preload", lambda: None)
+    monkeypatch.setattr(gpu, "machine", lambda small: {"GPU": "pretended"})
+    words = ["--output", str(tmp_path)]
+    assert gpu.main([*words, "--minutes", "3"]) == 1
+    short = [part.name for part in available if part.limit_s < 180]
+    assert ran == short
+    assert "no time for tests, " in capsys.readouterr().out
+    ran.clear()
+    states.clear()
+    assert gpu.main(words) == 1, "a target is still missed"
+    assert ran == [part.name for part in available if part.name == "equality" or part.name not in short]
+    ran.clear()
+    assert gpu.main([*words, "--again", "offload"]) == 0
+    assert ran == ["offload"]
+    assert "| mujoco-warp |" in (tmp_path / "gpu.md").read_text()
+
+
+def test_no_part_and_no_call_takes_longer_than_promised(gpu: ModuleType) -> None:
+    from gpu_parts.table import PARTS
+
+    assert gpu.MINUTES <= 25
+    assert all(part.limit(small) <= 8 * 60 for part in PARTS for small in (False, True))
+
+
+def measures_and_fails(setup, report) -> None:
+    report("apples", 3, "pieces")
+    os.write(1, b"a hint\n")
+    raise ValueError("no pears")
+
+
+def measures_and_hangs(setup, report) -> None:
+    from gpu_parts.part import at_most
+
+    report("worms", 1, "", at_most(0))
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(os.environ["CHILD"]).write_text(str(child.pid))
+    child.wait()
+
+
+def test_a_part_that_fails_or_hangs_keeps_its_numbers_and_leaves_no_process(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpu_parts.page import page_of
+    from gpu_parts.part import Part
+    from gpu_parts.process import run_part
+
+    failed = run_part(Part("tests", "", measures_and_fails, 60), True, None, 60)
+    assert (failed["state"], failed["error"]) == ("failed", "ValueError: no pears")
+    assert "a hint" in failed["output"]
+    monkeypatch.setenv("CHILD", str(tmp_path / "child"))
+    late = run_part(Part("equality", "", measures_and_hangs, 60), True, None, 3)
+    assert (late["state"], late["error"]) == ("timed out", "stopped after 3 s")
+    child = int((tmp_path / "child").read_text())
+    until(lambda: not is_running(child))
+    page = page_of({"small": True, "machine": {"GPU": "none"}, "parts": {"tests": failed, "equality": late}})
+    assert "failed: ValueError: no pears" in page
+    assert "| apples | 3 pieces |  |  |" in page
+    assert "| worms | 1 | <= 0 | **no** |" in page
+    assert "16 not run" in page
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_page_shows_every_limit_of_runs_that_are_made_once(tmp_path: Path) -> None:

@@ -1,0 +1,78 @@
+"""Runs one part in a process of its own, with a time limit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from contextlib import suppress
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from gpu_parts.part import Part, Report, Setup
+
+LOGGED = 4000  # characters of a failed part's output
+
+
+def run_part(part: Part, small: bool, vllm_python: str | None, limit_s: float) -> dict[str, Any]:
+    """Returns the part's state, seconds and figures, and the end of its output if it failed.
+
+    state: passed, missed (a target), failed, or timed out. The part's processes are killed at the limit.
+    """
+    with tempfile.TemporaryDirectory(prefix=f"gpu-{part.name}-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        setup, report = Setup(small, folder / "files", vllm_python), Report(folder / "figures.jsonl", small)
+        setup.folder.mkdir()
+        report.path.touch()
+        log = folder / "log"
+        process = get_context(setup.start).Process(target=_measure, args=(part, setup, report, str(log)))
+        began = time.monotonic()
+        process.start()
+        process.join(limit_s)
+        late = process.is_alive()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # with whatever it started
+        process.join()
+        figures = [json.loads(line) for line in report.path.read_text(encoding="utf-8").splitlines()]
+        found: dict[str, Any] = {"seconds": round(time.monotonic() - began, 1), "figures": figures}
+        if late:
+            found |= {"state": "timed out", "error": f"stopped after {limit_s:.0f} s"}
+        elif process.exitcode:
+            found |= {"state": "failed", "error": f"exit code {process.exitcode}"}
+        else:
+            missed = any(figure["met"] is False for figure in figures)
+            return found | {"state": "missed" if missed else "passed"}
+        output = log.read_text(encoding="utf-8", errors="replace").strip() if log.exists() else ""
+        if output and not late:
+            found["error"] = output.splitlines()[-1][:300]
+        return found | {"output": output[-LOGGED:]}
+
+
+def preload() -> None:
+    """Imports what most parts need, which a forked process then has already."""
+    import accelerate  # noqa: F401
+    import torch.distributed.checkpoint
+    import torch.distributed.fsdp  # noqa: F401
+    import transformers.models.llama.modeling_llama
+    import transformers.models.qwen2.modeling_qwen2  # noqa: F401
+
+    import rl_platform.launch.session  # noqa: F401
+
+
+def _measure(part: Part, setup: Setup, report: Report, log: str) -> None:
+    """Leads a process group, so that all it starts can be ended with it."""
+    os.setpgid(0, 0)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    try:
+        part.measure(setup, report)
+    except BaseException:
+        sys.stdout.flush()
+        os.write(2, traceback.format_exc().encode())
+        os._exit(1)

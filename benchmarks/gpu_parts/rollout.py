@@ -1,0 +1,102 @@
+"""Generation: the torch engine by length, SGLang and vLLM where they are installed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from statistics import median
+
+import torch
+from _language import gpu_shape, network
+
+from gpu_parts.part import Report, Setup, at_most, fast
+from rl_platform.engines.rollout.base import Completion, Request, RolloutEngine
+from rl_platform.engines.rollout.torch import TorchRolloutEngine
+from rl_platform.models.language import LanguageModel
+from rl_platform.records import SamplingParams, Weights
+
+RUNNING, NEW = 64, 128
+PROMPTS = (128, 1024, 8064)
+
+
+def generated(engine: RolloutEngine, rows: int, prompt: int, new: int, seed: int) -> tuple[float, int]:
+    """Returns seconds and tokens of `rows` responses of `new` tokens to random prompts."""
+    draw, done = torch.Generator().manual_seed(seed), list[Completion]()
+    prompts = torch.randint(1, 500, (rows, prompt), generator=draw).tolist()
+    requests = [Request(index, tuple(ids), index) for index, ids in enumerate(prompts)]
+    began = time.perf_counter()
+    engine.generate(requests, SamplingParams(new), done.append)
+    return time.perf_counter() - began, sum(len(one.log_probs) for one in done)
+
+
+def measure(setup: Setup, report: Report) -> None:
+    """Tokens per second, and milliseconds of a decoding step: with all new tokens less those with one, by step."""
+    rows, new, prompts = (4, 8, (16,)) if setup.small else (RUNNING, NEW, PROMPTS)
+    dtype = torch.float32 if setup.small else torch.bfloat16
+    plain = network(gpu_shape(setup.small))
+    state = {name: tensor.to(setup.device, dtype) for name, tensor in LanguageModel(plain).state_dict().items()}
+    engine = TorchRolloutEngine(plain.config, (), rows, setup.device, dtype)
+    engine.receive(Weights(0, state))
+    for prompt in prompts:
+        if not setup.small:
+            generated(engine, rows, prompt, 2, seed=0)  # warms up
+        first, _ = generated(engine, rows, prompt, 1, seed=1)
+        seconds, tokens = generated(engine, rows, prompt, new, seed=2)
+        name = f"{rows} responses of {new} tokens to prompts of {prompt:,}"
+        report.rate(name, tokens, seconds, "tokens/s")
+        report(f"{name}: a decoding step", 1e3 * (seconds - first) / (new - 1), "ms")
+        report(f"{name}: missing tokens", rows * new - tokens, "", at_most(0))
+
+
+def sglang(setup: Setup, report: Report) -> None:
+    """The rows of rollout_gpu.py, each engine in a process of its own."""
+    import rollout_gpu
+
+    settings = argparse.Namespace(
+        dry_run=setup.small, requests=256, prompt=512, tokens=512, gpus=1, rounds=2, warm_up=1
+    )
+    if setup.small:
+        settings.requests, settings.prompt, settings.tokens, settings.rounds = 4, 8, 8, 1
+    tokens, rates = settings.requests * settings.tokens, {}
+    for name, run in ((rollout_gpu.ALONE, rollout_gpu.alone), (rollout_gpu.OURS, rollout_gpu.ours)):
+        folder = setup.folder / run.__name__
+        folder.mkdir()
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+            rates[name] = tokens / median(process.submit(run, settings, str(folder)).result())
+        report(name, rates[name], "tokens/s")
+    share = rates[rollout_gpu.OURS] / rates[rollout_gpu.ALONE]
+    report("the platform's share of SGLang's own throughput", share, "", fast(rollout_gpu.TARGET))
+
+
+def vllm(setup: Setup, report: Report) -> None:
+    """vLLM in the interpreter of --vllm-python, with new weights."""
+    from rl_platform.engines.rollout.hosted import visible_gpus
+    from rl_platform.engines.rollout.vllm.client import VLLMEngine, VLLMSetup
+
+    requests, prompt, tokens = (4, 8, 8) if setup.small else (256, 512, 512)
+    plain = network(gpu_shape(setup.small))
+    described = plain.config.to_dict() | {"architectures": ["Qwen2ForCausalLM"], "eos_token_id": None}
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    setup_of_vllm = VLLMSetup(
+        model_config=described,
+        tensor_parallel=1,
+        dtype="float32" if setup.small else "bfloat16",
+        max_running=requests,
+        longest=prompt + tokens,
+        memory_share=0.6,
+        seed=1,
+        gpus=() if setup.small else (visible_gpus()[0],),
+        python=setup.vllm_python,
+    )
+    engine = VLLMEngine("rollout", setup_of_vllm, (), {}, setup.folder / "vllm.log")
+    try:
+        engine.receive(Weights(0, LanguageModel(plain).state_dict()))
+        generated(engine, requests, prompt, 2, seed=0)  # warms up
+        seconds, found = generated(engine, requests, prompt, tokens, seed=1)
+    finally:
+        engine.close()
+    report.rate("vLLM in the platform", found, seconds, "tokens/s")
+    report("missing tokens", requests * tokens - found, "", at_most(0))

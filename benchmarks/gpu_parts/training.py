@@ -1,0 +1,30 @@
+"""Optimizer steps of a model of 1.5 B parameters: rows of training_gpu.py, in one process for each backend."""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from training_gpu import CASES, engine_of, flops, lengths_of, peak_flops, step_of
+
+from gpu_parts.part import Report, Setup, at_most, fast
+from rl_platform.placement.hardware import GIB
+
+MFU = fast(0.45)
+
+
+def measure(setup: Setup, report: Report, backend: str) -> None:
+    settings = argparse.Namespace(dry_run=setup.small, rows=32, length=2048, micro_tokens=8192)
+    if setup.small:
+        settings.rows, settings.length, settings.micro_tokens = 4, 32, 64
+    engine, peak = engine_of(settings, backend), None if setup.small else peak_flops()
+    for case in CASES:
+        norms = []
+        step = step_of(engine, settings, case)
+        seconds = setup.seconds(lambda norms=norms, step=step: norms.append(step()), rounds=3, warm_up=1)
+        report.rate(f"{case} rows", sum(lengths_of(settings, case)), seconds, "tokens/s")
+        if peak is not None:
+            report.rate(f"{case} rows: MFU", flops(settings, case) / peak, seconds, "", MFU)
+        report(f"{case} rows: steps without a finite gradient", sum(not norm > 0 for norm in norms), "", at_most(0))
+    if not setup.small:
+        report("peak memory", torch.cuda.max_memory_allocated() / GIB, "GiB")
