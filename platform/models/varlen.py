@@ -5,7 +5,9 @@ Only half precision on a GPU has such a kernel; `packed.PackedAttention` compute
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate
 
 import torch
@@ -15,6 +17,7 @@ from rl_platform.models.attention import PLAIN, Features
 
 HALF = (torch.bfloat16, torch.float16)
 WIDEST_HEAD = 256
+REQUIRED = {"scale", "window_size"}
 
 
 class VarlenAttention:
@@ -47,6 +50,10 @@ class VarlenAttention:
         queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         if self.key_index is not None:
             keys, values = (tensor.index_select(0, self.key_index) for tensor in (keys, values))
+        grouped = {"enable_gqa": True}
+        if "enable_gqa" not in kernel_parameters():
+            grouped, repeat = {}, queries.shape[1] // keys.shape[1]
+            keys, values = (tensor.repeat_interleave(repeat, dim=1) for tensor in (keys, values))
         out: Tensor = varlen.varlen_attn(
             queries.contiguous(),
             keys.contiguous(),
@@ -57,7 +64,7 @@ class VarlenAttention:
             self.longest_keys,
             scale=scaling,
             window_size=(-1 if window is None else window - 1, 0),
-            enable_gqa=True,
+            **grouped,
         )
         return out
 
@@ -66,7 +73,7 @@ def half_precision(
     query: Tensor, key: Tensor, value: Tensor, features: Features | None
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Returns the tensors in the precision that they are computed in, None where the kernel does not cover them."""
-    if not (query.is_cuda and torch.backends.cuda.is_flash_attention_available()):
+    if not (query.is_cuda and torch.backends.cuda.is_flash_attention_available() and kernel_parameters() >= REQUIRED):
         return None
     kind = query.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
@@ -81,3 +88,13 @@ def half_precision(
 
 def _has_kernel(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+@cache
+def kernel_parameters() -> frozenset[str]:
+    """Returns the parameters of torch's kernel: none before torch 2.10, no `scale` in 2.10, no `enable_gqa` in 2.11."""
+    try:
+        from torch.nn.attention import varlen
+    except ImportError:
+        return frozenset()
+    return frozenset(inspect.signature(varlen.varlen_attn).parameters)

@@ -5,7 +5,9 @@ A CPU has no such kernel. A slow one of the same signature, whose queries and ke
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -17,18 +19,18 @@ from torch.nn.attention import varlen
 from rl_platform.models import packed
 from rl_platform.models.attention import Features, attend, causal_mask
 from rl_platform.models.packed import pack
-from rl_platform.models.varlen import VarlenAttention, half_precision
+from rl_platform.models.varlen import VarlenAttention, half_precision, kernel_parameters
 
 SIGNATURE = inspect.signature(varlen.varlen_attn)
 
 
+@functools.wraps(varlen.varlen_attn)
 def slow_varlen_attn(*args: Any, **kwargs: Any) -> Tensor:
     """`torch.nn.attention.varlen.varlen_attn`, sequence by sequence."""
     call = SIGNATURE.bind(*args, **kwargs)
     call.apply_defaults()
     given = call.arguments
     assert given["cu_seq_q"].dtype == given["cu_seq_k"].dtype == torch.int32
-    assert given["enable_gqa"]
     before, after = given["window_size"]
     assert after == 0
     window = None if before == -1 else before + 1
@@ -48,13 +50,26 @@ def slow_varlen_attn(*args: Any, **kwargs: Any) -> Tensor:
     return torch.cat(outs)
 
 
+@pytest.fixture(params=["torch 2.12", "torch 2.11"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The stand-in as torch's kernel; that of torch 2.11 requires as many key heads as query heads."""
+
+    def older(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None, window_size=(-1, -1)) -> Tensor:
+        assert query.shape[1] == key.shape[1] == value.shape[1]
+        options = {"scale": scale, "window_size": window_size}
+        return slow_varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, **options)
+
+    monkeypatch.setattr(varlen, "varlen_attn", older if request.param == "torch 2.11" else slow_varlen_attn)
+    kernel_parameters.cache_clear()
+    yield
+    kernel_parameters.cache_clear()
+
+
+@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("window", [None, 3, 1])
 @pytest.mark.parametrize("lengths", [[9, 5, 7], [6, 6], [8]], ids=str)
 @pytest.mark.parametrize("shared", [0, 4])
-def test_outputs_and_gradients_equal_those_with_masks(
-    shared: int, lengths: list[int], window: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(varlen, "varlen_attn", slow_varlen_attn)
+def test_outputs_and_gradients_equal_those_with_masks(shared: int, lengths: list[int], window: int | None) -> None:
     shared = shared if len(lengths) > 1 else 0
     sequences = [torch.arange(length) + 100 * row for row, length in enumerate(lengths)]
     for sequence in sequences:
@@ -123,3 +138,12 @@ def test_tensors_are_computed_in_the_precision_of_autocast(monkeypatch: pytest.M
         halves = half_precision(tensor, tensor, tensor, None)
     assert halves is not None
     assert {half.dtype for half in halves} == {torch.bfloat16}
+
+
+def test_a_torch_without_scale_or_without_the_kernel_uses_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    tensor = torch.zeros(1, 2, 3, 8, dtype=torch.bfloat16).as_subclass(OnGPU)
+    for parameters in (frozenset({"is_causal", "return_aux"}), frozenset()):  # torch 2.10, 2.9
+        monkeypatch.setattr("rl_platform.models.varlen.kernel_parameters", lambda found=parameters: found)
+        assert half_precision(tensor, tensor, tensor, None) is None
