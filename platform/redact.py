@@ -1,8 +1,8 @@
 """Removes secrets from what is printed, stored or sent to loggers.
 
-Secrets are passwords and query values of URLs, tokens of known forms, values of variables and keys with a telling name,
-and the values of such environment variables of this process. Not covered: texts of prompts and responses, and secrets
-that have neither a telling name nor a known form.
+Secrets are passwords and query values of URLs, tokens and keys of known forms, values of variables, headers and keys
+with a telling name, the values of such environment variables of this process, and the passwords of addresses in others.
+Not covered: texts of prompts and responses, and secrets that have neither a telling name nor a known form.
 """
 
 from __future__ import annotations
@@ -12,16 +12,29 @@ import re
 from typing import Any
 
 MARK = "***"
-_WORDS = r"api_?key|access_?key|private_?key|secret_?key|token|password|passwd|pwd|secret|credentials?|authorization"
-_NAME = re.compile(rf"(?i)(^|[_.-])({_WORDS})$")  # not max_tokens, tokenizer, api_key_env
+_WORDS = (
+    r"(?:api|access|private|secret|account)[_-]?key|token|password|passwd|passphrase|pwd|secret|credentials?"
+    r"|authorization|cookie"
+)
+_NAME = re.compile(  # not max_tokens, tokenizer, api_key_env, sort_key
+    rf"(?i)(?:^|[_.-]|(?-i:(?<=[a-z])(?=[A-Z])))(?:{_WORDS}|pat|pass)$|(?:password|passphrase)$|(?-i:[A-Z\d]_KEY$)"
+)
 # bounded, so that a text of any kind takes time in proportion to its length
-_USER = re.compile(r"(://)[^\s'\"/?#]{0,500}@")
+_USER = re.compile(r"(:\\?/\\?/)[^\s'\"/?#]{0,500}@")
+_USER_WITHOUT_SCHEME = re.compile(r"(\b[\w.%+-]{1,100}:)[^\s'\"/?#@:{}]{3,200}@(?=[\w-]{1,100}[.:])")
 _USER_WITH_SLASH = re.compile(r"(://)[^\s'\"/@:]{1,200}:[^\s'\"]{0,500}(?=@)")  # a password that holds a slash
 _QUERY = re.compile(rf"(?i)([?&;][^=&\s]{{0,60}}(?:{_WORDS}|key|sig|signature|auth|session|code)=)[^&\s'\"#]+")
 _ANY_QUERY = re.compile(r"(\w://[^\s'\"?]{0,500}\?)[^\s'\"]+")
-_FORMS = re.compile(r"\b(sk-|hf_|gh[pousr]_|xox[abprs]-|glpat-|AKIA)[A-Za-z0-9_-]{8,}")
+_FORMS = re.compile(
+    r"\b(?:(?:sk-|sk_live_|hf_|gh[pousr]_|github_pat_|xox[abprs]-|glpat-|nvapi-|AKIA|AIza)[A-Za-z0-9_-]{8,}"
+    r"|ASIA[A-Z0-9]{12,}|(?:npm_|r8_)[A-Za-z0-9]{30,}|pypi-AgE[A-Za-z0-9_-]{8,}|eyJ[\w-]{10,}\.[\w-]{10,}(?:\.[\w-]*)?)"
+    r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[^-]{0,20000}"
+)
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}")
-_VARIABLE = re.compile(rf"(?i)((?:{_WORDS})['\"]?\s{{0,9}}[=:]\s{{0,9}}['\"]?)(?!\*\*\*)[^\s'\",;}}\]]+")
+_HEADER = re.compile(r"(?i)((?:authorization|cookie)['\"]?\s{0,9}:\s{0,9}['\"]?)(?!\*\*\*)[^\s'\"][^'\"\n]*")
+_VARIABLE = re.compile(rf"(?i)((?:{_WORDS})\\?['\"]?\s{{0,9}}[=:]\s{{0,9}}\\?['\"]?)(?!\\?['\"]?\*\*\*)[^\s'\",;}}\]]+")
+_ARGUMENT = re.compile(rf"(?i)(--[\w-]{{0,40}}(?:{_WORDS})\s{{1,9}}|\blogin\s+\S{{1,200}}\s+password\s+)[^\s-]\S*")
+_ADDRESS = re.compile(r"(?:\w+://)?[^\s/@:]*:([^\s@]+)@")  # with a password, as in HTTPS_PROXY
 _SHORTEST = 6  # characters of an environment variable that is taken for a secret
 _WORKING_FOLDER = "PWD"  # set by every shell
 _variables: set[str] = set()  # that a config names
@@ -40,10 +53,15 @@ def hide_variable(name: str) -> None:
 def redacted(text: str) -> str:
     """Returns a message without secrets. Queries of URLs are removed as a whole."""
     for name, value in os.environ.items():
-        if len(value) >= _SHORTEST and (name in _variables or (is_secret(name) and name != _WORKING_FOLDER)):
-            text = text.replace(value, MARK)
+        if name in _variables or (is_secret(name) and name != _WORKING_FOLDER):
+            secret = value
+        else:
+            address = _ADDRESS.match(value) if "@" in value else None
+            secret = address[1] if address else ""
+        if len(secret) >= _SHORTEST:
+            text = text.replace(secret, MARK)
     text = _plain(text)
-    for pattern in (_ANY_QUERY, _USER_WITH_SLASH, _VARIABLE):
+    for pattern in (_ANY_QUERY, _USER_WITH_SLASH, _HEADER, _VARIABLE, _ARGUMENT):
         text = pattern.sub(rf"\g<1>{MARK}", text)
     return text
 
@@ -62,7 +80,8 @@ def without_secrets(tree: Any, name: str = "") -> Any:
 
 
 def _plain(text: str) -> str:
-    text = _USER.sub(rf"\g<1>{MARK}@", text)
+    for pattern in (_USER, _USER_WITHOUT_SCHEME):
+        text = pattern.sub(rf"\g<1>{MARK}@", text)
     text = _QUERY.sub(rf"\g<1>{MARK}", text)
     text = _BEARER.sub(rf"\g<1> {MARK}", text)
     return _FORMS.sub(MARK, text)

@@ -40,6 +40,20 @@ reward: {{type: http, url: "{url}"}}
         f"password: {SECRET}",
         f"sk-{SECRET.replace('-', '')}",
         f"hf_{SECRET.replace('-', '')}",
+        f"github_pat_{SECRET.replace('-', '')}",
+        f"AIza{SECRET.replace('-', '')}",
+        f"eyJhbGciOiJIUzI1NiJ9.{SECRET}.{SECRET}",
+        f"-----BEGIN RSA PRIVATE KEY-----\n{SECRET.replace('-', '')}\n-----END RSA PRIVATE KEY-----",
+        f"bob:{SECRET}@proxy:3128 does not answer",
+        f"https:\\/\\/bob:{SECRET}@host\\/x",
+        f"Authorization: Token {SECRET}",
+        f"authorization: Digest username=bob, response={SECRET}",
+        f"{{'Cookie': 'session={SECRET}', 'a': 1}}",
+        f"X-Api-Key: {SECRET}",
+        f'{{\\"password\\": \\"{SECRET}\\"}}',
+        f"--api-key {SECRET}",
+        f"machine host login bob password {SECRET}",
+        f"passphrase: {SECRET}",
     ],
 )
 def test_messages_have_no_secrets(text: str) -> None:
@@ -65,7 +79,25 @@ def test_other_messages_stay(text: str) -> None:
     assert redacted(text) == text
 
 
-@pytest.mark.parametrize("piece", ["a.", "a", "://", "?a", "token", "a:", "://a:", "token= ", "bearer ", "sk-"])
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "-----BEGIN PRIVATE KEY-----",
+        "--a",
+        "eyJaaaaaaaaaaa.",
+        "login a ",
+        "a.",
+        "a",
+        "://",
+        "?a",
+        "token",
+        "a:",
+        "://a:",
+        "token= ",
+        "bearer ",
+        "sk-",
+    ],
+)
 def test_long_texts_take_little_time(piece: str) -> None:
     began = process_time()
     redacted(piece * 20_000)
@@ -75,6 +107,9 @@ def test_long_texts_take_little_time(piece: str) -> None:
 def test_values_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", SECRET)
     assert redacted(f"the server says: no {SECRET} here") == "the server says: no *** here"
+    monkeypatch.delenv("SOME_TOKEN")
+    monkeypatch.setenv("HTTPS_PROXY", f"bob:{SECRET}@proxy:3128")
+    assert redacted(f"the proxy refuses {SECRET}") == "the proxy refuses ***"
 
 
 def test_the_working_folder_of_a_shell_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +120,9 @@ def test_the_working_folder_of_a_shell_is_no_secret(monkeypatch: pytest.MonkeyPa
 
 def test_names() -> None:
     assert all(map(is_secret, ("WANDB_API_KEY", "hf_token", "password", "env_vars.AWS_SECRET_ACCESS_KEY")))
+    assert all(
+        map(is_secret, ("X-Api-Key", "PGPASSWORD", "GITHUB_PAT", "accessToken", "OPENAI_KEY", "DB_PASS", "Cookie"))
+    )
     assert not any(map(is_secret, ("max_tokens", "tokenizer", "api_key_env", "keys", "sort_key")))
 
 
