@@ -21,7 +21,7 @@ from rl_platform.one_run import one_run
 from rl_platform.runs import Run
 
 if TYPE_CHECKING:
-    from rl_platform.launch.check.property import Outcome
+    from rl_platform.launch.check.property import PropertyOutcome
     from rl_platform.planner.report import Report
 
 
@@ -62,7 +62,7 @@ def plan(config: Source, overrides: Mapping[str, object] | None = None) -> Plan:
         return Plan(plan_report(loaded.config, placement, inventory))
 
 
-def check(config: Source, overrides: Mapping[str, object] | None = None, *, show: bool = True) -> list[Outcome]:
+def check(config: Source, overrides: Mapping[str, object] | None = None, *, show: bool = True) -> list[PropertyOutcome]:
     """Tries on small random numbers that batch layout changes no result; returns the outcome of each property.
 
     show: print them. Raises ConfigError for the config, and PropertyFailed (exit code 70) if a property does not hold.

@@ -133,11 +133,11 @@ def sglang_on_cpu(network: Any, running: int, room: int, threads: int | None) ->
 
     `running`: requests at a time; `room`: tokens of keys and values; `threads` None: one for each core.
     """
-    from rl_platform.engines.rollout.sglang.program import EngineSetup
+    from rl_platform.engines.rollout.sglang.program import SGLangSetup
     from rl_platform.engines.rollout.sglang.sglang_client import SGLangEngine
 
     model = network.config.to_dict() | {"eos_token_id": None}
-    setup = EngineSetup(model, "cpu", 1, "float32", running, room, 0.1, seed=1)
+    setup = SGLangSetup(model, "cpu", 1, "float32", running, room, 0.1, seed=1)
     count = threads or len(os.sched_getaffinity(0))
     environment = {"PYTHONPATH": str(STAND_INS), "OMP_NUM_THREADS": str(count)}
     with tempfile.TemporaryDirectory() as folder:

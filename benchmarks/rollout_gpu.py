@@ -27,7 +27,7 @@ from _common import machine, new_parser, print_verdict, write_json
 from _language import STAND_INS, gpu_shape, sglang_installed
 
 if TYPE_CHECKING:
-    from rl_platform.engines.rollout.sglang.program import EngineSetup
+    from rl_platform.engines.rollout.sglang.program import SGLangSetup
 
 OURS, ALONE = "rl_platform with SGLang", "SGLang alone"
 TARGET = 0.95
@@ -35,10 +35,10 @@ NO_GPU = "rollout_gpu.py: torch sees too few GPUs on this machine. --dry-run tri
 NO_SGLANG = "rollout_gpu.py: SGLang is not installed: pip install 'rl-platform[sglang]'"
 
 
-def setup_of(settings: argparse.Namespace) -> EngineSetup:
-    from rl_platform.engines.rollout.sglang.program import EngineSetup
+def setup_of(settings: argparse.Namespace) -> SGLangSetup:
+    from rl_platform.engines.rollout.sglang.program import SGLangSetup
 
-    return EngineSetup(
+    return SGLangSetup(
         model_config=gpu_shape(settings.dry_run)
         | {"architectures": ["Qwen2ForCausalLM"], "eos_token_id": None, "bos_token_id": None},
         device="cpu" if settings.dry_run else "cuda",

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Annotated, Literal
 
 import typer
 
@@ -18,14 +17,14 @@ from rl_platform.config import LoadedConfig, load_config
 from rl_platform.config.rollout_backend import chosen_backend
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import ConfigError, PlacementError, Problem
+from rl_platform.launch import options
 from rl_platform.launch.extras import required
 from rl_platform.launch.kuberay import KubeRayOptions, manifest, write_manifest
+from rl_platform.launch.options import PlanForm
 from rl_platform.launch.saved_run import find_run
 from rl_platform.launch.slurm import SlurmOptions, sbatch_script, submit, write_script
 from rl_platform.placement.inventory import Inventory, inventory_for
 from rl_platform.placement.scheduler import Placement, schedule
-
-PlanForm = Literal["text", "json", "svg", "search"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -38,91 +37,36 @@ class Arguments:
     overrides: list[str]
     print_config: bool
     plan: PlanForm | None
-    calibrate: str | None = None
-    slurm: SlurmOptions | None = None
-    submit: bool = False
-    check: bool = False
-    evaluate: bool = False
-    rehearse: bool = False
-    rehearse_in: str | None = None
-    kuberay: KubeRayOptions | None = None
+    calibrate: str | None
+    slurm: SlurmOptions | None
+    submit: bool
+    check: bool
+    evaluate: bool
+    rehearse: bool
+    rehearse_in: str | None
+    kuberay: KubeRayOptions | None
 
 
 @app.command()
 def parse(
-    config: Annotated[
-        str,
-        typer.Argument(
-            help="YAML file, for example configs/reasoning/ppo.yaml; with --eval: a run's folder, one of its "
-            "checkpoints, or latest (in runs/)"
-        ),
-    ],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="for example runner.max_steps=10")
-    ] = None,
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the config with all defaults and stop.")
-    ] = False,
-    plan: Annotated[
-        PlanForm | None,
-        typer.Option(
-            "--plan",
-            metavar="[=json|svg|search]",
-            help="Print who sits on which GPU, memory and time of a step, and stop; nothing is started. search: better "
-            "placements.",
-        ),
-    ] = None,
-    calibrate: Annotated[
-        str | None,
-        typer.Option("--calibrate", metavar="METRICS", help="With --plan: correct its times by this metrics.jsonl."),
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Try on small random numbers that batch layout changes no result, and stop.")
-    ] = False,
-    rehearse: Annotated[
-        bool,
-        typer.Option(
-            "--rehearse", help="Run it for real in small, on CPU workers here: 2 steps, a kill, a resume, a report."
-        ),
-    ] = False,
-    rehearse_in: Annotated[
-        str | None, typer.Option("--rehearse-in", metavar="FOLDER", help="With --rehearse: for its temporary files.")
-    ] = None,
-    evaluate: Annotated[
-        bool,
-        typer.Option("--eval", help="Evaluate a checkpoint, with the most likely and with sampled actions, and stop."),
-    ] = False,
-    slurm: Annotated[
-        bool, typer.Option("--slurm", help="Write a batch script that runs CONFIG under Ray on a Slurm cluster.")
-    ] = False,
-    nodes: Annotated[
-        int | None,
-        typer.Option("--nodes", min=1, help="With --slurm or --kuberay: machines; cluster.num_nodes if not given."),
-    ] = None,
-    sbatch: Annotated[
-        list[str] | None,
-        typer.Option("--sbatch", metavar="NAME=VALUE", help="With --slurm: an option of sbatch, as partition=gpu."),
-    ] = None,
-    setup: Annotated[
-        str, typer.Option("--setup", metavar="SHELL", help="With --slurm: run first, as '. .venv/bin/activate'.")
-    ] = "",
-    submit: Annotated[bool, typer.Option("--submit", help="With --slurm: submit the script with sbatch.")] = False,
-    kuberay: Annotated[
-        bool, typer.Option("--kuberay", help="Write a RayJob manifest that runs CONFIG on Kubernetes with KubeRay.")
-    ] = False,
-    image: Annotated[
-        str | None, typer.Option("--image", metavar="NAME:TAG", help="With --kuberay: the container image of the pods.")
-    ] = None,
-    claim: Annotated[
-        str | None,
-        typer.Option(
-            "--claim", metavar="NAME", help="With --kuberay: the volume claim of the runs; runs if not given."
-        ),
-    ] = None,
-    limit: Annotated[
-        list[str] | None,
-        typer.Option("--limit", metavar="NAME=QUANTITY", help="With --kuberay: of each pod, as memory=512Gi."),
-    ] = None,
+    config: options.Config,
+    overrides: options.Overrides = None,
+    print_config: options.PrintConfig = False,
+    plan: options.Plan = None,
+    calibrate: options.Calibrate = None,
+    check: options.Check = False,
+    rehearse: options.Rehearse = False,
+    rehearse_in: options.RehearseIn = None,
+    evaluate: options.Evaluate = False,
+    slurm: options.Slurm = False,
+    nodes: options.Nodes = None,
+    sbatch: options.Sbatch = None,
+    setup: options.Setup = "",
+    submit: options.Submit = False,
+    kuberay: options.Kuberay = False,
+    image: options.Image = None,
+    claim: options.Claim = None,
+    limit: options.Limit = None,
 ) -> Arguments:
     """Train a policy as CONFIG says.
 
@@ -130,7 +74,7 @@ def parse(
     """
     if nodes is not None:
         overrides = [*(overrides or []), f"cluster.num_nodes={nodes}"]
-    options = SlurmOptions(sbatch or [], setup) if slurm else None
+    batch = SlurmOptions(sbatch or [], setup) if slurm else None
     pods = _kuberay_options(image, claim, limit or []) if kuberay else None
     others = print_config or plan is not None or check or slurm or kuberay
     refusals = {  # the first that holds is printed
@@ -154,7 +98,7 @@ def parse(
         print_config,
         plan,
         calibrate,
-        options,
+        batch,
         submit,
         check,
         evaluate,

@@ -27,7 +27,7 @@ _PICTURES_PER_SECOND = 25  # of environments that draw more; others give every o
 
 
 @dataclass(frozen=True)
-class Episode:
+class RecordedEpisode:
     """An episode that was played. seed: of its reset. actions: each [1,A] or [1], in order. rewards: raw, of each.
     values: of the states before them; empty if the policy gives none."""
 
@@ -48,12 +48,12 @@ def play(
     timeout_s: float = 60.0,
     variables: Mapping[str, str] | None = None,
     restarts: int = 0,
-) -> Episode:
+) -> RecordedEpisode:
     """The episode of `seed`, at most `LONGEST` steps of it.
 
     `chunked`, `begin`: as of `evaluate`. The last four: as of `VectorEnv`.
     """
-    episode = Episode(seed)
+    episode = RecordedEpisode(seed)
     # with the render mode the physics is stepped as it will be for the video
     envs = VectorEnv(
         description,
@@ -104,7 +104,7 @@ class Video:
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self, episode: Episode, path: Path, facts: dict[str, int]) -> None:
+    def start(self, episode: RecordedEpisode, path: Path, facts: dict[str, int]) -> None:
         """Begins to draw into `path` and ends the drawing under way. `facts` and the rewards go into a JSON file."""
         self.stop()
         self._failure = self.refusal
@@ -126,7 +126,7 @@ class Video:
             waiting()
         return self._failure
 
-    def _draw(self, episode: Episode, path: Path, facts: dict[str, int]) -> None:
+    def _draw(self, episode: RecordedEpisode, path: Path, facts: dict[str, int]) -> None:
         if sys.platform == "linux":  # there the thread and the processes it starts become nice, and no other thread
             os.nice(19)
         try:
@@ -134,7 +134,7 @@ class Video:
         except (CannotDraw, OSError) as error:  # such as a full disk
             self._failure = f"{self._description.id}: {error}"
 
-    def _record(self, episode: Episode, path: Path, facts: dict[str, int], variables: dict[str, str]) -> None:
+    def _record(self, episode: RecordedEpisode, path: Path, facts: dict[str, int], variables: dict[str, str]) -> None:
         import imageio.v2 as imageio
 
         path.parent.mkdir(exist_ok=True)

@@ -16,7 +16,7 @@ from rl_platform.algorithms.advantages import estimator
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.launch.check.property import Difference, compare
-from rl_platform.launch.check.samples import Case
+from rl_platform.launch.check.samples import CheckedConfig
 from rl_platform.records import RolloutBatch
 
 CHANGE = 3.0  # of a reward or a value; both have deviations around 1
@@ -32,7 +32,7 @@ def not_asked(config: Config) -> str | None:
     }.get(config.algorithm.adv_type)
 
 
-def credit(case: Case) -> Iterator[Difference]:
+def credit(case: CheckedConfig) -> Iterator[Difference]:
     batch = case.rollout
     known = _estimates(batch, case.algorithm)
     for field in ("rewards", "values"):

@@ -15,7 +15,7 @@ from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.fsdp import shares
 from rl_platform.launch.check.property import SMALLEST_SCALE, Difference, Property, compare
 from rl_platform.launch.check.samples import (
-    Case,
+    CheckedConfig,
     LossFunction,
     estimated,
     loss_and_gradients,
@@ -31,7 +31,7 @@ LOSS_SCALE = 0.1  # the terms of a loss are around 1, and may cancel
 _ESTIMATES = ("advantages", "returns", "loss_weights")
 
 
-def micro_batches(case: Case) -> Iterator[Difference]:
+def micro_batches(case: CheckedConfig) -> Iterator[Difference]:
     rows = range(len(case.batch))
     for name, loss in case.losses.items():
         whole = _of_parts(case, loss, [rows])
@@ -40,7 +40,7 @@ def micro_batches(case: Case) -> Iterator[Difference]:
             yield from _all(f"{name}, parts of {size} beside the whole", _of_parts(case, loss, [*parts, []]), whole)
 
 
-def ranks(case: Case) -> Iterator[Difference]:
+def ranks(case: CheckedConfig) -> Iterator[Difference]:
     for name, loss in case.losses.items():
         whole = _of_parts(case, loss, [range(len(case.batch))])
         for world_size in (2, 4):
@@ -48,20 +48,20 @@ def ranks(case: Case) -> Iterator[Difference]:
             yield from _all(f"{name}, {world_size} ranks beside one", _of_parts(case, loss, parts), whole)
 
 
-def observation_tokens(case: Case) -> Iterator[Difference]:
+def observation_tokens(case: CheckedConfig) -> Iterator[Difference]:
     width = case.rollout.action_mask.shape[1]
     columns = torch.randperm(width + PADDING, generator=case.numbers("gaps"))[:width].sort().values
     yield from _wider(case, "observations in between", columns, width + PADDING, torch.nan)
 
 
-def padding(case: Case) -> Iterator[Difference]:
+def padding(case: CheckedConfig) -> Iterator[Difference]:
     width = case.rollout.action_mask.shape[1]
     for side, start in (("right", 0), ("left", PADDING)):
         what = f"{PADDING} more on the {side}"
         yield from _wider(case, what, torch.arange(width) + start, width + PADDING, 0.0)
 
 
-def order(case: Case) -> Iterator[Difference]:
+def order(case: CheckedConfig) -> Iterator[Difference]:
     rollout = case.rollout
     shuffle = torch.randperm(len(rollout), generator=case.numbers("order"))
     moved = estimated(rollout.select(shuffle), case.algorithm)
@@ -81,7 +81,7 @@ def order(case: Case) -> Iterator[Difference]:
         yield from _all(f"{name}, rows shuffled", restored, plain)
 
 
-def balancing(case: Case) -> Iterator[Difference]:
+def balancing(case: CheckedConfig) -> Iterator[Difference]:
     rows, size = len(case.batch), len(case.batch) // 2
     tagged = replace(case.batch, group_ids=torch.arange(rows))
     seen = mini_batches(tagged, size, case.numbers("balancing")) if size * 2 == rows else [tagged]
@@ -102,11 +102,11 @@ def _plans(batch: RolloutBatch, rows: int, world_size: int) -> list[list[Sequenc
     return [shares(batch, MicroBatches(rows), rank, world_size, HIDDEN_SIZE) for rank in range(world_size)]
 
 
-def _of_parts(case: Case, loss: LossFunction, parts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+def _of_parts(case: CheckedConfig, loss: LossFunction, parts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
     return loss_and_gradients(loss, case.outputs, case.batch, parts, case.algorithm, case.horizon)
 
 
-def _wider(case: Case, what: str, columns: Tensor, width: int, fill: float) -> Iterator[Difference]:
+def _wider(case: CheckedConfig, what: str, columns: Tensor, width: int, fill: float) -> Iterator[Difference]:
     """Compares estimates and losses of the rollout with those of a wider one that holds it at `columns`."""
     wider = estimated(widened(case.rollout, columns, width, fill), case.algorithm)
     narrow = {name: _columns(getattr(wider, name), columns) for name in _ESTIMATES}

@@ -19,7 +19,7 @@ from rl_platform.components.reference import LanguageReference
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.config.schema.models import Model, Parallel, RandomLM, Trainable
-from rl_platform.launch.check.samples import LONGEST_PROMPT, LONGEST_RESPONSE, SPACES, Case
+from rl_platform.launch.check.samples import LONGEST_PROMPT, LONGEST_RESPONSE, SPACES, CheckedConfig
 from rl_platform.metrics import Reporters
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import schedule
@@ -56,7 +56,7 @@ class Small:
 
 
 @contextmanager
-def small_learners(case: Case, config: Config) -> Iterator[Small]:
+def small_learners(case: CheckedConfig, config: Config) -> Iterator[Small]:
     """Runs the learners of `config`, made by `small`, in this process until the block ends."""
     specs = _components(config)
     placement = schedule(config.cluster, Inventory.declared(1, 0))
@@ -68,7 +68,7 @@ def small_learners(case: Case, config: Config) -> Iterator[Small]:
         yield Small(groups, PPO(config, learners, Reporters([])))
 
 
-def small(case: Case, micro_batch_size: int | None = None, **algorithm: object) -> Config:
+def small(case: CheckedConfig, micro_batch_size: int | None = None, **algorithm: object) -> Config:
     """Returns the config with a small model. `algorithm`: keys to be changed.
 
     Adam divides a gradient by its own size, so the rounding of a gradient near 0 would become a whole step. With an
@@ -114,7 +114,7 @@ def small(case: Case, micro_batch_size: int | None = None, **algorithm: object) 
     )
 
 
-def rollout(case: Case) -> RolloutBatch:
+def rollout(case: CheckedConfig) -> RolloutBatch:
     """Returns the batch that a PPO step starts from: rewards and actions, without results of models."""
     return replace(case.rollout, log_probs=None, reference_log_probs=None, full_kl=None, values=None)
 
@@ -131,7 +131,7 @@ def _names(config: Config) -> list[str]:
     return ["actor", *critic, *(["reference"] if config.algorithm.needs_reference else [])]
 
 
-def _model(case: Case) -> Model:
+def _model(case: CheckedConfig) -> Model:
     model = case.config.actor.model
     if case.embodied:
         # the properties are about single transitions, so a recurrent policy is replaced too

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rl_platform.config.schema import Config
-from rl_platform.launch.check.samples import Case
+from rl_platform.launch.check.samples import CheckedConfig
 
 ALLOWED = 1e-5  # float32 sums in another order
 SMALLEST_SCALE = 1e-3  # the least scale of a comparison: smaller numbers are compared as if the largest were this
@@ -43,12 +43,12 @@ class Property:
 
     name: str
     compared: str
-    differences: Callable[[Case], Iterator[Difference]]
+    differences: Callable[[CheckedConfig], Iterator[Difference]]
     not_asked: Callable[[Config], str | None] = lambda config: None
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PropertyOutcome:
     """The result of a property: its largest difference, an error, or the reason why it does not apply."""
 
     name: str

@@ -25,8 +25,8 @@ from rl_platform.config.schema.algorithm import ESTIMATORS, POLICY_LOSSES
 from rl_platform.errors import ConfigError, PlatformError, WorkerError
 from rl_platform.launch.check import invariance, updates
 from rl_platform.launch.check.credit import credit, not_asked
-from rl_platform.launch.check.property import Outcome, Property
-from rl_platform.launch.check.samples import Case
+from rl_platform.launch.check.property import Property, PropertyOutcome
+from rl_platform.launch.check.samples import CheckedConfig
 from rl_platform.launch.extensions import check_extensions
 from rl_platform.launch.panels import print_lines
 from rl_platform.launch.session import card, spaces_of
@@ -48,7 +48,7 @@ class PropertyFailed(PlatformError):
     exit_code = 70
 
 
-def check(loaded: LoadedConfig, console: Console | None = None) -> list[Outcome]:
+def check(loaded: LoadedConfig, console: Console | None = None) -> list[PropertyOutcome]:
     """Returns the outcome of each property; prints them and the algorithm card. Raises PropertyFailed if one does not
     hold."""
     config, console, began = loaded.config, console or Console(), time.monotonic()
@@ -65,24 +65,24 @@ def check(loaded: LoadedConfig, console: Console | None = None) -> list[Outcome]
     return outcomes
 
 
-def outcomes_of(config: Config, properties: Sequence[Property] = PROPERTIES) -> list[Outcome]:
+def outcomes_of(config: Config, properties: Sequence[Property] = PROPERTIES) -> list[PropertyOutcome]:
     """Tries every property on a valid config, with numbers that follow from `runner.seed`."""
     with accelerating(config.runner.accelerate), _one_thread():
-        case = Case(config, config.runner.seed)
+        case = CheckedConfig(config, config.runner.seed)
         return [_tried(each, case) for each in properties]
 
 
-def _tried(each: Property, case: Case) -> Outcome:
+def _tried(each: Property, case: CheckedConfig) -> PropertyOutcome:
     reason = each.not_asked(case.config)
     if reason is not None:
-        return Outcome(each.name, each.compared, not_asked=reason)
+        return PropertyOutcome(each.name, each.compared, not_asked=reason)
     try:
         differences = list(each.differences(case))
     except Exception as error:  # such as one of a user's function: the other properties are still tried
-        return Outcome(each.name, each.compared, error=_raised(error))
+        return PropertyOutcome(each.name, each.compared, error=_raised(error))
     assert differences, f"{each.name} compared nothing"
     most = max(differences, key=lambda difference: (not difference.holds, difference.apart))
-    return Outcome(each.name, each.compared, most)
+    return PropertyOutcome(each.name, each.compared, most)
 
 
 def _raised(error: BaseException) -> str:
@@ -94,7 +94,7 @@ def _raised(error: BaseException) -> str:
     return f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}: {error}"
 
 
-def _explanation(config: Config, failed: Sequence[Outcome]) -> str:
+def _explanation(config: Config, failed: Sequence[PropertyOutcome]) -> str:
     lines = [f"{len(failed)} {'property does' if len(failed) == 1 else 'properties do'} not hold"]
     lines += [str(outcome) for outcome in failed if not outcome.error]
     for error in dict.fromkeys(outcome.error for outcome in failed if outcome.error):
@@ -132,7 +132,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def print_outcomes(console: Console, outcomes: Sequence[Outcome], seed: int, seconds: float) -> None:
+def print_outcomes(console: Console, outcomes: Sequence[PropertyOutcome], seed: int, seconds: float) -> None:
     """Prints one line per property and the number that passed."""
     verdicts = [_verdict(outcome) for outcome in outcomes]
     counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in _STYLES)
@@ -156,11 +156,11 @@ def print_outcomes(console: Console, outcomes: Sequence[Outcome], seed: int, sec
     console.print(Text(summary))
 
 
-def _verdict(outcome: Outcome) -> str:
+def _verdict(outcome: PropertyOutcome) -> str:
     return "not asked" if outcome.not_asked else "failed" if outcome.failed else "passed"
 
 
-def _line(outcome: Outcome, verdict: str) -> str:
+def _line(outcome: PropertyOutcome, verdict: str) -> str:
     if outcome.not_asked:
         return f"does not apply to this config ({outcome.not_asked})"
     difference = outcome.difference
@@ -168,5 +168,5 @@ def _line(outcome: Outcome, verdict: str) -> str:
     return f"{verdict}{size}: {outcome.compared}"
 
 
-def _size(outcome: Outcome) -> str:
+def _size(outcome: PropertyOutcome) -> str:
     return "" if outcome.difference is None else f"{outcome.difference.apart:.1g}"

@@ -39,7 +39,7 @@ LossFunction = Callable[[ModelOutputs, RolloutBatch, Denominators, Algorithm], t
 
 
 @dataclass(frozen=True)
-class Case:
+class CheckedConfig:
     """A valid config and the seed of the numbers it is tried on."""
 
     config: Config

@@ -10,7 +10,7 @@ from torch import Tensor
 from rl_platform.config.schema import Config
 from rl_platform.launch.check.learners import Small, rollout, small, small_learners
 from rl_platform.launch.check.property import Difference, Property, compare
-from rl_platform.launch.check.samples import Case, widened
+from rl_platform.launch.check.samples import CheckedConfig, widened
 from rl_platform.records import RolloutBatch
 
 UPDATED = 1e-4  # of the largest change of a parameter: float32 parameters carry seven digits, their change fewer
@@ -18,7 +18,7 @@ FIRST_RATIO = 1e-5
 PADDING = 37
 
 
-def parameters(case: Case) -> Iterator[Difference]:
+def parameters(case: CheckedConfig) -> Iterator[Difference]:
     batch = rollout(case)
     whole, measured = _changes(case, None, batch)
     variants = [(f"micro-batches of {size}", size, batch) for size in (1, 3)]
@@ -34,7 +34,7 @@ def parameters(case: Case) -> Iterator[Difference]:
             yield compare(f"gradient norm of the {name}, {what}", metrics[norm], measured[norm], UPDATED)
 
 
-def first_step(case: Case) -> Iterator[Difference]:
+def first_step(case: CheckedConfig) -> Iterator[Difference]:
     """Compares the inputs of the loss in the first optimizer step with the log-probs before it."""
     keys = {"ppo_epochs": 1, "policy_training_start_step": 0, "target_kl": None}
     config = small(case, micro_batch_size=3, logprob_forward_micro_batch_size=case.rows, **keys)
@@ -52,7 +52,7 @@ def first_step(case: Case) -> Iterator[Difference]:
 
 
 def _changes(
-    case: Case, micro_batch_size: int | None, batch: RolloutBatch
+    case: CheckedConfig, micro_batch_size: int | None, batch: RolloutBatch
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Returns the change of each learner's parameters by a PPO step that trains all, and its metrics."""
     with small_learners(case, small(case, micro_batch_size, policy_training_start_step=0)) as learners:
@@ -65,7 +65,7 @@ def _parameters(learners: Small) -> dict[str, Tensor]:
     return {name: learners.parameters(name) for name in learners.trained}
 
 
-def _log_probs(case: Case) -> tuple[Tensor, Tensor]:
+def _log_probs(case: CheckedConfig) -> tuple[Tensor, Tensor]:
     """Returns log-probs in micro-batches, as in an update, and of all rows at once, as before it."""
     configs = (small(case, micro_batch_size=3), small(case))
     results = []

@@ -17,7 +17,7 @@ from rl_platform.config.differences import flat
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.data import Task
 from rl_platform.config.schema.models import Model, RandomLM, Trainable
-from rl_platform.config.schema.reward import RewardFunction
+from rl_platform.config.schema.reward import WeightedReward
 from rl_platform.launch.rehearse.small_placement import LEARNERS, data_parallel, small_cluster, small_parallel
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import Placement, schedule
@@ -405,7 +405,7 @@ def _few_rows(sizes: Sizes, number: int, task: Task) -> dict[str, object]:
     }
 
 
-def _small_function(sizes: Sizes, function: RewardFunction) -> dict[str, object]:
+def _small_function(sizes: Sizes, function: WeightedReward) -> dict[str, object]:
     small = function.model_dump()
     small |= {name: min(small[name], most) for name, most in (("num_workers", 2), ("max_batch_size", 4))}
     if function.type == "model" and not function.asks_server:

@@ -25,7 +25,7 @@ from torch import Tensor
 from rl_platform.accel.compiling import ANY_ORDER, Array, cached
 from rl_platform.accel.openmp_team import run_by_team
 from rl_platform.engines.rollout.kv_cache import KVCache
-from rl_platform.engines.rollout.paged_attention import Row
+from rl_platform.engines.rollout.paged_attention import RunningRow
 from rl_platform.models.attention import Features
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class PageTable:
     starts [n+1]: index of each row's first page.
     """
 
-    def __init__(self, cache: KVCache, rows: Sequence[Row]) -> None:
+    def __init__(self, cache: KVCache, rows: Sequence[RunningRow]) -> None:
         tensors = [[*(page.data for page in row.pages), cache.tails[:, :, slot]] for slot, row in enumerate(rows)]
         self.starts = np.cumsum([0] + [len(row) for row in tensors])
         addresses = [(tensor.data_ptr(), tensor.stride(0) * SIZE) for row in tensors for tensor in row]
@@ -70,7 +70,7 @@ class PageTable:
 class CompiledDecodeAttention:
     """As `DecodeAttention`."""
 
-    def __init__(self, cache: KVCache, rows: Sequence[Row], table: PageTable) -> None:
+    def __init__(self, cache: KVCache, rows: Sequence[RunningRow], table: PageTable) -> None:
         filled = np.array([row.stored - cache.page * len(row.pages) for row in rows], dtype=np.int64)
         self.arrays = (table.starts, table.pages, filled)  # keeps the memory behind the addresses alive
         _, _, _, heads, page, head_dim = cache.tails.shape

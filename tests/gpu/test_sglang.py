@@ -13,7 +13,7 @@ import pytest
 import torch
 from sglang_engine import needs_sglang
 
-from rl_platform.engines.rollout.sglang.program import EngineSetup
+from rl_platform.engines.rollout.sglang.program import SGLangSetup
 from rl_platform.engines.rollout.sglang.sglang_client import SGLangEngine
 from rl_platform.records import SamplingParams, Weights
 from rl_platform.runtime.weights.group import WeightGroup, WeightSender, WeightsOffer, offer_fields, place_of
@@ -49,7 +49,7 @@ def start(shared: ModuleType, plain: Any, tmp_path: Path) -> Iterator[Start]:
 
     def run(*gpus: int, **arguments: Any) -> SGLangEngine:
         description = plain.config.to_dict() | {"architectures": ["LlamaForCausalLM"]}
-        setup = EngineSetup(description, "cuda", len(gpus), "float32", 16, None, 0.3, 0, gpus, arguments)
+        setup = SGLangSetup(description, "cuda", len(gpus), "float32", 16, None, 0.3, 0, gpus, arguments)
         started.append(SGLangEngine("rollout[0]", setup, (shared.NEVER,), {}, tmp_path / "engine.log"))
         return started[-1]
 

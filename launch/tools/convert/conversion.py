@@ -17,7 +17,16 @@ from rl_platform.config.rules import without_effect
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.config import complete_models
 from rl_platform.config.source import Tree
-from rl_platform.launch.tools.convert.outcome import Outcome, Rule, Source, Table, Unresolved, same, to, untranslated
+from rl_platform.launch.tools.convert.outcome import (
+    ForeignConfig,
+    Outcome,
+    Rule,
+    Table,
+    Unresolved,
+    same,
+    to,
+    untranslated,
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +47,7 @@ class System:
 
 
 @dataclass(frozen=True)
-class Row:
+class TranslatedKey:
     """What became of one foreign key. given: the file names it; else it is a default of the system."""
 
     key: str
@@ -52,11 +61,11 @@ class Conversion:
     """values: our keys and their values; origins: the rows that wrote each."""
 
     system: System
-    rows: list[Row]
+    rows: list[TranslatedKey]
     values: dict[str, Any] = field(default_factory=dict)
-    origins: dict[str, list[Row]] = field(default_factory=dict)
+    origins: dict[str, list[TranslatedKey]] = field(default_factory=dict)
 
-    def of(self, status: str, *, given: bool = True) -> list[Row]:
+    def of(self, status: str, *, given: bool = True) -> list[TranslatedKey]:
         return [row for row in self.rows if row.outcome.status == status and row.given is given]
 
     def tree(self) -> Tree:
@@ -74,9 +83,9 @@ def convert(system: System, given: Mapping[str, Any]) -> Conversion:
     """Translates every key of a file, then the defaults of the system that differ from ours."""
     done = Conversion(system, [])
     defaults = system.defaults(given)
-    source = Source(given, defaults)
+    source = ForeignConfig(given, defaults)
     for key, value in given.items():
-        done.rows.append(_placed(done, Row(key, value, _outcome(system, key, value, source))))
+        done.rows.append(_placed(done, TranslatedKey(key, value, _outcome(system, key, value, source))))
     ours = default_tree()
     for key, value in defaults.items():
         if key in given and not isinstance(given[key], Unresolved):
@@ -85,7 +94,7 @@ def convert(system: System, given: Mapping[str, Any]) -> Conversion:
         new = {name: each for name, each in outcome.values.items() if name not in done.values}
         different = {name: each for name, each in new.items() if value_at(ours, steps_of(name)) != each}
         if different or outcome.status == "untranslated":
-            done.rows.append(_placed(done, Row(key, value, replace(outcome, values=different), given=False)))
+            done.rows.append(_placed(done, TranslatedKey(key, value, replace(outcome, values=different), given=False)))
     _prune(done)
     return done
 
@@ -106,7 +115,7 @@ def rule_of(system: System, key: str) -> Rule | None:
     return None
 
 
-def _outcome(system: System, key: str, value: Any, source: Source) -> Outcome:
+def _outcome(system: System, key: str, value: Any, source: ForeignConfig) -> Outcome:
     if isinstance(value, Unresolved):
         return untranslated(value.why)
     if (rule := rule_of(system, key)) is None:
@@ -117,7 +126,7 @@ def _outcome(system: System, key: str, value: Any, source: Source) -> Outcome:
         return untranslated(f"not a value of this key in {system.title}")
 
 
-def _placed(done: Conversion, row: Row) -> Row:
+def _placed(done: Conversion, row: TranslatedKey) -> TranslatedKey:
     """Takes over the values of a row. A key that an earlier row set to another value makes it untranslated."""
     values = row.outcome.values
     clash = next((key for key in values if key in done.values and done.values[key] != values[key]), None)
@@ -164,7 +173,7 @@ def _silent(done: Conversion) -> dict[str, str]:
     }
 
 
-def _without(row: Row, silent: Mapping[str, str]) -> Row | None:
+def _without(row: TranslatedKey, silent: Mapping[str, str]) -> TranslatedKey | None:
     """The row without keys that have no effect. None for a default of which nothing is left."""
     lost = [key for key in row.outcome.values if key in silent]
     if not lost:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from rl_platform.config.schema import Config
-from rl_platform.launch.tools.convert.conversion import Conversion, Row
+from rl_platform.launch.tools.convert.conversion import Conversion, TranslatedKey
 from rl_platform.launch.tools.convert.outcome import Unresolved
 from rl_platform.redact import MARK, is_secret, redacted
 
@@ -47,7 +47,7 @@ def _lines(done: Conversion, value: Any, key: str, depth: int) -> Iterator[str]:
             yield from _lines(done, each, f"{key}.{inner}", depth + 1)
 
 
-def _origin(rows: list[Row]) -> str:
+def _origin(rows: list[TranslatedKey]) -> str:
     keys = ", ".join(dict.fromkeys(row.key for row in rows))
     notes = "; ".join(dict.fromkeys(row.outcome.why for row in rows if row.outcome.why))
     return f"{'' if rows[0].given else 'default: '}{keys}{': ' if notes else ''}{notes}"
@@ -85,7 +85,7 @@ def report(done: Conversion) -> list[str]:
     return lines
 
 
-def _table(title: str, entries: list[tuple[Row, str]]) -> list[str]:
+def _table(title: str, entries: list[tuple[TranslatedKey, str]]) -> list[str]:
     if not entries:
         return []
     width = min(max(len(row.key) for row, _ in entries), _LONGEST)
@@ -96,18 +96,18 @@ def _table(title: str, entries: list[tuple[Row, str]]) -> list[str]:
     ]
 
 
-def _written(row: Row) -> str:
+def _written(row: TranslatedKey) -> str:
     outcome = row.outcome
     text = ", ".join(f"{key}: {_short(_flow(value))}" for key, value in outcome.values.items()) or f"in {outcome.into}"
     return f"{text} ({outcome.why})" if outcome.why and outcome.status != "untranslated" else text
 
 
-def _lost(row: Row) -> str:
+def _lost(row: TranslatedKey) -> str:
     written = f"; written: {_written(row)}" if row.outcome.values else ""
     return f"{row.outcome.why}{written}"
 
 
-def _shown(row: Row) -> str:
+def _shown(row: TranslatedKey) -> str:
     """The foreign value, shortened and without secrets."""
     value = row.value.text if isinstance(row.value, Unresolved) else _flow(row.value)
     if is_secret(row.key) and row.value:

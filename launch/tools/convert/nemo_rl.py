@@ -11,9 +11,9 @@ from rl_platform.launch.tools.convert.outcome import (
     ARCHITECTURE,
     DTYPES,
     ENGINE,
+    ForeignConfig,
     Outcome,
     Rule,
-    Source,
     Table,
     choice,
     contained,
@@ -43,20 +43,20 @@ _KL = "loss_fn.reference_policy_kl_penalty"
 _MODES = {"tis": "truncate", "icepop": "icepop", "seq-mask-tis": "sequence_mask", None: "truncate"}
 
 
-def loop(source: Source) -> str:
+def loop(source: ForeignConfig) -> str:
     """The section of the training loop: ppo or grpo."""
     return "ppo" if any(key.startswith("ppo.") for key in source.given) else "grpo"
 
 
-def group(source: Source) -> int:
+def group(source: ForeignConfig) -> int:
     return int(source(f"{loop(source)}.num_generations_per_prompt"))
 
 
-def by_megatron(source: Source, role: str) -> bool:
+def by_megatron(source: ForeignConfig, role: str) -> bool:
     return bool(source(f"{role}.megatron_cfg.enabled"))
 
 
-def _estimator(value: Any, source: Source) -> Outcome:
+def _estimator(value: Any, source: ForeignConfig) -> Outcome:
     names = {"gae": "gae", "raw_reward": "raw", "grpo": "grpo", "reinforce_plus_plus": "reinforce_plus_plus"}
     if value not in names:
         return untranslated(f"{value} has no counterpart; known: {', '.join(names)}")
@@ -64,7 +64,7 @@ def _estimator(value: Any, source: Source) -> Outcome:
     return write({**values, "critic.use_critic_model": value == "gae"})
 
 
-def _placement(_: Any, source: Source) -> Outcome:
+def _placement(_: Any, source: ForeignConfig) -> Outcome:
     """Colocated: all components share all GPUs. Else the last GPUs of each node, or the last nodes, generate."""
     nodes, per_node = int(source("cluster.num_nodes")), int(source("cluster.gpus_per_node"))
     total, engine = nodes * per_node, int(source("policy.generation.vllm_cfg.tensor_parallel_size") or 1)
@@ -97,7 +97,7 @@ def _range(first: int, end: int) -> str:
     return str(first) if end - first == 1 else f"{first}-{end - 1}"
 
 
-def _kl(value: Any, source: Source) -> Outcome:
+def _kl(value: Any, source: ForeignConfig) -> Outcome:
     if not value:
         return same("no KL term")
     if source("loss_fn.use_kl_in_reward"):
@@ -108,7 +108,7 @@ def _kl(value: Any, source: Source) -> Outcome:
 
 
 def _by_place(in_reward: str, in_loss: str) -> Rule:
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: ForeignConfig) -> Outcome:
         if not source(_KL):
             return same("no KL term")
         return write({in_reward if source("loss_fn.use_kl_in_reward") else in_loss: value})
@@ -116,7 +116,7 @@ def _by_place(in_reward: str, in_loss: str) -> Rule:
     return rule
 
 
-def _importance(value: Any, source: Source) -> Outcome:
+def _importance(value: Any, source: ForeignConfig) -> Outcome:
     if not value:
         return same("off there")
     kind = source("loss_fn.truncated_importance_sampling_type")
@@ -130,14 +130,14 @@ def _importance(value: Any, source: Source) -> Outcome:
 _TOTAL = "prompt and response share max_total_sequence_length there; half of it each"
 
 
-def _prompt_tokens(value: Any, source: Source) -> Outcome:
+def _prompt_tokens(value: Any, source: ForeignConfig) -> Outcome:
     total = source("policy.max_total_sequence_length")
     if total is not None and value is not None and value >= total:
         return untranslated(_TOTAL, {"data.max_prompt_length": total // 2})
     return write({"data.max_prompt_length": value}) if value is not None else same("not set")
 
 
-def _response(value: Any, source: Source) -> Outcome:
+def _response(value: Any, source: ForeignConfig) -> Outcome:
     total = source("policy.max_total_sequence_length")
     room = total - (source("data.max_input_seq_length") or 0)
     if room <= 0:
@@ -147,7 +147,7 @@ def _response(value: Any, source: Source) -> Outcome:
 
 
 def _dataset(part: str) -> Rule:
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: ForeignConfig) -> Outcome:
         if value not in _DATASETS:
             path = source(f"data.{part}.data_path")
             if value == "ResponseDataset" and path is not None:
@@ -162,7 +162,7 @@ def _dataset(part: str) -> Rule:
 
 
 def _data_path(part: str) -> Rule:
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: ForeignConfig) -> Outcome:
         if value is None:
             return same("not set")
         columns = {
@@ -176,11 +176,11 @@ def _data_path(part: str) -> Rule:
     return rule
 
 
-def _epochs(value: Any, _: Source) -> Outcome:
+def _epochs(value: Any, _: ForeignConfig) -> Outcome:
     return write({"runner.max_epochs": value}) if value > 0 else same("only the number of steps counts")
 
 
-def _loggers(_: Any, source: Source) -> Outcome:
+def _loggers(_: Any, source: ForeignConfig) -> Outcome:
     names = [name for name in ("tensorboard", "wandb") if source(f"logger.{name}_enabled")]
     return write({"runner.logger_backends": names}, "the terminal and metrics.jsonl always log")
 
@@ -189,7 +189,7 @@ def _of_logger(name: str, rule: Rule) -> Rule:
     return while_(lambda source: bool(source(f"logger.{name}_enabled")), rule, f"{name}_enabled is false")
 
 
-def _save(value: Any, source: Source) -> Outcome:
+def _save(value: Any, source: ForeignConfig) -> Outcome:
     if source("checkpointing.enabled") is False:
         return write({"runner.save_interval": 0}, "off there; here the last step is always saved")
     return interval("runner.save_interval")(value, source)
@@ -212,7 +212,7 @@ def _scaling(name: str) -> Rule:
 
 
 def _sampling(section: str) -> Rule:
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: ForeignConfig) -> Outcome:
         if not value:
             return same("off there")
         if section == "ppo":
@@ -223,7 +223,7 @@ def _sampling(section: str) -> Rule:
     return rule
 
 
-def _staleness(value: Any, source: Source) -> Outcome:
+def _staleness(value: Any, source: ForeignConfig) -> Outcome:
     age = source(f"{loop(source)}.async_{loop(source)}.max_trajectory_age_steps") or 1
     if not value:
         return same("off there")
@@ -232,7 +232,7 @@ def _staleness(value: Any, source: Source) -> Outcome:
     return write({"runner.max_staleness": 1}, "rollouts are collected during training")
 
 
-def _budgeted(source: Source, role: str) -> str | None:
+def _budgeted(source: ForeignConfig, role: str) -> str | None:
     """The section that limits micro-batches by tokens."""
     names = ("sequence_packing", "dynamic_batching")
     return next((name for name in names if source(f"{role}.{name}.enabled")), None)
@@ -293,7 +293,7 @@ def _learner(role: str, ours: str) -> Table:
     def automodel(rule: str | Rule) -> Rule:
         return while_(lambda source: not by_megatron(source, role), rule, "megatron_cfg.enabled is true")
 
-    def micro(value: Any, source: Source) -> Outcome:
+    def micro(value: Any, source: ForeignConfig) -> Outcome:
         if section := _budgeted(source, role):
             return same(f"{section}: the token budget limits micro-batches")
         return write({f"{ours}.micro_batch_size": value})
@@ -303,17 +303,17 @@ def _learner(role: str, ours: str) -> Table:
             lambda source: _budgeted(source, role) == section, f"{ours}.max_tokens_per_micro_batch", f"{section} is off"
         )
 
-    def same_tokens(value: Any, source: Source) -> Outcome:
+    def same_tokens(value: Any, source: ForeignConfig) -> Outcome:
         section = _budgeted(source, role)
         if section is None or value == source(f"{role}.{section}.train_mb_tokens"):
             return same("log-probs have the token budget of training")
         return untranslated("log-probs have the token budget of training here")
 
-    def tokenizer(value: Any, source: Source) -> Outcome:
+    def tokenizer(value: Any, source: ForeignConfig) -> Outcome:
         own = value == source(f"{role}.model_name")
         return same("the model's own") if own else write({f"{ours}.model.tokenizer": value})
 
-    def schedule(value: Any, source: Source) -> Outcome:
+    def schedule(value: Any, source: ForeignConfig) -> Outcome:
         if value == "constant":
             return write({f"{ours}.optim.lr_schedule": value})
         steps, epochs = source(f"{loop(source)}.max_num_steps"), source(f"{loop(source)}.ppo_epochs") or 1
@@ -321,19 +321,19 @@ def _learner(role: str, ours: str) -> Table:
             return write({f"{ours}.optim.lr_schedule": value})
         return untranslated("it decays over runner.max_steps here; constant until that is right")
 
-    def warmup(value: Any, source: Source) -> Outcome:
+    def warmup(value: Any, source: ForeignConfig) -> Outcome:
         if not value:
             return same("no warm-up")
         epochs = source(f"{loop(source)}.ppo_epochs") or 1
         why = f"a tick per epoch there ({epochs} in a step), PPO steps here" if epochs > 1 else ""
         return write({f"{ours}.optim.lr_warmup_steps": math.ceil(value / epochs)}, why)
 
-    def warmup_init(value: Any, source: Source) -> Outcome:
+    def warmup_init(value: Any, source: ForeignConfig) -> Outcome:
         if not value or not source(f"{mega}.scheduler.lr_warmup_iters"):
             return same("a warm-up starts at 0")
         return untranslated("a warm-up starts at 0")
 
-    def schedulers(value: Any, source: Source) -> Outcome:
+    def schedulers(value: Any, source: ForeignConfig) -> Outcome:
         names = [str(each.get("name", "")).rpartition(".")[2] for each in value or [] if "milestones" not in each]
         if not value or names == ["ConstantLR"]:
             return write({f"{ours}.optim.lr_schedule": "constant"})
@@ -341,7 +341,7 @@ def _learner(role: str, ours: str) -> Table:
             return warmup(value[0]["kwargs"]["total_iters"], source)
         return untranslated(f"{', '.join(names)}: see {ours}.optim.lr_schedule")
 
-    def decay(value: Any, source: Source) -> Outcome:
+    def decay(value: Any, source: ForeignConfig) -> Outcome:
         first, last = (source(f"{mega}.scheduler.{name}_weight_decay") for name in ("start", "end"))
         if first != last:
             return untranslated("weight decay is constant")

@@ -38,7 +38,7 @@ class Unresolved:
 
 
 @dataclass(frozen=True)
-class Source:
+class ForeignConfig:
     """A foreign config: the keys of the file, and the system's defaults of those that it does not name."""
 
     given: Mapping[str, Any]
@@ -52,7 +52,7 @@ class Source:
         return value
 
 
-Rule = Callable[[Any, Source], Outcome]
+Rule = Callable[[Any, ForeignConfig], Outcome]
 Table = dict[str, str | Rule]
 
 
@@ -86,7 +86,7 @@ def choice(keys: str | tuple[str, ...], names: Mapping[Any, Any], why: str = "")
     """Writes the counterpart of a value to each of `keys`."""
     keys = (keys,) if isinstance(keys, str) else keys
 
-    def rule(value: Any, _: Source) -> Outcome:
+    def rule(value: Any, _: ForeignConfig) -> Outcome:
         if value is None:
             return same("not set")
         if not isinstance(value, str | int | float) or value not in names:
@@ -121,10 +121,10 @@ def lacking(why: str) -> Rule:
     return lambda *_: untranslated(why)
 
 
-def times(key: str, factor: Callable[[Source], Any], why: str) -> Rule:
+def times(key: str, factor: Callable[[ForeignConfig], Any], why: str) -> Rule:
     """Writes the product of the value and a number of the config."""
 
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: ForeignConfig) -> Outcome:
         if value is None:
             return same("not set")
         if not isinstance(number := factor(source), int | float) or not isinstance(value, int | float):
@@ -134,7 +134,7 @@ def times(key: str, factor: Callable[[Source], Any], why: str) -> Rule:
     return rule
 
 
-def while_(condition: Callable[[Source], bool], rule: str | Rule, otherwise: str) -> Rule:
+def while_(condition: Callable[[ForeignConfig], bool], rule: str | Rule, otherwise: str) -> Rule:
     """Applies `rule` while the other keys make the system read this one."""
     applied = to(rule) if isinstance(rule, str) else rule
     return lambda value, source: applied(value, source) if condition(source) else same(otherwise)
@@ -151,7 +151,7 @@ def top_k(key: str) -> Rule:
 
 
 def loggers(key: str) -> Rule:
-    def rule(value: Any, _: Source) -> Outcome:
+    def rule(value: Any, _: ForeignConfig) -> Outcome:
         names = value if isinstance(value, list) else [value]
         kept = [name for name in names if name in ("tensorboard", "wandb", "trackio")]
         if value in ("all",):

@@ -14,9 +14,9 @@ from rl_platform.launch.tools.convert.outcome import (
     MANY_STEPS,
     NO_STEPS,
     PROFILER,
+    ForeignConfig,
     Outcome,
     Rule,
-    Source,
     Table,
     choice,
     contained,
@@ -46,7 +46,7 @@ _ARGUMENTS = (
 _SIMULATOR = "a setting of its simulator; environments here are registered with Gymnasium"
 
 
-def embodied(source: Source) -> bool:
+def embodied(source: ForeignConfig) -> bool:
     return source("runner.task_type") == "embodied"
 
 
@@ -58,7 +58,7 @@ def in_embodied(rule: str | Rule) -> Rule:
     return while_(embodied, rule, _EMBODIED)
 
 
-def _task_type(value: Any, _: Source) -> Outcome:
+def _task_type(value: Any, _: ForeignConfig) -> Outcome:
     values = {"runner.task_type": value}
     if value == "embodied":
         return write(
@@ -68,7 +68,7 @@ def _task_type(value: Any, _: Source) -> Outcome:
     return write(values) if value == "reasoning" else untranslated("only embodied and reasoning runs")
 
 
-def _max_epochs(value: Any, source: Source) -> Outcome:
+def _max_epochs(value: Any, source: ForeignConfig) -> Outcome:
     steps = source("runner.max_steps") or -1
     if embodied(source):
         return write({"runner.max_steps": min(value, steps) if steps > 0 else value}, "an epoch there is a step")
@@ -77,7 +77,7 @@ def _max_epochs(value: Any, source: Source) -> Outcome:
     return write({"runner.max_epochs": value, "runner.max_steps": MANY_STEPS}, NO_STEPS)
 
 
-def _placement(value: Any, source: Source) -> Outcome:
+def _placement(value: Any, source: ForeignConfig) -> Outcome:
     """The grammar is ours. The reference, which RLinf computes inside the actor, joins it where a KL needs it."""
     if not isinstance(value, dict):
         return untranslated("a mapping of components to resources")
@@ -106,11 +106,11 @@ def _placement(value: Any, source: Source) -> Outcome:
     return write({"cluster.component_placement": placed})
 
 
-def _shared(source: Source) -> bool:
+def _shared(source: ForeignConfig) -> bool:
     return source("algorithm.loss_type") == "actor_critic"
 
 
-def _tensor_parallel(value: Any, source: Source) -> Outcome:
+def _tensor_parallel(value: Any, source: ForeignConfig) -> Outcome:
     places = source("cluster.component_placement") or {}
     if value in (None, 1):
         return same("one GPU per rollout rank")
@@ -122,14 +122,14 @@ def _tensor_parallel(value: Any, source: Source) -> Outcome:
     )
 
 
-def _adv_type(value: Any, source: Source) -> Outcome:
+def _adv_type(value: Any, source: ForeignConfig) -> Outcome:
     names = {"gae": "gae", "grpo": "grpo", "raw": "raw"}
     baseline = source("algorithm.use_reinpp_baseline")
     names["reinpp"] = "reinforce_plus_plus_baseline" if baseline else "reinforce_plus_plus"
     return choice("algorithm.adv_type", names)(value, source)
 
 
-def _normalize(value: Any, source: Source) -> Outcome:
+def _normalize(value: Any, source: ForeignConfig) -> Outcome:
     kind = source("algorithm.adv_type")
     if kind == "gae":
         if embodied(source) and value is False:
@@ -140,30 +140,30 @@ def _normalize(value: Any, source: Source) -> Outcome:
     return same(f"{kind} decides")
 
 
-def _mini_batches(value: Any, source: Source) -> Outcome:
+def _mini_batches(value: Any, source: ForeignConfig) -> Outcome:
     rows = source("data.rollout_batch_size") * source("algorithm.group_size")
     return write({"data.mini_batch_size": rows // value}, f"{rows} sequences in {value} mini-batches")
 
 
-def _dynamic(source: Source) -> bool:
+def _dynamic(source: ForeignConfig) -> bool:
     return bool(source("runner.enable_dynamic_batch_size"))
 
 
-def _micro(value: Any, source: Source) -> Outcome:
+def _micro(value: Any, source: ForeignConfig) -> Outcome:
     if _dynamic(source):
         return same("enable_dynamic_batch_size is true: the token budget limits micro-batches")
     critic = {"critic.micro_batch_size": value} if source("critic.use_critic_model") else {}
     return write({"actor.micro_batch_size": value, **critic})
 
 
-def _tokens(value: Any, source: Source) -> Outcome:
+def _tokens(value: Any, source: ForeignConfig) -> Outcome:
     if not _dynamic(source):
         return same("enable_dynamic_batch_size is false")
     critic = {"critic.max_tokens_per_micro_batch": value} if source("critic.use_critic_model") else {}
     return write({"actor.max_tokens_per_micro_batch": value, **critic})
 
 
-def _response(value: Any, source: Source) -> Outcome:
+def _response(value: Any, source: ForeignConfig) -> Outcome:
     if embodied(source):
         return same(_UNREAD)
     room = (source("runner.seq_length") or value + source("data.max_prompt_length")) - source("data.max_prompt_length")
@@ -172,25 +172,25 @@ def _response(value: Any, source: Source) -> Outcome:
     )
 
 
-def _ratio(value: Any, source: Source) -> Outcome:
+def _ratio(value: Any, source: ForeignConfig) -> Outcome:
     sides = {side: source(f"algorithm.clip_ratio_{side}") for side in ("low", "high")}
     unset = {f"algorithm.clip_ratio_{side}": value for side, each in sides.items() if each is None}
     return write(unset) if unset else same("clip_ratio_low and clip_ratio_high decide")
 
 
-def _dual_clip(value: Any, source: Source) -> Outcome:
+def _dual_clip(value: Any, source: ForeignConfig) -> Outcome:
     if "algorithm.clip_ratio_c" not in source.given and source("actor.training_backend") != "fsdp":
         return same("off by default with Megatron")
     return write({"algorithm.clip_ratio_c": value})
 
 
-def _kl_beta(value: Any, _: Source) -> Outcome:
+def _kl_beta(value: Any, _: ForeignConfig) -> Outcome:
     if not value:
         return same("no KL term")
     return write({"algorithm.use_kl_loss": True, "algorithm.kl_loss_coef": value}, "a term of the loss")
 
 
-def _reinpp_kl(value: Any, source: Source) -> Outcome:
+def _reinpp_kl(value: Any, source: ForeignConfig) -> Outcome:
     if not value:
         return same("no KL term")
     return write(
@@ -203,24 +203,24 @@ def _reinpp_kl(value: Any, source: Source) -> Outcome:
     )
 
 
-def _kl_type(value: Any, source: Source) -> Outcome:
+def _kl_type(value: Any, source: ForeignConfig) -> Outcome:
     if not (source("algorithm.kl_beta") or 0) > 0:
         return same("no KL term")
     bound = {"algorithm.kl_loss_output_clip": 10.0} if value in ("k3", "low_var_kl") else {}
     return write({"algorithm.kl_loss_type": value, **bound})
 
 
-def _entropy(value: Any, source: Source) -> Outcome:
+def _entropy(value: Any, source: ForeignConfig) -> Outcome:
     if value and not embodied(source) and not source("algorithm.calculate_entropy"):
         return untranslated("RLinf ignores it while calculate_entropy is false")
     return write({"algorithm.entropy_bonus": value})
 
 
-def _warmup_steps(value: Any, _: Source) -> Outcome:
+def _warmup_steps(value: Any, _: ForeignConfig) -> Outcome:
     return write({"algorithm.policy_training_start_step": value}) if value else same("no warm-up")
 
 
-def _loss_agg(value: Any, source: Source) -> Outcome:
+def _loss_agg(value: Any, source: ForeignConfig) -> Outcome:
     if not embodied(source):
         return choice(
             "algorithm.loss_agg_func",
@@ -232,7 +232,7 @@ def _loss_agg(value: Any, source: Source) -> Outcome:
     return write({"algorithm.loss_agg_func": value})
 
 
-def _scale(value: Any, source: Source) -> Outcome:
+def _scale(value: Any, source: ForeignConfig) -> Outcome:
     """A correct answer pays scale times reward_max_val (1), a wrong one scale times reward_min_val (-1)."""
     if embodied(source) or source("reward.reward_type") != "math":
         return same("not read") if embodied(source) else untranslated("only for reward_type math")
@@ -249,18 +249,18 @@ def _scale(value: Any, source: Source) -> Outcome:
     )
 
 
-def _reward_type(value: Any, source: Source) -> Outcome:
+def _reward_type(value: Any, source: ForeignConfig) -> Outcome:
     if embodied(source):
         return same(_UNREAD)
     return choice("reward.type", {"math": "math_verify"})(value, source)
 
 
-def _seed(value: Any, source: Source) -> Outcome:
+def _seed(value: Any, source: ForeignConfig) -> Outcome:
     first = source("actor.seed")
     return part_of("runner.seed") if value == first or first is None else untranslated("runner.seed is the seed of all")
 
 
-def _train_files(value: Any, source: Source) -> Outcome:
+def _train_files(value: Any, source: ForeignConfig) -> Outcome:
     train, val = _listed(value), _listed(source("data.val_data_paths"))
     columns = {"prompt_column": source("data.prompt_key"), "answer_column": source("data.answer_key")}
     kind = "jsonl" if all(path.endswith(".jsonl") for path in train) else "file"
@@ -278,13 +278,13 @@ def _listed(value: Any) -> list[str]:
     return [] if value is None else [str(path) for path in (value if isinstance(value, list) else [value])]
 
 
-def _val_files(value: Any, source: Source) -> Outcome:
+def _val_files(value: Any, source: ForeignConfig) -> Outcome:
     if len(_listed(value)) != len(_listed(source("data.train_data_paths"))):
         return untranslated("as many validation files as training files: pairs here")
     return part_of("data.task")
 
 
-def _rollout_steps(value: Any, source: Source) -> Outcome:
+def _rollout_steps(value: Any, source: ForeignConfig) -> Outcome:
     epochs = source("env.train.rollout_epoch") or 1
     why = f"{epochs} rollouts of {value} steps as one; episodes go on between them" if epochs > 1 else ""
     if epochs > 1 and value == source("env.train.max_episode_steps"):
@@ -292,18 +292,18 @@ def _rollout_steps(value: Any, source: Source) -> Outcome:
     return write({"env.rollout_steps": value * epochs}, why)
 
 
-def _auto_reset(value: Any, source: Source) -> Outcome:
+def _auto_reset(value: Any, source: ForeignConfig) -> Outcome:
     if value or source("algorithm.adv_type") != "gae":
         return same("episodes restart at once with GAE; other estimators play whole episodes")
     return untranslated("an environment waits there until the rollout ends; here its next episode begins at once")
 
 
-def _eval_episodes(value: Any, source: Source) -> Outcome:
+def _eval_episodes(value: Any, source: ForeignConfig) -> Outcome:
     return write({"env.evaluation.episodes": value * (source("env.eval.rollout_epoch") or 1)})
 
 
 def _model_type(role: str) -> Rule:
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: ForeignConfig) -> Outcome:
         if not embodied(source):
             return same(ARCHITECTURE)
         if value == "mlp_policy" and role == "actor":
@@ -314,13 +314,13 @@ def _model_type(role: str) -> Rule:
     return rule
 
 
-def _model_path(value: Any, source: Source) -> Outcome:
+def _model_path(value: Any, source: ForeignConfig) -> Outcome:
     if embodied(source) and source("actor.model.model_type") in ("mlp_policy", "cnn_policy"):
         return same("a random network") if not value else untranslated("policies start with random weights")
     return write({"actor.model.path": value}) if value else same("not set")
 
 
-def _rollout_model(value: Any, source: Source) -> Outcome:
+def _rollout_model(value: Any, source: ForeignConfig) -> Outcome:
     own = source("actor.model.model_path")
     if embodied(source) or (own and own == value):
         return same("the rollout has the actor's weights")
@@ -332,7 +332,7 @@ def _rollout_model(value: Any, source: Source) -> Outcome:
 def _precision(role: str) -> Rule:
     """The precision of the forward pass: FSDP's mixed precision or autocast decide before that of the weights."""
 
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: ForeignConfig) -> Outcome:
         autocast = f"{role}.fsdp_config.amp_autocast"
         forward = source(f"{role}.fsdp_config.mixed_precision.param_dtype")
         if source(f"{autocast}.enabled"):
@@ -345,7 +345,7 @@ def _precision(role: str) -> Rule:
     return rule
 
 
-def _value_lr(value: Any, source: Source) -> Outcome:
+def _value_lr(value: Any, source: ForeignConfig) -> Outcome:
     if value is None or value == source("actor.optim.lr"):
         return same("as optim.lr")
     return untranslated("one learning rate for policy and value head")
@@ -364,7 +364,7 @@ def _by_megatron(role: str, rule: Rule) -> Rule:
 
 
 def _warmup(role: str) -> Rule:
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: ForeignConfig) -> Outcome:
         if not value:
             return same("no warm-up")
         steps = -(-value // (source("algorithm.n_minibatches") or 1))
@@ -374,7 +374,7 @@ def _warmup(role: str) -> Rule:
 
 
 def _warmup_fraction(role: str) -> Rule:
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: ForeignConfig) -> Outcome:
         iterations = (value or 0) * (source(f"{role}.lr_sched.lr_decay_iters") or 100_000)
         return _warmup(role)(int(iterations), source)
 
@@ -382,7 +382,7 @@ def _warmup_fraction(role: str) -> Rule:
 
 
 def _decay(role: str) -> Rule:
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: ForeignConfig) -> Outcome:
         if value == "constant":
             return write({f"{role}.optim.lr_schedule": value})
         steps, updates = source("runner.max_steps") or -1, source("algorithm.n_minibatches") or 1
@@ -404,7 +404,7 @@ def _equal(other: str, why: str, otherwise: str) -> Rule:
 
 
 def _tokenizer(role: str) -> Rule:
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: ForeignConfig) -> Outcome:
         paths = [source("actor.model.model_path"), source("rollout.model.model_path")]
         return same("the model's own") if value in paths else write({f"{role}.model.tokenizer": value})
 
@@ -414,7 +414,7 @@ def _tokenizer(role: str) -> Rule:
 def _offload(role: str) -> Rule:
     names = ("weight", "grad", "optimizer")
 
-    def rule(_: Any, source: Source) -> Outcome:
+    def rule(_: Any, source: ForeignConfig) -> Outcome:
         parts = [source(f"{role}.offload_{name}") for name in names]
         return write({f"{role}.offload": any(parts)}, "all parts of a model at once here")
 
@@ -535,7 +535,7 @@ def _in_evaluation(name: str, rule: str | Rule) -> Rule:
     """A key of the evaluation that repeats the training's says nothing new: both share their environments here."""
     applied = to(rule) if isinstance(rule, str) else rule
 
-    def evaluated(value: Any, source: Source) -> Outcome:
+    def evaluated(value: Any, source: ForeignConfig) -> Outcome:
         outcome = applied(value, source)
         key = f"env.train.{name}"
         repeated = outcome.status == "untranslated" and key in source.given and source(key) == value

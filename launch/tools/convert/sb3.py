@@ -14,8 +14,8 @@ from typing import Any
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.tools.convert.conversion import System
 from rl_platform.launch.tools.convert.outcome import (
+    ForeignConfig,
     Outcome,
-    Source,
     Table,
     Unresolved,
     detail,
@@ -60,7 +60,7 @@ def _linear(value: Any) -> float | None:
     return float(found[1]) if found else None
 
 
-def _learning_rate(value: Any, _: Source) -> Outcome:
+def _learning_rate(value: Any, _: ForeignConfig) -> Outcome:
     if (start := _linear(value)) is not None:
         return write({"actor.optim.lr": start, "actor.optim.lr_schedule": "linear"}, "from it to 0")
     if isinstance(value, int | float):
@@ -68,7 +68,7 @@ def _learning_rate(value: Any, _: Source) -> Outcome:
     return untranslated("a schedule of the learning rate: constant, linear or cosine here")
 
 
-def _clip_range(value: Any, _: Source) -> Outcome:
+def _clip_range(value: Any, _: ForeignConfig) -> Outcome:
     keys = ("algorithm.clip_ratio_low", "algorithm.clip_ratio_high")
     if (start := _linear(value)) is not None:
         return untranslated(
@@ -79,7 +79,7 @@ def _clip_range(value: Any, _: Source) -> Outcome:
     return untranslated("the clip range is constant here")
 
 
-def _value_clip(value: Any, _: Source) -> Outcome:
+def _value_clip(value: Any, _: ForeignConfig) -> Outcome:
     if value is None:
         return same("not set")
     if not isinstance(value, int | float):
@@ -87,16 +87,16 @@ def _value_clip(value: Any, _: Source) -> Outcome:
     return write({"algorithm.value_clip": value}, "the larger of both losses here, the clipped one there")
 
 
-def _value_coefficient(value: Any, _: Source) -> Outcome:
+def _value_coefficient(value: Any, _: ForeignConfig) -> Outcome:
     return write({"algorithm.value_loss_scale": 2 * value}, "half the squared error here, the squared error there")
 
 
-def _timesteps(value: Any, source: Source) -> Outcome:
+def _timesteps(value: Any, source: ForeignConfig) -> Outcome:
     rows = source("n_envs") * source("n_steps")
     return write({"runner.max_steps": math.ceil(value / rows)}, f"steps of {rows} transitions")
 
 
-def _batch_size(value: Any, source: Source) -> Outcome:
+def _batch_size(value: Any, source: ForeignConfig) -> Outcome:
     rows = source("n_envs") * source("n_steps")
     if value > rows:
         return write({"data.mini_batch_size": rows}, f"a rollout has {rows} transitions")
@@ -107,7 +107,7 @@ def _batch_size(value: Any, source: Source) -> Outcome:
     return write({"data.mini_batch_size": value})
 
 
-def _policy(value: Any, _: Source) -> Outcome:
+def _policy(value: Any, _: ForeignConfig) -> Outcome:
     values = {
         "runner.task_type": "embodied",
         "algorithm.adv_type": "gae",
@@ -121,7 +121,7 @@ def _policy(value: Any, _: Source) -> Outcome:
     return untranslated(f"{value} has no counterpart; known: MlpPolicy, CnnPolicy", values)
 
 
-def _normalize(value: Any, source: Source) -> Outcome:
+def _normalize(value: Any, source: ForeignConfig) -> Outcome:
     """VecNormalize: both by default; a mapping of its arguments may switch one off."""
     if value == _SAVED_APART:
         off_here = dict.fromkeys(("env.normalize_observations", "env.normalize_rewards"), False)
@@ -142,7 +142,7 @@ def _normalize(value: Any, source: Source) -> Outcome:
 _CLIPS = {"clip_obs": "clip_observations", "clip_reward": "clip_rewards"}
 
 
-def _network(value: Any, _: Source) -> Outcome:
+def _network(value: Any, _: ForeignConfig) -> Outcome:
     if value is None:
         return same("not set")
     if isinstance(value, Mapping):
@@ -155,14 +155,14 @@ def _network(value: Any, _: Source) -> Outcome:
     return write({"actor.model.hidden_sizes": value}, "shared by policy and value head")
 
 
-def _activation(value: Any, _: Source) -> Outcome:
+def _activation(value: Any, _: ForeignConfig) -> Outcome:
     name = re.split(r"[.']", str(value).rstrip("'>"))[-1].lower()
     if name not in _ACTIVATIONS:
         return untranslated(f"{value} has no counterpart; known: {', '.join(_ACTIVATIONS)}")
     return write({"actor.model.activation": _ACTIVATIONS[name]})
 
 
-def _frame_stack(value: Any, _: Source) -> Outcome:
+def _frame_stack(value: Any, _: ForeignConfig) -> Outcome:
     if value in (None, 1):
         return same("no stack")
     return untranslated("frames of MuJoCo's images are stacked by env.pixels.frame_stack; wrap others")

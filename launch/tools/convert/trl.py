@@ -11,9 +11,9 @@ from rl_platform.launch.tools.convert.outcome import (
     ENGINE,
     MANY_STEPS,
     NO_STEPS,
+    ForeignConfig,
     Outcome,
     Rule,
-    Source,
     Table,
     choice,
     contained,
@@ -74,21 +74,21 @@ _MODES = {
 _KIND = "(trainer)"  # key of the defaults that says which trainer it is
 
 
-def is_ppo(source: Source) -> bool:
+def is_ppo(source: ForeignConfig) -> bool:
     return bool(source(_KIND) == "PPO")
 
 
-def processes(source: Source) -> int:
+def processes(source: ForeignConfig) -> int:
     return int(source("launcher.num_processes") or source("world_size") or 1)
 
 
-def step_rows(source: Source) -> int:
+def step_rows(source: ForeignConfig) -> int:
     """Sequences behind one optimizer step."""
     rows = source("per_device_train_batch_size") * source("gradient_accumulation_steps")
     return int(rows) * processes(source)
 
 
-def generated_rows(source: Source) -> int:
+def generated_rows(source: ForeignConfig) -> int:
     """Sequences of one generation phase."""
     per_step = source("steps_per_generation")
     if source("generation_batch_size") is not None:
@@ -98,14 +98,14 @@ def generated_rows(source: Source) -> int:
     return step_rows(source)
 
 
-def updates(source: Source) -> int:
+def updates(source: ForeignConfig) -> int:
     """Steps as the trainer counts them, in one of ours: GRPO counts optimizer steps, PPO rollouts."""
     if is_ppo(source):
         return 1
     return max(generated_rows(source) // step_rows(source), 1) * int(source("num_iterations"))
 
 
-def total_steps(source: Source) -> int | None:
+def total_steps(source: ForeignConfig) -> int | None:
     if is_ppo(source):
         episodes = source("total_episodes")
         return math.ceil(episodes / step_rows(source)) if episodes else None
@@ -113,7 +113,7 @@ def total_steps(source: Source) -> int | None:
     return math.ceil(steps / updates(source)) if steps > 0 else None
 
 
-def both(source: Source, key: str, value: Any) -> Outcome:
+def both(source: ForeignConfig, key: str, value: Any) -> Outcome:
     """The key of the actor and, with PPO, of the critic."""
     critic = {f"critic.{key}": value} if is_ppo(source) else {}
     return write({f"actor.{key}": value, **critic})
@@ -123,7 +123,7 @@ def of_learners(key: str) -> Rule:
     return lambda value, source: same("not set") if value is None else both(source, key, value)
 
 
-def _trainer(value: Any, source: Source) -> Outcome:
+def _trainer(value: Any, source: ForeignConfig) -> Outcome:
     ppo, count = value == "PPO", processes(source)
     kl = ppo or (source("beta") or 0) > 0
     learners = ["actor", *(["critic"] if ppo else []), *(["reference"] if kl else [])]
@@ -147,7 +147,7 @@ def _trainer(value: Any, source: Source) -> Outcome:
     return write(values, "one process per GPU: all components share them")
 
 
-def _accumulation(_: Any, source: Source) -> Outcome:
+def _accumulation(_: Any, source: ForeignConfig) -> Outcome:
     generated, group = generated_rows(source), 1 if is_ppo(source) else int(source("num_generations"))
     if generated % group:
         return untranslated(f"{generated} sequences of a generation are no whole groups of {group}")
@@ -155,17 +155,17 @@ def _accumulation(_: Any, source: Source) -> Outcome:
     return write(values, f"per_device_train_batch_size times this times {processes(source)} processes")
 
 
-def _mini_batches(value: Any, _: Source) -> Outcome:
+def _mini_batches(value: Any, _: ForeignConfig) -> Outcome:
     if value == 1:
         return part_of("data.mini_batch_size")
     return untranslated("TRL accumulates gradients over the whole batch all the same: one optimizer step per epoch")
 
 
-def _episodes(_: Any, source: Source) -> Outcome:
+def _episodes(_: Any, source: ForeignConfig) -> Outcome:
     return write({"runner.max_steps": total_steps(source)}, f"steps of {step_rows(source)} sequences")
 
 
-def _max_steps(value: Any, source: Source) -> Outcome:
+def _max_steps(value: Any, source: ForeignConfig) -> Outcome:
     if is_ppo(source):
         return untranslated("TRL's PPO reads total_episodes") if (value or -1) > 0 else same("not set")
     if (value or -1) <= 0:
@@ -173,13 +173,13 @@ def _max_steps(value: Any, source: Source) -> Outcome:
     return write({"runner.max_steps": total_steps(source)}, "optimizer steps there, PPO steps here")
 
 
-def _epochs(value: Any, source: Source) -> Outcome:
+def _epochs(value: Any, source: ForeignConfig) -> Outcome:
     if total_steps(source) is not None:
         return same("the number of steps ends the run")
     return write({"runner.max_epochs": math.ceil(value), "runner.max_steps": MANY_STEPS}, NO_STEPS)
 
 
-def _schedule(value: Any, source: Source) -> Outcome:
+def _schedule(value: Any, source: ForeignConfig) -> Outcome:
     if str(value) in ("constant", "constant_with_warmup"):
         return both(source, "optim.lr_schedule", "constant")
     if value not in ("linear", "cosine"):
@@ -189,11 +189,11 @@ def _schedule(value: Any, source: Source) -> Outcome:
     return both(source, "optim.lr_schedule", value)
 
 
-def _warmup(value: Any, source: Source) -> Outcome:
+def _warmup(value: Any, source: ForeignConfig) -> Outcome:
     return both(source, "optim.lr_warmup_steps", math.ceil(value / updates(source))) if value else same("no warm-up")
 
 
-def _warmup_ratio(value: Any, source: Source) -> Outcome:
+def _warmup_ratio(value: Any, source: ForeignConfig) -> Outcome:
     if not value:
         return same("no warm-up")
     if (steps := total_steps(source)) is None:
@@ -201,16 +201,16 @@ def _warmup_ratio(value: Any, source: Source) -> Outcome:
     return both(source, "optim.lr_warmup_steps", math.ceil(value * steps))
 
 
-def _betas(_: Any, source: Source) -> Outcome:
+def _betas(_: Any, source: ForeignConfig) -> Outcome:
     return both(source, "optim.betas", [source("adam_beta1"), source("adam_beta2")])
 
 
-def _dtype(value: Any, source: Source) -> Outcome:
+def _dtype(value: Any, source: ForeignConfig) -> Outcome:
     return both(source, "model.dtype", "bfloat16" if value else "float32")
 
 
 def _interval(key: str, strategy: str) -> Rule:
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: ForeignConfig) -> Outcome:
         if source(strategy) in ("no", "epoch"):
             return same(f"{strategy} decides")
         if not isinstance(value, int):
@@ -221,7 +221,7 @@ def _interval(key: str, strategy: str) -> Rule:
 
 
 def _strategy(key: str) -> Rule:
-    def rule(value: Any, _: Source) -> Outcome:
+    def rule(value: Any, _: ForeignConfig) -> Outcome:
         if value == "no":
             return write({key: 0}, "at the end only")
         return part_of(key) if value == "steps" else untranslated("once per epoch there; steps here")
@@ -229,14 +229,14 @@ def _strategy(key: str) -> Rule:
     return rule
 
 
-def _policy_model(value: Any, source: Source) -> Outcome:
+def _policy_model(value: Any, source: ForeignConfig) -> Outcome:
     if not is_ppo(source):
         return write({"actor.model.path": value})
     own = value == source("sft_model_path")
     return same("the model's own tokenizer") if own else write({"actor.model.tokenizer": value}, "the tokenizer")
 
 
-def _reward_model(value: Any, source: Source) -> Outcome:
+def _reward_model(value: Any, source: ForeignConfig) -> Outcome:
     values = {"reward.type": "model", "reward.model.path": value}
     if is_ppo(source):
         why = "TRL starts the value model from it too; here critic.model.path is the actor's"
@@ -244,36 +244,36 @@ def _reward_model(value: Any, source: Source) -> Outcome:
     return write(values)
 
 
-def _reward_functions(value: Any, _: Source) -> Outcome:
+def _reward_functions(value: Any, _: ForeignConfig) -> Outcome:
     names = value if isinstance(value, list) else [value]
     if names == ["accuracy_reward"]:
         return write({"reward.type": "math_verify"})
     return untranslated("functions of another signature: reward.type module:function, or reward.functions")
 
 
-def _dataset(value: Any, source: Source) -> Outcome:
+def _dataset(value: Any, source: ForeignConfig) -> Outcome:
     answers = None if is_ppo(source) or source("reward_model_name_or_path") else "solution"
     values = {"type": "dataset", "path": value, "prompt_column": "prompt", "answer_column": answers}
     return write({f"data.task.{key}": each for key, each in values.items()})
 
 
-def _epsilon(value: Any, source: Source) -> Outcome:
+def _epsilon(value: Any, source: ForeignConfig) -> Outcome:
     high = source("epsilon_high")
     return write({"algorithm.clip_ratio_low": value, **({"algorithm.clip_ratio_high": value} if high is None else {})})
 
 
-def _beta(value: Any, _: Source) -> Outcome:
+def _beta(value: Any, _: ForeignConfig) -> Outcome:
     if not value:
         return same("no KL term")
     values = {"algorithm.use_kl_loss": True, "algorithm.kl_loss_coef": value, "algorithm.kl_loss_type": "k3"}
     return write(values, "k3 in the loss")
 
 
-def _kl_estimator(value: Any, _: Source) -> Outcome:
+def _kl_estimator(value: Any, _: ForeignConfig) -> Outcome:
     return write({"algorithm.kl_penalty": value, **({"algorithm.kl_output_clip": None} if value == "k3" else {})})
 
 
-def _loss_type(value: Any, _: Source) -> Outcome:
+def _loss_type(value: Any, _: ForeignConfig) -> Outcome:
     if value not in _LOSSES:
         return untranslated(f"{value} has no counterpart; known: {', '.join(_LOSSES)}; see algorithm.policy_loss")
     values = {"algorithm.loss_agg_func": _LOSSES[value]}
@@ -286,7 +286,7 @@ def _of_vllm(rule: str | Rule) -> Rule:
     return while_(lambda source: bool(source("use_vllm")), rule, "use_vllm is false")
 
 
-def _correction(value: Any, source: Source) -> Outcome:
+def _correction(value: Any, source: ForeignConfig) -> Outcome:
     if not value:
         return same("off there")
     level, mode = _MODES[source("vllm_importance_sampling_mode")]
@@ -299,7 +299,7 @@ def _lora(name: str) -> Rule:
     return while_(lambda source: bool(source("use_peft")), of_learners(f"lora.{name}"), "use_peft is false")
 
 
-def _named(value: Any, _: Source) -> Outcome:
+def _named(value: Any, _: ForeignConfig) -> Outcome:
     return write({"runner.output_dir": value})
 
 

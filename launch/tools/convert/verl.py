@@ -12,9 +12,9 @@ from rl_platform.launch.tools.convert.outcome import (
     MANY_STEPS,
     NO_STEPS,
     PROFILER,
+    ForeignConfig,
     Outcome,
     Rule,
-    Source,
     Table,
     choice,
     contained,
@@ -52,16 +52,16 @@ AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token
 SCORING = "verl selects the scoring function by the column data_source; math_verify compares with the answer"
 
 
-def group(source: Source) -> int:
+def group(source: ForeignConfig) -> int:
     return int(source(f"{ROLLOUT}.n") or 1)
 
 
-def uses_critic(source: Source) -> bool:
+def uses_critic(source: ForeignConfig) -> bool:
     enabled = source("critic.enable")
     return bool(source("algorithm.adv_estimator") == "gae" if enabled is None else enabled)
 
 
-def engine(source: Source, role: str) -> str:
+def engine(source: ForeignConfig, role: str) -> str:
     """fsdp or megatron: what trains a role, by its strategy or the choice of the trainer's config."""
     strategy = source(f"{role}.strategy")
     if strategy is None:
@@ -69,28 +69,28 @@ def engine(source: Source, role: str) -> str:
     return str(strategy)
 
 
-def _megatron(source: Source) -> bool:
+def _megatron(source: ForeignConfig) -> bool:
     return source("model_engine") == "megatron" or "megatron" in str(source("config_name"))
 
 
-def _config_name(value: Any, source: Source) -> Outcome:
+def _config_name(value: Any, source: ForeignConfig) -> Outcome:
     if not _megatron(source):
         return same("the defaults of verl's trainer")
     return write({"actor.training_backend": "megatron", "critic.training_backend": "megatron"})
 
 
-def gpus(source: Source) -> int:
+def gpus(source: ForeignConfig) -> int:
     return int(source("trainer.nnodes")) * int(source("trainer.n_gpus_per_node"))
 
 
-def _adv_estimator(value: Any, source: Source) -> Outcome:
+def _adv_estimator(value: Any, source: ForeignConfig) -> Outcome:
     if value not in ESTIMATORS:
         return untranslated(f"{value} has no counterpart; known: {', '.join(ESTIMATORS)}")
     values = {"runner.task_type": "reasoning", "algorithm.adv_type": ESTIMATORS[value], "algorithm.loss_type": "actor"}
     return write({**values, "critic.use_critic_model": uses_critic(source)})
 
 
-def _pool(_: Any, source: Source) -> Outcome:
+def _pool(_: Any, source: ForeignConfig) -> Outcome:
     """All components share all GPUs; an engine owns as many GPUs as its tensor and pipeline sizes say."""
     nodes, per_node, total = int(source("trainer.nnodes")), int(source("trainer.n_gpus_per_node")), gpus(source)
     sizes = [int(source(f"{ROLLOUT}.{name}_model_parallel_size") or 1) for name in ("tensor", "pipeline")]
@@ -111,7 +111,7 @@ def _pool(_: Any, source: Source) -> Outcome:
     return write(values, "one pool: all components share all GPUs")
 
 
-def _clip_ratio(value: Any, source: Source) -> Outcome:
+def _clip_ratio(value: Any, source: ForeignConfig) -> Outcome:
     sides = [source(f"{ACTOR}.clip_ratio_{side}") for side in ("low", "high")]
     names = ("algorithm.clip_ratio_low", "algorithm.clip_ratio_high")
     open_sides = {name: value for name, side in zip(names, sides, strict=True) if side is None}
@@ -123,7 +123,7 @@ def _clip_ratio(value: Any, source: Source) -> Outcome:
     return untranslated(f"verl does not read it beside clip_ratio_low ({low}) and clip_ratio_high ({high})")
 
 
-def _clip_ratio_c(value: Any, source: Source) -> Outcome:
+def _clip_ratio_c(value: Any, source: ForeignConfig) -> Outcome:
     mode = source(f"{ACTOR}.policy_loss.loss_mode")
     return write({"algorithm.clip_ratio_c": value}) if mode == "vanilla" else same(f"not read by loss_mode {mode}")
 
@@ -133,7 +133,7 @@ def _of_loss(key: str, *modes: str) -> Rule:
     return while_(lambda source: source(mode) in modes, key, f"read only by loss_mode {', '.join(modes)}")
 
 
-def _aggregation(value: Any, _: Source) -> Outcome:
+def _aggregation(value: Any, _: ForeignConfig) -> Outcome:
     if value not in AGGREGATIONS:
         return untranslated(f"{value} has no counterpart; known: {', '.join(AGGREGATIONS)}")
     values = {"algorithm.loss_agg_func": value}
@@ -142,20 +142,20 @@ def _aggregation(value: Any, _: Source) -> Outcome:
     return write(values)
 
 
-def _kl_loss_type(value: Any, _: Source) -> Outcome:
+def _kl_loss_type(value: Any, _: ForeignConfig) -> Outcome:
     values: dict[str, Any] = {"algorithm.kl_loss_type": value}
     bounded = str(value).rstrip("+") in ("k3", "low_var_kl")
     return write({**values, **({"algorithm.kl_loss_output_clip": 10.0} if bounded else {})})
 
 
-def _filter_groups(value: Any, source: Source) -> Outcome:
+def _filter_groups(value: Any, source: ForeignConfig) -> Outcome:
     if not value:
         return same("off there")
     limit = int(source("algorithm.filter_groups.max_num_gen_batches") or 0)
     return write({"algorithm.dynamic_sampling.max_rounds": limit or 1000}, "a section that is there is switched on")
 
 
-def _rollout_is(value: Any, source: Source) -> Outcome:
+def _rollout_is(value: Any, source: ForeignConfig) -> Outcome:
     if value is None:
         return same("off there")
     key, bound = "algorithm.rollout_is", source("algorithm.rollout_correction.rollout_is_threshold")
@@ -164,7 +164,7 @@ def _rollout_is(value: Any, source: Source) -> Outcome:
     return write({**values, **({f"{key}.low": float(low)} if low else {})})
 
 
-def _files(value: Any, source: Source) -> Outcome:
+def _files(value: Any, source: ForeignConfig) -> Outcome:
     """Parquet files of verl: the columns `prompt` (messages) and `reward_model.ground_truth`."""
     train, val = _listed(value), _listed(source("data.val_files"))
     columns = {"prompt_column": source("data.prompt_key"), "answer_column": "reward_model.ground_truth"}
@@ -188,14 +188,14 @@ def _listed(value: Any) -> list[str]:
     return [f"${{env:HOME}}{path[1:]}" if str(path).startswith("~/") else str(path) for path in paths]
 
 
-def _val_files(value: Any, source: Source) -> Outcome:
+def _val_files(value: Any, source: ForeignConfig) -> Outcome:
     train, val = _listed(source("data.train_files")), _listed(value)
     if len(train) != len(val):
         return untranslated(f"{len(val)} validation files beside {len(train)} training files: pairs here")
     return part_of("data.task" if len(train) == 1 else "data.sources")
 
 
-def _truncation(value: Any, source: Source) -> Outcome:
+def _truncation(value: Any, source: ForeignConfig) -> Outcome:
     if value == "error" or source("data.filter_overlong_prompts"):
         return same("longer prompts are left out and counted")
     return untranslated(f"{value} shortens long prompts there; here they are left out and counted")
@@ -207,14 +207,14 @@ def _micro(role: str, key: str) -> Rule:
     )
 
 
-def dynamic(source: Source, role: str) -> bool:
+def dynamic(source: ForeignConfig, role: str) -> bool:
     """True if micro-batches of a role have a token budget. The critic follows the actor unless it says otherwise."""
     own = source(f"{role}.use_dynamic_bsz")
     return bool(own if own is not None or role == ACTOR else source(f"{ACTOR}.use_dynamic_bsz"))
 
 
 def _global_micro(role: str, key: str) -> Rule:
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: ForeignConfig) -> Outcome:
         if value is None or dynamic(source, role):
             return same("not set" if value is None else "use_dynamic_bsz is true")
         return write({key: max(value // gpus(source), 1)}, "of all GPUs together there, of one here")
@@ -223,7 +223,7 @@ def _global_micro(role: str, key: str) -> Rule:
 
 
 def _budget(role: str, key: str) -> Rule:
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: ForeignConfig) -> Outcome:
         if not dynamic(source, role):
             return same("use_dynamic_bsz is false")
         split = int(source(f"{role}.ulysses_sequence_parallel_size") or 1)
@@ -232,7 +232,7 @@ def _budget(role: str, key: str) -> Rule:
     return rule
 
 
-def _log_prob_rows(value: Any, source: Source) -> Outcome:
+def _log_prob_rows(value: Any, source: ForeignConfig) -> Outcome:
     if value is None:
         return same("not set")
     if dynamic(source, ACTOR):
@@ -240,14 +240,14 @@ def _log_prob_rows(value: Any, source: Source) -> Outcome:
     return write({"algorithm.logprob_forward_micro_batch_size": value})
 
 
-def _log_prob_tokens(value: Any, source: Source) -> Outcome:
+def _log_prob_tokens(value: Any, source: ForeignConfig) -> Outcome:
     if not dynamic(source, ACTOR) or value == source(f"{ACTOR}.ppo_max_token_len_per_gpu"):
         return same("log-probs have the token budget of training")
     return untranslated("log-probs have the token budget of training here")
 
 
 def _warmup(role: str, ours: str) -> Rule:
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: ForeignConfig) -> Outcome:
         if not value:
             return same("no warm-up")
         steps = source("trainer.total_training_steps")
@@ -259,7 +259,7 @@ def _warmup(role: str, ours: str) -> Rule:
 
 
 def _schedule(ours: str) -> Rule:
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: ForeignConfig) -> Outcome:
         if value is None:
             return same("not set")
         if value not in ("constant", "linear", "cosine"):
@@ -282,7 +282,7 @@ def _min_lr(role: str, ours: str) -> Rule:
 def _offload(role: str, ours: str, section: str) -> Rule:
     parts = [f"{role}.{section}.{name}_offload" for name in ("param", "grad", "optimizer")]
 
-    def rule(_: Any, source: Source) -> Outcome:
+    def rule(_: Any, source: ForeignConfig) -> Outcome:
         return write({f"{ours}.offload": any(source(part) for part in parts)}, "all parts of a model at once here")
 
     return rule
@@ -294,32 +294,32 @@ def _engine_argument(name: str) -> Rule:
     )
 
 
-def _epochs(value: Any, source: Source) -> Outcome:
+def _epochs(value: Any, source: ForeignConfig) -> Outcome:
     steps = source("trainer.total_training_steps")
     if steps is not None:
         return write({"runner.max_epochs": value, "runner.max_steps": steps})
     return write({"runner.max_epochs": value, "runner.max_steps": MANY_STEPS}, NO_STEPS)
 
 
-def _project(value: Any, source: Source) -> Outcome:
+def _project(value: Any, source: ForeignConfig) -> Outcome:
     name = source("trainer.experiment_name")
     if source("trainer.default_local_dir") is not None:
         return untranslated("loggers have no project here")
     return write({"runner.output_dir": f"runs/{value}/{name}" if name else f"runs/{value}"}, "a folder of the project")
 
 
-def _critic_warmup(value: Any, _: Source) -> Outcome:
+def _critic_warmup(value: Any, _: ForeignConfig) -> Outcome:
     why = "steps count from 1 there: K means K - 1" if value else ""
     return write({"algorithm.policy_training_start_step": max(value - 1, 0)}, why)
 
 
-def _resume(value: Any, source: Source) -> Outcome:
+def _resume(value: Any, source: ForeignConfig) -> Outcome:
     if value == "resume_path":
         return write({"runner.resume": source("trainer.resume_from_path")})
     return choice("runner.resume", {"auto": "auto", "disable": "never"})(value, source)
 
 
-def _reward_manager(value: Any, source: Source) -> Outcome:
+def _reward_manager(value: Any, source: ForeignConfig) -> Outcome:
     if source("reward_model.enable") or source("reward.reward_model.enable"):
         return same("the reward model scores")
     if value not in (None, "naive", "batch", "prime", "dapo"):
@@ -327,7 +327,7 @@ def _reward_manager(value: Any, source: Source) -> Outcome:
     return write({"reward.type": "math_verify"}, SCORING)
 
 
-def _reward_model(value: Any, source: Source) -> Outcome:
+def _reward_model(value: Any, source: ForeignConfig) -> Outcome:
     if not (source("reward_model.enable") or source("reward.reward_model.enable")):
         return same("the reward model is off")
     return write({"reward.type": "model", "reward.model.path": value})

@@ -43,7 +43,7 @@ GPUS_PER_NODE = (8, 4, 2, 1, 16)  # tried in this order for a run of another mac
 
 
 @dataclass(frozen=True)
-class Conversation:
+class LoggedConversation:
     """A sample. sample: its line. tokens: its lines of tokens.jsonl, empty if they were not recorded."""
 
     sample: Line
@@ -51,7 +51,7 @@ class Conversation:
 
 
 @dataclass(frozen=True)
-class Video:
+class EpisodeVideo:
     """An episode as a film. source: a data URI, or a path relative to the report. facts: of the JSON file beside it:
     step, seed, rewards and values of each step, steps_per_picture, pictures_per_second."""
 
@@ -61,7 +61,7 @@ class Video:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class RecordedSpans:
     """The last recorded steps. lanes: name -> spans. begin, end: microseconds. dropped: spans too short to draw."""
 
     lanes: Mapping[str, Sequence[Event]]
@@ -71,7 +71,7 @@ class Timeline:
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """What is known of a run. card: the algorithm as (label, text) lines. placement: an SVG, empty if it cannot be
     drawn. lacks: what is missing and why, by section of the page."""
 
@@ -81,10 +81,10 @@ class Run:
     facts: Facts
     card: Sequence[tuple[str, str]]
     placement: str
-    timeline: Timeline | None
-    conversations: Sequence[Conversation]
+    timeline: RecordedSpans | None
+    conversations: Sequence[LoggedConversation]
     episodes: Sequence[Line]
-    videos: Sequence[Video]
+    videos: Sequence[EpisodeVideo]
     lacks: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -92,7 +92,7 @@ class Run:
         return str(self.facts.key("runner.task_type") or "")
 
 
-def collect(runs: Sequence[Path], page: Path) -> list[Run]:
+def collect(runs: Sequence[Path], page: Path) -> list[ReportedRun]:
     """Returns what the folders hold; `page`: the report, to which links are relative.
 
     Raises DataError with the problems of all folders that hold no readable run.
@@ -138,7 +138,7 @@ def _names(runs: Sequence[Path]) -> list[str]:
     return ["/".join(each[-depth:]) for each in parts]
 
 
-def _run(path: Path, name: str, page: Path, room: int) -> Run:
+def _run(path: Path, name: str, page: Path, room: int) -> ReportedRun:
     if not path.exists():
         raise DataError(f"{path}: no such folder; name the output folder of a run")
     folder = path if path.is_dir() else path.parent
@@ -155,7 +155,7 @@ def _run(path: Path, name: str, page: Path, room: int) -> Run:
     busy = busy_devices(lanes, placement) if placement is not None else []
     task = (config.get("runner") or {}).get("task_type", "")
     conversations = _conversations(folder, task, lacks)
-    return Run(
+    return ReportedRun(
         name=name,
         folder=folder,
         state=state_of(folder),
@@ -219,7 +219,7 @@ def _lanes(folder: Path, lacks: dict[str, str]) -> dict[str, list[Event]]:
         return {}
 
 
-def _timeline(lanes: Mapping[str, Sequence[Event]], lacks: dict[str, str]) -> Timeline | None:
+def _timeline(lanes: Mapping[str, Sequence[Event]], lacks: dict[str, str]) -> RecordedSpans | None:
     if not lanes:
         return None
     try:
@@ -232,7 +232,9 @@ def _timeline(lanes: Mapping[str, Sequence[Event]], lacks: dict[str, str]) -> Ti
     drawn: dict[str, list[Event]] = {lane: [] for lane in lanes}
     for lane, event in longest:
         drawn[lane].append(event)
-    return Timeline({lane: events for lane, events in drawn.items() if events}, begin, end, len(kept) - len(longest))
+    return RecordedSpans(
+        {lane: events for lane, events in drawn.items() if events}, begin, end, len(kept) - len(longest)
+    )
 
 
 def _lines(path: Path, lacks: dict[str, str], section: str) -> Iterator[Line]:
@@ -245,7 +247,7 @@ def _lines(path: Path, lacks: dict[str, str], section: str) -> Iterator[Line]:
         lacks[section] = f"{str(error).removeprefix(str(path.parent) + '/')}; later lines are left out."
 
 
-def _conversations(folder: Path, task: str, lacks: dict[str, str]) -> list[Conversation]:
+def _conversations(folder: Path, task: str, lacks: dict[str, str]) -> list[LoggedConversation]:
     if task == "embodied":
         return []
     path, tokens_path = folder / "samples.jsonl", folder / "tokens.jsonl"
@@ -271,7 +273,7 @@ def _conversations(folder: Path, task: str, lacks: dict[str, str]) -> list[Conve
     return found
 
 
-def _conversation(line: Line, tokens: Sequence[Line]) -> Conversation:
+def _conversation(line: Line, tokens: Sequence[Line]) -> LoggedConversation:
     """Returns a sample without secrets and with texts of bounded length."""
     texts = {name: value for name, value in line.items() if isinstance(value, str)}
     clean = {name: without_secrets(value) for name, value in texts.items()}
@@ -283,7 +285,7 @@ def _conversation(line: Line, tokens: Sequence[Line]) -> Conversation:
     }
     whole = "".join(str(token.get("text", "")) for token in tokens)
     secret = clean != texts or without_secrets(whole) != whole
-    return Conversation(line | cut, () if secret else tokens)
+    return LoggedConversation(line | cut, () if secret else tokens)
 
 
 def _episodes(folder: Path, task: str, lacks: dict[str, str]) -> list[Line]:
@@ -298,7 +300,7 @@ def _episodes(folder: Path, task: str, lacks: dict[str, str]) -> list[Line]:
     return [{**line, "task": without_secrets(line.get("task", ""))} for line in lines if line["step"] in chosen]
 
 
-def _videos(folder: Path, page: Path, room: int, task: str, lacks: dict[str, str]) -> Iterator[Video]:
+def _videos(folder: Path, page: Path, room: int, task: str, lacks: dict[str, str]) -> Iterator[EpisodeVideo]:
     paths = [path for pattern in ("*.mp4", "videos/*.mp4", "evaluation/*.mp4") for path in sorted(folder.glob(pattern))]
     paths = [path for path in paths if not path.name.startswith(".")]
     if not paths and task == "embodied":
@@ -316,7 +318,7 @@ def _videos(folder: Path, page: Path, room: int, task: str, lacks: dict[str, str
             source = f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}"
         else:
             source = _relative(path, page)
-        yield Video(str(path.relative_to(folder)), source, facts)
+        yield EpisodeVideo(str(path.relative_to(folder)), source, facts)
 
 
 def _is_plain(value: object) -> bool:

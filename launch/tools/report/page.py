@@ -22,7 +22,7 @@ from typing import Any
 
 from rl_platform.config.differences import flat
 from rl_platform.launch.tools.plot import AXES
-from rl_platform.launch.tools.report.collect import Conversation, Run
+from rl_platform.launch.tools.report.collect import LoggedConversation, ReportedRun
 from rl_platform.launch.tools.report.definitions import definition_of, definitions
 from rl_platform.launch.tools.report.verdict import FEW_STEPS, judge, progress
 
@@ -34,7 +34,7 @@ NAMES = ("runner.output_dir", "runner.experiment_name")  # differ in any two run
 Tree = dict[str, Any]
 
 
-def page(runs: Sequence[Run], follow: int = 0) -> str:
+def page(runs: Sequence[ReportedRun], follow: int = 0) -> str:
     """Returns the report as HTML. follow: seconds after which the page reads the file again; 0: never."""
     html = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     script = html[html.index('<script>\n"use strict"') + len("<script>") : html.rindex("</script>")]
@@ -44,7 +44,7 @@ def page(runs: Sequence[Run], follow: int = 0) -> str:
     return html.replace("@HASH@", hashed, 1).replace("@DATA@", data, 1)
 
 
-def write(runs: Sequence[Run], path: Path, follow: int = 0) -> None:
+def write(runs: Sequence[ReportedRun], path: Path, follow: int = 0) -> None:
     """Writes the report as a whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.tmp")
@@ -55,7 +55,7 @@ def write(runs: Sequence[Run], path: Path, follow: int = 0) -> None:
         part.unlink(missing_ok=True)
 
 
-def _data(runs: Sequence[Run], follow: int) -> Tree:
+def _data(runs: Sequence[ReportedRun], follow: int) -> Tree:
     names = sorted({name for run in runs for row in run.facts.rows for name in row} - {"step"})
     curves = {name: [_curve(run, name) for run in runs] for name in names}
     curves = {name: own for name, own in curves.items() if any(own)}
@@ -81,11 +81,11 @@ def _data(runs: Sequence[Run], follow: int) -> Tree:
     }
 
 
-def _part_names(runs: Sequence[Run]) -> Iterable[str]:
+def _part_names(runs: Sequence[ReportedRun]) -> Iterable[str]:
     return {name for run in runs for each in run.conversations for name in each.sample if name.startswith("reward/")}
 
 
-def _run(run: Run, index: int) -> Tree:
+def _run(run: ReportedRun, index: int) -> Tree:
     facts = run.facts
     rows = [row for row in facts.rows if row["step"] > 0]
     seconds = [row["time/step"] for row in rows if math.isfinite(row.get("time/step", math.nan))]
@@ -129,7 +129,7 @@ def _run(run: Run, index: int) -> Tree:
     }
 
 
-def _conversation(each: Conversation, number: int) -> Tree:
+def _conversation(each: LoggedConversation, number: int) -> Tree:
     sample, parts = each.sample, {name: part for name, part in each.sample.items() if name.startswith("reward/")}
     tokens = [{key: value for key, value in line.items() if key not in ("step", "sample")} for line in each.tokens]
     own = {key: value for key, value in sample.items() if key not in parts}
@@ -140,11 +140,11 @@ def _conversation(each: Conversation, number: int) -> Tree:
     }
 
 
-def _window(run: Run) -> int:
+def _window(run: ReportedRun) -> int:
     return math.ceil(len(run.facts.rows) / POINTS)
 
 
-def _curve(run: Run, name: str) -> Tree | None:
+def _curve(run: ReportedRun, name: str) -> Tree | None:
     """Returns steps and values of a metric, in a long run the means of windows, each at its last step."""
     series = run.facts.series(name)
     if not series:
@@ -160,7 +160,7 @@ def _curve(run: Run, name: str) -> Tree | None:
     }
 
 
-def _positions(run: Run, axis: str) -> dict[int, float]:
+def _positions(run: ReportedRun, axis: str) -> dict[int, float]:
     """Returns where the steps lie on an axis; empty if the run does not report what it sums up."""
     summed = AXES[axis][0]
     if not any(summed in row for row in run.facts.rows):

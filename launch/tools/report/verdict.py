@@ -108,7 +108,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Rule:
+class Symptom:
     """asks: the question that it answers. needs: metrics without which it says nothing, or other `SOURCES`."""
 
     asks: str
@@ -596,30 +596,30 @@ SOURCES: Mapping[str, Callable[[Facts], object]] = {
     "several ranks in trace.json": lambda facts: facts.rank_seconds,
 }
 RULES = (
-    Rule("Are all numbers finite?", (), _not_finite),
-    Rule("Do rewards differ?", ("reward/min", "reward/max"), _no_signal),
-    Rule("Did the run keep what it learned?", (), _lost),
-    Rule("Is there progress?", (), _no_progress),
-    Rule("Does validation follow training?", (), _validation_falls),
-    Rule("Is the step of the policy small enough (KL)?", ("actor/approx_kl",), _kl_high),
-    Rule("Does the policy move?", ("actor/approx_kl",), _policy_still),
-    Rule("Is little clipped?", ("actor/clip_frac",), _clipped),
-    Rule("Does the policy still explore (entropy)?", ("actor/entropy",), _entropy_collapsed),
-    Rule("Is the policy still ordered (entropy)?", ("actor/entropy",), _entropy_exploded),
-    Rule("Does the critic explain the returns?", ("critic/explained_var",), _critic_useless),
-    Rule("Is value clipping wide enough?", ("critic/clip_frac",), _value_clipped),
-    Rule("Are gradient norms steady?", ("actor/grad_norm",), _gradients),
-    Rule("Do responses end by themselves?", ("len/response_clip_frac",), _truncated),
-    Rule("Is the reward free of length?", ("len/response_mean", "reward/mean"), _length_hacked),
-    Rule("Are all responses scored?", ("reward/unscored", "perf/samples"), _unscored),
-    Rule("Do rollout and training engine agree?", tuple(MISMATCH_LIMITS), _mismatch),
-    Rule("Do importance weights keep the data?", ("is/ess",), _weights_wasted),
-    Rule("Are responses fresh?", ("staleness/max",), _stale),
-    Rule("Are questions neither too easy nor too hard?", ("dynamic_sampling/generated",), _equal_groups),
-    Rule("Does target_kl let updates end?", ("actor/early_stopped",), _early_stopped),
-    Rule("Do learner ranks share the work?", ("balance/imbalance",), _imbalance),
-    Rule("Are ranks equally fast?", ("several ranks in trace.json",), _stragglers),
-    Rule("Do devices work?", ("trace.json",), _idle),
-    Rule("Does training have the time?", ("time/step",), _overhead),
-    Rule("Did everything run without failures?", (), _failures),
+    Symptom("Are all numbers finite?", (), _not_finite),
+    Symptom("Do rewards differ?", ("reward/min", "reward/max"), _no_signal),
+    Symptom("Did the run keep what it learned?", (), _lost),
+    Symptom("Is there progress?", (), _no_progress),
+    Symptom("Does validation follow training?", (), _validation_falls),
+    Symptom("Is the step of the policy small enough (KL)?", ("actor/approx_kl",), _kl_high),
+    Symptom("Does the policy move?", ("actor/approx_kl",), _policy_still),
+    Symptom("Is little clipped?", ("actor/clip_frac",), _clipped),
+    Symptom("Does the policy still explore (entropy)?", ("actor/entropy",), _entropy_collapsed),
+    Symptom("Is the policy still ordered (entropy)?", ("actor/entropy",), _entropy_exploded),
+    Symptom("Does the critic explain the returns?", ("critic/explained_var",), _critic_useless),
+    Symptom("Is value clipping wide enough?", ("critic/clip_frac",), _value_clipped),
+    Symptom("Are gradient norms steady?", ("actor/grad_norm",), _gradients),
+    Symptom("Do responses end by themselves?", ("len/response_clip_frac",), _truncated),
+    Symptom("Is the reward free of length?", ("len/response_mean", "reward/mean"), _length_hacked),
+    Symptom("Are all responses scored?", ("reward/unscored", "perf/samples"), _unscored),
+    Symptom("Do rollout and training engine agree?", tuple(MISMATCH_LIMITS), _mismatch),
+    Symptom("Do importance weights keep the data?", ("is/ess",), _weights_wasted),
+    Symptom("Are responses fresh?", ("staleness/max",), _stale),
+    Symptom("Are questions neither too easy nor too hard?", ("dynamic_sampling/generated",), _equal_groups),
+    Symptom("Does target_kl let updates end?", ("actor/early_stopped",), _early_stopped),
+    Symptom("Do learner ranks share the work?", ("balance/imbalance",), _imbalance),
+    Symptom("Are ranks equally fast?", ("several ranks in trace.json",), _stragglers),
+    Symptom("Do devices work?", ("trace.json",), _idle),
+    Symptom("Does training have the time?", ("time/step",), _overhead),
+    Symptom("Did everything run without failures?", (), _failures),
 )

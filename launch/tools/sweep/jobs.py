@@ -31,7 +31,7 @@ STOPPING_S = 26.0  # for points to save after a signal; the command is cut off 3
 SHOWN = 8  # last lines of a failed point
 
 
-class Source(Protocol):
+class PointSource(Protocol):
     """Gives points to run and learns how they ended. total: the number of points that it gives."""
 
     total: int
@@ -88,7 +88,7 @@ class Jobs:
         self._running: list[_Running] = []
         self._last_sign = time.monotonic()
 
-    def run(self, source: Source) -> dict[str, str]:
+    def run(self, source: PointSource) -> dict[str, str]:
         """Runs all points; a failed one does not end the others. Returns the names of failed points with the reason.
 
         An exception, such as Interrupted, ends the running points: they save and can be resumed.
@@ -127,7 +127,7 @@ class Jobs:
         self._running.append(_Running(point, child, slot, now, now, log, begin))
         self._say(f"{point.name}: started, {which}")
 
-    def _watch(self, one: _Running, source: Source) -> None:
+    def _watch(self, one: _Running, source: PointSource) -> None:
         now = time.monotonic()
         if one.pruned or now - one.watched < WATCH_S:
             return

@@ -27,7 +27,7 @@ DIRECTIONS = {"maximize": "highest", "minimize": "lowest"}
 
 
 @dataclass(frozen=True)
-class Result:
+class PointResult:
     """How a point ended. status: finished, pruned, failed or unfinished. step, value: the last ones of its metrics.
 
     seconds: of all its steps. reason: of a failure in this call.
@@ -44,7 +44,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """Points that differ in their seed. n: the finished ones, of which the other numbers are; std needs two."""
 
     name: str
@@ -89,14 +89,14 @@ class Summary:
 
     def _result(
         self, point: Point, rows: Sequence[Mapping[str, float]], failed: Mapping[str, str], pruned: frozenset[str]
-    ) -> Result:
+    ) -> PointResult:
         if point.name in pruned:
             status = "pruned"
         elif point.name in failed:
             status = "failed"
         else:
             status = "finished" if (self.folder / point.name / FINISHED).exists() else "unfinished"
-        return Result(
+        return PointResult(
             point.name,
             point.group,
             point.values,
@@ -107,13 +107,13 @@ class Summary:
             failed.get(point.name, ""),
         )
 
-    def _grouped(self, points: Sequence[Point]) -> list[Group]:
+    def _grouped(self, points: Sequence[Point]) -> list[SeedGroup]:
         """Returns the groups, the best first, those without a value last."""
         groups = []
         for name, label in {point.group: point.label for point in points}.items():
             own = [result for result in self.results if result.group == name]
             values = [result.value for result in own if result.status == "finished" and result.value is not None]
-            group = Group(name, label, len(values), len(own))
+            group = SeedGroup(name, label, len(values), len(own))
             if values:
                 deviation = stdev(values) if len(values) > 1 else None
                 group = replace(group, mean=mean(values), std=deviation, lowest=min(values), highest=max(values))

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from rl_platform.config.rules.rule import TASK, Unread, embodied, reasoning, unknown_name, unread_keys, when
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.reward import VERIFIERS, Judge, RewardFunction, Scoring
+from rl_platform.config.schema.reward import VERIFIERS, Judge, Scoring, WeightedReward
 from rl_platform.errors import Problem
 
 _TYPE, _TYPES = "reward.type", (*VERIFIERS, "code", "model", "judge", "http")
@@ -96,7 +96,7 @@ def _computes_model(part: Scoring) -> bool:
     return part.type == "model" and not part.asks_server
 
 
-def _functions(functions: list[RewardFunction]) -> Iterator[Problem]:
+def _functions(functions: list[WeightedReward]) -> Iterator[Problem]:
     labels = [when(partial(getattr, function, "label")) for function in functions]
     models = [index for index, function in enumerate(functions) if when(partial(_computes_model, function))]
     for index, label in enumerate(labels):

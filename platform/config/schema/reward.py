@@ -98,7 +98,7 @@ class Scoring(Section):
         return self.type != "code" and self.address is not None
 
 
-class RewardFunction(Scoring):
+class WeightedReward(Scoring):
     """`reward.functions[]`: one of several functions whose weighted sum is the score."""
 
     name: str | None = key(
@@ -118,7 +118,7 @@ class Reward(Scoring):
     """`reward`: scores responses."""
 
     group_name: str | None = key(None, "name of the worker group in logs")
-    functions: list[RewardFunction] = Field(
+    functions: list[WeightedReward] = Field(
         default_factory=list, description="several functions, whose weighted sum is the score; none: reward.type alone"
     )
 

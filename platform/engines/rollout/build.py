@@ -9,7 +9,7 @@ import torch
 
 from rl_platform.config.rollout_backend import chosen_backend
 from rl_platform.config.schema import Config
-from rl_platform.engines.rollout.base import ENGINE, EngineSetup, RolloutEngine
+from rl_platform.engines.rollout.base import ENGINE, RolloutEngine, SGLangSetup
 from rl_platform.engines.rollout.hosted import visible_gpus
 from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
@@ -73,10 +73,10 @@ def rollout_engine(
         vllm = VLLMEngine(label, vllm_setup, eos, rollout.engine_env, logs / f"{label}-vllm.log")
         vllm.stop_texts = stop_texts
         return vllm
-    from rl_platform.engines.rollout.sglang.program import EngineSetup
+    from rl_platform.engines.rollout.sglang.program import SGLangSetup
     from rl_platform.engines.rollout.sglang.sglang_client import SGLangEngine
 
-    setup = EngineSetup(
+    setup = SGLangSetup(
         model_config=description,
         device="cuda" if accelerators else "cpu",
         tensor_parallel=ranks,
@@ -99,7 +99,7 @@ def _user_engine(
 ) -> RolloutEngine:
     name, data = config.rollout.backend, config.data
     device = torch.device("cuda", accelerators[0]) if accelerators else torch.device("cpu")
-    setup = EngineSetup(
+    setup = SGLangSetup(
         label=label,
         model_config=model_config,
         eos=eos,

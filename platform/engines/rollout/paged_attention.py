@@ -91,7 +91,7 @@ class PrefillAttention:
         return new
 
 
-class Row(Protocol):
+class RunningRow(Protocol):
     """A running sequence: its full pages, and the number of its cached tokens."""
 
     pages: list[Page]
@@ -110,7 +110,7 @@ class Readers:
     `absent` [n,K,1,1,1] is -inf.
     """
 
-    def __init__(self, cache: KVCache, rows: Sequence[Row]) -> None:
+    def __init__(self, cache: KVCache, rows: Sequence[RunningRow]) -> None:
         readers_of: dict[Pool, list[list[int]]] = {pool: [[] for _ in pool.pages] for pool in cache.pools.values()}
         starts_of = {pool: [0] * len(pool.pages) for pool in cache.pools.values()}
         for number, row in enumerate(rows):
@@ -147,7 +147,7 @@ class Readers:
 class DecodeAttention:
     """Attention of one new token of each sequence in `rows`, which occupy the first slots; their tails are not full."""
 
-    def __init__(self, cache: KVCache, rows: Sequence[Row], readers: Readers) -> None:
+    def __init__(self, cache: KVCache, rows: Sequence[RunningRow], readers: Readers) -> None:
         self.cache, self.readers, self.count = cache, readers, len(rows)
         tails, device = cache.tails, cache.tails.device
         self.heads, self.head_dim = tails.shape[3], tails.shape[-1]

@@ -7,7 +7,7 @@ import pytest
 from rl_platform.algorithms.card import algorithm_card, functions_card, sources_card
 from rl_platform.config.schema.algorithm import ESTIMATORS, PFPPO, Algorithm, DynamicSampling, KLControl
 from rl_platform.config.schema.data import Data, Source
-from rl_platform.config.schema.reward import Reward, RewardFunction
+from rl_platform.config.schema.reward import Reward, WeightedReward
 
 
 def card(
@@ -218,7 +218,7 @@ def test_shares_of_sources() -> None:
 
 def test_several_reward_functions() -> None:
     assert functions_card(Reward()) == []
-    functions = [RewardFunction(type="math_verify", name="correct"), RewardFunction(type="own:length", weight=-0.1)]
+    functions = [WeightedReward(type="math_verify", name="correct"), WeightedReward(type="own:length", weight=-0.1)]
     ((topic, text),) = functions_card(Reward(functions=functions))
     assert topic == "score"
     assert text.startswith("1 * correct (math_verify) + -0.1 * length (own:length); a response")

@@ -19,7 +19,7 @@ from rl_platform.components.environment import Environment
 from rl_platform.components.policy_rollout import LocalPolicy, Observations, PolicyRollout, RemotePolicy
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.success import Success
-from rl_platform.envs.embodied.video import Episode
+from rl_platform.envs.embodied.video import RecordedEpisode
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime.channel import Channel
@@ -269,20 +269,20 @@ def test_a_policy_in_the_same_process_acts_without_channels_and_leads_to_the_sam
 def test_values_of_a_drawn_episode_are_those_of_the_actor(monkeypatch: pytest.MonkeyPatch) -> None:
     """One value for each step that was played, of the observation before it."""
     settings = config(evaluation={"episodes": 1, "video": True})
-    played: list[Episode] = []
+    played: list[RecordedEpisode] = []
 
     class Screen:
         refusal, busy = "", False
 
         def __init__(self, *_: object) -> None: ...
 
-        def start(self, episode: Episode, *_: object) -> None:
+        def start(self, episode: RecordedEpisode, *_: object) -> None:
             played.append(episode)
 
         def stop(self) -> None: ...
 
-    def play_without_pictures(description, policy, seed, **_) -> Episode:
-        episode, observation = Episode(seed), np.array([[1, 7]], np.float32)
+    def play_without_pictures(description, policy, seed, **_) -> RecordedEpisode:
+        episode, observation = RecordedEpisode(seed), np.array([[1, 7]], np.float32)
         for _ in range(3):
             episode.actions.append(policy(observation))
             observation = observation + np.array([[1, 0]], np.float32)

@@ -17,12 +17,12 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import NodeGroup
 from rl_platform.config.schema.data import Source
 from rl_platform.config.schema.env import EnvTask
-from rl_platform.config.schema.reward import RewardFunction
+from rl_platform.config.schema.reward import WeightedReward
 from rl_platform.config.schema.section import Section
 
 ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "platform" / "config"
-IN_LISTS = {"node_groups": NodeGroup, "sources": Source, "functions": RewardFunction, "tasks": EnvTask}
+IN_LISTS = {"node_groups": NodeGroup, "sources": Source, "functions": WeightedReward, "tasks": EnvTask}
 KEYS = {path: section_at(path.rpartition(".")[0]) for path, field in walk() if section_of(field.annotation) is None}
 KEYS |= {f"{path}[].{name}": section for path, section in IN_LISTS.items() for name in section.model_fields}
 

@@ -26,7 +26,7 @@ from weight_senders import SendingProcess
 from rl_platform.components.rollout import generate_until
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.hosted import HostedEngine
-from rl_platform.engines.rollout.sglang.program import EngineSetup
+from rl_platform.engines.rollout.sglang.program import SGLangSetup
 from rl_platform.engines.rollout.sglang.sglang_client import SGLangEngine
 from rl_platform.engines.rollout.sglang.shared_weights import SharedWeights
 from rl_platform.engines.rollout.stop_texts import StopTexts
@@ -52,9 +52,9 @@ def shared(script: Any) -> ModuleType:
     return script(Path(__file__).with_name("test_rollout.py"))
 
 
-def setup_for(config: Any) -> EngineSetup:
+def setup_for(config: Any) -> SGLangSetup:
     description = config.to_dict() | {"architectures": ["LlamaForCausalLM"]}
-    return EngineSetup(description, "cpu", 1, "float32", RUNNING, 4096, 0.1, seed=0)
+    return SGLangSetup(description, "cpu", 1, "float32", RUNNING, 4096, 0.1, seed=0)
 
 
 def vllm_setup_for(config: Any) -> VLLMSetup:

@@ -11,7 +11,7 @@ from waiting import until
 
 from rl_platform.engines.rollout.hosted import HostedEngine
 from rl_platform.engines.rollout.sglang import sglang_client as hosted
-from rl_platform.engines.rollout.sglang.program import EngineSetup
+from rl_platform.engines.rollout.sglang.program import SGLangSetup
 from rl_platform.engines.rollout.sglang.sglang_client import SGLangEngine
 from rl_platform.engines.rollout.vllm import client
 from rl_platform.engines.rollout.vllm.client import VLLMEngine, VLLMSetup
@@ -48,7 +48,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(*, dies: bool) -> tuple[SGLangEngine, Path]:
         monkeypatch.setattr(hosted, "PROGRAM", PROGRAM.format(folder=str(tmp_path), dies=dies))
         monkeypatch.setattr(hosted, "DEATH_S", 1.0)
-        setup = EngineSetup({}, "cpu", 2, "float32", 4, 64, 0.1, seed=0)
+        setup = SGLangSetup({}, "cpu", 2, "float32", 4, 64, 0.1, seed=0)
         return SGLangEngine("rollout[0]", setup, (), {}, tmp_path / "log"), tmp_path / "log"
 
     return run

@@ -24,7 +24,7 @@ from rl_platform.engines.training.megatron.device import CONNECTIONS, importing_
 from rl_platform.engines.training.megatron.mixture import Mixture
 from rl_platform.engines.training.megatron.supported import unfit, uses_transformer_engine
 from rl_platform.engines.training.megatron.vocab_parallel import vocab_parallel_full_kl, vocab_parallel_log_probs
-from rl_platform.engines.training.megatron.weight_map import Source, boxes, join, placed, source_of, split
+from rl_platform.engines.training.megatron.weight_map import TensorSource, boxes, join, placed, source_of, split
 from rl_platform.models import language
 from rl_platform.models.language import full_kl_of_states, token_log_probs
 
@@ -53,7 +53,7 @@ WHOLE = {  # parameters of a stage, and the shapes of the tensors that they cons
 }
 
 
-def shared(source: Source, whole: Sequence[Tensor], size: int) -> list[Tensor]:
+def shared(source: TensorSource, whole: Sequence[Tensor], size: int) -> list[Tensor]:
     """The parameters of `size` ranks, put together from whole tensors in the order of Megatron's layers."""
     match source.sharing:
         case "replicated":
@@ -109,7 +109,7 @@ class TestShares:
         assert elements == list(range(start, stop))
 
     def test_names(self) -> None:
-        def source(name: str, value_head: bool = False) -> Source:
+        def source(name: str, value_head: bool = False) -> TensorSource:
             return source_of(name, 5, CONFIG, value_head=value_head)
 
         layer = "decoder.layers.1"

@@ -12,7 +12,7 @@ import torch
 
 from rl_platform.engines.rollout.build import check_ranks, generation_dtype
 from rl_platform.engines.rollout.hosted import EngineProcess, not_inherited, visible_gpus
-from rl_platform.engines.rollout.sglang.program import EngineSetup, engine_environment
+from rl_platform.engines.rollout.sglang.program import SGLangSetup, engine_environment
 from rl_platform.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ values = [os.environ.get(name) for name in ("MALLOC_ARENA_MAX", "PYTORCH_ALLOC_C
 connection.send_bytes(json.dumps((0, "answer", values)).encode())
 connection.recv_bytes()
 """
-ON_GPU = EngineSetup({}, "cuda", 2, "bfloat16", 16, None, 0.6, seed=0, accelerators=(2, 3))
+ON_GPU = SGLangSetup({}, "cuda", 2, "bfloat16", 16, None, 0.6, seed=0, accelerators=(2, 3))
 ON_CPU = replace(ON_GPU, device="cpu", accelerators=())
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from rl_platform.engines.rollout import hosted
 from rl_platform.engines.rollout.sglang import sglang_client as sglang
-from rl_platform.engines.rollout.sglang.program import EngineSetup
+from rl_platform.engines.rollout.sglang.program import SGLangSetup
 from rl_platform.engines.rollout.sglang.sglang_client import SGLangEngine
 from rl_platform.errors import ConfigError, PlatformError, WorkerError
 
 TRACEBACK = 'print("Traceback (most recent call last):\\n  File model_runner.py, line 7, in load_model", flush=True)\n'
-SETUP = EngineSetup({}, "cuda", 1, "float32", 16, None, 0.42, seed=0)
+SETUP = SGLangSetup({}, "cuda", 1, "float32", 16, None, 0.42, seed=0)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from rl_platform.config import load_config
 from rl_platform.config.schema import Config
 from rl_platform.engines.training.fsdp import shares
 from rl_platform.launch.check import credit, invariance, samples
-from rl_platform.launch.check.property import Outcome, compare
+from rl_platform.launch.check.property import PropertyOutcome, compare
 from rl_platform.launch.check.property_check import PROPERTIES, outcomes_of, print_outcomes
 
 ROOT = Path(__file__).parents[3]
@@ -128,7 +128,7 @@ def config_of(path: str, overrides: list[str]) -> Config:
     return load_config(ROOT / path, overrides).config
 
 
-def failures(config: Config) -> dict[str, Outcome]:
+def failures(config: Config) -> dict[str, PropertyOutcome]:
     return {outcome.name: outcome for outcome in outcomes_of(config) if outcome.failed}
 
 
@@ -393,7 +393,7 @@ class TestCompare:
 
 def test_the_table_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     outcomes = outcomes_of(config_of(REASONING, []))
-    broken = Outcome("broken", "one = two", compare("numbers", 1.0, 2.0))
+    broken = PropertyOutcome("broken", "one = two", compare("numbers", 1.0, 2.0))
     print_outcomes(Console(force_terminal=True, width=100, color_system=None), [*outcomes, broken], 1, 2.0)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100

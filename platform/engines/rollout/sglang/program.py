@@ -32,7 +32,7 @@ Shape = tuple[str, str, list[int]]  # of a tensor: name, type and size
 
 
 @dataclass(frozen=True)
-class EngineSetup:
+class SGLangSetup:
     """`cache_tokens`: room for keys and values, None: what the weights leave of `memory_share`; that is of all the
     memory of a GPU; `dtype` as torch says it; `accelerators`: numbers of the engine's GPUs, as its host counts them;
     `reports_routes`: of a mixture of experts."""
@@ -51,7 +51,7 @@ class EngineSetup:
     folder: str = ""  # with a config.json, all that is read of a model's folder; `hosted` makes it
 
 
-def engine_arguments(setup: EngineSetup) -> dict[str, object]:
+def engine_arguments(setup: SGLangSetup) -> dict[str, object]:
     """What `sglang.Engine` is called with: what both profiles share, the profile of the device, what the user adds."""
     common = {
         "model_path": setup.folder,
@@ -81,7 +81,7 @@ def engine_arguments(setup: EngineSetup) -> dict[str, object]:
     return common | (cpu if setup.device == "cpu" else gpu) | setup.extra
 
 
-def engine_environment(setup: EngineSetup, cores: Sequence[int], gpus: Sequence[str]) -> dict[str, str]:
+def engine_environment(setup: SGLangSetup, cores: Sequence[int], gpus: Sequence[str]) -> dict[str, str]:
     """Variables of the engine's process. cores: those it may use; gpus: names of those that this process sees.
 
     It counts its GPUs from 0, and sees the others behind them: weights may lie there. On a CPU each tensor-parallel
@@ -101,7 +101,7 @@ def engine_environment(setup: EngineSetup, cores: Sequence[int], gpus: Sequence[
 def main() -> None:
     """Entry point of the process: the argument is the socket's descriptor."""
     connection = Connection(int(sys.argv[1]))
-    setup = EngineSetup(**json.loads(connection.recv_bytes()))
+    setup = SGLangSetup(**json.loads(connection.recv_bytes()))
     try:
         host = EngineHost(connection, setup)
     except BaseException as error:
@@ -115,7 +115,7 @@ def main() -> None:
 class EngineHost:
     """The engine and the calls in work. Everything runs in the engine's event loop but the reading of the socket."""
 
-    def __init__(self, connection: Connection, setup: EngineSetup) -> None:
+    def __init__(self, connection: Connection, setup: SGLangSetup) -> None:
         import sglang
 
         if sglang.__version__ != VERSION:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rl_platform.engines.rollout.hosted import EngineProcess, HostedEngine, exported, visible_gpus
-from rl_platform.engines.rollout.sglang.program import PROGRAM, VERSION, EngineSetup, Shape, engine_environment
+from rl_platform.engines.rollout.sglang.program import PROGRAM, VERSION, SGLangSetup, Shape, engine_environment
 from rl_platform.engines.rollout.sglang.shared_weights import SharedWeights, write_folder
 from rl_platform.engines.rollout.sglang.start_failures import recognised
 from rl_platform.errors import Problem, WorkerDied, WorkerError
@@ -36,7 +36,7 @@ class SGLangEngine(HostedEngine):
     engine = "SGLang"
 
     def __init__(
-        self, label: str, setup: EngineSetup, eos_token_ids: Sequence[int], environment: Mapping[str, str], log: Path
+        self, label: str, setup: SGLangSetup, eos_token_ids: Sequence[int], environment: Mapping[str, str], log: Path
     ) -> None:
         self._setup, self._log = setup, log
         variables = engine_environment(setup, sorted(os.sched_getaffinity(0)), visible_gpus())

@@ -46,7 +46,7 @@ class Wanted(TypedDict):
     max_new_tokens: int | None
 
 
-class Sampling(TypedDict):
+class SamplingOptions(TypedDict):
     """`SamplingParams` of the caller."""
 
     max_new_tokens: int
@@ -60,7 +60,7 @@ def main() -> None:
     connection = Connection(int(sys.argv[1]))
     setup = json.loads(connection.recv_bytes())
     try:
-        server = Server(connection, setup)
+        server = VLLMServer(connection, setup)
     except BaseException as error:
         connection.send_bytes(json.dumps((0, FAILED, f"{type(error).__name__}: {error}")).encode())
         raise
@@ -81,7 +81,7 @@ class Response:
         self.log_probs: list[float] = []
 
 
-class Server:
+class VLLMServer:
     """Steps the engine while there are requests, and reads calls between the steps."""
 
     def __init__(self, connection: Connection, setup: Setup) -> None:
@@ -155,7 +155,7 @@ class Server:
 
     # Calls ------------------------------------------------------------------------------------------------------------
 
-    def generate(self, number: int, requests: list[Wanted], sampling: Sampling, eos: list[int]) -> None:
+    def generate(self, number: int, requests: list[Wanted], sampling: SamplingOptions, eos: list[int]) -> None:
         """Sends the fields of a Completion for every request as soon as it is finished."""
         vocabulary = self.engine.model_config.get_vocab_size()
         stop = [token for token in eos if token < vocabulary]  # vLLM refuses others, which are never sampled
@@ -196,7 +196,7 @@ class Server:
         return self.reused
 
 
-def _parameters(request: Wanted, sampling: Sampling, stop: list[int]) -> SamplingParams:
+def _parameters(request: Wanted, sampling: SamplingOptions, stop: list[int]) -> SamplingParams:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from megatron.core import tensor_parallel
 from torch import Tensor, nn
 
-from rl_platform.engines.training.megatron.weight_map import Source, adapter_name, base_name
+from rl_platform.engines.training.megatron.weight_map import TensorSource, adapter_name, base_name
 from rl_platform.models.lora import ADAPTER
 
 if TYPE_CHECKING:
@@ -30,7 +30,9 @@ class Adapters(nn.Module):
     adapters.
     """
 
-    def __init__(self, source: Source, whole: Mapping[str, Tensor], layer: Any, config: TransformerConfig) -> None:
+    def __init__(
+        self, source: TensorSource, whole: Mapping[str, Tensor], layer: Any, config: TransformerConfig
+    ) -> None:
         super().__init__()
         ranks, dtype, self.sharing = config.tensor_model_parallel_size, config.params_dtype, source.sharing
         self.sequence, self.key_heads = config.sequence_parallel, source.key_heads // ranks
@@ -71,7 +73,7 @@ class Adapters(nn.Module):
         return not self.layer[0].disable_adapters
 
 
-def add_adapters(stage: GPTModel, source_of: Callable[[str], Source], model: nn.Module) -> None:
+def add_adapters(stage: GPTModel, source_of: Callable[[str], TensorSource], model: nn.Module) -> None:
     """Adds the adapters of the platform's `model` to a stage, with undefined values. Does nothing if it has none.
 
     source_of: returns the source of a parameter of the stage.

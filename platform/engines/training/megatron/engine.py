@@ -29,7 +29,7 @@ from rl_platform.engines.training.megatron.model import build_stage, clipped_gra
 from rl_platform.engines.training.megatron.model_state import EMBEDDING, Groups, ModelState
 from rl_platform.engines.training.megatron.supported import is_latent, unfit, uses_transformer_engine
 from rl_platform.engines.training.megatron.vocab_parallel import vocab_parallel_full_kl, vocab_parallel_log_probs
-from rl_platform.engines.training.megatron.weight_map import Source, base_name, source_of
+from rl_platform.engines.training.megatron.weight_map import TensorSource, base_name, source_of
 from rl_platform.engines.training.sharded_state import ShardedState
 from rl_platform.engines.training.sharing import Group, balance_metrics_of, on_cpu, over_ranks, part_of, shares
 from rl_platform.errors import ConfigError, PlacementError, Problem
@@ -220,12 +220,12 @@ class MegatronEngine:
         gradients = [parameter.main_grad for parameter in parameters if parameter.requires_grad]
         return parameters, [*masters, *(value for value in values if isinstance(value, Tensor))], gradients
 
-    def _sources(self, stage: GPTModel) -> Callable[[str], Source]:
+    def _sources(self, stage: GPTModel) -> Callable[[str], TensorSource]:
         """Returns a function from the names of a stage's parameters to their sources."""
         first, config = stage.decoder.layers[0].layer_number - 1, self.model.model.config
         return partial(source_of, first_layer=first, config=config, value_head=self.is_value_model)
 
-    def _parameters(self, stage: GPTModel, whole: dict[str, Tensor]) -> Iterator[tuple[Tensor, Source]]:
+    def _parameters(self, stage: GPTModel, whole: dict[str, Tensor]) -> Iterator[tuple[Tensor, TensorSource]]:
         """Yields the parameters and saved buffers of one of this rank's stages with their sources in `whole`."""
         source = self._sources(stage)
         corrections = (pair for pair in stage.named_buffers() if pair[0].endswith(".router.correction"))

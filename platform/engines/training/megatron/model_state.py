@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_platform.engines.training.megatron.weight_map import Source, join, placed, split
+from rl_platform.engines.training.megatron.weight_map import TensorSource, join, placed, split
 from rl_platform.engines.training.sharded_state import MOMENTS, ShardedState, ShardedTensor, adam_state
 from rl_platform.engines.training.sharing import Group
 
@@ -41,7 +41,7 @@ class Groups:
             Group.of(parallel_state.get_expert_model_parallel_group()),
         )
 
-    def sharing(self, source: Source) -> Group:
+    def sharing(self, source: TensorSource) -> Group:
         """Returns the ranks that split the tensors of `source`."""
         return self.expert if source.sharing == "experts" else self.tensor
 
@@ -69,7 +69,7 @@ class ModelState:
 
     def __init__(
         self,
-        parameters: list[tuple[Tensor, Source]],
+        parameters: list[tuple[Tensor, TensorSource]],
         optimizer: Any,
         shapes: dict[str, torch.Size],
         groups: Groups,
@@ -157,7 +157,7 @@ class ModelState:
                     names = [other for other in self.shapes if self._stored(other) == name]
                     yield names, self.pipeline.broadcast(tensor, stage)
 
-    def _parts_of_ranks(self, parameter: Tensor, source: Source) -> list[Tensor]:
+    def _parts_of_ranks(self, parameter: Tensor, source: TensorSource) -> list[Tensor]:
         part = parameter.detach().to(torch.float32, copy=True)
         return [part] if source.sharing == "replicated" else self.groups.sharing(source).gather(part)
 

@@ -65,7 +65,7 @@ _OF_MODEL: dict[str, tuple[Sharing, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True)
-class Source:
+class TensorSource:
     """The names of the tensors that a Megatron parameter consists of, and how ranks split it.
 
     The ranks are expert-parallel if `sharing` is "experts", else tensor-parallel.
@@ -77,7 +77,7 @@ class Source:
     head_size: int
 
 
-def source_of(name: str, first_layer: int, config: PretrainedConfig, *, value_head: bool) -> Source:
+def source_of(name: str, first_layer: int, config: PretrainedConfig, *, value_head: bool) -> TensorSource:
     """Returns the source of parameter `name` of a pipeline stage that begins with layer `first_layer` of the model.
 
     `config`: the transformers config. Names are those of the platform's models (`model.backbone...`).
@@ -99,10 +99,10 @@ def source_of(name: str, first_layer: int, config: PretrainedConfig, *, value_he
         sharing, names = "replicated" if value_head else "rows", (f"model.head.{name.rpartition('.')[2]}",)
     else:
         sharing, names = _OF_MODEL[name]
-    return Source(names, sharing, config.num_key_value_heads, head_size(config))
+    return TensorSource(names, sharing, config.num_key_value_heads, head_size(config))
 
 
-def _of_adapter(linear: Source, matrix: str, part: int) -> Source:
+def _of_adapter(linear: TensorSource, matrix: str, part: int) -> TensorSource:
     """Returns the source of matrix A ("down") or B ("up") of the adapter of a part of a linear layer."""
     if matrix == "down":
         sharing: Sharing = "columns" if linear.sharing == "columns" else "replicated"
@@ -123,7 +123,7 @@ def base_name(weight: str) -> str:
     return f"{layer}{BASE}{last}"
 
 
-def split(source: Source, rank: int, shape: Shape, whole: Sequence[Tensor]) -> Tensor:
+def split(source: TensorSource, rank: int, shape: Shape, whole: Sequence[Tensor]) -> Tensor:
     """Returns the parameter of a rank, of this shape, from the whole tensors. Padding of the vocabulary is 0."""
     part = whole[0].new_zeros(tuple(shape))
     for index, offsets, view in placed(source, rank, shape, [tensor.shape for tensor in whole], part):
@@ -131,7 +131,7 @@ def split(source: Source, rank: int, shape: Shape, whole: Sequence[Tensor]) -> T
     return part
 
 
-def join(source: Source, parts: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
+def join(source: TensorSource, parts: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
     """Returns the whole tensors, of these shapes, from the parameters of all ranks."""
     whole = [parts[0].new_empty(tuple(shape)) for shape in shapes]
     for rank, part in enumerate(parts):
@@ -145,7 +145,7 @@ def _box(whole: Tensor, offsets: Offsets, sizes: Shape) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Run:
+class RowRange:
     """Rows [local, local + rows) of a parameter are rows [first, first + rows) of tensor `index` of its source."""
 
     index: int
@@ -155,7 +155,7 @@ class Run:
 
 
 def placed(
-    source: Source, rank: int, shape: Shape, whole: Sequence[Shape], values: Tensor, start: int = 0
+    source: TensorSource, rank: int, shape: Shape, whole: Sequence[Shape], values: Tensor, start: int = 0
 ) -> Iterator[tuple[int, Offsets, Tensor]]:
     """Yields the parts of `values` as (index of the tensor in `source`, offsets in it, view).
 
@@ -202,26 +202,26 @@ def boxes(shape: Shape, start: int, stop: int) -> Iterator[tuple[Offsets, tuple[
     yield from boxes(shape, start + rows * inner, stop)
 
 
-def _runs(source: Source, rank: int, rows: int, whole: Sequence[Shape]) -> list[Run]:
+def _runs(source: TensorSource, rank: int, rows: int, whole: Sequence[Shape]) -> list[RowRange]:
     match source.sharing:
         case "replicated" | "columns":
-            return [Run(0, 0, 0, rows)]
+            return [RowRange(0, 0, 0, rows)]
         case "gate_up":
             half = rows // 2
-            return [Run(index, index * half, rank * half, half) for index in range(2)]
+            return [RowRange(index, index * half, rank * half, half) for index in range(2)]
         case "qkv":  # for each key head its queries, the key, the value
             queries, size = whole[0][0] // source.key_heads, source.head_size
             together = queries + 2 * size
             runs = []
             for number in range(rows // together):
                 head, local = rank * (rows // together) + number, number * together
-                runs.append(Run(0, local, head * queries, queries))
-                runs.append(Run(1, local + queries, head * size, size))
-                runs.append(Run(2, local + queries + size, head * size, size))
+                runs.append(RowRange(0, local, head * queries, queries))
+                runs.append(RowRange(1, local + queries, head * size, size))
+                runs.append(RowRange(2, local + queries + size, head * size, size))
             return runs
         case _:  # consecutive equal shares; the last ones may have padding
             first = rank * rows
-            return [Run(0, 0, first, min(rows, whole[0][0] - first))]
+            return [RowRange(0, 0, first, min(rows, whole[0][0] - first))]
 
 
 def head_size(config: PretrainedConfig) -> int:
