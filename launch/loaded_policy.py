@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from rl_platform.engines.training.saved_weights import whole_weights
 from rl_platform.errors import ConfigError, DataError, Problem
 from rl_platform.launch.saved_run import SavedRun, find_run
 from rl_platform.models.saved_policy import DESCRIPTION, SavedPolicy
+from rl_platform.runtime.cpu import one_thread
 
 
 class Policy:
@@ -106,7 +106,7 @@ class Policy:
             self._memory[starts] = 0.0
         self._choices += 1
         draw = ("evaluate", 0, self._choices)  # of `Environment.evaluate`, whose samples these are
-        with _one_thread():
+        with one_thread():
             chosen = self._inference.act(Observations(seen, draw, deterministic, None, self._memory, tasks))
         self._memory = chosen.hidden_states
         return chosen.to_execute[:, None] if self.levels.single else chosen.to_execute
@@ -224,14 +224,3 @@ def policy_of(run: SavedRun) -> SavedPolicy:
     weights = whole_weights(checkpoint.file("actor"), policy, config.actor.lora)
     normalizer = checkpoint.load("env").get("observation_normalizer")
     return saved_policy(config, spaces, policy, weights, checkpoint.step, normalizer)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Computes in one thread, as an evaluation does: several round sums differently."""
-    usual = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(usual)

@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import mkdtemp
 
-import torch
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
@@ -30,6 +29,7 @@ from rl_platform.launch.check.samples import CheckedConfig
 from rl_platform.launch.extensions import check_extensions
 from rl_platform.launch.panels import print_lines
 from rl_platform.launch.session import card, spaces_of
+from rl_platform.runtime.cpu import one_thread
 from rl_platform.user_code import is_named
 
 PROPERTIES = [
@@ -67,7 +67,7 @@ def check(loaded: LoadedConfig, console: Console | None = None) -> list[Property
 
 def outcomes_of(config: Config, properties: Sequence[Property] = PROPERTIES) -> list[PropertyOutcome]:
     """Tries every property on a valid config, with numbers that follow from `runner.seed`."""
-    with accelerating(config.runner.accelerate), _one_thread():
+    with accelerating(config.runner.accelerate), one_thread():
         case = CheckedConfig(config, config.runner.seed)
         return [_tried(each, case) for each in properties]
 
@@ -119,17 +119,6 @@ def _own_folder(config: Config) -> Iterator[Config]:
     finally:
         with suppress(OSError):
             Path(folder).rmdir()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Computes with one thread: the tensors are tiny, and the rounding of sums depends on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def print_outcomes(console: Console, outcomes: Sequence[PropertyOutcome], seed: int, seconds: float) -> None:

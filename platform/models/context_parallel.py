@@ -58,7 +58,7 @@ class ContextParallel:
 
     def whole(self, part: Tensor) -> Tensor:
         """Returns the sum of `part` over the ranks. Backward copies the gradient, as all ranks compute one loss."""
-        summed: Tensor = _Sum.apply(part, self.group)
+        summed: Tensor = SumOverRanks.apply(part, self.group)
         return summed
 
 
@@ -119,7 +119,9 @@ class _AllToAll(torch.autograd.Function):
         return _exchange(gradient, ctx.group), None
 
 
-class _Sum(torch.autograd.Function):
+class SumOverRanks(torch.autograd.Function):
+    """All-reduce whose backward copies the gradient, as every rank computes the same loss from the sum."""
+
     @staticmethod
     def forward(ctx: FunctionCtx, part: Tensor, group: dist.ProcessGroup) -> Tensor:
         summed = part.clone()

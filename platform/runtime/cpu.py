@@ -8,7 +8,8 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 
 _PAUSE_SOFT = 1  # omp_pause_soft of OpenMP 5.0: the next parallel region builds the team anew
@@ -29,6 +30,19 @@ def keep_freed_memory() -> None:
     mallopt(_M_ARENA_MAX, 1)  # only the main arena can grow beyond 64 MiB
     mallopt(_M_MMAP_MAX, 0)
     mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Computes with one thread. The rounding of sums depends on the number of threads; small tensors need one only."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def compute_alone() -> None:

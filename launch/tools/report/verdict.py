@@ -108,7 +108,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Symptom:
+class VerdictRule:
     """asks: the question that it answers. needs: metrics without which it says nothing, or other `SOURCES`."""
 
     asks: str
@@ -596,30 +596,30 @@ SOURCES: Mapping[str, Callable[[Facts], object]] = {
     "several ranks in trace.json": lambda facts: facts.rank_seconds,
 }
 RULES = (
-    Symptom("Are all numbers finite?", (), _not_finite),
-    Symptom("Do rewards differ?", ("reward/min", "reward/max"), _no_signal),
-    Symptom("Did the run keep what it learned?", (), _lost),
-    Symptom("Is there progress?", (), _no_progress),
-    Symptom("Does validation follow training?", (), _validation_falls),
-    Symptom("Is the step of the policy small enough (KL)?", ("actor/approx_kl",), _kl_high),
-    Symptom("Does the policy move?", ("actor/approx_kl",), _policy_still),
-    Symptom("Is little clipped?", ("actor/clip_frac",), _clipped),
-    Symptom("Does the policy still explore (entropy)?", ("actor/entropy",), _entropy_collapsed),
-    Symptom("Is the policy still ordered (entropy)?", ("actor/entropy",), _entropy_exploded),
-    Symptom("Does the critic explain the returns?", ("critic/explained_var",), _critic_useless),
-    Symptom("Is value clipping wide enough?", ("critic/clip_frac",), _value_clipped),
-    Symptom("Are gradient norms steady?", ("actor/grad_norm",), _gradients),
-    Symptom("Do responses end by themselves?", ("len/response_clip_frac",), _truncated),
-    Symptom("Is the reward free of length?", ("len/response_mean", "reward/mean"), _length_hacked),
-    Symptom("Are all responses scored?", ("reward/unscored", "perf/samples"), _unscored),
-    Symptom("Do rollout and training engine agree?", tuple(MISMATCH_LIMITS), _mismatch),
-    Symptom("Do importance weights keep the data?", ("is/ess",), _weights_wasted),
-    Symptom("Are responses fresh?", ("staleness/max",), _stale),
-    Symptom("Are questions neither too easy nor too hard?", ("dynamic_sampling/generated",), _equal_groups),
-    Symptom("Does target_kl let updates end?", ("actor/early_stopped",), _early_stopped),
-    Symptom("Do learner ranks share the work?", ("balance/imbalance",), _imbalance),
-    Symptom("Are ranks equally fast?", ("several ranks in trace.json",), _stragglers),
-    Symptom("Do devices work?", ("trace.json",), _idle),
-    Symptom("Does training have the time?", ("time/step",), _overhead),
-    Symptom("Did everything run without failures?", (), _failures),
+    VerdictRule("Are all numbers finite?", (), _not_finite),
+    VerdictRule("Do rewards differ?", ("reward/min", "reward/max"), _no_signal),
+    VerdictRule("Did the run keep what it learned?", (), _lost),
+    VerdictRule("Is there progress?", (), _no_progress),
+    VerdictRule("Does validation follow training?", (), _validation_falls),
+    VerdictRule("Is the step of the policy small enough (KL)?", ("actor/approx_kl",), _kl_high),
+    VerdictRule("Does the policy move?", ("actor/approx_kl",), _policy_still),
+    VerdictRule("Is little clipped?", ("actor/clip_frac",), _clipped),
+    VerdictRule("Does the policy still explore (entropy)?", ("actor/entropy",), _entropy_collapsed),
+    VerdictRule("Is the policy still ordered (entropy)?", ("actor/entropy",), _entropy_exploded),
+    VerdictRule("Does the critic explain the returns?", ("critic/explained_var",), _critic_useless),
+    VerdictRule("Is value clipping wide enough?", ("critic/clip_frac",), _value_clipped),
+    VerdictRule("Are gradient norms steady?", ("actor/grad_norm",), _gradients),
+    VerdictRule("Do responses end by themselves?", ("len/response_clip_frac",), _truncated),
+    VerdictRule("Is the reward free of length?", ("len/response_mean", "reward/mean"), _length_hacked),
+    VerdictRule("Are all responses scored?", ("reward/unscored", "perf/samples"), _unscored),
+    VerdictRule("Do rollout and training engine agree?", tuple(MISMATCH_LIMITS), _mismatch),
+    VerdictRule("Do importance weights keep the data?", ("is/ess",), _weights_wasted),
+    VerdictRule("Are responses fresh?", ("staleness/max",), _stale),
+    VerdictRule("Are questions neither too easy nor too hard?", ("dynamic_sampling/generated",), _equal_groups),
+    VerdictRule("Does target_kl let updates end?", ("actor/early_stopped",), _early_stopped),
+    VerdictRule("Do learner ranks share the work?", ("balance/imbalance",), _imbalance),
+    VerdictRule("Are ranks equally fast?", ("several ranks in trace.json",), _stragglers),
+    VerdictRule("Do devices work?", ("trace.json",), _idle),
+    VerdictRule("Does training have the time?", ("time/step",), _overhead),
+    VerdictRule("Did everything run without failures?", (), _failures),
 )

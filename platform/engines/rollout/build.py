@@ -9,7 +9,7 @@ import torch
 
 from rl_platform.config.rollout_backend import chosen_backend
 from rl_platform.config.schema import Config
-from rl_platform.engines.rollout.base import ENGINE, RolloutEngine, SGLangSetup
+from rl_platform.engines.rollout.base import ENGINE, EngineSetup, RolloutEngine
 from rl_platform.engines.rollout.hosted import visible_gpus
 from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
@@ -99,7 +99,7 @@ def _user_engine(
 ) -> RolloutEngine:
     name, data = config.rollout.backend, config.data
     device = torch.device("cuda", accelerators[0]) if accelerators else torch.device("cpu")
-    setup = SGLangSetup(
+    setup = EngineSetup(
         label=label,
         model_config=model_config,
         eos=eos,

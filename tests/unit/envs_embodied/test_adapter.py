@@ -28,7 +28,6 @@ def episodes(make):
     return run
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("key", ["success", "is_success"])
 @pytest.mark.parametrize(
     ("says", "expected"),
@@ -41,8 +40,20 @@ def episodes(make):
         (SILENT, None),
     ],
 )
-def test_success_once_and_at_end(episodes, says: list[Any], expected: Any, key: str, num_workers: int) -> None:
-    assert episodes(says, num_workers, key) == [expected, expected]
+def test_success_once_and_at_end(episodes, says: list[Any], expected: Any, key: str) -> None:
+    assert episodes(says, key=key) == [expected, expected]
+
+
+@pytest.mark.parametrize(
+    ("says", "key", "expected"),
+    [
+        (PUSHED_BEYOND, "success", Success(once=True, at_end=False)),
+        (AT_LAST, "is_success", Success(once=True, at_end=True)),
+        (SILENT, "success", None),
+    ],
+)
+def test_successes_come_from_worker_processes_too(episodes, says: list[Any], key: str, expected: Any) -> None:
+    assert episodes(says, 2, key) == [expected, expected]
 
 
 def test_every_episode_begins_without_success(episodes) -> None:

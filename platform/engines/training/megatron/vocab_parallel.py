@@ -6,17 +6,13 @@ numbers per token are summed over the ranks. Every rank gets all results.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from rl_platform.models.context_parallel import SumOverRanks
 from rl_platform.models.language import Statistic, in_chunks
-
-if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
 
 
 def vocab_parallel_log_probs(
@@ -111,18 +107,4 @@ def _chunk(
 
 
 def _sum_over_ranks(parts: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    return parts if group is None else _SumOverRanks.apply(parts, group)
-
-
-class _SumOverRanks(torch.autograd.Function):
-    """All-reduce whose backward copies the gradient, as every rank computes the same loss from the sum."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
-        total = parts.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
+    return parts if group is None else SumOverRanks.apply(parts, group)
