@@ -94,7 +94,7 @@ def policy_class(policy: nn.Module, device: torch.device) -> type[CompiledPolicy
 
 
 def decode_attention() -> tuple[Any, Any] | None:
-    """`Readers` and `DecodeAttention` of engines/rollout/attention.py as one compiled loop: float32, on a CPU."""
+    """`Readers` and `DecodeAttention` of engines/rollout/paged_attention.py as one compiled loop: float32, on a CPU."""
     if not enabled():
         return None
     from rl_platform.accel.openmp_team import has_team
