@@ -1,7 +1,8 @@
 """Derives the share of a GPU that SGLang or vLLM takes for weights, keys and values.
 
 Without `rollout.gpu_memory_utilization` the share is the memory estimate for all of its running sequences, limited by
-the memory that other components leave on that GPU.
+the memory that other components leave on that GPU. Without `rollout.max_running_requests` the number of sequences is
+the largest that fits, up to MOST_RUNNING.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from dataclasses import dataclass
 
 from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.rollout import RUNNING
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.hardware import GIB, device_of
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.memory import PROCESS_ON_GPU, MemoryModel, running_sequences
+from rl_platform.placement.memory import PROCESS_ON_GPU, MemoryModel, rows_of_rollout, running_sequences
 from rl_platform.placement.model_shape import shapes
 from rl_platform.placement.occupancy import NEARLY_FULL, Occupant, chosen_order, occupancy_of
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.placement.scheduler import Placement
 
+MOST_RUNNING = 256  # sequences of an engine without `rollout.max_running_requests`
 MARGIN = 1.1  # for pages that are not full, which the estimate leaves out
 
 
@@ -61,8 +64,11 @@ def engine_memory(config: Config, placement: Placement, inventory: Inventory) ->
         if any(one.component == "rollout" for one in occupants)
     }
     room = min(_room(crowd, memory, order, device.memory, part.per_rank) for crowd in crowds)
-    whole, wanted = memory.rank("rollout"), running_sequences(config, part.ranks)
-    weights, each = whole.weights // part.per_rank, whole.kv_cache // part.per_rank // wanted
+    whole, estimated = memory.rank("rollout"), running_sequences(config, part.ranks)
+    weights, each = whole.weights // part.per_rank, whole.kv_cache // part.per_rank // estimated
+    wanted = estimated
+    if rollout.max_running_requests is None:
+        wanted = min(MOST_RUNNING, rows_of_rollout(config, part.ranks))
     taken = min(int(MARGIN * (weights + each * wanted)), room)
     sequences = min(wanted, max(0, taken - weights) // each)
     if sequences == 0:
@@ -71,10 +77,12 @@ def engine_memory(config: Config, placement: Placement, inventory: Inventory) ->
 
 
 def with_engine_memory(config: Config, derived: EngineMemory | None) -> Config:
-    """Returns the config with the derived share."""
+    """Returns the config with the derived share, and with the number of running sequences if it has none."""
     if derived is None:
         return config
-    rollout = config.rollout.model_copy(update={"gpu_memory_utilization": derived.share})
+    running = config.rollout.max_running_requests or max(derived.sequences, min(RUNNING, derived.wanted))
+    update = {"gpu_memory_utilization": derived.share, "max_running_requests": running}
+    rollout = config.rollout.model_copy(update=update)
     return config.model_copy(update={"rollout": rollout})
 
 

@@ -301,8 +301,13 @@ def micro_batch_rows(config: Config, component: str, ranks: int) -> int:
 
 def running_sequences(config: Config, ranks: int) -> int:
     """Returns how many sequences one rollout rank decodes together, in training or validation."""
+    return min(config.rollout.running_limit, rows_of_rollout(config, ranks))
+
+
+def rows_of_rollout(config: Config, ranks: int) -> int:
+    """Returns how many sequences one rollout rank has to generate at once, in training or validation."""
     rows = max(config.prompts_in_flight * config.algorithm.group_size, config.data.validation_prompts)
-    return min(config.rollout.max_running_requests, -(-rows // ranks))
+    return -(-rows // ranks)
 
 
 def _gathered(shape: ModelShape) -> int:

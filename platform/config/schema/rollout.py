@@ -10,6 +10,7 @@ from rl_platform.config.schema.models import Offload, offload_key
 from rl_platform.config.schema.section import Section, key
 
 ENGINES = ("auto", "torch", "sglang", "vllm")
+RUNNING = 64  # sequences decoded together, where their number does not follow from the memory
 
 
 class Sampling(Section):
@@ -73,7 +74,12 @@ class Rollout(Section):
         None,
         "interrupt unfinished responses when a step has enough, and continue them in the next step; null: wait for all",
     )
-    max_running_requests: int = key(64, "largest number of sequences decoded together", ge=1)
+    max_running_requests: int | None = key(
+        None,
+        f"largest number of sequences decoded together; null: {RUNNING}; on GPUs with sglang or vllm up to 256, as "
+        "many as fit into the memory that other components leave",
+        ge=1,
+    )
     tensor_parallel_size: int | None = key(
         None, "sglang, vllm: number of processes that split the model; null: one per GPU of a rank", ge=1
     )
@@ -99,3 +105,8 @@ class Rollout(Section):
         "path of weights to another process; group: directly, by NCCL or gloo; memory: through main memory; "
         "auto: group if both have GPUs of their own",
     )
+
+    @property
+    def running_limit(self) -> int:
+        """The largest number of sequences that an engine decodes together."""
+        return self.max_running_requests or RUNNING

@@ -42,7 +42,7 @@ def rollout_engine(
         return TorchRolloutEngine(
             model_config,
             eos,
-            rollout.max_running_requests,
+            rollout.running_limit,
             device,
             dtype,
             label,
@@ -62,7 +62,7 @@ def rollout_engine(
             model_config=description,
             tensor_parallel=ranks,
             dtype=config.actor.model.dtype,
-            max_running=rollout.max_running_requests,
+            max_running=rollout.running_limit,
             longest=longest,
             memory_share=rollout.gpu_memory_utilization or USUAL_SHARE,
             seed=seed,
@@ -81,8 +81,8 @@ def rollout_engine(
         device="cuda" if accelerators else "cpu",
         tensor_parallel=ranks,
         dtype=config.actor.model.dtype,
-        max_running=rollout.max_running_requests,
-        cache_tokens=None if accelerators else rollout.max_running_requests * (longest + 1),
+        max_running=rollout.running_limit,
+        cache_tokens=None if accelerators else rollout.running_limit * (longest + 1),
         memory_share=rollout.gpu_memory_utilization or USUAL_SHARE,
         seed=seed,
         accelerators=accelerators,
@@ -105,7 +105,7 @@ def _user_engine(
         eos=eos,
         device=device,
         dtype=generation_dtype(config.actor.model.dtype, device),
-        max_running=config.rollout.max_running_requests,
+        max_running=config.rollout.running_limit,
         longest=data.max_prompt_length + data.max_response_length,
     )
     kind = ENGINE.load(name)

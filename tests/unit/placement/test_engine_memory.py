@@ -71,6 +71,27 @@ def test_others_on_the_gpu_leave_it_less(plans: Any, tmp_path: Path) -> None:
     assert "of 128 running sequences" in str(engines[1])
 
 
+@pytest.mark.parametrize(
+    ("response", "rows", "running"),
+    [(1000, 1024, 256), (1000, 320, 80), (31000, 1024, None)],
+    ids=["at most 256", "the rows of a rank", "what fits"],
+)
+def test_the_number_of_running_sequences_follows_from_the_memory(
+    response: int, rows: int, running: int | None, plans: Any, tmp_path: Path
+) -> None:
+    llama = plans.llama(tmp_path / "llama")
+    lengths = ("data.max_prompt_length=1000", f"data.max_response_length={response}", f"data.train_batch_size={rows}")
+    settings = (*SGLANG, llama, *lengths, *WIDE)
+    config = plans.config(*settings, "rollout.max_running_requests=null", placement=APART)
+    engine = derived(config)
+    assert engine is not None
+    derived_running = with_engine_memory(config, engine).rollout.max_running_requests
+    assert derived_running == (running or engine.sequences)
+    assert running or 64 < engine.sequences < engine.wanted == 256
+    explicit = plans.config(*settings, "rollout.max_running_requests=8", placement=APART)
+    assert with_engine_memory(explicit, derived(explicit)).rollout.max_running_requests == 8
+
+
 def test_where_nothing_is_derived(plans: Any) -> None:
     assert derived(plans.config(*SGLANG, "rollout.gpu_memory_utilization=0.5", placement=APART)) is None
     assert derived(plans.config("rollout.backend=torch", placement=APART)) is None
