@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike
 from rl_platform.components.actor import saved_policy, trained_policy
 from rl_platform.components.policy_rollout import Observations, PolicyInference
 from rl_platform.engines.training.saved_weights import whole_weights
+from rl_platform.envs.embodied.spaces import OF_PROGRAM
 from rl_platform.errors import ConfigError, DataError, Problem
 from rl_platform.launch.saved_run import SavedRun, find_run
 from rl_platform.models.saved_policy import DESCRIPTION, SavedPolicy
@@ -210,7 +211,10 @@ def find_policy(folder: str | PathLike[str], asked: str, step: int | None = None
 
 
 def policy_of(run: SavedRun) -> SavedPolicy:
-    """Returns the policy in the checkpoint of an embodied run. Builds an environment, for its spaces."""
+    """Returns the policy in the checkpoint of an embodied run.
+
+    Builds an environment, for its spaces. If a function of a program made it, reads the spaces of the run's `model`.
+    """
     from rl_platform.launch.session import spaces_of
 
     config = run.load([]).config
@@ -219,7 +223,9 @@ def policy_of(run: SavedRun) -> SavedPolicy:
         hint = f"rl-platform export {run.folder} writes a folder for transformers: AutoModelForCausalLM.from_pretrained"
         raise ConfigError([Problem(run.asked, message, value="runner.task_type: reasoning", hint=hint)])
     checkpoint = run.open(config)
-    spaces = spaces_of(config)
+    model = run.folder / "model"
+    of_program = config.env.id.startswith(OF_PROGRAM) and (model / DESCRIPTION).is_file()
+    spaces = SavedPolicy.read(model).description.spaces if of_program else spaces_of(config)
     policy = trained_policy(config, spaces, config.runner.seed)
     weights = whole_weights(checkpoint.file("actor"), policy, config.actor.lora)
     normalizer = checkpoint.load("env").get("observation_normalizer")

@@ -221,7 +221,8 @@ def find_spec(description: EnvDescription) -> EnvSpec:
         register = f"write MODULE:{name} with the module whose import registers it"
         if name.startswith(OF_PROGRAM):
             register = (
-                "a program made it by a function: pass that as env=... to rl.evaluate; rl.load_policy reads model/"
+                "a program made it by a function: pass that as env=... to rl.evaluate; rl.load_policy needs model/, "
+                "which a finished run has"
             )
         hint = f"did you mean {', '.join(near)}?" if near else register
         problem = Problem("env.id", f"no such environment ({error})", value=repr(description.id), hint=hint)

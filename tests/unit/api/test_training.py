@@ -148,7 +148,11 @@ def test_ppo_trains_in_what_a_function_makes() -> None:
     assert rows[0]["length"] == limit
     with pytest.raises(rl.errors.ConfigError, match=r"pass that as env=\.\.\. to rl\.evaluate"):
         rl.evaluate(run.folder, show=False)
-    assert rl.load_policy(run.folder / "model").act(np.zeros(1)).shape == (1,)
+    for folder, step in (("model", None), (".", None), (".", 1)):
+        assert rl.load_policy(run.folder / folder, step).act(np.zeros(1)).shape == (1,)
+    (run.folder / "model").rename(run.folder / "away")
+    with pytest.raises(rl.errors.ConfigError, match=r"rl\.load_policy needs model/, which a finished run has"):
+        rl.load_policy(run.folder)
     assert not [name for name in gymnasium.registry if name.startswith("function/")]
     again = rl.ppo("CartPole-v1", 1, folder="cart", overrides=small | {"data.mini_batch_size": 16}, show=False)
     assert (again.folder.name, len(again.metrics["step"])) == ("cart", 2)
