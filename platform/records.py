@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from rl_platform.device_copy import on_device
+
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Shaped
 
@@ -183,6 +185,7 @@ class RolloutBatch:
     value_mask: Bool[Tensor, "batch seq"] | None = None  # positions of rewards, values and returns; None: all
     covariant: Bool[Tensor, "batch seq"] | None = None  # positions that clip_cov and kl_cov treat apart
     entropy_units: Float[Tensor, "batch seq"] | None = None  # weight of an entropy (action_levels.py); None: 1
+    host: RolloutBatch | None = field(default=None, repr=False, compare=False)  # the same rows in main memory, see `to`
 
     def __len__(self) -> int:
         return self.action_mask.shape[0]
@@ -224,12 +227,14 @@ class RolloutBatch:
         ]
 
     def to(self, device: torch.device) -> RolloutBatch:
-        """Every field on `device`; the batch itself when it is there already."""
-        return (
-            self
-            if self.action_mask.device == device
-            else self._map(lambda tensor: tensor.to(device, non_blocking=True))
-        )
+        """Every field of a batch in main memory on `device`, by one copy; the batch itself if it is there already.
+
+        `host` of the result is this batch: indices computed from it do not wait for the device.
+        """
+        if self.action_mask.device == device:
+            return self
+        copies = iter(on_device(self.tensors(), device))
+        return dataclasses.replace(self._map(lambda _: next(copies)), host=self)
 
     def flatten(self) -> RolloutBatch:
         """One row per choice of the policy, or per sequence of a recurrent one: B*C rows of T/C positions, row-major,
@@ -248,12 +253,13 @@ class RolloutBatch:
         return [*self.inputs.values(), *(tensor for tensor in fields if tensor is not None)]
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> RolloutBatch:
+        inputs = {name: function(tensor) for name, tensor in self.inputs.items()}
         fields: dict[str, Any] = {name: getattr(self, name) for name in _TENSOR_FIELDS}
         changed = {name: None if tensor is None else function(tensor) for name, tensor in fields.items()}
-        return RolloutBatch(inputs={name: function(tensor) for name, tensor in self.inputs.items()}, **changed)
+        return RolloutBatch(inputs=inputs, **changed)
 
 
-_TENSOR_FIELDS = [field.name for field in dataclasses.fields(RolloutBatch) if field.name != "inputs"]
+_TENSOR_FIELDS = [field.name for field in dataclasses.fields(RolloutBatch) if field.name not in ("inputs", "host")]
 
 
 def _cut(tensor: Tensor, parts: int) -> Tensor:

@@ -166,10 +166,19 @@ def _cut(tensor: Tensor, sequences: int) -> Tensor:
 
 def packed_rows(batch: RolloutBatch, context: ContextParallel | None) -> tuple[PackedTokens, Tensor, Tensor]:
     """Returns the packed sequences and (rows, columns) [K] of the action positions; with `context` this rank's part."""
-    rows, columns = batch.action_mask.nonzero(as_tuple=True)
+    host, device = batch.host or batch, batch.action_mask.device
+    rows, columns = host.action_mask.nonzero(as_tuple=True)
+    packed = packed_sequences(host, device)
+    if context is not None:
+        packed, rows, columns = context.shared(packed, rows, columns)
+    packed, (rows, columns) = packed.to(device, rows, columns)
+    return packed, rows, columns
+
+
+def packed_sequences(batch: RolloutBatch, device: torch.device) -> PackedTokens:
+    """Packs the sequences of a batch in main memory for a forward on `device`."""
     tokens, lengths = batch.inputs["tokens"], batch.inputs["lengths"].tolist()
-    packed = pack([tokens[row, :length] for row, length in enumerate(lengths)])
-    return (packed, rows, columns) if context is None else context.shared(packed, rows, columns)
+    return pack([tokens[row, :length] for row, length in enumerate(lengths)], device)
 
 
 def _scatter(

@@ -17,10 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rl_platform.device_copy import on_device
 from rl_platform.models.attention import Features, attend, causal_mask
 from rl_platform.models.varlen import VarlenAttention, half_precision
 
 ATTENTION = "rl_platform"
+CPU = torch.device("cpu")
 Attention = Callable[[int, Tensor, Tensor, Tensor, float, Features | None], Tensor]
 """(layer, query [1,Hq,N,D], key [1,Hkv,N,D], value [1,Hkv,N,V], scaling, features) -> [N,Hq,V]. features None: plain
 causal attention."""
@@ -43,35 +45,41 @@ class PackedTokens:
     flat_index: Tensor
     attention: Attention
 
+    def to(self, device: torch.device, *others: Tensor) -> tuple[PackedTokens, list[Tensor]]:
+        """Returns the tokens on `device`, and other tensors of main memory that join the copy."""
+        tensors = on_device([self.tokens, self.positions, self.flat_index, *others], device)
+        return PackedTokens(*tensors[:3], self.attention), tensors[3:]
+
 
 class PackedAttention:
     """Causal attention over packed sequences: every sequence attends to the shared prefix and to itself.
 
-    rest_index [B,S] int64: flat indices of each sequence's rest, padded on the right with 0; rest_mask [B,S] bool:
-    False for padding. Sequences of similar length are computed together, padded to the longest of them. Padding is on
+    lengths [B]: of each sequence's rest; rest_index [B,S] int64 in main memory: flat indices of the rests, padded on
+    the right with 0. Sequences of similar length are computed together, padded to the longest of them. Padding is on
     the right, so the causal mask hides it from real tokens. Where a GPU has a kernel for sequences of any length
-    (`varlen`), that kernel computes them. lengths: of the rests.
+    (`varlen`), that kernel computes them.
     """
 
-    def __init__(self, prefix: int, lengths: Sequence[int], rest_index: Tensor, rest_mask: Tensor) -> None:
-        self.prefix, self.lengths = prefix, lengths
-        self._rests = rest_index, rest_mask
+    def __init__(self, prefix: int, lengths: Sequence[int], rest_index: Tensor) -> None:
+        self.prefix, self.lengths, self._rest_index = prefix, lengths, rest_index
         self._varlen: VarlenAttention | None = None
         self._masks: dict[int | None, tuple[Tensor | None, list[Tensor | None]]] = {}
         self.shapes: list[tuple[int, int]] = []
 
-    def _group(self) -> None:
-        """Plans the groups of similar lengths."""
-        (rest_index, rest_mask), lengths = self._rests, self.lengths
-        groups = similar(lengths, self.prefix, SPLIT.get(rest_index.device.type, SPLIT["cuda"]))
+    def _group(self, device: torch.device) -> None:
+        """Plans the groups of similar lengths in main memory and copies their indices to `device`."""
+        lengths = self.lengths
+        groups = similar(lengths, self.prefix, SPLIT.get(device.type, SPLIT["cuda"]))
         self.shapes = [(len(rows), max(lengths[row] for row in rows)) for rows in groups]
+        rest_mask = torch.arange(self._rest_index.shape[1]) < torch.tensor(lengths)[:, None]
         padded = [
-            (rest_index[rows, :width], rest_mask[rows, :width])
+            (self._rest_index[rows, :width], rest_mask[rows, :width])
             for rows, (_, width) in zip(groups, self.shapes, strict=True)
         ]
-        self.gathered, real = (torch.cat([pair[part].reshape(-1) for pair in padded]) for part in (0, 1))
+        gathered, real = (torch.cat([pair[part].reshape(-1) for pair in padded]) for part in (0, 1))
         places = real.nonzero().squeeze(1)
-        self.returned = places[self.gathered[places].argsort()]
+        returned = places[gathered[places].argsort()]
+        self.gathered, self.returned = on_device([gathered, returned], device)
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, features: Features | None = None
@@ -83,7 +91,7 @@ class PackedAttention:
                 self._varlen = VarlenAttention(self.prefix, self.lengths, query.device)
             return self._varlen(*halves, scaling, None if features is None else features.window)
         if not self.shapes:
-            self._group()
+            self._group(query.device)
         options: dict[str, Any] = {"scaling": scaling}
         if features is not None:
             options["softcap"] = features.softcap
@@ -144,27 +152,26 @@ def similar(lengths: Sequence[int], prefix: int, worth: int) -> list[list[int]]:
     return groups if len(groups) > 1 else [sorted(order)]
 
 
-def pack(sequences: Sequence[Tensor]) -> PackedTokens:
-    """Packs token sequences [L_b] int64, L_b > 0. Their longest common prefix is stored once.
+def pack(sequences: Sequence[Tensor], device: torch.device = CPU) -> PackedTokens:
+    """Packs token sequences [L_b] int64 of main memory, L_b > 0. Their longest common prefix is stored once.
 
-    A prefix shorter than SHARED tokens is stored with every sequence.
+    The result is in main memory, see `PackedTokens.to`. `device`: where it will be computed; a prefix shorter than the
+    SHARED tokens of its type is stored with every sequence.
     """
-    device = sequences[0].device
-    lengths = torch.tensor([len(sequence) for sequence in sequences], device=device)
     prefix = common_prefix(sequences) if len(sequences) > 1 else 0
     if prefix < SHARED.get(device.type, SHARED["cuda"]):
         prefix = 0
-    rest = lengths - prefix
+    lengths = [len(sequence) - prefix for sequence in sequences]
+    rest = torch.tensor(lengths)
     starts = prefix + torch.cumsum(rest, 0) - rest
-    columns = torch.arange(int(rest.max()), device=device)
+    columns = torch.arange(max(lengths))
     rest_mask = columns < rest[:, None]
     rest_index = torch.where(rest_mask, starts[:, None] + columns, 0)
     tokens = torch.cat([sequences[0][:prefix], *(sequence[prefix:] for sequence in sequences)])
-    positions = torch.cat([torch.arange(prefix, device=device), (prefix + columns).expand_as(rest_mask)[rest_mask]])
-    shared = torch.arange(prefix, device=device).expand(len(sequences), -1)
+    positions = torch.cat([torch.arange(prefix), (prefix + columns).expand_as(rest_mask)[rest_mask]])
+    shared = torch.arange(prefix).expand(len(sequences), -1)
     flat_index = torch.cat([shared, rest_index], dim=1)
-    attention = PackedAttention(prefix, [len(sequence) - prefix for sequence in sequences], rest_index, rest_mask)
-    return PackedTokens(tokens, positions, flat_index, attention)
+    return PackedTokens(tokens, positions, flat_index, PackedAttention(prefix, lengths, rest_index))
 
 
 def common_prefix(sequences: Sequence[Tensor]) -> int:

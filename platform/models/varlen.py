@@ -13,6 +13,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from rl_platform.device_copy import on_device
 from rl_platform.models.attention import PLAIN, Features
 
 HALF = (torch.bfloat16, torch.float16)
@@ -33,15 +34,13 @@ class VarlenAttention:
         queries = [prefix, *lengths] if prefix else list(lengths)
         keys = [prefix, *(prefix + length for length in lengths)] if prefix else queries
         self.longest_queries, self.longest_keys = max(queries), max(keys)
-        self.query_ends, self.key_ends = (
-            torch.tensor([0, *accumulate(counts)], dtype=torch.int32).to(device) for counts in (queries, keys)
-        )
-        self.key_index: Tensor | None = None
+        indices = [torch.tensor([0, *accumulate(counts)], dtype=torch.int32) for counts in (queries, keys)]
         if prefix:
             shared = torch.arange(prefix)
             own = torch.arange(prefix, prefix + sum(lengths)).split(list(lengths))
-            index = torch.cat([shared, *(part for tokens in own for part in (shared, tokens))])
-            self.key_index = index.to(device)
+            indices.append(torch.cat([shared, *(part for tokens in own for part in (shared, tokens))]))
+        self.query_ends, self.key_ends, *rest = on_device(indices, device)
+        self.key_index = rest[0] if rest else None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None = None) -> Tensor:
         """query [1,Hq,N,D], key and value [1,Hkv,N,D] of one half precision -> [N,Hq,D]."""

@@ -31,6 +31,7 @@ LEVELS = (
     {
         "acceleration",
         "errors",
+        "device_copy",
         "interrupts",
         "standard_streams",
         "garbage",

@@ -22,6 +22,7 @@ from rl_platform.algorithms.action_levels import denominators_of
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.schema.models import Optim
+from rl_platform.device_copy import on_device
 from rl_platform.engines.training.balancing_loss import BalancedRouters, RouterBalance, mean_loss, membership
 from rl_platform.engines.training.base import Loss, MicroBatches, Offloadable
 from rl_platform.engines.training.sharded_state import ShardedState, ShardedTensor, adam_state
@@ -92,11 +93,12 @@ class FSDPEngine:
         with self.precision:
             for rows in self._shares(batch, micro_batches):
                 outputs = self.model(part_of(batch, rows).to(self.device))
+                (index,) = on_device([torch.tensor(rows, dtype=torch.int64)], self.device)
                 for name, tensor in vars(outputs).items():
                     if tensor is not None:
                         shape = (*batch.action_mask.shape, *tensor.shape[2:])
                         whole = whole_outputs.setdefault(name, torch.zeros(shape, device=self.device))
-                        whole[torch.tensor(rows, dtype=torch.int64)] = tensor[: len(rows)].float()
+                        whole[index] = tensor[: len(rows)].float()
         for tensor in whole_outputs.values():
             self.data.sum(tensor)  # each row is computed on one rank and 0 on the others
         if self.sharded:

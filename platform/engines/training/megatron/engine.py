@@ -21,6 +21,7 @@ from rl_platform.algorithms.action_levels import denominators_of
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.schema.models import Optim, Parallel
+from rl_platform.device_copy import on_device
 from rl_platform.engines.training.balancing_loss import RouterBalance, mean_loss, membership
 from rl_platform.engines.training.base import Loss, MicroBatches, Offloadable
 from rl_platform.engines.training.megatron.device import importing_megatron, prepare, quiet_megatron
@@ -144,8 +145,9 @@ class MegatronEngine:
         def keep(rows: list[int], part: RolloutBatch, packed: PackedInput, hidden: Tensor, **_: object) -> None:
             outputs = vars(self._outputs(part, packed, hidden, entropy=False))
             if rows:
+                (index,) = on_device([torch.tensor(rows)], self.device)
                 for name in whole:
-                    whole[name][torch.tensor(rows, device=self.device)] = outputs[name].float()
+                    whole[name][index] = outputs[name].float()
 
         with torch.no_grad():
             self._run(parts, keep, forward_only=True)

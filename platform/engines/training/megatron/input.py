@@ -11,7 +11,8 @@ from torch import Tensor
 
 from rl_platform.engines.training.balancing_loss import RouterBalance
 from rl_platform.models.context_parallel import ContextParallel
-from rl_platform.models.packed import PackedAttention, pack
+from rl_platform.models.forward import packed_sequences
+from rl_platform.models.packed import PackedAttention
 from rl_platform.records import RolloutBatch
 
 
@@ -41,16 +42,18 @@ def packed_input(part: RolloutBatch, multiple: int, context: ContextParallel | N
 
     The number of tokens is padded to a multiple of `multiple`.
     """
-    tokens, lengths = part.inputs["tokens"], part.inputs["lengths"].tolist()
-    packed = pack([tokens[row, :length] for row, length in enumerate(lengths)])
-    rows, columns = part.action_mask.nonzero(as_tuple=True)
+    host, device = part.host or part, part.action_mask.device
+    packed = packed_sequences(host, device)
+    rows, columns = host.action_mask.nonzero(as_tuple=True)
     if context is not None:  # slices are padded already, and the attention of all ranks removes that padding
         packed = context.slice(packed, multiple)
         own = context.is_own(packed, rows, columns)
         rows, columns = rows[own], columns[own]
     padding = -len(packed.tokens) % multiple
     size = len(packed.tokens) + padding
-    ends = torch.tensor([0, size], dtype=torch.int32, device=tokens.device)
+    # In main memory: only Megatron's rotary embedding reads them, three numbers per tensor and layer.
+    ends = torch.tensor([0, size], dtype=torch.int32)
+    packed, (rows, columns) = packed.to(device, rows, columns)
     return PackedInput(
         qkv_format="thd",
         cu_seqlens_q=ends,

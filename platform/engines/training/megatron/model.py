@@ -216,8 +216,12 @@ def with_optimizer(
     """
     import megatron.core.optimizer as megatron_optimizer
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+    from megatron.core.optimizer import clip_grads
+    from megatron.core.utils import local_multi_tensor_l2_norm
 
     megatron_optimizer.USING_PYTORCH_OPTIMIZER = True
+    if clip_grads.l2_norm_impl is local_multi_tensor_l2_norm:  # neither Transformer Engine nor Apex is installed
+        clip_grads.l2_norm_impl = _norm_on_device
     settings = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=distributed)
     chunks = [DistributedDataParallel(stage.config, settings, stage) for stage in stages]
     for stage in stages:
@@ -239,6 +243,12 @@ def with_optimizer(
     for group in optimizer.param_groups:
         group["fused"] = True  # as the engine of plain torch does
     return chunks, optimizer
+
+
+def _norm_on_device(_chunk: int, _flag: Tensor, tensors: Sequence[Sequence[Tensor]], *_: object) -> tuple[Tensor, None]:
+    """Returns the norm [1] of all tensors. Megatron's own function reads the norm of every tensor on the host."""
+    norms = torch.stack([torch.norm(tensor) for tensor in tensors[0]])
+    return torch.norm(norms[None]).reshape(1), None
 
 
 def clipped_gradient_norm(optimizer: ChainedOptimizer, clip: float | None) -> float:

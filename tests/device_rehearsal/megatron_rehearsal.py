@@ -1,0 +1,49 @@
+"""Trains with Megatron on the pretended device, then on the CPU, and writes reports and costs. No test by itself.
+
+`python megatron_rehearsal.py FILE`. A process of its own: on a CPU Megatron's modules get a view of torch without CUDA,
+which must not be there before, and its process groups stay.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from device_rehearsal.costs import of_training
+from device_rehearsal.pretended_device import CPU, CUDA, pretended_device
+from device_rehearsal.runs import Report, language_engine, sequences, trained
+
+CASES = {
+    "actor": ("actor", {}),
+    "critic": ("critic", {}),
+    "recomputed": ("actor", {"gradient_checkpointing": True}),
+    "bfloat16": ("actor", {"dtype": torch.bfloat16}),
+}
+
+
+def reports(device: torch.device) -> dict[str, Report]:
+    return {
+        name: trained(*language_engine(kind, device, backend="megatron", **options), sequences())
+        for name, (kind, options) in CASES.items()
+    }
+
+
+def main(path: str) -> None:
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with pretended_device() as device:
+        pretended = reports(CUDA)
+        costs = {
+            name: of_training(device, "megatron", "actor", gradient_checkpointing=recomputes)
+            for name, recomputes in (("megatron", False), ("megatron recomputed", True))
+        }
+    torch.save({"pretended": pretended, "cpu": reports(CPU), "costs": costs}, path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
