@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from device_rehearsal.costs import of_training
 from device_rehearsal.pretended_device import CPU, CUDA, pretended_device
-from device_rehearsal.runs import Report, language_engine, sequences, trained
+from device_rehearsal.runs import Report, language_engine, sequences, sharing_short_prefixes, trained
 
 CASES = {
     "actor": ("actor", {}),
@@ -37,7 +37,8 @@ def main(path: str) -> None:
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     with pretended_device() as device:
-        pretended = reports(CUDA)
+        with sharing_short_prefixes():
+            pretended = reports(CUDA)
         costs = {
             name: of_training(device, "megatron", "actor", gradient_checkpointing=recomputes)
             for name, recomputes in (("megatron", False), ("megatron recomputed", True))

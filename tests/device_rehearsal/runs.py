@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from rl_platform.engines.training.base import Loss, MicroBatches, TrainingEngine
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.engines.training.offload import OffloadingEngine
 from rl_platform.envs.embodied.spaces import ActionSpace
+from rl_platform.models import packed
 from rl_platform.models.forward import EmbodiedActorCritic, TokenPolicy, TokenValues
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.policy import ActorCriticPolicy, PolicyConfig
@@ -163,6 +166,11 @@ def acted(device: torch.device) -> Report:
     actions = PolicyInference(gaussian_policy(), device, seed=1, rows=4).act(OBSERVATIONS)
     arrays = {"actions": actions.array, "log-probs": actions.log_probs, "values": actions.values}
     return {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}
+
+
+def sharing_short_prefixes() -> AbstractContextManager[object]:
+    """GPUs share long prefixes only. The results equal those of a CPU, bit by bit, if both share the same."""
+    return patch.dict(packed.SHARED, cuda=packed.SHARED["cpu"])
 
 
 def trained(

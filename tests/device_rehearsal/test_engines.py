@@ -18,6 +18,7 @@ from device_rehearsal.runs import (
     generated,
     language_engine,
     sequences,
+    sharing_short_prefixes,
     trained,
     transitions,
 )
@@ -32,7 +33,7 @@ RECOMPUTED = {"dtype": torch.bfloat16, "gradient_checkpointing": True}
 
 def both(run: Callable[[torch.device], Report]) -> tuple[Report, Report]:
     """Returns the reports of the pretended device and of the CPU."""
-    with pretended_device():
+    with pretended_device(), sharing_short_prefixes():
         found = run(CUDA)
     return found, run(CPU)
 
