@@ -18,6 +18,8 @@ from device_rehearsal.costs import of_training
 from device_rehearsal.pretended_device import CPU, CUDA, pretended_device
 from device_rehearsal.runs import Report, language_engine, sequences, sharing_short_prefixes, trained
 
+from rl_platform.acceleration import accelerating
+
 CASES = {
     "actor": ("actor", {}),
     "critic": ("critic", {}),
@@ -36,7 +38,7 @@ def reports(device: torch.device) -> dict[str, Report]:
 def main(path: str) -> None:
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    with pretended_device() as device:
+    with accelerating("off"), pretended_device() as device:
         with sharing_short_prefixes():
             pretended = reports(CUDA)
         costs = {
