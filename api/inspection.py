@@ -54,12 +54,14 @@ def plan(config: Source, overrides: Mapping[str, object] | None = None) -> Plan:
     """Returns the plan of a config without starting anything. Raises ConfigError, PlacementError included."""
     loaded, placement, inventory = load(as_source(config), as_overrides(overrides))
     with required("rl_platform.planner", "rl.plan"):
+        from rl_platform.planner.calibration import stored_basis
         from rl_platform.planner.report import plan_report
     from rl_platform.launch.sharding import check_shards
 
     with located(loaded):
         check_shards(loaded.config, placement)
-        return Plan(plan_report(loaded.config, placement, inventory))
+        basis = stored_basis(loaded.config, inventory)
+        return Plan(plan_report(loaded.config, placement, inventory, basis))
 
 
 def check(config: Source, overrides: Mapping[str, object] | None = None, *, show: bool = True) -> list[PropertyOutcome]:

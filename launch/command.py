@@ -78,7 +78,7 @@ def parse(
     pods = _kuberay_options(image, claim, limit or []) if kuberay else None
     others = print_config or plan is not None or check or slurm or kuberay
     refusals = {  # the first that holds is printed
-        "--calibrate belongs to --plan or --plan=search": calibrate is not None and plan is None,
+        "--calibrate belongs to --plan or --plan=search": calibrate is not None and plan in (None, "calibrate"),
         "--sbatch, --setup and --submit belong to --slurm": (sbatch or setup or submit) and not slurm,
         "--image, --claim and --limit belong to --kuberay": (image is not None or claim is not None or limit)
         and not kuberay,
@@ -167,6 +167,11 @@ def plan(
 
     Raises ConfigError for models that cannot be sharded as configured; a search proposes other ranks.
     """
+    if form == "calibrate":
+        with required("rl_platform.launch.tools", "--plan=calibrate"):
+            from rl_platform.launch.tools.calibrate import calibrate as measure  # loads torch
+
+        return measure(loaded.config, inventory)
     with required("rl_platform.planner", "--plan"):
         from rl_platform.planner.plan_text import plan_text
 

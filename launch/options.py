@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-PlanForm = Literal["text", "json", "svg", "search"]
+PlanForm = Literal["text", "json", "svg", "search", "calibrate"]
 
 Config = Annotated[
     str,
@@ -23,14 +23,16 @@ Plan = Annotated[
     PlanForm | None,
     typer.Option(
         "--plan",
-        metavar="[=json|svg|search]",
+        metavar="[=json|svg|search|calibrate]",
         help="Print who sits on which GPU, memory and time of a step, and stop; nothing is started. search: better "
-        "placements.",
+        "placements. calibrate: measure this machine for later plans.",
     ),
 ]
 Calibrate = Annotated[
     str | None,
-    typer.Option("--calibrate", metavar="METRICS", help="With --plan: correct its times by this metrics.jsonl."),
+    typer.Option(
+        "--calibrate", metavar="RUN", help="With --plan: lengths and times of this run's folder or metrics.jsonl."
+    ),
 ]
 Check = Annotated[
     bool, typer.Option("--check", help="Try on small random numbers that batch layout changes no result, and stop.")

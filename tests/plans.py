@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 from rl_platform.config import load_config
 from rl_platform.config.schema import Config
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
-from rl_platform.planner.cost import Correction
+from rl_platform.planner.cost import Basis
 from rl_platform.planner.report import Report, plan_report
 
 ROOT = Path(__file__).parents[1]
@@ -61,6 +60,6 @@ class Plans:
         (folder / "config.json").write_text(json.dumps(LLAMA | changes))
         return f"actor.model.path={folder}"
 
-    def report(self, config: Config, calibration: Mapping[str, Correction] | None = None) -> Report:
+    def report(self, config: Config, basis: Basis | None = None) -> Report:
         inventory = inventory_for(config.cluster)
-        return plan_report(config, schedule(config.cluster, inventory), inventory, calibration)
+        return plan_report(config, schedule(config.cluster, inventory), inventory, basis)

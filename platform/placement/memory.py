@@ -288,14 +288,17 @@ def copies(config: Config, component: str, ranks: int) -> int:
     return max(1, ranks // (parallel.tensor * parallel.pipeline * parallel.context))
 
 
-def micro_batch_rows(config: Config, component: str, ranks: int) -> int:
-    """Returns the rows of one forward and backward on one rank: its share of a mini-batch, or the configured limit."""
+def micro_batch_rows(config: Config, component: str, ranks: int, length: float | None = None) -> int:
+    """Returns the rows of one forward and backward on one rank: its share of a mini-batch, or the configured limit.
+
+    length: mean tokens of a row; None: the greatest length.
+    """
     section = config.section(component)
     rows = -(-config.mini_batch_size(component) // ranks)
     if section.micro_batch_size:
         rows = min(rows, section.micro_batch_size)
     if section.max_tokens_per_micro_batch:
-        rows = min(rows, max(1, section.max_tokens_per_micro_batch // longest(config)))
+        rows = min(rows, max(1, int(section.max_tokens_per_micro_batch // (length or longest(config)))))
     return rows
 
 

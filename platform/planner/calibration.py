@@ -1,39 +1,68 @@
-"""Corrects the cost model by the seconds of an earlier run's phases, from its metrics.jsonl.
+"""What a prediction is based on: the measurement of this machine, and the lengths and seconds of an earlier run.
 
-The prediction to compare with is that of the run's own config. Corrections hold for the same kind of device.
+The seconds of a run correct the prediction for the run's own config. Corrections hold for the same kind of device.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rl_platform.config.schema import Config
 from rl_platform.disk import read_regular
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.placement.hardware import Device
-from rl_platform.planner.cost import Correction
+from rl_platform.placement.hardware import Device, device_of
+from rl_platform.placement.inventory import Inventory
+from rl_platform.planner.cost import Basis, Correction
+from rl_platform.planner.lengths import of_metrics
+from rl_platform.planner.rates import stored_machine
 from rl_platform.planner.report import Report
 
 OPTION = "--calibrate"
+BESIDE = ("validate", "checkpoint")  # timings of a run outside the phases
+METRICS = "metrics.jsonl"
+
+
+def stored_basis(config: Config, inventory: Inventory) -> Basis:
+    """Returns the measured rates of this machine, and the lengths of the config's prompts, as far as stored."""
+    device = device_of(inventory)
+    machine = stored_machine(device, inventory)
+    if machine is None:
+        return Basis()
+    node = inventory.nodes[0]
+    share = 1 / max(1, node.accelerators) if node.emulated else 1.0
+    return Basis(machine.lengths(config), machine.rates(device, config, share))
+
+
+def run_basis(measured: Measured, config: Config, inventory: Inventory) -> Basis:
+    """Returns the basis with the lengths of a run."""
+    stored = stored_basis(config, inventory)
+    beside = {name: measured.seconds[name] for name in BESIDE if name in measured.seconds}
+    lengths = of_metrics(measured.metrics, config, f"of {measured.file}")
+    return replace(stored, lengths=lengths, beside=beside)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Median seconds of each phase over `steps` steps of the run in `file`."""
+    """Medians over `steps` steps of the run in `file`: seconds of each phase, and all metrics."""
 
     file: Path
     steps: int
     seconds: Mapping[str, float]
+    metrics: Mapping[str, float]
 
 
 def read_measured(file: Path) -> Measured:
-    """Returns the phases of a metrics.jsonl, without the first step (warm-up) if there are others.
+    """Returns the medians of a metrics.jsonl or of the one in a run's folder, without the first step (warm-up) if there
+    are others.
 
     Raises ConfigError for a file without timings.
     """
+    file = file / METRICS if file.is_dir() else file
     try:
         lines = [json.loads(line) for line in read_regular(file).decode().splitlines() if line.strip()]
     except (OSError, ValueError) as error:
@@ -43,12 +72,14 @@ def read_measured(file: Path) -> Measured:
         hint = "the metrics.jsonl of a run that made at least one step"
         raise ConfigError([Problem(OPTION, "contains no timings of a step", value=str(file), hint=hint)])
     steps = steps[1:] or steps
-    names = {name.removeprefix("time/") for step in steps for name in step if name.startswith("time/")}
-    values = {
-        name: [step[f"time/{name}"] for step in steps if isinstance(step.get(f"time/{name}"), int | float)]
-        for name in sorted(names)
-    }
-    return Measured(file, len(steps), {name: statistics.median(seconds) for name, seconds in values.items() if seconds})
+    values: dict[str, list[float]] = {}
+    for step in steps:
+        for name, value in step.items():
+            if isinstance(value, int | float) and math.isfinite(value):
+                values.setdefault(name, []).append(value)
+    medians = {name: statistics.median(each) for name, each in sorted(values.items())}
+    seconds = {name.removeprefix("time/"): value for name, value in medians.items() if name.startswith("time/")}
+    return Measured(file, len(steps), seconds, medians)
 
 
 def _is_step(line: object) -> bool:

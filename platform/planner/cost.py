@@ -1,30 +1,29 @@
 """Estimates the seconds of each phase of a PPO step from arithmetic, memory traffic and transfers.
 
-A phase takes as long as the slowest of its parts: products at a usual share of the device's peak, bytes moved,
-transfers between ranks. Decoding reads all weights and the cache and launches all kernels for every token. Responses
-have their greatest length. Scores of a reward model count; other scoring runs beside generation. fsdp gathers the
-weights for every micro-batch; Megatron exchanges activations, and gradients and weights once per optimizer step.
-`calibration` corrects phases by the measurements of an earlier run.
+A phase takes as long as the slowest of its parts: products, bytes moved, transfers between ranks. On a CPU launches
+and products follow one another. Decoding reads all weights and the cache and launches all kernels for every token; the
+batch shrinks when the last responses end. Scores of a reward model count; other scoring runs beside generation. fsdp
+gathers the weights for every micro-batch; Megatron exchanges activations, and gradients and weights once per optimizer
+step. `Basis` holds the lengths, the rates and the corrections of an earlier run.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import estimator_needs
 from rl_platform.config.schema.models import Parallel
 from rl_platform.placement.hardware import Device
-from rl_platform.placement.layout import Layout, Part
+from rl_platform.placement.layout import LEARNERS, Layout, Part
 from rl_platform.placement.memory import (
     MemoryModel,
     bytes_of,
     copies,
     layout_of_learner,
-    longest,
     micro_batch_rows,
     rows_per_step,
     running_sequences,
@@ -32,21 +31,17 @@ from rl_platform.placement.memory import (
 )
 from rl_platform.placement.model_shape import FLOAT, ModelShape, Shape
 from rl_platform.placement.offload_order import OffloadOrder, PhaseMoves
+from rl_platform.planner.lengths import Lengths, decoding, limits
+from rl_platform.planner.rates import Rates, data_sheet
 
-TRAINING_SHARE = 0.4  # of the peak arithmetic, reached by forward and backward passes
-STREAM_SHARE = 0.7  # of the peak bandwidth, reached by reading weights and caches
-TRANSFER_SHARE = 0.7  # of a link's bandwidth, reached by collectives
 BACKWARD = 3  # forward and backward, in forwards
 BACKWARD_OF_ADAPTERS = 2  # without gradients of the frozen matrices
 OPTIMIZER_BYTES = 7 * FLOAT  # AdamW reads weight, gradient and two moments of a parameter and writes three of them
-HOST_LINK = 20e9  # bytes/s between a GPU and pinned host memory, one way: PCIe 4.0 x16
-TRANSFER_S = 50e-6  # one collective or broadcast that moves nothing
-LAUNCH_S = 250e-6  # the operators of one layer, for any batch: measured on a core, as in a GPU's queue
-ENV_STEP_S = 30e-6  # one environment, one step, one core: MuJoCo's HalfCheetah
-ACT_S = 150e-6  # the policy's forward for one step of all environments
+COMPUTE = {"arithmetic", "memory traffic", "launches"}  # bounds of a device by itself
+SAVED_BYTES = 3 * FLOAT  # of a trained parameter in a checkpoint: weight and two moments
 
 Bounds = dict[str, float]
-"""Seconds that a phase takes by each thing it must do: it takes as long as the slowest of them."""
+"""Seconds of a part of a phase by each thing it must do: the part takes as long as the slowest of them."""
 
 
 @dataclass(frozen=True)
@@ -61,17 +56,44 @@ class Cost:
 class Correction:
     """The measured seconds of a phase in multiples of the prediction, and the bound of the prediction.
 
-    A slower phase is slower in its bound only; a faster one is faster in all parts.
+    A slower phase is slower in its bound only, or in all work of the device itself; a faster one in everything.
     """
 
     factor: float
     bound: str
 
     def apply(self, bounds: Bounds) -> Bounds:
+        slower = COMPUTE if self.bound in COMPUTE else {self.bound}
         return {
-            name: seconds * self.factor if name == self.bound or self.factor < 1 else seconds
+            name: seconds * self.factor if name in slower or self.factor < 1 else seconds
             for name, seconds in bounds.items()
         }
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What a prediction is computed from. None: greatest lengths, rates of the data sheet. corrections: by phase.
+
+    beside: measured seconds of work outside the phases, by name.
+    """
+
+    lengths: Lengths | None = None
+    rates: Rates | None = None
+    corrections: Mapping[str, Correction] = field(default_factory=dict)
+    beside: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Work outside the phases of a step: its seconds each time, and the number of steps between."""
+
+    name: str
+    seconds: float
+    steps: int
+
+    @property
+    def per_step(self) -> float:
+        return self.seconds / self.steps
 
 
 def waves(config: Config, layout: Layout) -> int:
@@ -90,12 +112,12 @@ class SwapCost:
     seconds: float
 
 
-def swaps(order: OffloadOrder, memory: MemoryModel, device: Device) -> dict[str, SwapCost]:
+def swaps(order: OffloadOrder, memory: MemoryModel, rates: Rates) -> dict[str, SwapCost]:
     """Returns the swaps of phases with moves; those of a phase with several parts (`alternating`) are added up.
 
     Every rank has its own link to host memory.
     """
-    rate = min(HOST_LINK, device.hbm * STREAM_SHARE)
+    rate = min(rates.host, rates.memory)
     costs: dict[str, SwapCost] = {}
     for moves in order.phases:
         if moves.leaves or moves.comes:
@@ -106,17 +128,13 @@ def swaps(order: OffloadOrder, memory: MemoryModel, device: Device) -> dict[str,
 
 
 class CostModel:
-    """Estimates for one config. device: of every rank. calibration: corrections by phase."""
+    """Estimates for one config. device: of every rank."""
 
-    def __init__(
-        self,
-        config: Config,
-        shapes: Mapping[str, Shape],
-        device: Device,
-        calibration: Mapping[str, Correction] | None = None,
-    ) -> None:
+    def __init__(self, config: Config, shapes: Mapping[str, Shape], device: Device, basis: Basis | None = None) -> None:
         self.config, self.shapes, self.device = config, shapes, device
-        self.calibration = calibration or {}
+        self.basis = basis or Basis()
+        self.lengths = self.basis.lengths or limits(config)
+        self.rates = self.basis.rates or data_sheet(device)
         self.rows = rows_per_step(config)
         greedy = config.data.train_batch_size if estimator_needs(config.algorithm.adv_type).greedy else 0
         self.responses = self.rows + greedy
@@ -125,7 +143,7 @@ class CostModel:
         """Returns phase -> (component, cost) in the order of a step, without phases of unknown models."""
         embodied = self.config.runner.task_type == "embodied"
         policy = layout.policy
-        wanted: list[tuple[str, str, Callable[[Layout], Bounds]]] = [("sync weights", policy, self._sync)]
+        wanted: list[tuple[str, str, Callable[[Layout], list[Bounds]]]] = [("sync weights", policy, self._sync)]
         wanted.append(("collect", "rollout", self._collect) if embodied else ("generate", "rollout", self._generate))
         wanted += [("score", "reward", self._score)]
         reference = policy if self.config.reference_is_base else "reference"
@@ -135,87 +153,139 @@ class CostModel:
         costs: dict[str, tuple[str, Cost]] = {}
         for phase, name, estimate in wanted:
             if name in layout.parts and name in self.shapes:
-                bounds = estimate(layout)
-                if phase in self.calibration:
-                    bounds = self.calibration[phase].apply(bounds)
-                slowest = max(bounds, key=lambda bound: bounds[bound])
-                costs[phase] = (name, Cost(bounds[slowest], slowest))
+                correction = self.basis.corrections.get(phase)
+                costs[phase] = (name, self._cost(estimate(layout), correction))
         return costs
 
-    def _sync(self, layout: Layout) -> Bounds:
+    def beside(self, layout: Layout) -> tuple[Beside, ...]:
+        """Returns validation, checkpoints and the start, as far as they can be estimated."""
+        runner, work = self.config.runner, []
+        validated = self.basis.beside.get("validate", self._validation(layout))
+        trained = {
+            name: trained_parameters(self.config, name, shape)
+            for name, shape in self.shapes.items()
+            if name in LEARNERS and name in layout.parts
+        }
+        saved = sum(trained.values()) * SAVED_BYTES / self.rates.disk
+        weights = sum(shape.parameters for name, shape in self.shapes.items() if name in layout.parts) * FLOAT
+        start = self.rates.start + weights / self.rates.disk
+        for name, seconds, steps in (
+            ("validation", validated, runner.val_check_interval),
+            ("checkpoint", self.basis.beside.get("checkpoint", saved), runner.save_interval),
+            ("start", start, runner.max_steps or 0),
+        ):
+            if steps and seconds:
+                work.append(Beside(name, seconds, steps))
+        return tuple(work)
+
+    def _validation(self, layout: Layout) -> float:
+        """Returns the seconds to generate a response to every validation prompt; 0 for embodied runs, whose episodes
+        have a length that only the environment determines."""
+        if self.config.runner.task_type == "embodied" or "rollout" not in self.shapes:
+            return 0.0
+        return self._cost(self._decode(layout, self.config.data.validation_prompts)).seconds
+
+    def _cost(self, parts: list[Bounds], correction: Correction | None = None) -> Cost:
+        """Adds up the parts. The bound is the one in which the parts spend most of the time."""
+        spent: dict[str, float] = {}
+        for part in parts:
+            bounds = part if correction is None else correction.apply(part)
+            slowest = max(bounds, key=lambda bound: bounds[bound])
+            spent[slowest] = spent.get(slowest, 0.0) + bounds[slowest]
+        return Cost(sum(spent.values()), max(spent, key=lambda bound: spent[bound]))
+
+    def _computed(self, products: float, traffic: float, launches: float) -> Bounds:
+        """Returns the bounds of a device's own work."""
+        if self.device.kind != "cpu":
+            return {"arithmetic": products, "memory traffic": traffic, "launches": launches}
+        # a core launches and computes, one after the other
+        slower = "arithmetic" if products >= launches else "launches"
+        return {slower: products + launches, "memory traffic": traffic + launches}
+
+    def _sync(self, layout: Layout) -> list[Bounds]:
         """All parameters go from the learner's ranks to the generator's: over the network between nodes, and not at all
         within one process."""
         policy = layout.policy
         if layout.together(policy, "rollout"):
-            return {"launches": TRANSFER_S}
+            return [{"launches": self.rates.transfer}]
         source, target = layout.parts[policy], layout.parts["rollout"]
         same_node = len(source.nodes | target.nodes) == 1
-        rate = (self.device.link if same_node else self.device.network) * TRANSFER_SHARE
+        rate = self.rates.link if same_node else self.rates.network
         hops = math.log2(source.ranks + target.ranks)
-        return {"launches": TRANSFER_S, "transfers": self.shapes[policy].parameters * FLOAT / rate + hops * TRANSFER_S}
+        return [{"transfers": self.shapes[policy].parameters * FLOAT / rate + (hops + 1) * self.rates.transfer}]
 
-    def _generate(self, layout: Layout) -> Bounds:
-        """Decodes in waves: every rank runs `running_sequences` of its share until all are complete."""
-        shape, data = self.shapes["rollout"], self.config.data
+    def _generate(self, layout: Layout) -> list[Bounds]:
+        return self._decode(layout, self.responses)
+
+    def _decode(self, layout: Layout, responses: int) -> list[Bounds]:
+        """Prompts, then decoding: every rank runs `running_sequences` of its share, and fewer towards the end."""
+        shape, ranks, lengths = self.shapes["rollout"], layout.parts["rollout"].ranks, self.lengths
         assert isinstance(shape, ModelShape)
-        ranks = layout.parts["rollout"].ranks
-        share = -(-self.responses // ranks)
+        share = -(-responses // ranks)
         running = min(running_sequences(self.config, ranks), share)
-        tokens = self.config.rollout.sampling.max_new_tokens or data.max_response_length
         hosted = self.config.rollout.backend in HOSTED
         dtype = self.config.actor.model.dtype if hosted or self.device.kind != "cpu" else "float32"
-        prefill = self._arithmetic(shape, share * data.max_prompt_length, data.max_prompt_length, dtype)
-        weights = shape.products_per_token * bytes_of(dtype)
-        cache = running * (data.max_prompt_length + tokens / 2) * shape.kv_elements_per_token * bytes_of(dtype)
-        traffic = (weights + cache) / (self.device.hbm * STREAM_SHARE)
-        products = self._arithmetic(shape, running, longest(self.config), dtype)
-        launches = shape.layers * LAUNCH_S
-        each = {"arithmetic": products, "memory traffic": traffic, "launches": launches}
-        return {bound: prefill + share / running * tokens * seconds for bound, seconds in each.items()}
+        weights, rates = shape.products_per_token * bytes_of(dtype), self.rates
+        # tokens of tools are read like those of prompts
+        read = share * (lengths.prompt + lengths.inserted)
+        parts = [{"arithmetic": arithmetic(self.rates, shape, read, lengths.prompt, dtype, read)}]
+        cached = (lengths.sequence - lengths.response / 2) * shape.kv_elements_per_token * bytes_of(dtype)
+        for batch, steps in decoding(lengths.responses, share, running):
+            each = self._computed(
+                arithmetic(self.rates, shape, batch, lengths.context, dtype, batch),
+                (weights + batch * cached) / rates.memory,
+                shape.layers * rates.decode_layer + batch * rates.decode_sequence,
+            )
+            parts.append({bound: steps * seconds for bound, seconds in each.items()})
+        return parts
 
-    def _collect(self, layout: Layout) -> Bounds:
+    def _collect(self, layout: Layout) -> list[Bounds]:
         """The simulation and the policy in turns, `rollout_steps` times."""
         env = self.config.env
-        simulation = env.num_envs * ENV_STEP_S / max(env.num_workers, layout.parts["env"].ranks)
-        return {("simulation" if simulation > ACT_S else "launches"): env.rollout_steps * (simulation + ACT_S)}
+        simulation = env.num_envs * self.rates.env_step / max(env.num_workers, layout.parts["env"].ranks)
+        bound = "simulation" if simulation > self.rates.act else "launches"
+        return [{bound: env.rollout_steps * (simulation + self.rates.act)}]
 
-    def _score(self, layout: Layout) -> Bounds:
+    def _score(self, layout: Layout) -> list[Bounds]:
         """One forward of every response by the reward model, which is whole on every rank."""
-        shape, reward, length = self.shapes["reward"], self.config.reward.classifier, longest(self.config)
+        shape, reward, length = self.shapes["reward"], self.config.reward.classifier, self.lengths.sequence
         assert reward is not None
         assert reward.model is not None
         share = -(-self.responses // layout.parts["reward"].ranks)
         batches, dtype = -(-share // reward.max_batch_size), reward.model.dtype
-        traffic = batches * shape.parameters * bytes_of(dtype) / (self.device.hbm * STREAM_SHARE)
-        products = self._arithmetic(shape, share * length, length, dtype)
-        return {"arithmetic": products, "memory traffic": traffic, "launches": batches * shape.layers * LAUNCH_S}
+        traffic = batches * shape.parameters * bytes_of(dtype) / self.rates.memory
+        products = arithmetic(
+            self.rates, shape, share * length, self.lengths.context, dtype, reward.max_batch_size * length
+        )
+        launches = batches * shape.layers * self.rates.launch
+        return [self._computed(products, traffic, launches)]
 
-    def _evaluate(self, name: str) -> Callable[[Layout], Bounds]:
+    def _evaluate(self, name: str) -> Callable[[Layout], list[Bounds]]:
         """One forward of every row, without gradient."""
 
-        def estimate(layout: Layout) -> Bounds:
-            return self._passes(name, layout, self.rows, 1)
+        def estimate(layout: Layout) -> list[Bounds]:
+            return [self._passes(name, layout, self.rows, 1)]
 
         return estimate
 
-    def _train(self, name: str) -> Callable[[Layout], Bounds]:
+    def _train(self, name: str) -> Callable[[Layout], list[Bounds]]:
         """All epochs: forward and backward of every row, and an optimizer step per mini-batch."""
 
-        def estimate(layout: Layout) -> Bounds:
+        def estimate(layout: Layout) -> list[Bounds]:
             algorithm = self.config.algorithm
             epochs = algorithm.critic_epochs if name == "critic" else algorithm.ppo_epochs
             forwards = BACKWARD if self.config.section(name).lora is None else BACKWARD_OF_ADAPTERS
             passes = self._passes(name, layout, self.rows * epochs, forwards)
             steps = epochs * max(1, self.rows // self.config.mini_batch_size(name))
             shard = trained_parameters(self.config, name, self.shapes[name]) / layout.parts[name].ranks
-            optimizer = steps * shard * OPTIMIZER_BYTES / (self.device.hbm * STREAM_SHARE)
+            optimizer = steps * shard * OPTIMIZER_BYTES / self.rates.memory
             section, part = self.config.section(name), layout.parts[name]
             if section.training_backend == "megatron" and part.ranks > section.parallel.ranks:
                 # gradients are added up and new weights gathered over the copies of the model
                 own = self.shapes[name].parameters / section.parallel.ranks
                 dtype = (section.model or self.config.actor.model).dtype
                 optimizer += steps * own * (FLOAT + bytes_of(dtype)) / self._rate(part)
-            return {bound: seconds + optimizer for bound, seconds in passes.items()}
+            return [{bound: seconds + optimizer for bound, seconds in passes.items()}]
 
         return estimate
 
@@ -228,26 +298,28 @@ class CostModel:
         parallel = layout_of_learner(section)
         batches = copies(self.config, name, part.ranks)
         dtype = (section.model or self.config.actor.model).dtype
-        length = longest(self.config) if isinstance(shape, ModelShape) else 1
-        micro_batches = math.ceil(math.ceil(rows / batches) / micro_batch_rows(self.config, name, batches))
+        length, context = (self.lengths.sequence, self.lengths.context) if isinstance(shape, ModelShape) else (1.0, 1.0)
+        rows_each = micro_batch_rows(self.config, name, batches, length if isinstance(shape, ModelShape) else None)
+        micro_batches = math.ceil(math.ceil(rows / batches) / rows_each)
         split = parallel.tensor * parallel.pipeline
         waiting = 1 + (parallel.pipeline - 1) / micro_batches  # stages without work at both ends of a schedule
-        products = forwards * self._arithmetic(shape, math.ceil(rows / part.ranks) * length, length, dtype) * waiting
+        tokens = math.ceil(rows / part.ranks) * length
+        products = forwards * arithmetic(self.rates, shape, tokens, context, dtype, rows_each * length) * waiting
         # every micro-batch reads the weights, and writes and reads gradients
-        traffic = forwards * micro_batches * shape.parameters / split * FLOAT / (self.device.hbm * STREAM_SHARE)
-        launches = forwards * micro_batches * shape.layers / parallel.pipeline * LAUNCH_S
-        bounds = {"arithmetic": products, "memory traffic": traffic, "launches": launches}
+        traffic = forwards * micro_batches * shape.parameters / split * FLOAT / self.rates.memory
+        launches = forwards * micro_batches * shape.layers / parallel.pipeline * self.rates.launch
+        bounds = self._computed(products, traffic, launches)
         if part.ranks > 1 and section.training_backend == "megatron" and isinstance(shape, ModelShape):
             tokens = math.ceil(rows / batches) * length
             bounds["transfers"] = forwards * self._exchanges(shape, part, parallel, tokens, micro_batches, dtype)
         elif part.ranks > 1:
             moved = shape.parameters * FLOAT * (part.ranks - 1) / part.ranks
-            seconds = moved / self._rate(part) + (shape.layers + 1) * TRANSFER_S
+            seconds = moved / self._rate(part) + (shape.layers + 1) * self.rates.transfer
             bounds["transfers"] = forwards * micro_batches * seconds
         return bounds
 
     def _exchanges(
-        self, shape: ModelShape, part: Part, parallel: Parallel, tokens: int, micro_batches: int, dtype: str
+        self, shape: ModelShape, part: Part, parallel: Parallel, tokens: float, micro_batches: int, dtype: str
     ) -> float:
         """Returns the seconds of one forward's transfers of activations between Megatron's ranks.
 
@@ -255,22 +327,24 @@ class CostModel:
         """
         layers, each = shape.layers / parallel.pipeline, tokens * shape.hidden * bytes_of(dtype)
         others = (parallel.tensor - 1) / parallel.tensor
-        seconds = layers * 2 * 2 * others * each / (self.device.link * TRANSFER_SHARE)
+        seconds = layers * 2 * 2 * others * each / self.rates.link
         collectives = 2 if parallel.tensor > 1 else 0
         if parallel.expert > 1:
             sent = each / parallel.tensor * shape.active_experts * (parallel.expert - 1) / parallel.expert
             seconds += layers * 2 * sent / self._rate(part)
             collectives += 2
-        return seconds + layers * micro_batches * collectives * TRANSFER_S
+        return seconds + layers * micro_batches * collectives * self.rates.transfer
 
     def _rate(self, part: Part) -> float:
         """Returns the bytes per second between the ranks of a component."""
-        return (self.device.link if len(part.nodes) == 1 else self.device.network) * TRANSFER_SHARE
+        return self.rates.link if len(part.nodes) == 1 else self.rates.network
 
-    def _arithmetic(self, shape: Shape, tokens: float, length: int, dtype: str) -> float:
-        """Returns the seconds of one forward of `tokens` tokens in sequences of `length`: matrices, and the scores of
-        each token with half of its sequence on average."""
-        products = tokens * shape.products_per_token
-        if isinstance(shape, ModelShape):
-            products += tokens * length * shape.layers * shape.attention_width
-        return 2 * products / (self.device.flops(dtype) * TRAINING_SHARE)
+
+def arithmetic(rates: Rates, shape: Shape, tokens: float, length: float, dtype: str, rows: float) -> float:
+    """Returns the seconds of one forward of `tokens` tokens in sequences of `length`, `rows` tokens at a time:
+    matrices, and the scores of each token with half of its sequence on average."""
+    products = tokens * shape.products_per_token
+    if isinstance(shape, ModelShape):
+        products += tokens * length * shape.layers * shape.attention_width
+        return 2 * products / rates.flops(dtype, rows, shape.hidden)
+    return 2 * products / rates.flops(dtype, rows, max(shape.widths, default=1))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rl_platform.config import LoadedConfig
+from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.hardware import device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
-from rl_platform.planner.calibration import OPTION, corrections, read_measured
-from rl_platform.planner.cost import Correction
+from rl_platform.planner.calibration import OPTION, corrections, read_measured, run_basis, stored_basis
+from rl_platform.planner.cost import Basis
 from rl_platform.planner.report import plan_report
 from rl_platform.planner.report_json import report_json
 from rl_platform.planner.report_text import report_text
@@ -27,28 +29,30 @@ _DRAW = {"text": report_text, "json": report_json, "svg": report_svg}
 def plan_text(form: str, planned: Planned, calibrate: str | None, load: Load) -> str:
     """Returns the text of a form: text, json, svg or search.
 
-    `calibrate` is the metrics.jsonl of an earlier run, `load` reads that run's config. Raises ConfigError if the file
-    cannot be read or was measured on another kind of device.
+    `calibrate` is the folder of an earlier run, or its metrics.jsonl; `load` reads that run's config. Raises
+    ConfigError if the file cannot be read or was measured on another kind of device.
     """
     loaded, placement, inventory = planned
     config = loaded.config
-    calibration, source = {}, ""
-    if calibrate is not None:
-        calibration, source = _calibration(Path(calibrate), inventory, load)
-    report = plan_report(config, placement, inventory, calibration)
+    if calibrate is None:
+        basis, source = stored_basis(config, inventory), ""
+    else:
+        basis, source = _of_run(Path(calibrate), config, inventory, load)
+    report = plan_report(config, placement, inventory, basis)
     if form == "search":
-        return search_text(search(config, inventory, calibration), inventory, report.spans, source)
+        return search_text(search(config, inventory, basis), inventory, report.spans, source, report.source)
     return _DRAW[form](report)
 
 
-def _calibration(file: Path, inventory: Inventory, load: Load) -> tuple[dict[str, Correction], str]:
-    """Returns corrections from a run's metrics, and their source in words."""
-    measured = read_measured(file)
-    own = file.parent / "config.yaml"
+def _of_run(given: Path, config: Config, inventory: Inventory, load: Load) -> tuple[Basis, str]:
+    """Returns a basis with corrections by a run, and their source in words."""
+    measured = read_measured(given)
+    own = measured.file.parent / "config.yaml"
     if not own.is_file():
         message = "the run's config.yaml is missing beside it, so the measured config is unknown"
-        raise ConfigError([Problem(OPTION, message, value=str(file), hint="as runs/ppo/metrics.jsonl")])
+        raise ConfigError([Problem(OPTION, message, value=str(measured.file), hint="as runs/ppo/metrics.jsonl")])
     loaded, placement, machines = load(str(own), [])
-    earlier = plan_report(loaded.config, placement, machines)
+    earlier = plan_report(loaded.config, placement, machines, run_basis(measured, loaded.config, machines))
     steps = f"{measured.steps} step{'s' if measured.steps > 1 else ''}"
-    return corrections(measured, earlier, device_of(inventory)), f"{steps} of {file}"
+    factors = corrections(measured, earlier, device_of(inventory))
+    return replace(run_basis(measured, config, inventory), corrections=factors), f"{steps} of {measured.file}"

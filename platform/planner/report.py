@@ -22,7 +22,8 @@ from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.placement.plan import number_ranges
 from rl_platform.placement.scheduler import Placement
 from rl_platform.planner.batches import Division, divisions
-from rl_platform.planner.cost import Correction, CostModel, swaps, waves
+from rl_platform.planner.cost import Basis, Beside, CostModel, swaps, waves
+from rl_platform.planner.lengths import Lengths
 from rl_platform.planner.step_timeline import Span, step_seconds, timeline
 
 
@@ -42,7 +43,10 @@ class DeviceUse:
 
 @dataclass(frozen=True)
 class Report:
-    """The report. unknown: components with an unknown model, and why. streams: components that evaluate early."""
+    """The report. unknown: components with an unknown model, and why. streams: components that evaluate early.
+
+    beside: work outside the phases of a step.
+    """
 
     config: Config
     placement: Placement
@@ -56,6 +60,14 @@ class Report:
     divisions: tuple[Division, ...]
     order: OffloadOrder
     streams: frozenset[str]
+    beside: tuple[Beside, ...]
+    lengths: Lengths
+    source: str  # of the rates
+
+    @property
+    def mean_seconds(self) -> float:
+        """Seconds of a step with its share of the work outside the phases."""
+        return self.seconds + sum(work.per_step for work in self.beside)
 
     @property
     def seconds(self) -> float:
@@ -72,16 +84,14 @@ class Report:
         return (*_memory_warnings(self), *_offload_warnings(self), *placed)
 
 
-def plan_report(
-    config: Config, placement: Placement, inventory: Inventory, calibration: Mapping[str, Correction] | None = None
-) -> Report:
-    """Returns the report on `placement`, computed from `inventory`. calibration: of `calibration.corrections`."""
+def plan_report(config: Config, placement: Placement, inventory: Inventory, basis: Basis | None = None) -> Report:
+    """Returns the report on `placement`, computed from `inventory`."""
     known_shapes, unknown = shapes(config)
     device, layout = device_of(inventory), placement.layout
     order = chosen_order(config, placement, known_shapes, device)
     streams = frozenset(name for chain in streaming_chains(config, layout, order.leaving) for name in chain)
     memory = MemoryModel(config, known_shapes, layout, on_gpu=True)
-    phases = CostModel(config, known_shapes, device, calibration).phases(layout)
+    model = CostModel(config, known_shapes, device, basis)
     full_kl = config.algorithm.full_kl_in_reward
     unknown = {name: reason for name, reason in unknown.items() if name in layout.parts}
     return Report(
@@ -93,10 +103,15 @@ def plan_report(
         shapes=known_shapes,
         unknown=unknown,
         devices=tuple(_devices(config, known_shapes, placement, inventory, layout, order)),
-        spans=timeline(phases, layout, streams, waves(config, layout), swaps(order, memory, device), full_kl),
+        spans=timeline(
+            model.phases(layout), layout, streams, waves(config, layout), swaps(order, memory, model.rates), full_kl
+        ),
         divisions=divisions(config, layout),
         order=order,
         streams=streams,
+        beside=model.beside(layout),
+        lengths=model.lengths,
+        source=model.rates.source,
     )
 
 

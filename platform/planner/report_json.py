@@ -62,6 +62,10 @@ def as_tree(report: Report) -> dict[str, object]:
                 {**asdict(span), "leaves": [*span.leaves], "comes": [*span.comes], "seconds": span.seconds}
                 for span in report.spans
             ],
+            "beside": [{**asdict(work), "per_step": work.per_step} for work in report.beside],
+            "mean_seconds": report.mean_seconds if report.spans else None,
+            "lengths": {"prompt": report.lengths.prompt, "response": report.lengths.response},
+            "rates": report.source or None,
         },
         "batches": [{**asdict(division), "even": division.even} for division in report.divisions],
         "unknown": dict(report.unknown),

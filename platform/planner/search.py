@@ -9,7 +9,7 @@ faster on fewer. A placement whose plan would warn of nearly full memory does no
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rl_platform.config.schema import Config
@@ -23,7 +23,7 @@ from rl_platform.placement.model_shape import shapes
 from rl_platform.placement.occupancy import NEARLY_FULL, resolved_order
 from rl_platform.placement.plan import number_ranges
 from rl_platform.placement.scheduler import schedule
-from rl_platform.planner.cost import Correction, CostModel, swaps, waves
+from rl_platform.planner.cost import Basis, CostModel, swaps, waves
 from rl_platform.planner.step_timeline import Span, duration, step_seconds, timeline
 
 MANY = 64  # from this number of devices on only powers of two are tried
@@ -78,14 +78,14 @@ class SearchResult:
     available: int
 
 
-def search(config: Config, inventory: Inventory, calibration: Mapping[str, Correction] | None = None) -> SearchResult:
+def search(config: Config, inventory: Inventory, basis: Basis | None = None) -> SearchResult:
     """Returns all candidates on the devices of `inventory`. Raises ConfigError for an unknown model or if none fits."""
     known_shapes, unknown = shapes(config)
     if unknown:
         problems = [Problem(f"{name}.model", f"nothing can be predicted: {why}") for name, why in unknown.items()]
         raise ConfigError([problem for problem in problems if problem.key != "rollout.model"])
     device, per_node = device_of(inventory), max(node.accelerators for node in inventory.nodes)
-    model = CostModel(config, known_shapes, device, calibration)
+    model = CostModel(config, known_shapes, device, basis)
     available = inventory.accelerators or len(inventory.nodes)
     wide = max(1, schedule(config.cluster, inventory).layout.parts["rollout"].per_rank)
     capacity = None if device.memory is None else NEARLY_FULL * device.memory
@@ -104,7 +104,7 @@ def search(config: Config, inventory: Inventory, calibration: Mapping[str, Corre
             peaks.append(peak)
         else:
             streams = {name for chain in streaming_chains(config, layout, order.leaving) for name in chain}
-            moves = swaps(order, memory, device)
+            moves = swaps(order, memory, model.rates)
             full_kl = config.algorithm.full_kl_in_reward
             spans = timeline(model.phases(layout), layout, streams, waves(config, layout), moves, full_kl)
             fitting.append(Candidate(keys, spans, peak, wide))
@@ -177,16 +177,20 @@ def _sizes(available: int) -> list[int]:
     return sorted(sizes)
 
 
-def search_text(result: SearchResult, inventory: Inventory, present: Sequence[Span], source: str = "") -> str:
+def search_text(
+    result: SearchResult, inventory: Inventory, present: Sequence[Span], source: str = "", rates: str = ""
+) -> str:
     """Returns the best split of every grouping with reasons, the present placement, and the YAML of the best.
 
-    `present`: the spans of the config's own placement. `source`: what the predictions were corrected by.
+    `present`: the spans of the config's own placement. `source`: what the predictions were corrected by. `rates`: the
+    source of the rates.
     """
     noun = result.device.kind if result.device.known else inventory.noun
     if result.device.kind == "cpu":
         noun = inventory.noun if inventory.stands_in else "node"
     cluster = f"{result.available} {noun}{'s' if result.available > 1 else ''}"
-    basis = f"corrected by {source}" if source else "not measured: --calibrate FILE corrects it by an earlier run"
+    unmeasured = "not measured: --calibrate RUN corrects it by an earlier run"
+    basis = f"corrected by {source}" if source else rates or unmeasured
     lines = [f"Placements on {cluster} by predicted seconds per step ({basis})", ""]
     best_of = {tuple(names for names, _ in candidate.keys): candidate for candidate in reversed(result.candidates)}
     shown = sorted(best_of.values(), key=lambda candidate: candidate.order)

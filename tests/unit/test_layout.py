@@ -82,6 +82,7 @@ SEAMS = (
     "launch/preflight.py",
     "launch/rehearse/findings.py",
     "launch/sharding.py",
+    "launch/tools/calibrate.py",
     "launch/tools/installed.py",
 )
 LAZY = {

@@ -15,6 +15,11 @@ HEAVY = {"torch", "ray", "transformers", "gymnasium"}
 CLUSTER = "cluster={inventory: {nodes: 2, gpus_per_node: 4, gpu: h100}, component_placement: {'actor,critic': 0-3, 'rollout,reward': 4-7}}"  # noqa: E501
 
 
+@pytest.fixture(autouse=True)
+def unmeasured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RL_PLATFORM_CACHE", str(tmp_path / "cache"))  # plans read measurements of this machine
+
+
 def test_plan_alone_is_text_wherever_it_stands(command):
     first, last = command("--plan", "reasoning.yaml", CLUSTER), command("reasoning.yaml", CLUSTER, "--plan")
     assert first.code == last.code == 0
@@ -102,8 +107,11 @@ def test_a_real_run_calibrates_the_plan_of_its_own_config(command, folder: Path)
     for phase in ("generate", "log-probs", "values", "train critic", "train actor"):
         measured = [row[f"time/{phase}"] for row in rows if row["step"] in (2, 3)]
         assert predicted[phase] == pytest.approx(sum(measured) / 2), phase
-    text = command("reasoning.yaml", "--plan=search", "--calibrate", "out/metrics.jsonl").out
+    text = command("reasoning.yaml", "--plan=search", "--calibrate", "out").out
     assert "corrected by 2 steps of out/metrics.jsonl" in text
+    mean = sum(row["len/response_mean"] for row in rows if row["step"] in (2, 3)) / 2
+    assert tree["step"]["lengths"]["response"] == pytest.approx(mean, abs=1)
+    assert "(of out/metrics.jsonl)" in command("reasoning.yaml", "--plan", "--calibrate", "out").out
 
 
 def test_a_real_embodied_run_calibrates_too(command, folder: Path):

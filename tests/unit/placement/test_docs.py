@@ -20,6 +20,11 @@ PAGE = (ROOT / "docs" / "placement.md").read_text(encoding="utf-8")
 OUTPUTS = re.findall(r"<!-- output: (\S+) -->\n```\n(.*?)```", PAGE, re.DOTALL)
 
 
+@pytest.fixture(autouse=True)
+def unmeasured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RL_PLATFORM_CACHE", str(tmp_path))  # plans would read measurements of this machine
+
+
 def overrides() -> list[str]:
     """The example before the first output, as overrides."""
     text = re.findall(r"```yaml\n(.*?)```", PAGE[: PAGE.index("<!-- output:")], re.DOTALL)[-1]

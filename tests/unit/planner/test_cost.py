@@ -12,7 +12,7 @@ import pytest
 from rl_platform.errors import ConfigError
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.planner.calibration import corrections, read_measured
-from rl_platform.planner.cost import Correction
+from rl_platform.planner.cost import Basis, Correction
 from rl_platform.planner.report import Report
 from rl_platform.planner.search import search
 from rl_platform.planner.step_timeline import duration, gantt
@@ -220,7 +220,7 @@ def test_a_calibrated_model_reproduces_the_runs_phases(tmp_path: Path, plans: An
     measured = read_measured(file)
     assert measured.steps == 3  # without validation before the first step, and without the first, which warms up
     factors = corrections(measured, earlier, earlier.device)
-    again = plans.report(config, factors)
+    again = plans.report(config, Basis(corrections=factors))
     assert {phase: seconds(again)[phase] for phase in MEASURED} == pytest.approx(MEASURED)
 
 

@@ -40,7 +40,7 @@ def test_text_shows_placement_memory_time_batches_and_warnings(plans: Any) -> No
     assert [row[:3] for row in rows if row[0] == "GPU"] == [["GPU", "0-3", "actor"], ["GPU", "4-6", "rollout"]]
     assert step.splitlines()[0].startswith("One step, estimated for h100: ")
     assert step.splitlines()[-1].startswith("  actor, critic stream: every 16 finished responses")
-    assert [line.split("  ")[1] for line in step.splitlines()[2:-1]] == [
+    assert [line.split("  ")[1] for line in step.splitlines()[2:9]] == [
         "actor: sync weights",
         "rollout: generate",
         "reward: score",

@@ -1,0 +1,341 @@
+"""`--plan=calibrate`: measures this machine for later plans, in less than a minute.
+
+Measured: products of matrices by type, width and rows; memory bandwidth; the operators of a layer; a training pass; the
+built-in generation engine at three batch sizes; the disk; the start of a process; all-reduce by size where a config has
+several devices; and of the config its environments and a sample of its prompts. `rl_platform.planner.rates` reads the
+file. Other engines and transfers between nodes are not measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+from rl_platform.components.actor import embodied_policy
+from rl_platform.components.policy_rollout import Observations, PolicyInference
+from rl_platform.config.schema import Config
+from rl_platform.engines.rollout.base import Completion, Request
+from rl_platform.engines.rollout.torch import TorchRolloutEngine
+from rl_platform.envs.embodied.spaces import EnvDescription, make_env
+from rl_platform.envs.embodied.vector import VectorEnv
+from rl_platform.envs.reasoning.prompts import build_prompts
+from rl_platform.envs.reasoning.tasks import build_questions
+from rl_platform.errors import ConfigError, Problem
+from rl_platform.models.forward import TokenPolicy
+from rl_platform.models.language import LanguageModel
+from rl_platform.models.policy import ActorCriticPolicy
+from rl_platform.models.tokenizer import load_tokenizer
+from rl_platform.placement.hardware import Device, device_of
+from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.model_shape import FLOAT, ModelShape
+from rl_platform.records import RolloutBatch, SamplingParams, Weights
+
+if TYPE_CHECKING:
+    from rl_platform.planner.rates import Rates
+
+OPTION = "--plan=calibrate"
+WIDTHS, ROWS, TYPES = (64, 256, 1024), (1, 16, 256, 2048), ("float32", "bfloat16")
+LEAST_S, MOST_S = 0.03, 0.3  # of one round: shorter calls are repeated; of all rounds
+BATCHES, DECODED = (1, 8, 32), 32
+STREAM_BYTES, FILE_BYTES = 2**28, 2**26
+EXCHANGED = (2**12, 2**20, 2**24)  # bytes of an all-reduce
+PROMPTS = 512
+SMALL = ModelShape(512, 64, 8, 4, 4, 16, 128, tied=True)  # whose operators cost more than their arithmetic
+USUAL = ModelShape(8192, 576, 4, 9, 3, 64, 1536, tied=True)
+
+
+def calibrate(config: Config, inventory: Inventory) -> str:
+    """Measures, writes the file, and returns what was measured in words.
+
+    Raises ConfigError for GPUs that this machine does not have and for a cache folder that cannot be written; DataError
+    for questions that cannot be read.
+    """
+    from rl_platform.planner.rates import FORM, data_sheet, fingerprint, machine_file
+
+    began, kind = time.monotonic(), device_of(inventory)
+    device = _device(kind, inventory)
+    file = machine_file(kind.kind)
+    tree: dict[str, Any] = {"form": FORM, "date": f"{datetime.now():%Y-%m-%d}", "disk": _disk(file)}
+    known = _known(file, FORM)
+    tree["start"] = _seconds_of_start()
+    tree["matrix"] = {dtype: _matrix(getattr(torch, dtype), device) for dtype in TYPES}
+    source = torch.ones(STREAM_BYTES // FLOAT, device=device)
+    target = torch.empty_like(source)
+    tree["memory"] = 2 * STREAM_BYTES / _seconds(lambda: target.copy_(source), device)
+    tree |= _language(data_sheet(kind), tree, device)
+    several = inventory.accelerators > 1 and (device.type == "cpu" or torch.cuda.device_count() > 1)
+    tree["all_reduce"] = _all_reduce(device.type) if several else known.get("all_reduce", {})
+    tree["environments"], tree["prompts"] = known.get("environments", {}), known.get("prompts", {})
+    if config.runner.task_type == "embodied":
+        tree["environments"][fingerprint(config, "env")] = _environment(config)
+    else:
+        tree["prompts"][fingerprint(config, "data")] = _prompts(config)
+    _write(file, json.dumps(tree, indent=1))
+    name = fingerprint(config, "env" if config.runner.task_type == "embodied" else "data")
+    stored = f"{time.monotonic() - began:.0f} s; later plans read {file}"
+    return "\n".join((*_lines(tree, config, name), stored)) + "\n"
+
+
+def _device(kind: Device, inventory: Inventory) -> torch.device:
+    if kind.kind == "cpu":
+        return torch.device("cpu")
+    if inventory.gpu or not torch.cuda.is_available():
+        message, hint = "measures this machine, which does not have the config's GPUs", "leave out cluster.inventory"
+        raise ConfigError([Problem(OPTION, message, value=kind.kind, hint=hint)])
+    return torch.device("cuda")
+
+
+def _known(file: Path, form: int) -> dict[str, Any]:
+    """Returns an earlier measurement of the same form: those of other configs stay."""
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return tree if isinstance(tree, dict) and tree.get("form") == form else {}
+
+
+def _write(file: Path, text: str) -> None:
+    """Replaces the file, so that a plan never reads half of it."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as stage:
+            stage.write(text)
+        os.replace(stage.name, file)
+    except OSError as error:
+        raise ConfigError([_not_written(file, error)]) from error
+
+
+def _not_written(file: Path, error: OSError) -> Problem:
+    message = f"the measurement cannot be stored: {error.strerror or error}"
+    return Problem(OPTION, message, value=str(file), hint="RL_PLATFORM_CACHE names another folder")
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Returns the seconds of one call: the shortest of at most three rounds, after a call that is not counted."""
+
+    def round_of(calls: int) -> float:
+        began = time.perf_counter()
+        for _ in range(calls):
+            work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - began) / calls
+
+    first, began = round_of(1), time.perf_counter()
+    calls, rounds = max(1, round(LEAST_S / max(first, 1e-7))), []
+    while not rounds or (len(rounds) < 3 and time.perf_counter() - began < MOST_S):
+        rounds.append(round_of(calls))
+    return min(rounds)
+
+
+def _disk(file: Path) -> float:
+    """Returns the bytes/s of a written and synced file beside the measurement."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=file.parent) as written:
+            began = time.perf_counter()
+            written.write(os.urandom(2**20) * (FILE_BYTES // 2**20))
+            written.flush()
+            os.fsync(written.fileno())
+            return FILE_BYTES / (time.perf_counter() - began)
+    except OSError as error:
+        raise ConfigError([_not_written(file, error)]) from error
+
+
+def _seconds_of_start() -> float:
+    """Returns the seconds until a new process has imported what a run needs."""
+    began = time.perf_counter()
+    code = "import transformers, rl_platform.launch.session"
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - began
+
+
+def _matrix(dtype: torch.dtype, device: torch.device) -> dict[str, list[tuple[int, float]]]:
+    """Returns (rows, FLOP/s) of products with a matrix [width, 4 * width] by width."""
+    rates = {}
+    for width in WIDTHS:
+        matrix, points = torch.ones(width, 4 * width, dtype=dtype, device=device), []
+        for rows in ROWS:
+            left = torch.ones(rows, width, dtype=dtype, device=device)
+            seconds = _seconds(lambda left=left, matrix=matrix: left @ matrix, device)
+            points.append((rows, 2 * rows * width * 4 * width / seconds))
+        rates[str(width)] = points
+    return rates
+
+
+def _language(nominal: Rates, tree: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Returns what passes and decoding take beyond their products and memory traffic."""
+    from rl_platform.planner.cost import BACKWARD, arithmetic
+    from rl_platform.planner.rates import Rates, matrix_of
+
+    launch = _training(SMALL, 1, 2, device) / (BACKWARD * SMALL.layers)
+    rates = Rates(matrix_of(tree["matrix"]), 1.0, tree["memory"], nominal.link, nominal.network)
+    rows, length = 16, 64
+    products = BACKWARD * arithmetic(rates, USUAL, rows * length, length, "float32", rows * length)
+    measured = _training(USUAL, rows, length, device) - BACKWARD * USUAL.layers * launch
+    engine = _engine(USUAL, device)
+    steps, beyond = {}, []
+    for batch in BATCHES:
+        long, short = (_decoding(engine, batch, tokens, device) for tokens in (DECODED + 1, 1))
+        steps[batch] = max(long - short, 1e-9) / DECODED
+        computed = arithmetic(rates, USUAL, batch, DECODED, "float32", batch)
+        beyond.append(max(steps[batch] - max(computed, USUAL.products_per_token * FLOAT / rates.memory), 0.0))
+    # seconds beyond = layers * decode_layer + batch * decode_sequence, by least squares
+    slope, constant = np.polyfit(BATCHES, beyond, 1)
+    return {
+        "launch": launch,
+        "passes": min(1.0, products / max(measured, 1e-9)),
+        "decode_layer": max(float(constant), 0.0) / USUAL.layers,
+        "decode_sequence": max(float(slope), 0.0),
+        "tokens_per_second": {str(batch): batch / seconds for batch, seconds in steps.items()},
+    }
+
+
+def _network(shape: ModelShape) -> LanguageModel:
+    """Returns a Llama with random weights."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    options = LlamaConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        intermediate_size=shape.intermediate,
+        tie_word_embeddings=shape.tied,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return LanguageModel(AutoModelForCausalLM.from_config(options))
+
+
+def _training(shape: ModelShape, rows: int, length: int, device: torch.device) -> float:
+    """Returns the seconds of a forward and backward pass of the policy."""
+    policy = TokenPolicy(_network(shape), temperature=1.0).to(device)
+    mask = (torch.arange(length) >= 1).expand(rows, length)
+    inputs = {"tokens": torch.ones(rows, length, dtype=torch.int64), "lengths": torch.full((rows,), length)}
+    zeros, ones = torch.zeros(rows, length), torch.ones(rows, dtype=torch.bool)
+    batch = RolloutBatch(
+        inputs={name: tensor.to(device) for name, tensor in inputs.items()},
+        action_mask=mask.to(device),
+        sample_mask=ones.to(device),
+        group_ids=torch.arange(rows).to(device),
+        rewards=zeros.to(device),
+        rollout_log_probs=zeros.to(device),
+    )
+
+    def work() -> None:
+        policy(batch).log_probs.sum().backward()
+
+    return _seconds(work, device)
+
+
+def _engine(shape: ModelShape, device: torch.device) -> TorchRolloutEngine:
+    model = _network(shape).to(device)
+    engine = TorchRolloutEngine(model.config, (), max(BATCHES), device)
+    engine.receive(Weights(0, model.state_dict()))
+    return engine
+
+
+def _decoding(engine: TorchRolloutEngine, batch: int, tokens: int, device: torch.device) -> float:
+    requests = [Request(index, tuple(range(8)), index) for index in range(batch)]
+
+    def work() -> None:
+        done: list[Completion] = []
+        engine.generate(requests, SamplingParams(tokens), done.append)
+
+    return _seconds(work, device)
+
+
+def _all_reduce(kind: str) -> dict[str, float]:
+    """Returns the seconds of an all-reduce between two devices by its bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(_rank, args=(kind, folder), nprocs=2)
+        return dict(json.loads(Path(folder, "seconds.json").read_text(encoding="utf-8")))
+
+
+def _rank(rank: int, kind: str, folder: str) -> None:
+    device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    torch.set_num_threads(1)
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    seconds = {}
+    for size in EXCHANGED:
+        tensor, times = torch.ones(size // FLOAT, device=device), []
+        for _ in range(6):
+            dist.barrier()
+            began = time.perf_counter()
+            dist.all_reduce(tensor)
+            if kind == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - began)
+        seconds[str(size)] = min(times)
+    if rank == 0:
+        Path(folder, "seconds.json").write_text(json.dumps(seconds), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+def _environment(config: Config) -> dict[str, float]:
+    """Returns seconds of an environment's step on one worker, and of the policy's forward for all environments."""
+    env = config.env
+    description, count, cpu = EnvDescription.of(env), env.num_envs, torch.device("cpu")
+    space = make_env(description).action_space
+    space.seed(0)
+    actions = np.stack([np.asarray(space.sample()) for _ in range(count)])
+    envs = VectorEnv(description, count, env.num_workers, env.step_timeout_s)
+    try:
+        observations = envs.reset(range(count))
+        seconds = {"step": _seconds(lambda: envs.step(actions), cpu) / count * max(1, env.num_workers)}
+        policy = embodied_policy(config, envs.spaces, seed=0)
+        if type(policy) is ActorCriticPolicy:  # others read more than observations
+            inference = PolicyInference(policy, cpu, 0, None)
+            seconds["act"] = _seconds(lambda: inference.act(Observations(observations, ("calibrate",))), cpu)
+    finally:
+        envs.close()
+    return seconds
+
+
+def _prompts(config: Config) -> list[int]:
+    """Returns the lengths of a sample of the training prompts."""
+    from rl_platform.planner.lengths import sampled
+
+    few = {"train_size": min(PROMPTS, config.data.train_size)}
+    questions = build_questions(config.data.model_copy(update=few), config.runner.seed).train
+    chosen = questions[:: max(1, len(questions) // PROMPTS)][:PROMPTS]
+    prompts = build_prompts(chosen, load_tokenizer(config.actor.model), config.data).prompts
+    return list(sampled([len(prompt.token_ids) for prompt in prompts]))
+
+
+def _lines(tree: dict[str, Any], config: Config, name: str) -> list[str]:
+    best = {
+        dtype: max(rate for points in widths.values() for _, rate in points) for dtype, widths in tree["matrix"].items()
+    }
+    lines = [
+        "products of matrices: " + ", ".join(f"{dtype} up to {rate / 1e9:.0f} GFLOP/s" for dtype, rate in best.items()),
+        f"memory: {tree['memory'] / 1e9:.1f} GB/s; disk: {tree['disk'] / 1e6:.0f} MB/s",
+        f"training passes: {tree['passes']:.0%} of the products' rate, {tree['launch'] * 1e6:.0f} us for each layer",
+        "generation, tokens/s: "
+        + ", ".join(f"{rate:.0f} at batch {batch}" for batch, rate in tree["tokens_per_second"].items()),
+    ]
+    lines += [
+        "all-reduce: " + ", ".join(f"{int(size) >> 10} KiB {seconds * 1e3:.2g} ms" for size, seconds in found.items())
+        for found in (tree["all_reduce"],)
+        if found
+    ]
+    if config.runner.task_type == "embodied":
+        step = tree["environments"][name]["step"]
+        return [*lines, f"{config.env.id}: {1 / step:.0f} steps/s of a worker"]
+    prompts = tree["prompts"][name]
+    return [*lines, f"prompts: {sum(prompts) / len(prompts):.4g} tokens on average"]

@@ -1,0 +1,197 @@
+"""Rates that a device reaches: shares of its data sheet, or measurements of `rl_platform.launch.tools.calibrate`.
+
+A measurement is one JSON file for each machine in the cache folder. It holds for plans on the same kind of device: of a
+CPU, the same processor with as many cores and the same version of torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import os
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rl_platform.config.schema import Config
+from rl_platform.disk import cache_folder
+from rl_platform.errors import ConfigError, Problem
+from rl_platform.placement.hardware import Device
+from rl_platform.placement.inventory import Inventory
+from rl_platform.planner.lengths import Lengths, limits
+
+FORM = 1  # of the file
+FOLDER = "machines"
+OPTION = "--plan=calibrate"
+
+TRAINING_SHARE = 0.4  # of the peak arithmetic, reached by forward and backward passes
+STREAM_SHARE = 0.7  # of the peak bandwidth, reached by reading weights and caches
+TRANSFER_SHARE = 0.7  # of a link's bandwidth, reached by collectives
+HOST_LINK = 20e9  # bytes/s between a GPU and pinned host memory, one way: PCIe 4.0 x16
+TRANSFER_S = 50e-6  # one collective or broadcast that moves nothing
+LAUNCH_S = 250e-6  # the operators of one layer, for any batch: measured on a core, as in a GPU's queue
+ENV_STEP_S = 30e-6  # one environment, one step, one core: MuJoCo's HalfCheetah
+ACT_S = 150e-6  # the policy's forward for one step of all environments
+DISK = 500e6  # bytes/s of a checkpoint
+START_S = 10.0  # from the command to the first step, without reading the weights
+
+Points = Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The rates of one device. Times are in seconds, bandwidths in bytes/s.
+
+    matrix: FLOP/s of a product by type, width of the matrix and number of rows, in ascending order. passes: share of it
+    that forward and backward passes reach. launch: the operators of one layer; decode_layer: in the generation engine;
+    decode_sequence: of each running sequence for each token. transfer: a collective that moves nothing. env_step: of
+    one environment on one worker; act: the policy's forward for one step of all. source: words for the plan.
+    """
+
+    matrix: Mapping[str, Mapping[int, Points]]
+    passes: float
+    memory: float
+    link: float
+    network: float
+    host: float = HOST_LINK
+    transfer: float = TRANSFER_S
+    launch: float = LAUNCH_S
+    decode_layer: float = LAUNCH_S
+    decode_sequence: float = 0.0
+    env_step: float = ENV_STEP_S
+    act: float = ACT_S
+    disk: float = DISK
+    start: float = START_S
+    source: str = ""
+
+    def flops(self, dtype: str, rows: float, width: int) -> float:
+        """Returns the FLOP/s of a pass with `rows` rows through matrices of about this width."""
+        widths = self.matrix[dtype if dtype in self.matrix else "float32"]
+        points = widths[min(widths, key=lambda known: abs(math.log(known / max(width, 1))))]
+        return self.passes * _between(points, max(rows, 1.0))
+
+
+def matrix_of(tree: Mapping[str, Any], share: float = 1.0) -> dict[str, dict[int, Points]]:
+    """Returns the stored FLOP/s of a machine, of which a device has a share."""
+    return {
+        dtype: {int(width): [(rows, rate * share) for rows, rate in points] for width, points in widths.items()}
+        for dtype, widths in tree.items()
+    }
+
+
+def _between(points: Points, rows: float) -> float:
+    """Interpolates linearly over the logarithm of rows."""
+    for (fewer, low), (more, high) in itertools.pairwise(points):
+        if rows <= more:
+            share = math.log(max(rows, fewer) / fewer) / math.log(more / fewer)
+            return low + share * (high - low)
+    return points[-1][1]
+
+
+def data_sheet(device: Device) -> Rates:
+    """Returns the usual shares of the rates of a device's data sheet."""
+    return Rates(
+        matrix={"float32": {1: [(1, device.fp32)]}, "bfloat16": {1: [(1, device.bf16)]}},
+        passes=TRAINING_SHARE,
+        memory=device.hbm * STREAM_SHARE,
+        link=device.link * TRANSFER_SHARE,
+        network=device.network * TRANSFER_SHARE,
+    )
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A stored measurement."""
+
+    file: Path
+    tree: Mapping[str, Any]
+
+    def rates(self, device: Device, config: Config, share: float) -> Rates:
+        """Returns the rates of a device that is `share` of the machine: a CPU worker has a part of the cores."""
+        tree, environments = self.tree, self.tree["environments"]
+        names = ("launch", "decode_layer", "decode_sequence", "disk", "start")
+        rates = replace(
+            data_sheet(device),
+            matrix=matrix_of(tree["matrix"], share),
+            passes=tree["passes"],
+            memory=tree["memory"] * share,
+            source=f"rates of this machine, measured on {tree['date']}",
+            **{name: tree[name] for name in names},
+        )
+        if (measured := environments.get(fingerprint(config, "env"))) is not None:
+            rates = replace(rates, env_step=measured["step"], act=measured.get("act", rates.act))
+        if tree["all_reduce"]:
+            (_, least), *_, (size, most) = [(int(size), seconds) for size, seconds in tree["all_reduce"].items()]
+            rates = replace(rates, transfer=least, link=size / max(most - least, 1e-9))
+        return rates
+
+    def lengths(self, config: Config) -> Lengths:
+        """Returns the sampled prompts of the config's data, and responses of the greatest length."""
+        known, prompts = limits(config), self.tree["prompts"].get(fingerprint(config, "data"))
+        return (
+            known if prompts is None else replace(known, prompts=tuple(prompts), prompt_source="a sample of the data")
+        )
+
+
+def fingerprint(config: Config, kind: str) -> str:
+    """Returns a name for what was measured of a config: its environments, or the prompts of its data."""
+    if kind == "env":
+        env = config.env
+        return f"{env.id} {json.dumps(env.kwargs, sort_keys=True, default=str)} {env.num_envs}/{env.num_workers}"
+    keys = {"system_prompt", "prompt_template", "use_chat_template", "max_prompt_length", "task", "sources"}
+    text = config.data.model_dump_json(include=keys) + config.actor.model.model_dump_json(include={"path", "tokenizer"})
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def machine_file(kind: str) -> Path:
+    """Returns the file of this machine's measurement; `kind`: of its devices."""
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "none"
+    name = f"{processor()} {cores()} cores" if kind == "cpu" else kind
+    return cache_folder() / FOLDER / (re.sub(r"[^a-z0-9.]+", "-", f"{name} torch {torch}".lower()).strip("-") + ".json")
+
+
+def processor() -> str:
+    """Returns the name of the processor."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def stored_machine(device: Device, inventory: Inventory) -> Machine | None:
+    """Returns the measurement for a device; None if it was not measured, or is a CPU of another machine.
+
+    Raises ConfigError for a file that cannot be read or has another form.
+    """
+    if not device.known or (device.kind == "cpu" and inventory.nodes[0].cpus is None):
+        return None
+    file = machine_file(device.kind)
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigError([_unreadable(file, str(error))]) from error
+    if not isinstance(tree, dict) or tree.get("form") != FORM:
+        raise ConfigError([_unreadable(file, "it is of another version")])
+    return Machine(file, tree)
+
+
+def _unreadable(file: Path, why: str) -> Problem:
+    hint = f"delete it, or measure again with {OPTION}"
+    return Problem(OPTION, f"the measurement of this machine cannot be read: {why}", value=str(file), hint=hint)

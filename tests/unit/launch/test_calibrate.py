@@ -1,0 +1,79 @@
+"""`--plan=calibrate` in small: what it stores, what a later plan reads, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_platform.launch.tools import calibrate
+from rl_platform.placement.model_shape import ModelShape
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("RL_PLATFORM_CACHE", str(tmp_path / "cache"))
+    shape = ModelShape(64, 32, 1, 2, 2, 16, 64, tied=True)
+    changes = {"WIDTHS": (16, 32), "ROWS": (1, 4), "BATCHES": (1, 2, 3), "DECODED": 2, "MOST_S": 0.0, "LEAST_S": 1e-6}
+    changes |= {"SMALL": shape, "USUAL": shape, "STREAM_BYTES": 2**16, "FILE_BYTES": 2**20, "PROMPTS": 8}
+    for name, value in changes.items():
+        monkeypatch.setattr(calibrate, name, value)
+    monkeypatch.setattr(calibrate, "_seconds_of_start", lambda: 3.0)
+    return tmp_path / "cache"
+
+
+def stored(cache: Path) -> dict[str, Any]:
+    (file,) = (cache / "machines").iterdir()
+    tree: dict[str, Any] = json.loads(file.read_text())
+    return tree
+
+
+def test_measurements_of_both_tasks_are_stored_and_used(command: Any, small: Path) -> None:
+    ended = command("reasoning.yaml", "--plan=calibrate")
+    assert ended.code == 0, ended.err
+    assert "generation, tokens/s: " in ended.out
+    assert "prompts: " in ended.out
+    ended = command("embodied.yaml", "--plan=calibrate")
+    assert ended.code == 0, ended.err
+    assert "steps/s of a worker" in ended.out
+    tree = stored(small)
+    assert len(tree["prompts"]) == len(tree["environments"]) == 1  # the second keeps what the first measured
+    (rates,) = tree["environments"].values()
+    assert rates["step"] > 0
+    assert rates["act"] > 0
+    assert list(tree["tokens_per_second"]) == ["1", "2", "3"]
+    assert 0 < tree["passes"] <= 1
+    for config in ("reasoning.yaml", "embodied.yaml"):
+        assert f"rates of this machine, measured on {tree['date']}" in command(config, "--plan").out
+    assert "a sample of the data" in command("reasoning.yaml", "--plan").out
+    assert f"rates of this machine, measured on {tree['date']}" in command("reasoning.yaml", "--plan=search").out
+
+
+@pytest.mark.slow
+def test_all_reduce_between_two_processes() -> None:
+    seconds = calibrate._all_reduce("cpu")
+    assert list(seconds) == [str(size) for size in calibrate.EXCHANGED]
+    assert all(value > 0 for value in seconds.values())
+
+
+def test_a_cache_folder_that_cannot_be_written_is_refused_at_once(
+    command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RL_PLATFORM_CACHE", str(tmp_path / "file"))
+    ended = command("reasoning.yaml", "--plan=calibrate")
+    assert ended.code == 2
+    assert "--plan=calibrate: the measurement cannot be stored" in ended.err
+    assert "RL_PLATFORM_CACHE names another folder" in ended.err
+
+
+def test_declared_gpus_are_not_measured_and_a_run_does_not_calibrate_a_measurement(command: Any) -> None:
+    cluster = "cluster={inventory: {nodes: 1, gpus_per_node: 2, gpu: h100}, component_placement: {'actor,critic,rollout,reward': all}}"  # noqa: E501
+    ended = command("reasoning.yaml", "--plan=calibrate", cluster)
+    assert ended.code == 2
+    assert "--plan=calibrate: measures this machine, which does not have the config's GPUs" in ended.err
+    ended = command("reasoning.yaml", "--plan=calibrate", "--calibrate", "out")
+    assert ended.code == 2
+    assert "--calibrate belongs to --plan" in ended.err

@@ -1,0 +1,127 @@
+"""The stored measurement of a machine: what a plan reads of it, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_platform.config import load_config
+from rl_platform.config.schema import Config
+from rl_platform.errors import ConfigError
+from rl_platform.placement.hardware import device_of
+from rl_platform.placement.inventory import Inventory, Node
+from rl_platform.placement.scheduler import schedule
+from rl_platform.planner.calibration import stored_basis
+from rl_platform.planner.rates import FORM, Rates, data_sheet, fingerprint, machine_file
+from rl_platform.planner.report import Report, plan_report
+from rl_platform.planner.report_json import as_tree
+from rl_platform.planner.report_text import report_text
+
+ROOT = Path(__file__).parents[3]
+LAPTOP = Inventory((Node("laptop", 0, cpus=2, memory=2**35),), "detected")
+POINTS = [[1, 1e9], [100, 4e10]]
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("RL_PLATFORM_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def config_of(name: str = "reasoning/ppo.yaml", *overrides: str) -> Config:
+    return load_config(ROOT / "configs" / name, overrides).config
+
+
+def store(**changes: Any) -> None:
+    tree = {
+        "form": FORM,
+        "date": "2026-01-02",
+        "matrix": {"float32": {"256": POINTS}},
+        "memory": 1e10,
+        "passes": 0.5,
+        "launch": 1e-3,
+        "decode_layer": 1e-4,
+        "decode_sequence": 1e-5,
+        "disk": 1e8,
+        "start": 7.0,
+        "all_reduce": {},
+        "environments": {},
+        "prompts": {},
+    }
+    file = machine_file("cpu")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(tree | changes))
+
+
+def report(config: Config, machines: Inventory = LAPTOP) -> Report:
+    return plan_report(config, schedule(config.cluster, machines), machines, stored_basis(config, machines))
+
+
+def test_a_later_plan_reads_rates_and_prompts_and_shows_their_date() -> None:
+    config = config_of()
+    before = report(config)
+    assert "rates: of data sheets; --plan=calibrate measures this machine" in report_text(before)
+    store(prompts={fingerprint(config, "data"): [10, 12, 14]})
+    after = report(config)
+    assert after.lengths.prompts == (10, 12, 14)
+    assert after.seconds != before.seconds
+    text = report_text(after)
+    assert "rates of this machine, measured on 2026-01-02" in text
+    assert "lengths: prompts 12 tokens (a sample of the data), responses 12 (their limit)" in text
+    step: Any = as_tree(after)["step"]
+    assert step["lengths"] == {"prompt": 12, "response": 12}
+    assert step["rates"] == "rates of this machine, measured on 2026-01-02"
+    assert report(config_of("reasoning/ppo.yaml", "data.max_prompt_length=65")).lengths.prompt == 65  # other prompts
+
+
+def test_validation_checkpoints_and_start_have_their_share_of_a_step() -> None:
+    found = report(config_of())
+    work = {one.name: one for one in found.beside}
+    assert {name: one.steps for name, one in work.items()} == {"validation": 5, "checkpoint": 10, "start": 20}
+    assert found.mean_seconds == pytest.approx(found.seconds + sum(one.seconds / one.steps for one in work.values()))
+    rare = report(config_of("reasoning/ppo.yaml", "runner.val_check_interval=0", "runner.save_interval=0"))
+    assert [one.name for one in rare.beside] == ["start"]
+
+
+def test_rates_of_environments_and_links() -> None:
+    config = config_of("embodied/cartpole.yaml")
+    usual = {span.phase: span.seconds for span in report(config).spans}["collect"]
+    store(environments={fingerprint(config, "env"): {"step": 0.1, "act": 0.2}}, all_reduce={"4": 1e-3, "1001000": 2e-3})
+    env = config.env
+    slow = {span.phase: span.seconds for span in report(config).spans}["collect"]
+    assert slow == pytest.approx(env.rollout_steps * (env.num_envs * 0.1 / max(1, env.num_workers) + 0.2))
+    assert slow > usual
+    basis = stored_basis(config, LAPTOP)
+    assert basis.rates is not None
+    assert (basis.rates.transfer, basis.rates.link) == (1e-3, pytest.approx(1.001e9))
+
+
+def test_a_worker_has_a_share_of_the_cores_and_gpus_have_their_own_file(plans: Any) -> None:
+    store()
+    halves = Inventory((Node("laptop", 2, cpus=2, memory=2**35, emulated=True),), "detected")
+    whole, half = (stored_basis(config_of(), machines).rates for machines in (LAPTOP, halves))
+    assert whole is not None
+    assert half is not None
+    assert half.flops("float32", 100, 64) == whole.flops("float32", 100, 64) / 2 == 1e10
+    config = plans.config()
+    assert stored_basis(config, Inventory((Node("n", 8),), gpu="h100")).rates is None
+
+
+def test_rates_between_measured_rows_are_interpolated_and_clamped() -> None:
+    rates = Rates({"float32": {64: [(1, 1.0), (100, 3.0)], 1024: [(1, 10.0), (100, 30.0)]}}, 0.5, 1.0, 1.0, 1.0)
+    assert [rates.flops("float32", rows, 64) for rows in (0.1, 1, 10, 100, 9999)] == [0.5, 0.5, 1.0, 1.5, 1.5]
+    assert rates.flops("bfloat16", 1, 2000) == 5  # of the nearest width; float32 where a type was not measured
+    device = device_of(LAPTOP)
+    assert data_sheet(device).flops("float32", 7, 7) == pytest.approx(0.4 * device.fp32)
+
+
+@pytest.mark.parametrize("text", ["{", '{"form": 0}', "[]"])
+def test_a_damaged_measurement_is_refused(text: str) -> None:
+    store()
+    machine_file("cpu").write_text(text)
+    with pytest.raises(ConfigError, match="--plan=calibrate: the measurement of this machine cannot be read") as raised:
+        report(config_of())
+    assert "delete it, or measure again" in str(raised.value)
