@@ -63,13 +63,13 @@ def calibrate(config: Config, inventory: Inventory) -> str:
     Raises ConfigError for GPUs that this machine does not have and for a cache folder that cannot be written; DataError
     for questions that cannot be read.
     """
-    from rl_platform.planner.rates import FORM, data_sheet, fingerprint, machine_file
+    from rl_platform.planner.rates import FORM, data_sheet, fingerprint, machine_file, unusable
 
     began, kind = time.monotonic(), device_of(inventory)
     device = _device(kind, inventory)
     file = machine_file(kind.kind)
     tree: dict[str, Any] = {"form": FORM, "date": f"{datetime.now():%Y-%m-%d}", "disk": _disk(file)}
-    known = _known(file, FORM)
+    known = _known(file, unusable)
     tree["start"] = _seconds_of_start()
     tree["matrix"] = {dtype: _matrix(getattr(torch, dtype), device) for dtype in TYPES}
     source = torch.ones(STREAM_BYTES // FLOAT, device=device)
@@ -98,13 +98,13 @@ def _device(kind: Device, inventory: Inventory) -> torch.device:
     return torch.device("cuda")
 
 
-def _known(file: Path, form: int) -> dict[str, Any]:
-    """Returns an earlier measurement of the same form: those of other configs stay."""
+def _known(file: Path, unusable: Callable[[object], str]) -> dict[str, Any]:
+    """Returns an earlier measurement that a plan can use: those of other configs stay."""
     try:
-        tree = json.loads(file.read_text(encoding="utf-8"))
+        tree: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return tree if isinstance(tree, dict) and tree.get("form") == form else {}
+    return {} if unusable(tree) else tree
 
 
 def _write(file: Path, text: str) -> None:

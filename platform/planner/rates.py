@@ -17,7 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
 
 from rl_platform.config.schema import Config
 from rl_platform.disk import cache_folder
@@ -42,6 +44,27 @@ DISK = 500e6  # bytes/s of a checkpoint
 START_S = 10.0  # from the command to the first step, without reading the weights
 
 Points = Sequence[tuple[int, float]]
+_Positive = Annotated[float, Field(gt=0)]
+_Least = Annotated[float, Field(ge=0)]
+_Rows = Annotated[int, Field(gt=0)]
+_Points = Annotated[list[tuple[_Rows, _Positive]], Field(min_length=1)]
+
+
+class _Stored(BaseModel):
+    """What a plan reads of the file of a machine."""
+
+    date: str
+    matrix: dict[str, Annotated[dict[_Rows, _Points], Field(min_length=1)]]
+    memory: _Positive
+    passes: _Positive
+    launch: _Least
+    decode_layer: _Least
+    decode_sequence: _Least
+    disk: _Positive
+    start: _Least
+    all_reduce: dict[_Rows, _Least]
+    environments: dict[str, dict[str, _Positive]]
+    prompts: dict[str, Annotated[list[_Rows], Field(min_length=1)]]
 
 
 @dataclass(frozen=True)
@@ -187,9 +210,21 @@ def stored_machine(device: Device, inventory: Inventory) -> Machine | None:
         return None
     except (OSError, ValueError) as error:
         raise ConfigError([_unreadable(file, str(error))]) from error
-    if not isinstance(tree, dict) or tree.get("form") != FORM:
-        raise ConfigError([_unreadable(file, "it is of another version")])
+    if reason := unusable(tree):
+        raise ConfigError([_unreadable(file, reason)])
     return Machine(file, tree)
+
+
+def unusable(tree: object) -> str:
+    """Returns why a plan cannot use the content of a file; empty if it can."""
+    if not isinstance(tree, dict) or tree.get("form") != FORM:
+        return "it is of another version"
+    try:
+        _Stored.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return ""
 
 
 def _unreadable(file: Path, why: str) -> Problem:

@@ -118,7 +118,24 @@ def test_rates_between_measured_rows_are_interpolated_and_clamped() -> None:
     assert data_sheet(device).flops("float32", 7, 7) == pytest.approx(0.4 * device.fp32)
 
 
-@pytest.mark.parametrize("text", ["{", '{"form": 0}', "[]"])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"disk": 0}, "disk: Input should be greater than 0"),
+        ({"matrix": {"float32": {}}}, "matrix.float32: Dictionary should have at least 1 item"),
+        ({"environments": None}, "environments: Input should be a valid dictionary"),
+        ({"prompts": {"0": []}}, "prompts.0: List should have at least 1 item"),
+        ({"all_reduce": {"x": 1}}, "all_reduce.x.[key]: Input should be a valid integer"),
+    ],
+)
+def test_a_measurement_with_a_wrong_value_is_refused(change: dict[str, object], reason: str) -> None:
+    store(**change)
+    with pytest.raises(ConfigError) as raised:
+        report(config_of())
+    assert f"the measurement of this machine cannot be read: {reason}" in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["{", '{"form": 0}', "[]", f'{{"form": {FORM}}}'])
 def test_a_damaged_measurement_is_refused(text: str) -> None:
     store()
     machine_file("cpu").write_text(text)
