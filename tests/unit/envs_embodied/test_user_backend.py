@@ -105,6 +105,12 @@ def test_environments_without_a_saved_state_are_noted_once(tmp_path: Path, caplo
     assert (again.load_state_dict(state) != envs.observations).all()
 
 
+def test_a_backend_is_tried_without_a_step_after_the_end_of_an_episode(tmp_path: Path) -> None:
+    short = (("self.count > 30", "self.count > 9"), ("0 if seed is None", "7 if seed is None"))
+    step = "self.count[~idle] += actions[~idle]"
+    try_backend(description(tmp_path, *short, (step, f"assert (self.count[~idle] < 10).all(); {step}")))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
