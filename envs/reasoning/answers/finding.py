@@ -45,7 +45,9 @@ _OPERAND_AFTER = re.compile(
     r"(?:[\d/^+]|(?<!-)-|\\(?:cdot|times|div)\s*|\\(?:sqrt|[dt]?frac)\s*(?:\[[^]]*\])?(?:\{[^{}]*\})?\{)"
     r"\\(?:boxed|fbox)\s*\{$"
 )
-_OPERAND_BEFORE = re.compile(r" *(?:[-+/] *[\d(\\]|\^(?!\s*\{?\s*\\circ)|\\(?:cdot|times|div)\b|[.,]\d)")
+_OPERAND_BEFORE = re.compile(
+    r" *(?:[-+/] *(?:[\d(]|\\(?!text|mathrm))|\^(?!\s*\{?\s*\\circ)|\\(?:cdot|times|div)\b|[.,]\d)"
+)
 _INEXACT_WORD = re.compile(rf"\b{_INEXACT}\b", re.IGNORECASE)
 _AFTER = re.compile(
     rf"[\W_]*(?:(?:is|was|hmm|but|and)\W+)?(?:{_RESERVATIONS}|(?:{_RETRACTIONS}|{_INEXACT})\b)",
