@@ -33,7 +33,9 @@ _FORMS = re.compile(
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}")
 _HEADER = re.compile(r"(?i)((?:authorization|cookie)['\"]?\s{0,9}:\s{0,9}['\"]?)(?!\*\*\*)[^\s'\"][^'\"\n]*")
 _VARIABLE = re.compile(rf"(?i)((?:{_WORDS})\\?['\"]?\s{{0,9}}[=:]\s{{0,9}}\\?['\"]?)(?!\\?['\"]?\*\*\*)[^\s'\",;}}\]]+")
-_ARGUMENT = re.compile(rf"(?i)(--[\w-]{{0,40}}(?:{_WORDS})\s{{1,9}}|\blogin\s+\S{{1,200}}\s+password\s+)[^\s-]\S*")
+_ARGUMENT = re.compile(
+    rf"(?i)((?<!-)--[\w-]{{0,40}}(?:{_WORDS})\s{{1,9}}|\blogin\s+\S{{1,200}}\s+password\s+)[^\s-]\S*"
+)
 _ADDRESS = re.compile(r"(?:\w+://)?[^\s/@:]*:([^\s@]+)@")  # with a password, as in HTTPS_PROXY
 _SHORTEST = 6  # characters of an environment variable that is taken for a secret
 _WORKING_FOLDER = "PWD"  # set by every shell

@@ -84,6 +84,7 @@ def test_other_messages_stay(text: str) -> None:
     [
         "-----BEGIN PRIVATE KEY-----",
         "--a",
+        "-" * 30,
         "eyJaaaaaaaaaaa.",
         "login a ",
         "a.",
