@@ -165,10 +165,12 @@ class Machine:
 def fingerprint(config: Config, kind: str) -> str:
     """Returns a name for what was measured of a config: its environments, or the prompts of its data."""
     if kind == "env":
-        env = config.env
-        return f"{env.id} {json.dumps(env.kwargs, sort_keys=True, default=str)} {env.num_envs}/{env.num_workers}"
-    keys = {"system_prompt", "prompt_template", "use_chat_template", "max_prompt_length", "task", "sources"}
-    text = config.data.model_dump_json(include=keys) + config.actor.model.model_dump_json(include={"path", "tokenizer"})
+        keys = {"id", "backend", "kwargs", "tasks", "pixels", "num_envs", "num_workers"}
+        text = config.env.model_dump_json(include=keys)
+    else:
+        keys = {"system_prompt", "prompt_template", "use_chat_template", "max_prompt_length", "task", "sources"}
+        model = config.actor.model.model_dump_json(include={"path", "tokenizer"})
+        text = config.data.model_dump_json(include=keys) + model
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -99,6 +99,21 @@ def test_rates_of_environments_and_links() -> None:
     assert (basis.rates.transfer, basis.rates.link) == (1e-3, pytest.approx(1.001e9))
 
 
+def test_other_physics_and_backends_are_other_environments() -> None:
+    backends = ("mujoco", "mujoco_warp", "own.py:One", "own.py:Two")
+    names = {
+        fingerprint(config_of("embodied/cartpole.yaml", f"env.kwargs={{key: {key}}}"), "env")
+        for key in ("a1b2", "c3d4")
+    }
+    config = config_of("embodied/cartpole.yaml")
+    names |= {
+        fingerprint(config.model_copy(update={"env": config.env.model_copy(update={"backend": backend})}), "env")
+        for backend in backends
+    }
+    assert len(names) == 6
+    assert not any("a1b2" in name for name in names)  # an argument may be a secret
+
+
 def test_a_worker_has_a_share_of_the_cores_and_gpus_have_their_own_file(plans: Any) -> None:
     store()
     halves = Inventory((Node("laptop", 2, cpus=2, memory=2**35, emulated=True),), "detected")
