@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,8 @@ from rl_platform.components.policy_rollout import Observations, PolicyInference
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
-from rl_platform.envs.embodied.spaces import EnvDescription, make_env
+from rl_platform.envs.embodied.drawing import CannotDraw, with_drawing
+from rl_platform.envs.embodied.spaces import EnvDescription
 from rl_platform.envs.embodied.vector import VectorEnv
 from rl_platform.envs.reasoning.prompts import build_prompts
 from rl_platform.envs.reasoning.tasks import build_questions
@@ -291,14 +292,24 @@ def _environment(config: Config) -> dict[str, float]:
     """Returns seconds of an environment's step on one worker, and of the policy's forward for all environments."""
     env = config.env
     description, count, cpu = EnvDescription.of(env), env.num_envs, torch.device("cpu")
-    space = make_env(description).action_space
-    space.seed(0)
-    actions = np.stack([np.asarray(space.sample()) for _ in range(count)])
-    envs = VectorEnv(description, count, env.num_workers, env.step_timeout_s)
+
+    def start(variables: Mapping[str, str]) -> tuple[VectorEnv, np.ndarray]:
+        envs = VectorEnv(description, count, env.num_workers, env.step_timeout_s, worker_variables=variables)
+        return envs, envs.reset(range(count))
+
     try:
-        observations = envs.reset(range(count))
+        envs, observations = start({}) if description.pixels is None else with_drawing(True, start)
+    except CannotDraw as error:
+        raise ConfigError([Problem("env.pixels", f"nothing can be drawn on this machine: {error}")]) from error
+    try:
+        spaces, random = envs.spaces, np.random.default_rng(0)
+        shape = (count, *spaces.policy_action_shape)
+        if spaces.action.kind == "continuous":  # the environments cut them at their bounds
+            actions = random.uniform(-1, 1, shape).astype(np.float32)
+        else:
+            actions = np.zeros(shape, np.int64)
         seconds = {"step": _seconds(lambda: envs.step(actions), cpu) / count * max(1, env.num_workers)}
-        policy = embodied_policy(config, envs.spaces, seed=0)
+        policy = embodied_policy(config, spaces, seed=0)
         if type(policy) is ActorCriticPolicy:  # others read more than observations
             inference = PolicyInference(policy, cpu, 0, None)
             seconds["act"] = _seconds(lambda: inference.act(Observations(observations, ("calibrate",))), cpu)
@@ -336,6 +347,6 @@ def _lines(tree: dict[str, Any], config: Config, name: str) -> list[str]:
     ]
     if config.runner.task_type == "embodied":
         step = tree["environments"][name]["step"]
-        return [*lines, f"{config.env.id}: {1 / step:.0f} steps/s of a worker"]
+        return [*lines, f"{config.env.name}: {1 / step:.0f} steps/s of a worker"]
     prompts = tree["prompts"][name]
     return [*lines, f"prompts: {sum(prompts) / len(prompts):.4g} tokens on average"]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rl_platform.config import load_config
+from rl_platform.errors import ConfigError
 from rl_platform.launch.tools import calibrate
 from rl_platform.placement.model_shape import ModelShape
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +54,25 @@ def test_measurements_of_both_tasks_are_stored_and_used(command: Any, small: Pat
         assert f"rates of this machine, measured on {tree['date']}" in command(config, "--plan").out
     assert "a sample of the data" in command("reasoning.yaml", "--plan").out
     assert f"rates of this machine, measured on {tree['date']}" in command("reasoning.yaml", "--plan=search").out
+
+
+@pytest.mark.parametrize("name", ["examples/env_backend.yaml", "configs/embodied/masked_cartpole.yaml"])
+def test_environments_of_any_kind_are_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert calibrate._environment(load_config(name).config)["step"] > 0
+
+
+def test_images_are_drawn_by_the_library_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def with_drawing(uses_mujoco: bool, start: Callable[[dict[str, str]], Any]) -> Any:
+        tried.append(uses_mujoco)
+        raise calibrate.CannotDraw("egl: no library")
+
+    monkeypatch.setattr(calibrate, "with_drawing", with_drawing)
+    with pytest.raises(ConfigError, match=r"env\.pixels: nothing can be drawn on this machine: egl: no library"):
+        calibrate._environment(load_config(ROOT / "configs/embodied/pixels.yaml").config)
+    assert tried == [True]
 
 
 @pytest.mark.slow
