@@ -29,7 +29,7 @@ def one(setup: Setup, rows: int, length: int, prefix: int) -> tuple[float, float
     tokens = torch.randint(1000, (rows, length), generator=draw)
     tokens[:, :prefix] = tokens[0, :prefix]
     tokens[:, prefix] = torch.arange(rows)  # the rows differ from here on
-    packed = pack(list(tokens.to(setup.device)))
+    packed = pack(list(tokens), setup.device)
     dtype = torch.float32 if setup.small else torch.bfloat16
     options = {"device": setup.device, "dtype": dtype, "requires_grad": True}
     count = packed.tokens.shape[0]
