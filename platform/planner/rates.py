@@ -199,16 +199,16 @@ def cores() -> int:
 
 
 def stored_machine(device: Device, inventory: Inventory) -> Machine | None:
-    """Returns the measurement for a device; None if it was not measured, or is a CPU of another machine.
+    """Returns the measurement for a device; None if there is none to read, or it is a CPU of another machine.
 
     Raises ConfigError for a file that cannot be read or has another form.
     """
     if not device.known or (device.kind == "cpu" and inventory.nodes[0].cpus is None):
         return None
-    file = machine_file(device.kind)
     try:
+        file = machine_file(device.kind)
         tree = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, PermissionError, RuntimeError):  # RuntimeError: no home folder
         return None
     except (OSError, ValueError) as error:
         raise ConfigError([_unreadable(file, str(error))]) from error

@@ -133,6 +133,19 @@ def test_rates_between_measured_rows_are_interpolated_and_clamped() -> None:
     assert data_sheet(device).flops("float32", 7, 7) == pytest.approx(0.4 * device.fp32)
 
 
+def test_a_plan_needs_no_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RL_PLATFORM_CACHE", str(tmp_path / "file"))
+    assert stored_basis(config_of(), LAPTOP).rates is None
+    monkeypatch.delenv("RL_PLATFORM_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert stored_basis(config_of(), LAPTOP).rates is None
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
