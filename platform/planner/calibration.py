@@ -23,7 +23,7 @@ from rl_platform.planner.rates import stored_machine
 from rl_platform.planner.report import Report
 
 OPTION = "--calibrate"
-BESIDE = ("validate", "checkpoint")  # timings of a run outside the phases
+BESIDE = {"validation": "validate", "checkpoint": "checkpoint"}  # work outside the phases -> its timing in a run
 METRICS = "metrics.jsonl"
 
 
@@ -41,7 +41,7 @@ def stored_basis(config: Config, inventory: Inventory) -> Basis:
 def run_basis(measured: Measured, config: Config, inventory: Inventory) -> Basis:
     """Returns the basis with the lengths of a run."""
     stored = stored_basis(config, inventory)
-    beside = {name: measured.seconds[name] for name in BESIDE if name in measured.seconds}
+    beside = {name: measured.seconds[name] for name in BESIDE.values() if name in measured.seconds}
     lengths = of_metrics(measured.metrics, config, f"of {measured.file}")
     return replace(stored, lengths=lengths, beside=beside)
 
@@ -89,7 +89,10 @@ def _is_step(line: object) -> bool:
 
 
 def corrections(measured: Measured, earlier: Report, device: Device) -> dict[str, Correction]:
-    """Returns corrections by phase for a plan on `device`. `earlier`: the uncorrected report on the run's config."""
+    """Returns corrections by phase or other timing for a plan on `device`.
+
+    `earlier`: the uncorrected report on the run's config.
+    """
     if earlier.device.kind != device.kind:
         message = f"the run was timed on {earlier.device.kind}, the plan is for {device.kind}"
         hint = "a run on the same kind of device, or no calibration"
@@ -101,4 +104,8 @@ def corrections(measured: Measured, earlier: Report, device: Device) -> dict[str
     }
     if not factors:
         raise ConfigError([Problem(OPTION, "none of its phases is one of a plan", value=str(measured.file))])
+    for work in earlier.beside:
+        timing = BESIDE.get(work.name, "")
+        if (seconds := measured.seconds.get(timing, 0.0)) > 0:
+            factors[timing] = Correction(seconds / work.seconds, "")
     return factors

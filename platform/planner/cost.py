@@ -72,9 +72,9 @@ class Correction:
 
 @dataclass(frozen=True)
 class Basis:
-    """What a prediction is computed from. None: greatest lengths, rates of the data sheet. corrections: by phase.
+    """What a prediction is computed from. None: greatest lengths, rates of the data sheet.
 
-    beside: measured seconds of work outside the phases, by name.
+    corrections: by phase, or by timing of other work. beside: measured seconds of other work without a correction.
     """
 
     lengths: Lengths | None = None
@@ -160,7 +160,6 @@ class CostModel:
     def beside(self, layout: Layout) -> tuple[Beside, ...]:
         """Returns validation, checkpoints and the start, as far as they can be estimated."""
         runner, work = self.config.runner, []
-        validated = self.basis.beside.get("validate", self._validation(layout))
         trained = {
             name: trained_parameters(self.config, name, shape)
             for name, shape in self.shapes.items()
@@ -170,13 +169,19 @@ class CostModel:
         weights = sum(shape.parameters for name, shape in self.shapes.items() if name in layout.parts) * FLOAT
         start = self.rates.start + weights / self.rates.disk
         for name, seconds, steps in (
-            ("validation", validated, runner.val_check_interval),
-            ("checkpoint", self.basis.beside.get("checkpoint", saved), runner.save_interval),
+            ("validation", self._measured("validate", self._validation(layout)), runner.val_check_interval),
+            ("checkpoint", self._measured("checkpoint", saved), runner.save_interval),
             ("start", start, runner.max_steps or 0),
         ):
             if steps and seconds:
                 work.append(Beside(name, seconds, steps))
         return tuple(work)
+
+    def _measured(self, timing: str, predicted: float) -> float:
+        """Returns the corrected seconds of work outside the phases."""
+        if (correction := self.basis.corrections.get(timing)) is not None:
+            return predicted * correction.factor
+        return self.basis.beside.get(timing, predicted)
 
     def _validation(self, layout: Layout) -> float:
         """Returns the seconds to generate a response to every validation prompt; 0 for embodied runs, whose episodes

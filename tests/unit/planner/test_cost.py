@@ -224,6 +224,22 @@ def test_a_calibrated_model_reproduces_the_runs_phases(tmp_path: Path, plans: An
     assert {phase: seconds(again)[phase] for phase in MEASURED} == pytest.approx(MEASURED)
 
 
+def test_work_outside_the_phases_is_corrected_for_the_new_config(tmp_path: Path, plans: Any) -> None:
+    config, smaller = plans.config(gpus=0), plans.config("data.val_size=64", gpus=0)
+    earlier = plans.report(config)
+    times = {"time/validate": 5.0, "time/checkpoint": 7.0}
+    measured = read_measured(timings(tmp_path, [row(1) | times]))
+    basis = Basis(corrections=corrections(measured, earlier, earlier.device))
+
+    def beside(config: Any, basis: Basis | None = None) -> dict[str, float]:
+        return {work.name: work.seconds for work in plans.report(config, basis).beside}
+
+    assert beside(config, basis) == pytest.approx(beside(config) | {"validation": 5.0, "checkpoint": 7.0})
+    ratio = beside(smaller)["validation"] / beside(config)["validation"]
+    assert beside(smaller, basis)["validation"] == pytest.approx(5.0 * ratio)
+    assert ratio < 0.5
+
+
 def test_a_slow_phase_is_slower_where_it_was_bound_only() -> None:
     bounds = {"arithmetic": 2.0, "transfers": 1.0}
     assert Correction(5.0, "arithmetic").apply(bounds) == {"arithmetic": 10.0, "transfers": 1.0}
