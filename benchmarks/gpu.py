@@ -3,14 +3,14 @@
     python benchmarks/gpu.py                        # every part that has not finished; at most 25 minutes
     python benchmarks/gpu.py attention rollout      # these parts
     python benchmarks/gpu.py --again tests          # a part that has finished before
-    python benchmarks/gpu.py --small --output /tmp/gpu      # all parts in small, on the CPU: whether they run
+    python benchmarks/gpu.py --small --output /tmp/gpu      # all parts with tiny shapes on a CPU, to test them
 
-Each part runs in a process of its own for a limited time. The reason of a failure is written down, and the next part
-starts. Parts that passed, or missed a target, are not repeated; failed ones are. A part whose packages are missing is
-left out and named. The page is OUTPUT/gpu.md; OUTPUT/gpu.json has the same numbers and is read by the next call.
+Each part runs in a process of its own for a limited time. If a part fails, its reason is stored and the next part
+starts. A later call skips parts that passed or missed a target, and runs all others. Parts whose packages are
+missing are left out and named. The page is OUTPUT/gpu.md; OUTPUT/gpu.json has the same numbers for the next call.
 
-Exit code 0: all parts passed or were left out; 1: one did not, there was no time for it, or there is no GPU; 2: wrong
-words. Not covered: several GPUs, several nodes, downloads, learning results (`acceptance.py`).
+Exit code 0: all parts passed or were left out; 1: a part did not pass or had no time, or there is no GPU; 2: invalid
+arguments. Not covered: several GPUs, several nodes, downloads, learning results (`acceptance.py`).
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ print(json.dumps(found))
 
 
 class Refused(Exception):
-    """Wrong words on the command line."""
+    """The arguments are invalid, or the stored results are damaged."""
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help="without names: every part; --list prints them")
-    parser.add_argument("--again", nargs="+", metavar="PART", default=[], help="run these, though they finished")
+    parser.add_argument("--again", nargs="+", metavar="PART", default=[], help="run these, although they have finished")
     parser.add_argument("--small", action="store_true", help="tiny shapes on the CPU; the speeds mean nothing")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="start no part whose limit ends later")
-    parser.add_argument("--output", type=Path, default=OUTPUT, metavar="FOLDER", help="of gpu.md and gpu.json")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="start only parts that end within these minutes")
+    parser.add_argument("--output", type=Path, default=OUTPUT, metavar="FOLDER", help="folder of gpu.md and gpu.json")
     parser.add_argument("--vllm-python", metavar="PATH", help="interpreter that can import vllm")
     parser.add_argument("--list", action="store_true", help="print the parts and end")
     return parser.parse_args(words)
@@ -74,7 +74,7 @@ def check(options: argparse.Namespace) -> None:
     if options.vllm_python and not os.access(options.vllm_python, os.X_OK):
         problems.append(f"--vllm-python {options.vllm_python}: not a program that can be run")
     if options.small and options.output.resolve() == OUTPUT:
-        problems.append("--small needs an --output FOLDER of its own: its numbers are none of this machine's")
+        problems.append("--small needs an --output FOLDER of its own: its numbers do not describe this machine")
     try:
         options.output.mkdir(parents=True, exist_ok=True)
         (options.output / ".gpu.writable").touch()
@@ -86,8 +86,10 @@ def check(options: argparse.Namespace) -> None:
 
 
 def machine(small: bool) -> dict[str, str]:
-    """What the numbers depend on. The GPU is read in another process: this one must not start CUDA. Raises SystemExit
-    without a GPU."""
+    """Returns what the numbers depend on: GPU, memory, versions, cores. Raises SystemExit without a GPU.
+
+    Another process reads the GPU, because this one must not initialise CUDA.
+    """
     found: dict[str, str] = {"GPU": "none (small run)"} if small else {}
     if not small:
         asked = subprocess.run([sys.executable, "-c", CARD], capture_output=True, text=True, check=False)
@@ -108,7 +110,7 @@ def machine(small: bool) -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit of the code, with + if files differ from it; "" without git."""
+    """Returns the commit of the code, with + if files differ from it; "" without git."""
     git = ["git", "-C", str(ROOT)]
     try:
         head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
@@ -119,8 +121,10 @@ def commit() -> str:
 
 
 def read(path: Path, found: dict[str, str], small: bool) -> dict[str, Any]:
-    """The results so far; none if they are of another GPU, of other versions or of the other size. Raises Refused for a
-    damaged file."""
+    """Returns the stored results; none if they are of another GPU, of other versions or of the other size.
+
+    Raises Refused for a damaged file.
+    """
     if not path.exists():
         return {}
     try:
@@ -129,14 +133,14 @@ def read(path: Path, found: dict[str, str], small: bool) -> dict[str, Any]:
             return dict(content["parts"])
     except (ValueError, KeyError, TypeError) as error:
         raise Refused(f"{path}: not written by this command ({type(error).__name__}: {error}); remove it") from None
-    print(f"{path} is of another machine or size: all parts run again")
+    print(f"{path} has results of another machine or size: all parts run again")
     return {}
 
 
 def main(words: Sequence[str] | None = None) -> int:
     options = parse(words)
     if options.small:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch reads it
     try:
         from gpu_parts.page import counts, page_of
         from gpu_parts.process import preload, run_part

@@ -1,18 +1,18 @@
 """Tokens per second and model FLOPs utilisation (MFU) of an optimizer step on one GPU, next to a plain FSDP loop.
 
-A model of the shape of Qwen2.5-1.5B with random weights (nothing is downloaded), bfloat16 over float32 master weights,
-layers computed again in the backward: log-probabilities of the responses, the clipped policy loss, backward, gradient
-clipping and AdamW. Three cases:
+The model has the shape of Qwen2.5-1.5B and random weights, so nothing is downloaded. It computes in bfloat16 over
+float32 master weights, with recomputation of the layers. A step is: log-probabilities of the responses, the clipped
+policy loss, backward, gradient clipping and AdamW. Three cases:
 
 * equal: rows of one length, so nothing can be saved.
-* chat: the same rows with a common beginning, as a chat template's, which ours computes once for a micro-batch.
+* chat: the same rows with a common beginning, like a chat template's. Ours computes it once for a micro-batch.
 * mixed: lengths from an eighth of it to all of it. The plain loop pads the rows, ours packs them.
 
 The plain loop is transformers with FSDP2, its scaled-dot-product attention and the fused AdamW. MFU counts the products
-of real tokens, forward and twice as many backward, and logits of the responses only; a common beginning counts once in
-a micro-batch, and what is computed again does not count. Contestants run one after another, each in a process of its
-own: two of them do not fit one GPU. One that fails (out of memory, say) is named with its reason, the others are
-measured; the file is written after each. Not covered: several GPUs, generation.
+of real tokens, twice as many in the backward as in the forward, and only the logits of responses. A common beginning
+counts once in a micro-batch; recomputation does not count. Contestants run one after another, each in a process of
+its own, because two of them do not fit one GPU. If one fails (out of memory, say), its reason is printed and the
+others are measured; the file is written after each. Not covered: several GPUs, generation.
 
     python benchmarks/training_gpu.py [--rows 32] [--length 2048] [--micro-tokens 8192] [--rounds 5] [--json FILE]
     python benchmarks/training_gpu.py --dry-run     # a tiny shape, on a CPU: whether it runs
@@ -170,7 +170,7 @@ def flops(settings: argparse.Namespace, case: str) -> float:
     assert isinstance(shape, ModelShape)
     lengths = lengths_of(settings, case)
     tokens, squares = sum(lengths), sum(length**2 for length in lengths)
-    if case == "chat":  # of the common beginning, one computation in each micro-batch is needed
+    if case == "chat":  # a micro-batch computes the common beginning once
         rows, common = settings.rows, settings.length // BEGINNING
         repeated = rows - -(-rows // max(1, settings.micro_tokens // settings.length))
         tokens, squares = tokens - repeated * common, squares - repeated * common**2

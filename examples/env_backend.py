@@ -1,4 +1,4 @@
-"""An environment backend: NumPy steps all carts at once. A push moves a cart, which has to stay near the middle."""
+"""An environment backend: NumPy steps all carts at once. A push moves a cart; the policy keeps it near the middle."""
 
 from typing import Any
 

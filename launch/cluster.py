@@ -67,7 +67,7 @@ OWN_SETTINGS = {  # read by Ray's processes when they start
 def runtime_for(
     config: Config, placement: Placement, cluster_is_up: Callable[[], None] | None = None
 ) -> Iterator[Runtime]:
-    """Returns the runtime of a run, with the keys of `runner` for its processes applied; it ends with the block.
+    """Returns the runtime of a run, and applies the keys of `runner` for its processes. It ends with the block.
 
     Raises WorkerDied if Ray does not start.
 
@@ -94,7 +94,7 @@ def runtime_for(
 
 
 def _computing(config: Config, placement: Placement) -> AbstractContextManager[None]:
-    """Returns a context that applies `runner.matmul_precision` and `runner.deterministic`, for accelerators only."""
+    """Returns a context that applies `runner.matmul_precision` and `runner.deterministic` if there are accelerators."""
     runner, precision = config.runner, config.runner.matmul_precision
     if placement.emulated or not any(placement.accelerators.values()):
         return nullcontext()

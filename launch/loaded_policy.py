@@ -213,7 +213,8 @@ def find_policy(folder: str | PathLike[str], asked: str, step: int | None = None
 def policy_of(run: SavedRun) -> SavedPolicy:
     """Returns the policy in the checkpoint of an embodied run.
 
-    Builds an environment, for its spaces. If a function of a program made it, reads the spaces of the run's `model`.
+    Builds an environment to get its spaces. If a function of a program made the environment, the spaces come from the
+    run's `model`.
     """
     from rl_platform.launch.session import spaces_of
 

@@ -24,14 +24,16 @@ Plan = Annotated[
     typer.Option(
         "--plan",
         metavar="[=json|svg|search|calibrate]",
-        help="Print who sits on which GPU, memory and time of a step, and stop; nothing is started. search: better "
+        help="Print the ranks of each GPU, memory and time of a step, and stop; nothing is started. search: better "
         "placements. calibrate: measure this machine for later plans.",
     ),
 ]
 Calibrate = Annotated[
     str | None,
     typer.Option(
-        "--calibrate", metavar="RUN", help="With --plan: lengths and times of this run's folder or metrics.jsonl."
+        "--calibrate",
+        metavar="RUN",
+        help="With --plan: use the lengths and times in this run's folder or metrics.jsonl.",
     ),
 ]
 Check = Annotated[

@@ -107,7 +107,7 @@ def decode_attention() -> tuple[Any, Any] | None:
 
 
 def log_probs_function(device: torch.device) -> Callable[..., Any] | None:
-    """`models.language.token_log_probs` of several chunks with a backward pass of its own, on accelerators."""
+    """Returns `models.language.token_log_probs` with a backward pass of its own; None on CPUs or if switched off."""
     if device.type == "cpu" or not enabled():
         return None
     from rl_platform.accel.fused_log_probs import fused_log_probs

@@ -11,7 +11,7 @@ ALIGNMENT = 16  # bytes; no element is wider
 
 
 def on_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Returns tensors of main memory on `device`; to a GPU all are one copy, for which the host does not wait.
+    """Returns tensors of main memory on `device`. A GPU receives all in one copy, for which the host does not wait.
 
     The copies on a GPU share one storage. On a CPU the tensors themselves are returned.
     """

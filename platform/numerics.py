@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import torch
 
 VARIABLE = "RL_PLATFORM_NUMERICS"
-# Read when a process first uses CUDA: cuBLAS adds in a fixed order only with workspaces of a fixed size, and
-# Transformer Engine then selects deterministic kernels of attention.
+# Libraries read these when a process first uses CUDA. cuBLAS adds in a fixed order only with workspaces of a fixed
+# size; Transformer Engine selects deterministic kernels of attention.
 _DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
 
 
@@ -22,7 +22,7 @@ _DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NVTE_ALLOW_NONDETERMINI
 def computing(precision: str, *, deterministic: bool, here: bool) -> Iterator[None]:
     """Applies `runner.matmul_precision` (highest or high) and `runner.deterministic` to the processes of a run.
 
-    here: also to this process, which has its own settings again after the block.
+    here: applies them to this process too, and restores its own settings after the block.
     """
     names = (VARIABLE, *_DETERMINISTIC)
     variables = {name: os.environ.get(name) for name in names}
@@ -48,12 +48,12 @@ def computing(precision: str, *, deterministic: bool, here: bool) -> Iterator[No
 
 
 def environment() -> dict[str, str]:
-    """The variable of the settings, for processes that do not inherit the environment of this one."""
+    """Returns the variable of the settings, for processes that do not inherit the environment of this one."""
     return {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
 
 
 def apply() -> None:
-    """Applies the settings of the run to this process, which has accelerators and has not used CUDA."""
+    """Applies the settings of the run to this process, which must have accelerators and must not have used CUDA."""
     precision, _, deterministic = os.environ.get(VARIABLE, "highest").partition(" ")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "high"
     if deterministic:

@@ -1,7 +1,8 @@
 """Removes secrets from what is printed, stored or sent to loggers.
 
 Secrets are passwords and query values of URLs, tokens and keys of known forms, values of variables, headers and keys
-with a telling name, the values of such environment variables of this process, and the passwords of addresses in others.
+with a telling name, values of environment variables of this process with such names, and passwords in the addresses of
+its other variables.
 Not covered: texts of prompts and responses, and secrets that have neither a telling name nor a known form.
 """
 
@@ -36,7 +37,7 @@ _VARIABLE = re.compile(rf"(?i)((?:{_WORDS})\\?['\"]?\s{{0,9}}[=:]\s{{0,9}}\\?['\
 _ARGUMENT = re.compile(
     rf"(?i)((?<!-)--[\w-]{{0,40}}(?:{_WORDS})\s{{1,9}}|\blogin\s+\S{{1,200}}\s+password\s+)[^\s-]\S*"
 )
-_ADDRESS = re.compile(r"(?:\w+://)?[^\s/@:]*:([^\s@]+)@")  # with a password, as in HTTPS_PROXY
+_ADDRESS = re.compile(r"(?:\w+://)?[^\s/@:]*:([^\s@]+)@")  # an address with a password, as in HTTPS_PROXY
 _SHORTEST = 6  # characters of an environment variable that is taken for a secret
 _WORKING_FOLDER = "PWD"  # set by every shell
 _variables: set[str] = set()  # that a config names

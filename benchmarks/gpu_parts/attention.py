@@ -1,4 +1,4 @@
-"""Attention over packed rows: what a shared prefix costs, at several lengths."""
+"""Attention over packed rows: time and TFLOP/s by length and shared prefix."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEADS, KEY_HEADS, WIDTH = 12, 2, 128  # of Qwen2.5-1.5B
 
 
 def measure(setup: Setup, report: Report) -> None:
-    """TFLOP/s of a forward and backward, counting the pairs that attend to each other and a prefix once."""
+    """Reports TFLOP/s of a forward and backward pass. Counts only pairs that attend to each other, a prefix once."""
     tokens, lengths, prefixes = (64, (16,), (0, 2)) if setup.small else (TOKENS, LENGTHS, PREFIXES)
     for length in lengths:
         for prefix in (prefix for prefix in prefixes if prefix < length):
@@ -28,7 +28,7 @@ def one(setup: Setup, rows: int, length: int, prefix: int) -> tuple[float, float
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(1000, (rows, length), generator=draw)
     tokens[:, :prefix] = tokens[0, :prefix]
-    tokens[:, prefix] = torch.arange(rows)  # the rows differ from here on
+    tokens[:, prefix] = torch.arange(rows)  # rows differ from here on
     packed = pack(list(tokens), setup.device)
     dtype = torch.float32 if setup.small else torch.bfloat16
     options = {"device": setup.device, "dtype": dtype, "requires_grad": True}
@@ -41,5 +41,5 @@ def one(setup: Setup, rows: int, length: int, prefix: int) -> tuple[float, float
 
     rest = length - prefix
     pairs = prefix**2 / 2 + rows * (rest * prefix + rest**2 / 2)
-    # scores and sums of values, 2 operations per multiply-add; the backward pass is worth two and a half forwards
+    # scores and sums of values, 2 operations per multiply-add; a backward pass counts as two and a half forward passes
     return setup.seconds(step), 3.5 * 2 * 2 * pairs * HEADS * WIDTH

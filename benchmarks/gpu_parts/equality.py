@@ -1,4 +1,4 @@
-"""Results of the device beside those of the CPU: training, generation, an embodied step."""
+"""Compares results of the device with those of the CPU: training, generation, an embodied step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rl_platform.records import RolloutBatch, SamplingParams, Weights
 
 LENGTHS = (90, 40, 64, 128)
 CPU = torch.device("cpu")
-EXACT, ROUNDED = at_most(1e-3), at_most(0.05)  # float32 kernels sum in other orders; bfloat16 has three digits
+EXACT, ROUNDED = at_most(1e-3), at_most(0.05)  # kernels sum in different orders; bfloat16 has three digits
 
 
 def measure(setup: Setup, report: Report) -> None:
@@ -40,7 +40,7 @@ def megatron(setup: Setup, report: Report) -> None:
 
 
 def training(setup: Setup, report: Report, backend: str, dtype: torch.dtype, target: Any) -> None:
-    """Log-probs before a step and the step's gradient norm, of a tiny Qwen2, beside FSDP's on the CPU in float32."""
+    """Compares log-probs before a step, and the step's gradient norm, with FSDP's on the CPU in float32."""
     shape = gpu_shape(dry_run=True)
     rows = batch(LENGTHS, shape["vocab_size"])
 
@@ -59,7 +59,7 @@ def training(setup: Setup, report: Report, backend: str, dtype: torch.dtype, tar
 
 
 def generation(setup: Setup, report: Report) -> None:
-    """Log-probs that the torch engine returns beside those that transformers computes for its tokens on the CPU."""
+    """Compares log-probs of the torch engine with those of transformers for the same tokens on the CPU."""
     plain, trained = (network(gpu_shape(dry_run=True)).eval() for _ in range(2))  # the same weights
     engine = TorchRolloutEngine(trained.config, (), 4, setup.device)
     engine.receive(Weights(0, LanguageModel(trained).state_dict()))
@@ -80,7 +80,7 @@ def generation(setup: Setup, report: Report) -> None:
 
 
 def embodied(setup: Setup, report: Report) -> None:
-    """One step of a policy and value network."""
+    """Compares one optimizer step of a policy and value network."""
     from rl_platform.envs.embodied.spaces import ActionSpace
 
     numbers = torch.Generator().manual_seed(0)

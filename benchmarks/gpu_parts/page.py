@@ -1,4 +1,4 @@
-"""The page of the results: a table of the parts, then the numbers of each beside their targets."""
+"""The page of the results: a table of the parts, then the numbers and targets of each part."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Results = Mapping[str, Mapping[str, Any]]
 
 
 def page_of(content: Mapping[str, Any]) -> str:
-    """Returns the page in Markdown. content: of the JSON file beside it."""
+    """Returns the page in Markdown from the content of the JSON file."""
     machine, results = content["machine"], content["parts"]
     small = "\nThis was a **small run on the CPU**: it shows that the parts work. Its speeds mean nothing."
     lines = [
@@ -38,7 +38,7 @@ WHAT = {part.name: part.what for part in PARTS}
 
 
 def counts(results: Results) -> str:
-    """How many parts ended how, and how many have not run."""
+    """Returns in words how many parts have each state."""
     states = [results[name]["state"] if name in results else "not run" for name in NAMES]
     found = {state: states.count(state) for state in dict.fromkeys(states)}
     return f"Of {len(NAMES)} parts: {', '.join(f'{count} {state}' for state, count in found.items())}."

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Target:
-    """A bound of a number. speed: it judges a GPU, so a small run on the CPU ignores it."""
+    """A bound of a number. speed: the number is a speed, so a small run on the CPU is not compared with the bound."""
 
     sign: str
     bound: float
@@ -36,13 +36,13 @@ def at_most(bound: float) -> Target:
 
 
 def fast(bound: float) -> Target:
-    """At least `bound`, of a speed."""
+    """Returns the target of a speed of at least `bound`."""
     return Target(">=", bound, speed=True)
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured number. met: whether it meets its target; None if it has none, or if the run is a small one."""
+    """A measured number. met: whether it meets its target; None without a target, or if a small run ignores it."""
 
     what: str
     value: float
@@ -53,7 +53,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Setup:
-    """How a part runs. folder: empty, for its files. small: tiny shapes on the CPU."""
+    """Settings of a part. folder: an empty folder for its files. small: tiny shapes on the CPU."""
 
     small: bool
     folder: Path
@@ -67,11 +67,11 @@ class Setup:
 
     @property
     def start(self) -> str:
-        """How further processes start: a child of a process that uses CUDA must not be forked."""
+        """The start method of further processes: a process that uses CUDA must not fork."""
         return "fork" if self.small else "spawn"
 
     def seconds(self, call: Callable[[], object], rounds: int = 5, warm_up: int = 2) -> float:
-        """Returns the median time of a call, with all that it starts on the device."""
+        """Returns the median seconds of a call, including the kernels and copies that it launches on the device."""
         if self.small:
             rounds, warm_up = 1, 0
         laps = []
@@ -93,7 +93,7 @@ class Setup:
 
 
 class Report:
-    """Writes each number to a file at once, so that a part that is stopped keeps what it measured."""
+    """Writes each number to a file at once, so that the numbers of a stopped part are not lost."""
 
     def __init__(self, path: Path, small: bool) -> None:
         self.path, self.small = path, small
@@ -115,9 +115,9 @@ LONGEST_S = 8 * 60
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of the acceptance that runs in a process of its own for at most `limit_s` seconds on a GPU.
+    """A part of the acceptance. It runs in a process of its own for at most `limit_s` seconds on a GPU.
 
-    needs: packages without which it is left out. what: for the page.
+    needs: packages that it imports. what: its description on the page.
     """
 
     name: str
@@ -127,7 +127,7 @@ class Part:
     needs: tuple[str, ...] = ()
 
     def limit(self, small: bool) -> int:
-        """Seconds. A small run takes a few, but the machine may be busy."""
+        """Returns the time limit in seconds. A small run takes a few, but the machine may be busy."""
         return LONGEST_S if small else self.limit_s
 
     def missing(self, setup_vllm: str | None) -> str:
@@ -141,5 +141,5 @@ class Part:
 def installed(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # of the package that it is in
+    except ModuleNotFoundError:  # its parent package is missing
         return False

@@ -36,7 +36,7 @@ def run_part(part: Part, small: bool, vllm_python: str | None, limit_s: float) -
         process.join(limit_s)
         late = process.is_alive()
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # with whatever it started
+            os.killpg(process.pid, signal.SIGKILL)  # also ends its children
         process.join()
         figures = [json.loads(line) for line in report.path.read_text(encoding="utf-8").splitlines()]
         found: dict[str, Any] = {"seconds": round(time.monotonic() - began, 1), "figures": figures}
@@ -54,7 +54,7 @@ def run_part(part: Part, small: bool, vllm_python: str | None, limit_s: float) -
 
 
 def preload() -> None:
-    """Imports what most parts need, which a forked process then has already."""
+    """Imports the modules that most parts use, so that forked processes need not import them."""
     import accelerate  # noqa: F401
     import torch.distributed.checkpoint
     import torch.distributed.fsdp  # noqa: F401
@@ -65,7 +65,7 @@ def preload() -> None:
 
 
 def _measure(part: Part, setup: Setup, report: Report, log: str) -> None:
-    """Leads a process group, so that all it starts can be ended with it."""
+    """Measures as the leader of a process group, so that its children can be killed with it."""
     os.setpgid(0, 0)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT)
     for stream in (1, 2):

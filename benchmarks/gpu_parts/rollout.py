@@ -1,4 +1,4 @@
-"""Generation: the torch engine by length, SGLang and vLLM where they are installed."""
+"""Generation: the torch engine by prompt length, and SGLang and vLLM if they are installed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def generated(engine: RolloutEngine, rows: int, prompt: int, new: int, seed: int
 
 
 def measure(setup: Setup, report: Report) -> None:
-    """Tokens per second, and milliseconds of a decoding step: with all new tokens less those with one, by step."""
+    """Reports tokens per second and milliseconds of a decoding step."""
+    # a decoding step: (seconds of N tokens - seconds of 1 token) / (N - 1)
     rows, new, prompts = (4, 8, (16,)) if setup.small else (RUNNING, NEW, PROMPTS)
     dtype = torch.float32 if setup.small else torch.bfloat16
     plain = network(gpu_shape(setup.small))
@@ -52,7 +53,7 @@ def measure(setup: Setup, report: Report) -> None:
 
 
 def sglang(setup: Setup, report: Report) -> None:
-    """The rows of rollout_gpu.py, each engine in a process of its own."""
+    """Reports the numbers of rollout_gpu.py. Each engine runs in a process of its own."""
     import rollout_gpu
 
     settings = argparse.Namespace(
@@ -72,7 +73,7 @@ def sglang(setup: Setup, report: Report) -> None:
 
 
 def vllm(setup: Setup, report: Report) -> None:
-    """vLLM in the interpreter of --vllm-python, with new weights."""
+    """Reports tokens per second of vLLM in the interpreter of --vllm-python, after an update of its weights."""
     from rl_platform.engines.rollout.hosted import visible_gpus
     from rl_platform.engines.rollout.vllm.client import VLLMEngine, VLLMSetup
 

@@ -1,4 +1,4 @@
-"""Whole runs of shipped configs: end to end with a kill and a resume, embodied ones, and a recipe's shapes."""
+"""Whole runs of shipped configs: reasoning with a kill and a resume, embodied, and the shapes of a recipe."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WAIT_S = 0.02
 
 
 def train(config: str, overrides: Overrides, environment: Mapping[str, str], log: str) -> None:
-    """Runs in a process of its own."""
+    """Trains in a process of its own, with output to `log`."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
@@ -38,7 +38,7 @@ def train(config: str, overrides: Overrides, environment: Mapping[str, str], log
 def started(
     setup: Setup, config: str, folder: Path, overrides: Overrides, environment: Mapping[str, str] | None = None
 ) -> BaseProcess:
-    """A run in `folder`, on one device; a folder with checkpoints is continued."""
+    """Starts a run in `folder`; one that has checkpoints there is resumed. Returns its process."""
     given = {"runner.output_dir": str(folder), "runner.logger_backends": []} | overrides
     arguments = (str(CONFIGS / config), given, environment or {}, str(folder) + ".log")
     process: BaseProcess = get_context(setup.start).Process(target=train, args=arguments)
@@ -57,7 +57,7 @@ def finished(process: BaseProcess, folder: Path) -> list[dict[str, float]]:
 def steps_of(folder: Path) -> int:
     try:
         return int(max((row.get("step", 0) for row in read_metrics(folder)), default=0))
-    except DataError:  # no file yet
+    except DataError:  # the file does not exist yet
         return 0
 
 
@@ -70,7 +70,7 @@ def killed_at(process: BaseProcess, folder: Path, step: int) -> None:
 
 
 def ppo(setup: Setup, report: Report, dtype: str) -> None:
-    """The same run twice: in one go, and killed halfway and resumed. Both with kernels that repeat their results."""
+    """Compares an uninterrupted run with one that is killed halfway and resumed, with `runner.deterministic`."""
     config = "reasoning/ppo_tiny.yaml"
     steps, kill = (3, 1) if setup.small else (40, 20)
     place = {"cluster.component_placement": {"actor,critic,rollout,reward": "0"}}
@@ -97,7 +97,7 @@ def ppo(setup: Setup, report: Report, dtype: str) -> None:
 
 
 def difference(expected: list[dict[str, float]], found: list[dict[str, float]]) -> float:
-    """The largest relative difference of the metrics that are no times, over all steps that both have."""
+    """Returns the largest relative difference of metrics other than times, over all steps of both runs."""
     other = {row["step"]: row for row in found}
     worst = 0.0
     for row in expected:
@@ -110,7 +110,7 @@ def difference(expected: list[dict[str, float]], found: list[dict[str, float]]) 
 
 
 def embodied(setup: Setup, report: Report) -> None:
-    """Environment steps per second with policy and training on the GPU, and on the CPU alone."""
+    """Reports environment steps per second, with the policy and its training on the GPU and on the CPU."""
     base: Overrides = {"cluster.component_placement": {"actor_critic,env,rollout": "0"}, "runner.val_check_interval": 0}
     base |= {"runner.max_steps": 2 if setup.small else 8}
     if setup.small:
@@ -126,7 +126,7 @@ def embodied(setup: Setup, report: Report) -> None:
 
 
 def warp(setup: Setup, report: Report) -> None:
-    """Environment steps per second of a whole run, with MuJoCo and with MuJoCo Warp."""
+    """Reports environment steps per second of a whole run, with MuJoCo and with MuJoCo Warp."""
     base: Overrides = {"cluster.component_placement": {"actor_critic,env,rollout": "0"}, "runner.val_check_interval": 0}
     base |= {"env.evaluation.video": False}
     base |= {"runner.max_steps": 1, "env.num_envs": 2, "env.rollout_steps": 4} if setup.small else {}
@@ -138,15 +138,15 @@ def warp(setup: Setup, report: Report) -> None:
 
 
 def speed(rows: list[dict[str, float]], name: str) -> float:
-    """The median without the first step, which compiles and allocates."""
+    """Returns the median of a metric without the first step, which compiles and allocates."""
     values = [row[name] for row in rows if name in row]
     return median(values[1:] or values)
 
 
 def recipe(setup: Setup, report: Report) -> None:
-    """The shapes of a recipe on one GPU: seconds of its phases, peak memory beside the plan's, seconds of a checkpoint.
+    """Reports seconds of the phases and of a checkpoint of a recipe on one GPU, and its peak memory beside the plan's.
 
-    Questions and weights are random, so every response is as long as it may be.
+    Questions and weights are random, so responses have their greatest length.
     """
     config, overrides = "reasoning/recipes/qwen2.5_0.5b_gsm8k_1gpu.yaml", recipe_overrides(setup)
     folder = setup.folder / "run"
@@ -164,7 +164,7 @@ def recipe(setup: Setup, report: Report) -> None:
 
 
 def recipe_overrides(setup: Setup) -> Overrides:
-    """Random weights in a folder, random questions in a file, five steps, a checkpoint after the third."""
+    """Writes random weights and questions; returns overrides for five steps and a checkpoint after the third."""
     from _language import gpu_shape, network
 
     from rl_platform.placement.architectures import known_options

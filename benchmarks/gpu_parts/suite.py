@@ -1,4 +1,4 @@
-"""The tests that need a GPU."""
+"""Runs the tests that need a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All parts, in the order in which they run: results first that others rely on, the longest last."""
+"""All parts in the order in which they run: first the results that others rely on, last the longest parts."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from gpu_parts.part import Part
 
 PARTS = (
     Part("tests", "the tests in tests/gpu", suite.measure, 180, ("pytest",)),
-    Part("equality", "results on the GPU beside those of the CPU", equality.measure, 120),
+    Part("equality", "results on the GPU compared with the CPU", equality.measure, 120),
     Part(
         "equality-megatron",
-        "an optimizer step of Megatron beside the CPU's",
+        "an optimizer step of Megatron compared with the CPU",
         equality.megatron,
         90,
         ("megatron.core",),
     ),
-    Part("offload", "offloading and loading of an optimizer's state beside the link", weights.offload, 60),
+    Part("offload", "offload and onload of weights and optimizer state, compared with the link", weights.offload, 60),
     Part("ipc", "weights that another process reads on the same GPU (CUDA IPC)", weights.ipc, 60),
     Part("weights", "new weights for the generator in the trainer's process", weights.sync, 90),
     Part("weights-ray", "new weights through Ray's object store", weights.by_ray, 120, ("ray",)),
@@ -35,7 +35,7 @@ PARTS = (
         180,
         ("megatron.core",),
     ),
-    Part("sglang", "SGLang in the platform beside SGLang alone", rollout.sglang, 300, ("sglang",)),
+    Part("sglang", "SGLang in the platform compared with SGLang alone", rollout.sglang, 300, ("sglang",)),
     Part("vllm", "vLLM in the platform", rollout.vllm, 240),
     Part("recipe", "five steps of the recipe qwen2.5_0.5b_gsm8k, random weights", runs.recipe, 480),
 )

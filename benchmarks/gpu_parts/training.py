@@ -1,4 +1,4 @@
-"""Optimizer steps of a model of 1.5 B parameters: rows of training_gpu.py, in one process for each backend."""
+"""Optimizer steps of a model of 1.5 B parameters on the rows of training_gpu.py; one process for each backend."""
 
 from __future__ import annotations
 

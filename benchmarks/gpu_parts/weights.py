@@ -1,4 +1,4 @@
-"""Weights on their way: to the generator, to another process, to host memory and back."""
+"""Transfers of weights: to the generator, to another process, to host memory and back."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ ROUNDS = 3
 
 
 def size_of(state: dict[str, torch.Tensor]) -> int:
-    """Bytes, shared ones counted once."""
+    """Returns the bytes of the tensors; shared ones count once."""
     return sum(tensor.nbytes for tensor in {tensor.data_ptr(): tensor for tensor in state.values()}.values())
 
 
 def learner_state(setup: Setup) -> tuple[Any, dict[str, torch.Tensor]]:
-    """A model of 1.5 B parameters and its float32 weights on the device."""
+    """Returns the config of a model of 1.5 B parameters, and its float32 weights on the device."""
     plain = network(gpu_shape(setup.small)).to(setup.device)
     return plain.config, LanguageModel(plain).state_dict()
 
 
 def sync(setup: Setup, report: Report) -> None:
-    """Weights of the trainer for the torch engine of the same process: converted to bfloat16 on a GPU."""
+    """Reports the time in which the torch engine of the same process receives the weights, in float32 and bfloat16."""
     config, state = learner_state(setup)
     for dtype in (torch.float32, torch.bfloat16):
         engine = TorchRolloutEngine(config, (), 4, setup.device, dtype)
@@ -52,7 +52,7 @@ def sync(setup: Setup, report: Report) -> None:
 
 
 def read_weights(connection: Connection) -> None:
-    """The other process: loads what its handles name into tensors of its own, and returns their sum when asked."""
+    """Runs in the other process: copies the tensors behind received handles, and sends back their sum."""
     from rl_platform.engines.rollout.sglang.shared_weights import load
 
     class Model:
@@ -74,7 +74,7 @@ def read_weights(connection: Connection) -> None:
 
 
 def ipc(setup: Setup, report: Report) -> None:
-    """Handles of the trainer's tensors, read by a process on the same GPU; on a CPU, shared memory."""
+    """Reports the GB/s at which a process on the same GPU reads the trainer's tensors; on a CPU, from shared memory."""
     from rl_platform.engines.rollout.sglang.shared_weights import SharedWeights
 
     _, state = learner_state(setup)
@@ -102,7 +102,7 @@ def ipc(setup: Setup, report: Report) -> None:
 
 
 def by_ray(setup: Setup, report: Report) -> None:
-    """Publication of the trainer's weights, and their way into another process."""
+    """Reports the GB/s at which weights are published to Ray's object store and read by another process."""
     import ray
     from weights import RayStore, Receiver, total
 
@@ -123,7 +123,7 @@ def by_ray(setup: Setup, report: Report) -> None:
 
 
 def offload(setup: Setup, report: Report) -> None:
-    """Weights and optimizer state of a learner to host memory and back, beside copies of one pinned buffer."""
+    """Reports the GB/s of a learner's weights and optimizer state to host memory and back, and those of the link."""
     from rl_platform.algorithms.losses import actor_loss
     from rl_platform.config.schema.algorithm import Algorithm
     from rl_platform.engines.training.offload import OffloadingEngine
@@ -145,7 +145,7 @@ def offload(setup: Setup, report: Report) -> None:
 
 
 def turns(setup: Setup, leave: Callable[[], None], enter: Callable[[], None]) -> tuple[float, float]:
-    """Median seconds of both, in turns."""
+    """Returns the median seconds of both calls, which are made in turns."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(ROUNDS):
         for call, found in zip((leave, enter), times, strict=True):
@@ -154,7 +154,7 @@ def turns(setup: Setup, leave: Callable[[], None], enter: Callable[[], None]) ->
 
 
 def link(setup: Setup) -> tuple[float, float]:
-    """Bytes per second between the device and a pinned buffer, to the host and back."""
+    """Returns the bytes per second from the device to a pinned buffer, and back."""
     size = 2**20 if setup.small else 2**30
     host = torch.empty(size, dtype=torch.uint8, pin_memory=not setup.small)
     device = torch.empty(size, dtype=torch.uint8, device=setup.device)

@@ -1,7 +1,8 @@
 """A block of environments that one process steps: the learner's process or a worker.
 
-Gymnasium's MuJoCo tasks (`native.py`) and a backend of the user (`user_backend.py`) are stepped all at once, other
-environments one after the other. Not covered: the transport of actions and results, see `vector.py` and `workers.py`.
+Gymnasium's MuJoCo tasks (`native.py`) and backends of users (`user_backend.py`) step all environments in one call.
+Other environments are stepped one after the other. Not covered: the transport of actions and results, see `vector.py`
+and `workers.py`.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class EnvDescription:
 
     @property
     def own_backend(self) -> bool:
-        """Whether a class of the user is the environment."""
+        """True if `backend` is a class of the user."""
         return is_named(self.backend)
 
     def of_task(self, number: int) -> EnvDescription:

@@ -27,23 +27,25 @@ StepArrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 class EnvBackend(Protocol):
-    """N environments of one kind. A class that inherits from it need not implement `save`, `restore` and `close`.
+    """N environments of one kind. Subclasses may leave out `save`, `restore` and `close`.
 
-    An episode is determined by its seed and actions, whatever was simulated before.
+    An episode depends on its seed and actions only, not on earlier episodes.
 
-    success: [N] bool, the success of each episode at its present step; None: the task has no success.
+    success: [N] bool, the success of each episode at its latest step; None: the task has no success.
     """
 
     success: np.ndarray | None = None
 
     def __init__(self, num_envs: int, **options: Any) -> None:
-        """options: `env.kwargs`. Every env process, every stage of `env.pipeline_stages` and the evaluation have an
-        instance."""
+        """Builds the environments. options: `env.kwargs`.
+
+        Every env process, every stage of `env.pipeline_stages` and the evaluation build an instance of their own.
+        """
 
     @classmethod
     @abstractmethod
     def spaces(cls, **options: Any) -> tuple[Space[Any], Space[Any]]:
-        """The observation and action space of one environment. Called without an instance; starts no simulator."""
+        """Returns the observation and action space of one environment, without starting a simulator."""
 
     @abstractmethod
     def reset(self, which: np.ndarray, seeds: Sequence[int | None]) -> np.ndarray:
@@ -54,19 +56,19 @@ class EnvBackend(Protocol):
 
     @abstractmethod
     def step(self, actions: np.ndarray, idle: np.ndarray) -> StepArrays:
-        """Steps all environments that are not idle [N] bool, which must not change; their results are not read.
+        """Steps all environments except the idle ones [N] bool. Idle ones must not change; their results are not read.
 
         actions: [N,*shape] of the action space, inside its bounds. Returns observations [N,*shape], rewards [N],
-        terminated [N] bool, truncated [N] bool. `reset` follows for episodes that ended. The platform truncates
-        episodes at `env.max_episode_steps`.
+        terminated [N] bool, truncated [N] bool. The platform truncates episodes at `env.max_episode_steps`, and calls
+        `reset` for episodes that ended.
         """
 
     def save(self, index: int) -> object:
-        """The state of one environment: plain values, arrays and NumPy generators; None: cannot be saved."""
+        """Returns the state of one environment, of plain values, arrays and NumPy generators; None: cannot be saved."""
         return None
 
     def restore(self, index: int, state: Any) -> None:
-        """Continues environment `index` from what `save` returned, to the bit."""
+        """Sets environment `index` to a state that `save` returned; it then continues bit for bit."""
 
     def close(self) -> None:
         """Ends the simulation."""
@@ -81,7 +83,7 @@ BACKEND = Extension(
 
 
 class UserEnvs:
-    """The environments of a block, by an `EnvBackend`. Interface of `NativeEnvs`; diverged [N] bool: always false."""
+    """The environments of a block, stepped by an `EnvBackend`. Has the interface of `NativeEnvs`; none diverges."""
 
     def __init__(self, description: EnvDescription, spaces: EnvSpaces, num_envs: int) -> None:
         self._name, self._spaces = description.backend, spaces
@@ -98,7 +100,7 @@ class UserEnvs:
 
     @property
     def success(self) -> np.ndarray | None:
-        """[N] bool, after the latest step; None: not reported."""
+        """The success [N] bool after the latest step; None if the backend has none."""
         success = self._backend.success
         return None if success is None else self._array("the flags success", success, (len(self.diverged),), "bool")
 
@@ -109,7 +111,7 @@ class UserEnvs:
     def step(self, actions: np.ndarray, lengths: np.ndarray, idle: np.ndarray | None = None) -> StepArrays:
         """Returns observations [N,D], rewards, terminated and truncated [N].
 
-        actions: of the policy; lengths [N]: steps of each episode before this one; idle [N] bool.
+        actions: those of the policy; lengths [N]: steps of each episode before this one; idle [N] bool.
         """
         began, count = time.monotonic(), len(lengths)
         if self._spaces.action.kind == "continuous":
@@ -133,26 +135,26 @@ class UserEnvs:
         )
 
     def save(self, index: int) -> bytes:
-        """Returns the state of one environment. Raises CannotSave."""
+        """Returns the state of one environment. Raises CannotSave if the backend returns None."""
         state = self._backend.save(index)
         if state is None:
             raise CannotSave(f"save() of {self._name} returns None")
         return NATIVE + pickle.dumps(state)
 
     def restore(self, index: int, saved: bytes) -> None:
-        """Continues from `save`."""
+        """Sets environment `index` to a state that `save` returned."""
         self._backend.restore(index, pickle.loads(saved.removeprefix(NATIVE)))
 
     def close(self) -> None:
         self._backend.close()
 
     def _observations(self, call: str, given: object, count: int) -> np.ndarray:
-        """Observations [count,*shape] -> [count,D]."""
+        """Returns observations [count,*shape] as [count,D]."""
         shape, kind = (count, *self._spaces.observation_shape), "uint8" if self._spaces.images else _NUMBERS
         return self._array(f"{call}: observations", given, shape, kind).reshape(count, -1)
 
     def _array(self, what: str, given: object, shape: tuple[int, ...], kind: str) -> np.ndarray:
-        """Raises ConfigError for another shape or type than the class must return."""
+        """Returns an array of the backend. Raises ConfigError if its shape or type is wrong."""
         array = np.asarray(given)
         if array.shape != shape or not (array.dtype.kind in "fiub" if kind == _NUMBERS else array.dtype == kind):
             message = f"{what} have type {array.dtype} and shape {array.shape}"
@@ -180,8 +182,8 @@ def backend_spaces(description: EnvDescription) -> EnvSpaces:
 def try_backend(description: EnvDescription) -> EnvSpaces:
     """Simulates two environments for two steps; returns the spaces.
 
-    Raises ConfigError for exceptions, wrong shapes and types, seeds that do not determine an episode, and a saved state
-    from which another one continues.
+    Raises ConfigError for exceptions, wrong shapes and types, seeds that do not determine an episode, and a restored
+    state that continues differently.
     """
     spaces, name = backend_spaces(description), description.backend
     envs = UserEnvs(description, spaces, 2)
@@ -224,7 +226,7 @@ def try_backend(description: EnvDescription) -> EnvSpaces:
 
 
 def _saved(envs: UserEnvs, name: str) -> bytes | None:
-    """The state of the first environment; None if it cannot be saved."""
+    """Returns the state of the first environment; None if it cannot be saved."""
     try:
         state = envs.save(0)
         refuse_code([pickle.dumps((state, 0.0, 0))])

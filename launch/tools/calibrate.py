@@ -1,9 +1,9 @@
-"""`--plan=calibrate`: measures this machine for later plans, in less than a minute.
+"""`--plan=calibrate`: measures this machine for later plans, in about a minute.
 
-Measured: products of matrices by type, width and rows; memory bandwidth; the operators of a layer; a training pass; the
-built-in generation engine at three batch sizes; the disk; the start of a process; all-reduce by size where a config has
-several devices; and of the config its environments and a sample of its prompts. `rl_platform.planner.rates` reads the
-file. Other engines and transfers between nodes are not measured.
+Of the machine it measures: products of matrices by type, width and rows; memory bandwidth; the operators of a layer; a
+training pass; the built-in generation engine at three batch sizes; the disk; the start of a process. It measures
+all-reduce by size if the config has several devices. Of the config it measures the environments, or reads a sample of
+the prompts. `rl_platform.planner.rates` reads the file. Not covered: other engines, transfers between nodes.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ if TYPE_CHECKING:
 
 OPTION = "--plan=calibrate"
 WIDTHS, ROWS, TYPES = (64, 256, 1024), (1, 16, 256, 2048), ("float32", "bfloat16")
-LEAST_S, MOST_S = 0.03, 0.3  # of one round: shorter calls are repeated; of all rounds
+LEAST_S, MOST_S = 0.03, 0.3  # seconds of one round, which repeats short calls; seconds of all rounds
 BATCHES, DECODED = (1, 8, 32), 32
 STREAM_BYTES, FILE_BYTES = 2**28, 2**26
 EXCHANGED = (2**12, 2**20, 2**24)  # bytes of an all-reduce
 PROMPTS = 512
-SMALL = ModelShape(512, 64, 8, 4, 4, 16, 128, tied=True)  # whose operators cost more than their arithmetic
+SMALL = ModelShape(512, 64, 8, 4, 4, 16, 128, tied=True)  # its operators take longer than their arithmetic
 USUAL = ModelShape(8192, 576, 4, 9, 3, 64, 1536, tied=True)
 
 
 def calibrate(config: Config, inventory: Inventory) -> str:
-    """Measures, writes the file, and returns what was measured in words.
+    """Measures, writes the file, and returns the measurement as text.
 
     Raises ConfigError for GPUs that this machine does not have and for a cache folder that cannot be written; DataError
     for questions that cannot be read.
@@ -100,7 +100,7 @@ def _device(kind: Device, inventory: Inventory) -> torch.device:
 
 
 def _known(file: Path, unusable: Callable[[object], str]) -> dict[str, Any]:
-    """Returns an earlier measurement that a plan can use: those of other configs stay."""
+    """Returns the stored measurement if plans can use it, whose entries of other configs are kept; else an empty one."""
     try:
         tree: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -109,7 +109,7 @@ def _known(file: Path, unusable: Callable[[object], str]) -> dict[str, Any]:
 
 
 def _write(file: Path, text: str) -> None:
-    """Replaces the file, so that a plan never reads half of it."""
+    """Replaces the file atomically, so that a plan never reads a part of it."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as stage:
@@ -125,7 +125,7 @@ def _not_written(file: Path, error: OSError) -> Problem:
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Returns the seconds of one call: the shortest of at most three rounds, after a call that is not counted."""
+    """Returns the seconds of one call: of the shortest of at most three rounds, after a warm-up call."""
 
     def round_of(calls: int) -> float:
         began = time.perf_counter()
@@ -143,7 +143,7 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def _disk(file: Path) -> float:
-    """Returns the bytes/s of a written and synced file beside the measurement."""
+    """Returns the bytes/s at which a file in the folder of the measurement is written and synced."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=file.parent) as written:
@@ -157,7 +157,7 @@ def _disk(file: Path) -> float:
 
 
 def _seconds_of_start() -> float:
-    """Returns the seconds until a new process has imported what a run needs."""
+    """Returns the seconds until a new process has imported the modules of a run."""
     began = time.perf_counter()
     code = "import transformers, rl_platform.launch.session"
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
@@ -165,7 +165,7 @@ def _seconds_of_start() -> float:
 
 
 def _matrix(dtype: torch.dtype, device: torch.device) -> dict[str, list[tuple[int, float]]]:
-    """Returns (rows, FLOP/s) of products with a matrix [width, 4 * width] by width."""
+    """Returns width -> (rows, FLOP/s) of products with a matrix [width, 4 * width]."""
     rates = {}
     for width in WIDTHS:
         matrix, points = torch.ones(width, 4 * width, dtype=dtype, device=device), []
@@ -178,7 +178,7 @@ def _matrix(dtype: torch.dtype, device: torch.device) -> dict[str, list[tuple[in
 
 
 def _language(nominal: Rates, tree: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Returns what passes and decoding take beyond their products and memory traffic."""
+    """Returns the overhead of passes and decoding: their seconds beyond products and memory traffic."""
     from rl_platform.planner.cost import BACKWARD, arithmetic
     from rl_platform.planner.rates import Rates, matrix_of
 
@@ -262,7 +262,7 @@ def _decoding(engine: TorchRolloutEngine, batch: int, tokens: int, device: torch
 
 
 def _all_reduce(kind: str) -> dict[str, float]:
-    """Returns the seconds of an all-reduce between two devices by its bytes."""
+    """Returns bytes -> seconds of an all-reduce between two devices."""
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(_rank, args=(kind, folder), nprocs=2)
         return dict(json.loads(Path(folder, "seconds.json").read_text(encoding="utf-8")))
@@ -289,7 +289,7 @@ def _rank(rank: int, kind: str, folder: str) -> None:
 
 
 def _environment(config: Config) -> dict[str, float]:
-    """Returns seconds of an environment's step on one worker, and of the policy's forward for all environments."""
+    """Returns the seconds of one environment's step on one worker, and of the policy's forward for all environments."""
     env = config.env
     description, count, cpu = EnvDescription.of(env), env.num_envs, torch.device("cpu")
 
@@ -310,7 +310,7 @@ def _environment(config: Config) -> dict[str, float]:
             actions = np.zeros(shape, np.int64)
         seconds = {"step": _seconds(lambda: envs.step(actions), cpu) / count * max(1, env.num_workers)}
         policy = embodied_policy(config, spaces, seed=0)
-        if type(policy) is ActorCriticPolicy:  # others read more than observations
+        if type(policy) is ActorCriticPolicy:  # other policies read more than observations
             inference = PolicyInference(policy, cpu, 0, None)
             seconds["act"] = _seconds(lambda: inference.act(Observations(observations, ("calibrate",))), cpu)
     finally:

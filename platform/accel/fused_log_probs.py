@@ -1,8 +1,8 @@
 """Log-probs and entropies from hidden states, with a backward pass of its own: logits exist for one chunk at a time.
 
-For GPUs. Autograd would keep more copies of the logits, and a matrix of gradients for each chunk. As in Liger's fused
-linear cross-entropy (Hsu et al., 2024) no chunk outlives its use. Liger computes gradients in the forward pass; here
-the loss needs all log-probs first, so the backward pass computes the logits again.
+GPUs use it. Autograd would keep more copies of the logits, and a matrix of gradients for each chunk. As in Liger's
+fused linear cross-entropy (Hsu et al., 2024), the logits of a chunk are freed after its use. Liger computes gradients
+in the forward pass. Here the loss needs all log-probs first, so the backward pass computes the logits again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from rl_platform.models.language import LogitTransform, Statistic, token_log_pro
 def fused_log_probs(
     states: Tensor, targets: Tensor, weight: Tensor, temperature: float, statistic: Statistic, transform: LogitTransform
 ) -> tuple[Tensor, Tensor | None]:
-    """As `token_log_probs`, differentiable in `states` [K,H] and `weight` [V,H]; statistic: none or an entropy."""
+    """Returns what `token_log_probs` returns, differentiable in `states` [K,H] and `weight` [V,H].
+
+    statistic: none or an entropy.
+    """
     kind = states.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
     log_probs, entropies = _FusedLogProbs.apply(states, weight, targets, temperature, statistic, transform, dtype)
@@ -86,5 +89,5 @@ def _chunks(*rows: Tensor) -> Any:
 
 
 def _widened(logits: Tensor) -> Tensor:
-    """Returns half precision as float32."""
+    """Converts half precision to float32."""
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits

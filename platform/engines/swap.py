@@ -34,9 +34,9 @@ class Swap:
     """Moves tensors on `device` to host memory and back.
 
     `tensors` is called at every `leave`, because optimizers create their state late; tensors on other devices stay.
-    `constant`: the values never change, so they are copied once. `unneeded`: tensors whose values are not needed when
-    they are back; their memory is freed and allocated again, and nothing is copied. Tensors may share storages; of a
-    DTensor this rank's part is moved.
+    `constant`: the values never change, so they are copied once. `unneeded`: tensors whose values are not used after
+    their return; their memory is freed and allocated again without a copy. Tensors may share storages; of a DTensor
+    this rank's part is moved.
     """
 
     def __init__(
@@ -104,9 +104,9 @@ class Swap:
 
 
 def pinned_sizes(size: int) -> list[int]:
-    """Returns sizes of buffers that hold `size` bytes together: powers of two, and a rest.
+    """Returns sizes of buffers that together hold `size` bytes: powers of two, and a rest.
 
-    torch rounds the size of a pinned buffer up to a power of two, so that a single one might waste half of its memory.
+    torch rounds the size of a pinned buffer up to a power of two, so a single buffer might waste half of its memory.
 
     >>> [size // 2**20 for size in pinned_sizes(11 * 2**20 + 5)]
     [8, 2, 1, 0]

@@ -120,7 +120,7 @@ class _AllToAll(torch.autograd.Function):
 
 
 class SumOverRanks(torch.autograd.Function):
-    """All-reduce whose backward copies the gradient, as every rank computes the same loss from the sum."""
+    """All-reduce. The backward pass copies the gradient, because every rank computes the same loss from the sum."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, part: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -176,7 +176,7 @@ def packed_rows(batch: RolloutBatch, context: ContextParallel | None) -> tuple[P
 
 
 def packed_sequences(batch: RolloutBatch, device: torch.device) -> PackedTokens:
-    """Packs the sequences of a batch in main memory for a forward on `device`."""
+    """Packs the sequences of a batch, which is in main memory, for a forward pass on `device`."""
     tokens, lengths = batch.inputs["tokens"], batch.inputs["lengths"].tolist()
     return pack([tokens[row, :length] for row, length in enumerate(lengths)], device)
 

@@ -28,8 +28,8 @@ Attention = Callable[[int, Tensor, Tensor, Tensor, float, Features | None], Tens
 causal attention."""
 # Pairs of positions whose attention costs as much as one more kernel call.
 SPLIT = {"cpu": 2**14, "cuda": 2**23}
-# Tokens of a common prefix that are worth computing once. On a GPU few tokens cost less than an attention with masks,
-# or than the copies of their keys and values.
+# Least tokens of a common prefix that is computed once. On a GPU a shorter prefix costs less than an attention with
+# masks, or than the copies of its keys and values.
 SHARED = {"cpu": 1, "cuda": 256}
 
 
@@ -46,7 +46,7 @@ class PackedTokens:
     attention: Attention
 
     def to(self, device: torch.device, *others: Tensor) -> tuple[PackedTokens, list[Tensor]]:
-        """Returns the tokens on `device`, and other tensors of main memory that join the copy."""
+        """Returns the tokens on `device`, and other tensors of main memory that are part of the same copy."""
         tensors = on_device([self.tokens, self.positions, self.flat_index, *others], device)
         return PackedTokens(*tensors[:3], self.attention), tensors[3:]
 
@@ -56,8 +56,8 @@ class PackedAttention:
 
     lengths [B]: of each sequence's rest; rest_index [B,S] int64 in main memory: flat indices of the rests, padded on
     the right with 0. Sequences of similar length are computed together, padded to the longest of them. Padding is on
-    the right, so the causal mask hides it from real tokens. Where a GPU has a kernel for sequences of any length
-    (`varlen`), that kernel computes them.
+    the right, so the causal mask hides it from real tokens. If a GPU has a kernel for sequences of any length
+    (`varlen`), it computes them instead.
     """
 
     def __init__(self, prefix: int, lengths: Sequence[int], rest_index: Tensor) -> None:
@@ -155,8 +155,8 @@ def similar(lengths: Sequence[int], prefix: int, worth: int) -> list[list[int]]:
 def pack(sequences: Sequence[Tensor], device: torch.device = CPU) -> PackedTokens:
     """Packs token sequences [L_b] int64 of main memory, L_b > 0. Their longest common prefix is stored once.
 
-    The result is in main memory, see `PackedTokens.to`. `device`: where it will be computed; a prefix shorter than the
-    SHARED tokens of its type is stored with every sequence.
+    The result is in main memory; `PackedTokens.to` copies it. `device`: the device of the forward pass; a prefix
+    shorter than SHARED of its type is stored with every sequence.
     """
     prefix = common_prefix(sequences) if len(sequences) > 1 else 0
     if prefix < SHARED.get(device.type, SHARED["cuda"]):

@@ -25,9 +25,9 @@ class VarlenAttention:
     """Every sequence attends to the shared prefix and to itself. lengths: tokens of each sequence after the prefix.
 
     The queries of a sequence are its own tokens; its keys are the prefix and its own tokens. Flash attention aligns
-    both at their ends, so query i of n sees all but the last n - 1 - i keys. Attending to the prefix apart, and merging
-    by the log-sum-exp, would save the copies of its keys, but torch's backward pass drops the gradient of the
-    log-sum-exp.
+    both at their ends, so query i of n attends to all but the last n - 1 - i keys. A separate attention to the prefix,
+    merged by the log-sum-exp, would not copy the prefix's keys. It is not used, because torch's backward pass drops the
+    gradient of the log-sum-exp.
     """
 
     def __init__(self, prefix: int, lengths: Sequence[int], device: torch.device) -> None:
@@ -43,7 +43,7 @@ class VarlenAttention:
         self.key_index = rest[0] if rest else None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None = None) -> Tensor:
-        """query [1,Hq,N,D], key and value [1,Hkv,N,D] of one half precision -> [N,Hq,D]."""
+        """Returns [N,Hq,D] of query [1,Hq,N,D], key and value [1,Hkv,N,D], all of one half precision."""
         from torch.nn.attention import varlen
 
         queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
@@ -71,7 +71,7 @@ class VarlenAttention:
 def half_precision(
     query: Tensor, key: Tensor, value: Tensor, features: Features | None
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Returns the tensors in the precision that they are computed in, None where the kernel does not cover them."""
+    """Returns the tensors in the precision of the kernel; None if the kernel does not support them."""
     if not (query.is_cuda and torch.backends.cuda.is_flash_attention_available() and kernel_parameters() >= REQUIRED):
         return None
     kind = query.device.type

@@ -308,7 +308,7 @@ def running_sequences(config: Config, ranks: int) -> int:
 
 
 def rows_of_rollout(config: Config, ranks: int) -> int:
-    """Returns how many sequences one rollout rank has to generate at once, in training or validation."""
+    """Returns how many sequences one rollout rank generates in a rollout or in a validation, whichever is more."""
     rows = max(config.prompts_in_flight * config.algorithm.group_size, config.data.validation_prompts)
     return -(-rows // ranks)
 

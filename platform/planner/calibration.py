@@ -1,4 +1,4 @@
-"""What a prediction is based on: the measurement of this machine, and the lengths and seconds of an earlier run.
+"""The basis of a prediction: the measurement of this machine, and the lengths and seconds of an earlier run.
 
 The seconds of a run correct the prediction for the run's own config. Corrections hold for the same kind of device.
 """
@@ -28,7 +28,7 @@ METRICS = "metrics.jsonl"
 
 
 def stored_basis(config: Config, inventory: Inventory) -> Basis:
-    """Returns the measured rates of this machine, and the lengths of the config's prompts, as far as stored."""
+    """Returns the stored rates of this machine and lengths of the config's prompts; an empty basis without them."""
     device = device_of(inventory)
     machine = stored_machine(device, inventory)
     if machine is None:
@@ -57,10 +57,9 @@ class Measured:
 
 
 def read_measured(file: Path) -> Measured:
-    """Returns the medians of a metrics.jsonl or of the one in a run's folder, without the first step (warm-up) if there
-    are others.
+    """Returns the medians in a metrics.jsonl, or in that of a run's folder.
 
-    Raises ConfigError for a file without timings.
+    The first step is a warm-up, so it is left out if there are others. Raises ConfigError for a file without timings.
     """
     file = file / METRICS if file.is_dir() else file
     try:

@@ -3,8 +3,8 @@
 A phase takes as long as the slowest of its parts: products, bytes moved, transfers between ranks. On a CPU launches
 and products follow one another. Decoding reads all weights and the cache and launches all kernels for every token; the
 batch shrinks when the last responses end. Scores of a reward model count; other scoring runs beside generation. fsdp
-gathers the weights for every micro-batch; Megatron exchanges activations, and gradients and weights once per optimizer
-step. `Basis` holds the lengths, the rates and the corrections of an earlier run.
+gathers the weights for every micro-batch. Megatron exchanges activations, and once per optimizer step gradients
+and weights. `Basis` holds the lengths, the rates and the corrections of an earlier run.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from rl_platform.planner.rates import Rates, data_sheet
 BACKWARD = 3  # forward and backward, in forwards
 BACKWARD_OF_ADAPTERS = 2  # without gradients of the frozen matrices
 OPTIMIZER_BYTES = 7 * FLOAT  # AdamW reads weight, gradient and two moments of a parameter and writes three of them
-COMPUTE = {"arithmetic", "memory traffic", "launches"}  # bounds of a device by itself
+COMPUTE = {"arithmetic", "memory traffic", "launches"}  # bounds of work without other devices
 SAVED_BYTES = 3 * FLOAT  # of a trained parameter in a checkpoint: weight and two moments
 
 Bounds = dict[str, float]
-"""Seconds of a part of a phase by each thing it must do: the part takes as long as the slowest of them."""
+"""Seconds of a part of a phase by kind of work. The part takes as long as the slowest kind."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class Cost:
 class Correction:
     """The measured seconds of a phase in multiples of the prediction, and the bound of the prediction.
 
-    A slower phase is slower in its bound only, or in all work of the device itself; a faster one in everything.
+    If a phase is slower than predicted, `apply` scales its bound, or all work of the device itself if the bound is of
+    this kind. If it is faster, `apply` scales everything.
     """
 
     factor: float
@@ -72,7 +73,7 @@ class Correction:
 
 @dataclass(frozen=True)
 class Basis:
-    """What a prediction is computed from. None: greatest lengths, rates of the data sheet.
+    """The inputs of a prediction. None: greatest lengths, rates of the data sheet.
 
     corrections: by phase, or by timing of other work. beside: measured seconds of other work without a correction.
     """
@@ -128,7 +129,7 @@ def swaps(order: OffloadOrder, memory: MemoryModel, rates: Rates) -> dict[str, S
 
 
 class CostModel:
-    """Estimates for one config. device: of every rank."""
+    """Estimates for one config. device: the device of every rank."""
 
     def __init__(self, config: Config, shapes: Mapping[str, Shape], device: Device, basis: Basis | None = None) -> None:
         self.config, self.shapes, self.device = config, shapes, device
@@ -158,7 +159,7 @@ class CostModel:
         return costs
 
     def beside(self, layout: Layout) -> tuple[Beside, ...]:
-        """Returns validation, checkpoints and the start, as far as they can be estimated."""
+        """Returns validation, checkpoints and the start, without those that cannot be estimated."""
         runner, work = self.config.runner, []
         trained = {
             name: trained_parameters(self.config, name, shape)
@@ -184,14 +185,16 @@ class CostModel:
         return self.basis.beside.get(timing, predicted)
 
     def _validation(self, layout: Layout) -> float:
-        """Returns the seconds to generate a response to every validation prompt; 0 for embodied runs, whose episodes
-        have a length that only the environment determines."""
+        """Returns the seconds to generate a response to every validation prompt.
+
+        0 for embodied runs, because only the environment determines the length of an episode.
+        """
         if self.config.runner.task_type == "embodied" or "rollout" not in self.shapes:
             return 0.0
         return self._cost(self._decode(layout, self.config.data.validation_prompts)).seconds
 
     def _cost(self, parts: list[Bounds], correction: Correction | None = None) -> Cost:
-        """Adds up the parts. The bound is the one in which the parts spend most of the time."""
+        """Adds up the parts. The bound of the sum is the one with the most seconds."""
         spent: dict[str, float] = {}
         for part in parts:
             bounds = part if correction is None else correction.apply(part)
@@ -223,7 +226,10 @@ class CostModel:
         return self._decode(layout, self.responses)
 
     def _decode(self, layout: Layout, responses: int) -> list[Bounds]:
-        """Prompts, then decoding: every rank runs `running_sequences` of its share, and fewer towards the end."""
+        """Returns the bounds of the prompts and of decoding.
+
+        A rank decodes `running_sequences` of its share together, and fewer towards the end.
+        """
         shape, ranks, lengths = self.shapes["rollout"], layout.parts["rollout"].ranks, self.lengths
         assert isinstance(shape, ModelShape)
         share = -(-responses // ranks)
@@ -231,7 +237,7 @@ class CostModel:
         hosted = self.config.rollout.backend in HOSTED
         dtype = self.config.actor.model.dtype if hosted or self.device.kind != "cpu" else "float32"
         weights, rates = shape.products_per_token * bytes_of(dtype), self.rates
-        # tokens of tools are read like those of prompts
+        # tokens of tools are processed like those of prompts
         read = share * (lengths.prompt + lengths.inserted)
         parts = [{"arithmetic": arithmetic(self.rates, shape, read, lengths.prompt, dtype, read)}]
         cached = (lengths.sequence - lengths.response / 2) * shape.kv_elements_per_token * bytes_of(dtype)
@@ -346,8 +352,10 @@ class CostModel:
 
 
 def arithmetic(rates: Rates, shape: Shape, tokens: float, length: float, dtype: str, rows: float) -> float:
-    """Returns the seconds of one forward of `tokens` tokens in sequences of `length`, `rows` tokens at a time:
-    matrices, and the scores of each token with half of its sequence on average."""
+    """Returns the seconds of one forward of `tokens` tokens in sequences of `length`, `rows` tokens at a time.
+
+    Counts matrix products, and the attention scores of each token with half of its sequence on average.
+    """
     products = tokens * shape.products_per_token
     if isinstance(shape, ModelShape):
         products += tokens * length * shape.layers * shape.attention_width

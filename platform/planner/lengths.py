@@ -1,7 +1,7 @@
-"""Distributions of prompt and response lengths, and the batches that decoding goes through.
+"""Distributions of prompt and response lengths, and the sizes of the batches during decoding.
 
-Without a measurement every prompt and response has its greatest length. Lengths of other runs and samples of the data
-are read by `calibration` and `machine`.
+Without a measurement every prompt and response has its greatest length. `calibration` reads the lengths of other runs,
+`rates` those of samples of the data.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from functools import lru_cache
 from rl_platform.config.schema import Config
 
 POINTS = 32  # values of a distribution
-DETAILED = 4  # the last responses per slot are simulated one by one; the batch is full before
+DETAILED = 4  # the last responses of a slot are simulated one by one; before them the batch is full
 
 
 @dataclass(frozen=True)
 class Lengths:
     """Tokens of prompts and of responses: equally likely values in ascending order, and their sources in words.
 
-    inserted: mean tokens of a response that a tool or an environment wrote.
+    inserted: mean tokens of a response that come from a tool or an environment.
     """
 
     prompts: tuple[int, ...]
@@ -47,7 +47,7 @@ class Lengths:
 
     @property
     def context(self) -> float:
-        """The length L of equal sequences with as many attention scores per token: E[L^2] / E[L]."""
+        """The length of equal sequences with the same attention scores per token: E[L^2] / E[L]."""
         # E[(P + R)^2] = E[P^2] + 2 E[P] E[R] + E[R^2] of independent prompts P and responses R
         added = [length + self.inserted for length in self.responses]
         squares = sum(length**2 for length in self.prompts) / len(self.prompts)
@@ -69,7 +69,8 @@ def limits(config: Config) -> Lengths:
 
 
 def spread(least: float, mean: float, most: float) -> tuple[int, ...]:
-    """Returns a distribution with these three moments: least + (most - least) u^k of uniform u, with the mean of it."""
+    """Returns a distribution with this minimum, mean and maximum."""
+    # least + (most - least) u^k of uniform u
     if not least < mean < most:
         return (max(1, round(mean)),)
     # E[u^k] = 1 / (k + 1)
@@ -85,7 +86,7 @@ def sampled(values: Sequence[int]) -> tuple[int, ...]:
 
 
 def of_metrics(metrics: Mapping[str, float], config: Config, source: str) -> Lengths:
-    """Returns lengths from the metrics `len/*` of a run, cut at the limits of `config`; limits where there are none."""
+    """Returns lengths from the metrics `len/*` of a run, cut at the limits of `config`; without a metric, the limit."""
     known = limits(config)
     prompts, responses = known.prompts, known.responses
     sources = [known.prompt_source, known.response_source]
@@ -104,8 +105,8 @@ def of_metrics(metrics: Mapping[str, float], config: Config, source: str) -> Len
 def decoding(responses: tuple[int, ...], share: int, running: int) -> tuple[tuple[float, float], ...]:
     """Returns the batches of `share` responses in `running` slots, each as (sequences, steps).
 
-    A finished response's slot takes the next one, so the batch shrinks when none is left. Batches of similar size are
-    joined.
+    The slot of a finished response takes the next response, so the batch shrinks when none is left. Batches of similar
+    size are joined.
     """
     if len(responses) == 1:
         full, rest = divmod(share, running)
@@ -118,7 +119,7 @@ def decoding(responses: tuple[int, ...], share: int, running: int) -> tuple[tupl
     heapq.heapify(ends)
     for length in lengths[running:]:
         heapq.heapreplace(ends, ends[0] + length)
-    batches: dict[int, tuple[float, float]] = {}  # by logarithm of the size: steps, tokens
+    batches: dict[int, tuple[float, float]] = {}  # logarithm of the size -> steps, tokens
     last, left = -before, len(ends)
     for end in sorted(ends):
         steps, tokens = batches.get(left.bit_length(), (0.0, 0.0))

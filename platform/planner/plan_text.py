@@ -45,7 +45,7 @@ def plan_text(form: str, planned: Planned, calibrate: str | None, load: Load) ->
 
 
 def _of_run(given: Path, config: Config, inventory: Inventory, load: Load) -> tuple[Basis, str]:
-    """Returns a basis with corrections by a run, and their source in words."""
+    """Returns the basis corrected by a run, and the source of the corrections in words."""
     measured = read_measured(given)
     own = measured.file.parent / "config.yaml"
     if not own.is_file():

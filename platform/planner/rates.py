@@ -1,7 +1,7 @@
 """Rates that a device reaches: shares of its data sheet, or measurements of `rl_platform.launch.tools.calibrate`.
 
-A measurement is one JSON file for each machine in the cache folder. It holds for plans on the same kind of device: of a
-CPU, the same processor with as many cores and the same version of torch.
+The cache folder has one JSON file for each measured machine. A measurement holds for plans on the same kind of device.
+For a CPU these are the same processor, number of cores and version of torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rl_platform.placement.hardware import Device
 from rl_platform.placement.inventory import Inventory
 from rl_platform.planner.lengths import Lengths, limits
 
-FORM = 1  # of the file
+FORM = 1  # version of the file's form
 FOLDER = "machines"
 OPTION = "--plan=calibrate"
 
@@ -36,9 +36,9 @@ TRAINING_SHARE = 0.4  # of the peak arithmetic, reached by forward and backward 
 STREAM_SHARE = 0.7  # of the peak bandwidth, reached by reading weights and caches
 TRANSFER_SHARE = 0.7  # of a link's bandwidth, reached by collectives
 HOST_LINK = 20e9  # bytes/s between a GPU and pinned host memory, one way: PCIe 4.0 x16
-TRANSFER_S = 50e-6  # one collective or broadcast that moves nothing
-LAUNCH_S = 250e-6  # the operators of one layer, for any batch: measured on a core, as in a GPU's queue
-ENV_STEP_S = 30e-6  # one environment, one step, one core: MuJoCo's HalfCheetah
+TRANSFER_S = 50e-6  # an empty collective or broadcast
+LAUNCH_S = 250e-6  # launches of the operators of one layer, for any batch; measured on a CPU core
+ENV_STEP_S = 30e-6  # a step of one environment on one core: MuJoCo's HalfCheetah
 ACT_S = 150e-6  # the policy's forward for one step of all environments
 DISK = 500e6  # bytes/s of a checkpoint
 START_S = 10.0  # from the command to the first step, without reading the weights
@@ -71,10 +71,14 @@ class _Stored(BaseModel):
 class Rates:
     """The rates of one device. Times are in seconds, bandwidths in bytes/s.
 
-    matrix: FLOP/s of a product by type, width of the matrix and number of rows, in ascending order. passes: share of it
-    that forward and backward passes reach. launch: the operators of one layer; decode_layer: in the generation engine;
-    decode_sequence: of each running sequence for each token. transfer: a collective that moves nothing. env_step: of
-    one environment on one worker; act: the policy's forward for one step of all. source: words for the plan.
+    matrix: FLOP/s of a product by type, width of the matrix and number of rows, in ascending order.
+    passes: share of `matrix` that forward and backward passes reach.
+    memory, link, network, host: bandwidth of device memory, between devices, between nodes, to host memory.
+    transfer: an empty collective.
+    launch: the operators of one layer; decode_layer: the same in the generation engine.
+    decode_sequence: overhead of one running sequence for each token.
+    env_step: a step of one environment on one worker; act: the policy's forward for one step of all environments.
+    source: the source of the rates in words, for the plan.
     """
 
     matrix: Mapping[str, Mapping[int, Points]]
@@ -94,14 +98,14 @@ class Rates:
     source: str = ""
 
     def flops(self, dtype: str, rows: float, width: int) -> float:
-        """Returns the FLOP/s of a pass with `rows` rows through matrices of about this width."""
+        """Returns the FLOP/s of a pass with `rows` rows through matrices of the measured width nearest to `width`."""
         widths = self.matrix[dtype if dtype in self.matrix else "float32"]
         points = widths[min(widths, key=lambda known: abs(math.log(known / max(width, 1))))]
         return self.passes * _between(points, max(rows, 1.0))
 
 
 def matrix_of(tree: Mapping[str, Any], share: float = 1.0) -> dict[str, dict[int, Points]]:
-    """Returns the stored FLOP/s of a machine, of which a device has a share."""
+    """Returns the stored FLOP/s of a machine, times the share of one device."""
     return {
         dtype: {int(width): [(rows, rate * share) for rows, rate in points] for width, points in widths.items()}
         for dtype, widths in tree.items()
@@ -109,7 +113,7 @@ def matrix_of(tree: Mapping[str, Any], share: float = 1.0) -> dict[str, dict[int
 
 
 def _between(points: Points, rows: float) -> float:
-    """Interpolates linearly over the logarithm of rows."""
+    """Returns the value at `rows`, interpolated linearly over the logarithm of rows."""
     for (fewer, low), (more, high) in itertools.pairwise(points):
         if rows <= more:
             share = math.log(max(rows, fewer) / fewer) / math.log(more / fewer)
@@ -118,7 +122,7 @@ def _between(points: Points, rows: float) -> float:
 
 
 def data_sheet(device: Device) -> Rates:
-    """Returns the usual shares of the rates of a device's data sheet."""
+    """Returns the rates of a device's data sheet times the usual shares."""
     return Rates(
         matrix={"float32": {1: [(1, device.fp32)]}, "bfloat16": {1: [(1, device.bf16)]}},
         passes=TRAINING_SHARE,
@@ -130,13 +134,13 @@ def data_sheet(device: Device) -> Rates:
 
 @dataclass(frozen=True)
 class Machine:
-    """A stored measurement."""
+    """The stored measurement of a machine."""
 
     file: Path
     tree: Mapping[str, Any]
 
     def rates(self, device: Device, config: Config, share: float) -> Rates:
-        """Returns the rates of a device that is `share` of the machine: a CPU worker has a part of the cores."""
+        """Returns the rates of a device. share: its part of the machine, as a CPU worker has a part of the cores."""
         tree, environments = self.tree, self.tree["environments"]
         names = ("launch", "decode_layer", "decode_sequence", "disk", "start")
         rates = replace(
@@ -163,7 +167,7 @@ class Machine:
 
 
 def fingerprint(config: Config, kind: str) -> str:
-    """Returns a name for what was measured of a config: its environments, or the prompts of its data."""
+    """Returns the key of a config's measurement. kind: env (its environments) or data (its prompts)."""
     if kind == "env":
         keys = {"id", "backend", "kwargs", "tasks", "pixels", "num_envs", "num_workers"}
         text = config.env.model_dump_json(include=keys)
@@ -175,7 +179,7 @@ def fingerprint(config: Config, kind: str) -> str:
 
 
 def machine_file(kind: str) -> Path:
-    """Returns the file of this machine's measurement; `kind`: of its devices."""
+    """Returns the file of this machine's measurement. kind: the kind of its devices."""
     try:
         torch = version("torch")
     except PackageNotFoundError:
@@ -201,7 +205,7 @@ def cores() -> int:
 def stored_machine(device: Device, inventory: Inventory) -> Machine | None:
     """Returns the measurement for a device; None if there is none to read, or it is a CPU of another machine.
 
-    Raises ConfigError for a file that cannot be read or has another form.
+    Raises ConfigError if the file cannot be read or has another form.
     """
     if not device.known or (device.kind == "cpu" and inventory.nodes[0].cpus is None):
         return None

@@ -182,7 +182,7 @@ def search_text(
 ) -> str:
     """Returns the best split of every grouping with reasons, the present placement, and the YAML of the best.
 
-    `present`: the spans of the config's own placement. `source`: what the predictions were corrected by. `rates`: the
+    `present`: the spans of the config's own placement. `source`: the run that corrected the predictions. `rates`: the
     source of the rates.
     """
     noun = result.device.kind if result.device.known else inventory.noun

@@ -70,11 +70,10 @@ _PRELUDES = {
 class Child:
     """Starts `python -c code DESCRIPTOR *arguments`; DESCRIPTOR is that of the child's end of the pipe.
 
-    environment: added to that of this process, a PYTHONPATH in front of this process's search paths; variables of value
-    None are removed. descriptors: files
-    that stay open in the child. output: where stdout and stderr go, by default where those of this process go. python:
-    another interpreter, which gets no search paths but its own and those of `environment`. scratch: a folder that the
-    guard removes if this process dies; kill() leaves it.
+    environment: variables added to those of this process; a PYTHONPATH precedes this process's search paths; None
+    removes a variable. descriptors: files that stay open in the child. output: file of stdout and stderr, by default
+    those of this process. python: another interpreter, with its own search paths and those of `environment` only.
+    scratch: a folder that the guard removes if this process dies; kill() leaves it.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Computes with one thread. The rounding of sums depends on the number of threads; small tensors need one only."""
+    """Computes with one thread, because the rounding of sums depends on their number. Meant for small tensors."""
     import torch
 
     before = torch.get_num_threads()

@@ -40,7 +40,7 @@ def in_stages(hosts: Sequence[PlacedHost]) -> list[dict[str, list[tuple[str, int
     """Returns the ranks of hosts in one or two stages of construction, by host in order.
 
     Learners come before the other ranks on their accelerators. SGLang and vLLM divide the memory that is free when they
-    start: a model that is loaded meanwhile would change their share, or find no memory.
+    start. A model that is loaded at the same time would change their share, or would have no memory left.
     """
     places = {host.name: {(host.node, number) for number in host.accelerators} for host in hosts}
     learning = [places[host.name] for host in hosts if any(name in LEARNERS for name, _ in host.members)]

@@ -1,8 +1,7 @@
 """Worker groups: all ranks of one component, called as one.
 
-A runtime provides one `Worker` per rank, in this or another process. Not covered: moving data between ranks, as calls
-carry small arguments and streams go through channels; the types of a component's calls, see
-`runners/component_groups.py`.
+A runtime provides one `Worker` per rank, in this or another process. Not covered: data between ranks, which channels
+transfer; the types of a component's calls, see `runners/component_groups.py`.
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ _RETRACTIONS = (
 )
 _OPERATION = r"(?:minus|negative|twice|double|triple|(?:half|root|opposite|negative|inverse|reciprocal) of)"
 _BEFORE = re.compile(rf"\b(?:{_INEXACT}|{_OPERATION})\W*$|{_BOUND}\s*$|(?:^|\s)\d+:$|[\^_]\{{?$", re.IGNORECASE)
-# a box that is an operand: `-\boxed{42}`, `\boxed{42}/2`, not the item `- \boxed{42}` of a list nor `\boxed{42}^\circ`
+# A box in a calculation is an operand, not an answer: `-\boxed{42}`, `\boxed{42}/2`. A list item `- \boxed{42}` and
+# `\boxed{42}^\circ` are answers.
 _OPERAND_AFTER = re.compile(
     r"(?:[\d/^+]|(?<!-)-|\\(?:cdot|times|div)\s*|\\(?:sqrt|[dt]?frac)\s*(?:\[[^]]*\])?(?:\{[^{}]*\})?\{)"
     r"\\(?:boxed|fbox)\s*\{$"

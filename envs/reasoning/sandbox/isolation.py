@@ -94,7 +94,7 @@ def isolating_command() -> list[str]:
     command += ["--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
     if os.geteuid():
         command += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
-    else:  # mounts need root here, because the interpreter may lie where only root can look; program_runner.py drops it
+    else:  # mounts need root here: only root may be able to read the interpreter's folder. program_runner.py drops root
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     for name, value in ENVIRONMENT.items():
         command += ["--setenv", name, value]

@@ -41,7 +41,7 @@ def refused(config: Config) -> Iterator[Problem]:
     elif backend:
         yield from _processes(config)
     if backend and is_named(backend) and when(lambda: env.max_episode_steps is None):
-        message = f"env.backend {backend} is not registered with a time limit, so that an episode may never end"
+        message = f"env.backend {backend} has no registered time limit, so an episode may never end"
         yield Problem(_EPISODE, message, hint="for example env.max_episode_steps: 1000")
     tasks = when(lambda: env.tasks) or []
     count, multiple = len(tasks), f"a multiple of {len(tasks)}"

@@ -48,11 +48,11 @@ class Env(Section):
     id: str = key("", "registered Gymnasium id; required for embodied runs, unless backend is a class")
     backend: str = key(
         "mujoco",
-        "mujoco, mujoco_warp (float32, on a GPU if there is one): physics of Gymnasium's MuJoCo tasks; module:Class or "
-        "path/to/file.py:Class: steps all environments itself",
+        "physics of Gymnasium's MuJoCo tasks: mujoco, or mujoco_warp (float32, on a GPU if there is one); or a class "
+        "that steps all environments: module:Class or path/to/file.py:Class",
     )
     kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="arguments of gymnasium.make, or of the class that is backend"
+        default_factory=dict, description="arguments of gymnasium.make, or of the class in backend"
     )
     tasks: list[EnvTask] = Field(
         default_factory=list, description="several tasks, assigned to the environments in turn; empty: one task"
@@ -87,5 +87,5 @@ class Env(Section):
 
     @property
     def name(self) -> str:
-        """What is simulated: `id`, or the user's class that is `backend`."""
+        """The name of the environment: `id`, or the class of the user in `backend`."""
         return self.backend if is_named(self.backend) else self.id

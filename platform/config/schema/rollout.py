@@ -10,7 +10,7 @@ from rl_platform.config.schema.models import Offload, offload_key
 from rl_platform.config.schema.section import Section, key
 
 ENGINES = ("auto", "torch", "sglang", "vllm")
-RUNNING = 64  # sequences decoded together, where their number does not follow from the memory
+RUNNING = 64  # sequences decoded together, unless their number follows from the memory
 
 
 class Sampling(Section):
@@ -76,8 +76,8 @@ class Rollout(Section):
     )
     max_running_requests: int | None = key(
         None,
-        f"largest number of sequences decoded together; null: {RUNNING}; on GPUs with sglang or vllm up to 256, as "
-        "many as fit into the memory that other components leave",
+        f"largest number of sequences decoded together; null: {RUNNING}; sglang and vllm on GPUs: as many as fit into "
+        "the memory that other components leave, up to 256",
         ge=1,
     )
     tensor_parallel_size: int | None = key(

@@ -51,13 +51,13 @@ class Runner(Section):
     )
     matmul_precision: Literal["auto", "highest", "high"] = key(
         "auto",
-        "float32 products on GPUs: highest (float32) or high (TF32: factors with 11 significant bits); auto: high if "
-        "actor.model.dtype is float32. CPUs always use float32",
+        "precision of float32 products on GPUs: highest (float32) or high (TF32: factors with 11 significant bits); "
+        "auto: high if actor.model.dtype is float32. CPUs always use float32",
     )
     deterministic: bool = key(
         False,
-        "GPUs use only kernels that repeat their results, so that a resumed run equals one that was not interrupted, "
-        "bit for bit; slower. On CPUs this always holds",
+        "GPUs use only kernels that repeat their results, so a resumed run equals an uninterrupted one bit for bit; "
+        "this is slower. CPUs always repeat their results",
     )
     deadline_s: float = key(
         600.0, "longest wait of one component for another, in seconds; the run fails after it", gt=0

@@ -40,7 +40,7 @@ ITEM, ANSWER, FAILED, DIED = "item", "answer", "failed", "died"  # kinds of what
 LOG_LINES = 30  # of the end of the log, shown when the engine does not start
 SEARCHED_LINES = 400  # of the end of the log, in which a reason is looked for: tracebacks of several processes
 START_S = 600.0  # a large model on many GPUs takes minutes
-# Of waking up: the memory of the cache is allocated when the sender's copy of the weights is no longer needed.
+# Stages of waking up: the cache is allocated after the sender's copy of the weights is no longer needed.
 STAGES = ("weights", "cache")
 ATTEMPTS = 3  # processes in a row that die without having answered anything
 
@@ -78,8 +78,8 @@ class EngineCall:
 class EngineProcess:
     """Starts `program`, sends it `setup` and then calls, all as JSON. Processes that it starts end with it.
 
-    `environment` is added to that of this process, except what `not_inherited` names. Output goes to `log`. options:
-    further ones of `Child`.
+    The process inherits the environment of this one, as `not_inherited` changes it, and `environment` is added. Output
+    goes to `log`. options: further options of `Child`.
     """
 
     def __init__(self, program: str, setup: object, environment: Mapping[str, str], log: Path, **options: Any) -> None:
@@ -166,7 +166,7 @@ class HostedEngine(ABC):
         self._label = label
         self._weights: Weights | WeightsOffer | None = None
         self._generation: EngineCall | None = None
-        self._asleep: tuple[str, ...] = ()  # the stages that are left, in order
+        self._asleep: tuple[str, ...] = ()  # the remaining stages of waking up, in order
         self._process = self._start()
 
     @abstractmethod
@@ -174,7 +174,7 @@ class HostedEngine(ABC):
 
     @abstractmethod
     def _load(self) -> None:
-        """Gives `self._weights` to the engine, whose weights are awake: memory comes back without content."""
+        """Sends `self._weights` to the engine, whose memory for weights is allocated but has no content."""
 
     @abstractmethod
     def _recognised(self, log: str) -> Problem | None:
@@ -291,11 +291,11 @@ def decoded_routes(encoded: str, tokens: int, layers: int) -> Tensor:
 
 
 def not_inherited(environment: Mapping[str, str]) -> dict[str, str | None]:
-    """Returns the variables of a learner's process that an engine's must not have: another value, None for no variable.
+    """Returns the variables of a learner's process that an engine must not inherit, with new values; None removes one.
 
-    * Expandable segments: SGLang and vLLM release memory by mappings of their own, and refuse them.
-    * MALLOC_ARENA_MAX=1 is for hosts, which have one computing thread: an engine's threads would wait for each other.
-    * CUDA_DEVICE_MAX_CONNECTIONS=1 is Megatron's: an engine's streams would share one queue.
+    * Expandable segments: SGLang and vLLM release memory by mappings of their own and refuse these segments.
+    * MALLOC_ARENA_MAX=1: hosts have one computing thread and set it. Threads of an engine would wait for each other.
+    * CUDA_DEVICE_MAX_CONNECTIONS=1: Megatron needs it. Streams of an engine would share one queue.
     """
     changed: dict[str, str | None] = {}
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):

@@ -9,7 +9,7 @@ from torch import Tensor
 from rl_platform.records import SamplingParams
 
 BLOCK = 64  # tokens
-FIXED_POINT = 2.0**52  # units of a probability of 1: sums are exact in int64 and in float64
+FIXED_POINT = 2.0**52  # units in a probability of 1: sums are exact in int64 and in float64
 
 
 def uniforms(seed: int, count: int) -> Tensor:
@@ -45,9 +45,9 @@ def _drawn(probs: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _cumulative(probs: Tensor) -> Tensor:
-    """[n,K] of at most 1 in a row -> cumulative sums [n,K].
+    """Returns the cumulative sums [n,K] of probabilities [n,K], whose rows sum to at most 1.
 
-    With `runner.deterministic` GPUs add integers: CUDA has no float sum that repeats its result.
+    With `runner.deterministic` GPUs add integers, because CUDA's cumulative sum of floats does not repeat its result.
     """
     if probs.is_cuda and torch.are_deterministic_algorithms_enabled():
         return _fixed_point_sums(probs)

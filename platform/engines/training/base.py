@@ -48,9 +48,9 @@ class TrainingEngine(Protocol):
         """Yields (names, whole parameter) one by one. All ranks iterate together and hold one parameter at a time."""
 
     def offloadable(self) -> Offloadable:
-        """Returns this rank's parameters, and what only `step` needs: the optimizer state, and gradients.
+        """Returns this rank's parameters, its optimizer state and its gradients. Only `step` uses the last two.
 
-        Values of gradients are not needed between two calls.
+        Values of gradients are not used after the call that computed them.
         """
 
     def sharded_state(self) -> ShardedState:

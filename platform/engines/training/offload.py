@@ -76,7 +76,7 @@ class OffloadingEngine:
         return self.engine.sharded_state()
 
     def _own(self, part: int) -> Iterator[Tensor]:
-        """Yields a part of `offloadable`, without views of the weights."""
+        """Yields the tensors of one part of `offloadable` that are not views of the weights."""
         tensors = self.engine.offloadable()
         own = storages(tensors[0], self.device)
         for tensor in tensors[part]:

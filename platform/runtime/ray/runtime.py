@@ -95,8 +95,9 @@ class RayRuntime(ShutsDown):
         self._watch = LauncherWatch()
 
     def start(self, components: Mapping[str, ComponentSpec]) -> dict[str, WorkerGroup]:
-        """Starts all processes and constructs every rank in the stages of `in_stages`: hosts side by side, the ranks of
-        a host in order.
+        """Starts all processes and constructs every rank in the stages of `in_stages`.
+
+        Hosts construct at the same time, the ranks of a host one after the other.
 
         A process without a learner that dies meanwhile is started again (`Restarts`). Raises PlacementError if the
         processes cannot be placed or `components` and the placement name different ones, and what a constructor raised,

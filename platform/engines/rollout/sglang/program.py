@@ -232,7 +232,7 @@ class EngineHost:
         await self.manager.release_memory_occupation(messages.ReleaseMemoryOccupationReqInput(), None)
 
     async def wake(self, number: int, stage: str) -> None:
-        """Takes the memory of a stage again. Weights are to be loaded between the two."""
+        """Allocates the memory of a stage again. The caller loads the weights between the two stages."""
         from sglang.srt.managers import io_struct as messages
 
         request = messages.ResumeMemoryOccupationReqInput(tags=WAKING[stage])

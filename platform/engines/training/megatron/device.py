@@ -34,8 +34,9 @@ def prepare(device: torch.device) -> str:
     Raises RuntimeError for the CPU of a machine with GPUs, because Megatron would use both.
     """
     if device.type == "cuda":
-        # With one queue the GPU starts kernels in the order of their launch: Megatron relies on it to start the
-        # communication of tensor-parallel ranks before the computation that hides it. Read when CUDA is initialised.
+        # With one queue the GPU starts kernels in the order of their launch. Megatron needs this order to start the
+        # communication of tensor-parallel ranks before the computation that overlaps it. CUDA reads the variable when
+        # it is initialised.
         os.environ.setdefault(CONNECTIONS, "1")
         torch.cuda.set_device(device)
         return "nccl"

@@ -51,7 +51,7 @@ def packed_input(part: RolloutBatch, multiple: int, context: ContextParallel | N
         rows, columns = rows[own], columns[own]
     padding = -len(packed.tokens) % multiple
     size = len(packed.tokens) + padding
-    # In main memory: only Megatron's rotary embedding reads them, three numbers per tensor and layer.
+    # The ends stay in main memory: only Megatron's rotary embedding reads them, three numbers per tensor and layer.
     ends = torch.tensor([0, size], dtype=torch.int32)
     packed, (rows, columns) = packed.to(device, rows, columns)
     return PackedInput(

@@ -246,7 +246,7 @@ def with_optimizer(
 
 
 def _norm_on_device(_chunk: int, _flag: Tensor, tensors: Sequence[Sequence[Tensor]], *_: object) -> tuple[Tensor, None]:
-    """Returns the norm [1] of all tensors. Megatron's own function reads the norm of every tensor on the host."""
+    """Returns the norm [1] of all tensors. Megatron's own function copies the norm of every tensor to the host."""
     norms = torch.stack([torch.norm(tensor) for tensor in tensors[0]])
     return torch.norm(norms[None]).reshape(1), None
 
