@@ -100,7 +100,7 @@ def _device(kind: Device, inventory: Inventory) -> torch.device:
 
 
 def _known(file: Path, unusable: Callable[[object], str]) -> dict[str, Any]:
-    """Returns the stored measurement if plans can use it, whose entries of other configs are kept; else an empty one."""
+    """Returns the stored measurement, whose entries of other configs are kept; an empty one if no plan can use it."""
     try:
         tree: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
