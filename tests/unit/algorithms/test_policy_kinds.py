@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from rl_platform.config.schema.algorithm import POLICY_LOSSES, Algorithm
 from rl_platform.errors import ConfigError
 from rl_platform.records import RolloutBatch
 
-GUIDE = Path(__file__).parents[3] / "docs" / "extending.md"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "policy_loss.py"
 MASK = torch.tensor([[True, True, True, False], [True, True, False, False], [False] * 4])
 OLD = -torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) - 0.5
 STEP = torch.tensor([[0.1, -0.3, 0.5, 0.0], [0.4, 0.6, 0.0, 0.0], [0.0] * 4])
@@ -242,16 +241,13 @@ constant = 3
             monkeypatch.delitem(sys.modules, name, raising=False)
         policy_loss_function.cache_clear()
 
-    def test_the_example_of_the_guide(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_example_of_the_guide(self) -> None:
         """The best ratio is 1 + 0.2 for a positive advantage: no slope there, and one that leads back beyond it."""
-        section = GUIDE.read_text(encoding="utf-8").partition("## A policy loss")[2]
-        (code,), (name,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL), re.findall(r"losses:\w+", section)
-        (tmp_path / "losses.py").write_text(code)
-        monkeypatch.delitem(sys.modules, "losses", raising=False)
         ratio = torch.tensor([[1.2, 1.0, 1.5, 0.8]], dtype=torch.float64)
         log_probs, zeros = ratio.log().requires_grad_(), torch.zeros(1, 4, dtype=torch.float64)
         advantages = torch.tensor([[2.0, 2.0, 2.0, -1.0]], dtype=torch.float64)
-        loss, metrics = policy_loss_function(name)(log_probs, zeros, advantages, None, Algorithm(clip_ratio_low=0.2))
+        function = policy_loss_function(f"{EXAMPLE}:held_ratio")
+        loss, metrics = function(log_probs, zeros, advantages, None, Algorithm(clip_ratio_low=0.2))
         loss.sum().backward()
         expected = [2 * 0.04 / 0.4 - 2.4, -2.0, 2 * 0.25 / 0.4 - 3.0, 0.04 / 0.4 + 0.8]
         assert loss[0].tolist() == pytest.approx(expected)
