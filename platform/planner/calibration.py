@@ -23,7 +23,7 @@ from rl_platform.planner.rates import stored_machine
 from rl_platform.planner.report import Report
 
 OPTION = "--calibrate"
-BESIDE = {"validation": "validate", "checkpoint": "checkpoint"}  # work outside the phases -> its timing in a run
+OTHER_TIMINGS = {"validation": "validate", "checkpoint": "checkpoint"}  # work outside the phases -> its timing in a run
 METRICS = "metrics.jsonl"
 
 
@@ -41,9 +41,9 @@ def stored_basis(config: Config, inventory: Inventory) -> Basis:
 def run_basis(measured: Measured, config: Config, inventory: Inventory) -> Basis:
     """Returns the basis with the lengths of a run."""
     stored = stored_basis(config, inventory)
-    beside = {name: measured.seconds[name] for name in BESIDE.values() if name in measured.seconds}
+    other = {name: measured.seconds[name] for name in OTHER_TIMINGS.values() if name in measured.seconds}
     lengths = of_metrics(measured.metrics, config, f"of {measured.file}")
-    return replace(stored, lengths=lengths, beside=beside)
+    return replace(stored, lengths=lengths, other_seconds=other)
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ def corrections(measured: Measured, earlier: Report, device: Device) -> dict[str
     }
     if not factors:
         raise ConfigError([Problem(OPTION, "none of its phases is one of a plan", value=str(measured.file))])
-    for work in earlier.beside:
-        timing = BESIDE.get(work.name, "")
+    for work in earlier.other_work:
+        timing = OTHER_TIMINGS.get(work.name, "")
         if (seconds := measured.seconds.get(timing, 0.0)) > 0:
             factors[timing] = Correction(seconds / work.seconds, "")
     return factors

@@ -75,17 +75,17 @@ class Correction:
 class Basis:
     """The inputs of a prediction. None: greatest lengths, rates of the data sheet.
 
-    corrections: by phase, or by timing of other work. beside: measured seconds of other work without a correction.
+    corrections: by phase, or by timing of other work. other_seconds: measured seconds of uncorrected other work.
     """
 
     lengths: Lengths | None = None
     rates: Rates | None = None
     corrections: Mapping[str, Correction] = field(default_factory=dict)
-    beside: Mapping[str, float] = field(default_factory=dict)
+    other_seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Beside:
+class OtherWork:
     """Work outside the phases of a step: its seconds each time, and the number of steps between."""
 
     name: str
@@ -158,7 +158,7 @@ class CostModel:
                 costs[phase] = (name, self._cost(estimate(layout), correction))
         return costs
 
-    def beside(self, layout: Layout) -> tuple[Beside, ...]:
+    def other_work(self, layout: Layout) -> tuple[OtherWork, ...]:
         """Returns validation, checkpoints and the start, without those that cannot be estimated."""
         runner, work = self.config.runner, []
         trained = {
@@ -175,14 +175,14 @@ class CostModel:
             ("start", start, runner.max_steps or 0),
         ):
             if steps and seconds:
-                work.append(Beside(name, seconds, steps))
+                work.append(OtherWork(name, seconds, steps))
         return tuple(work)
 
     def _measured(self, timing: str, predicted: float) -> float:
         """Returns the corrected seconds of work outside the phases."""
         if (correction := self.basis.corrections.get(timing)) is not None:
             return predicted * correction.factor
-        return self.basis.beside.get(timing, predicted)
+        return self.basis.other_seconds.get(timing, predicted)
 
     def _validation(self, layout: Layout) -> float:
         """Returns the seconds to generate a response to every validation prompt.

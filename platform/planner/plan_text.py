@@ -52,7 +52,7 @@ def _of_run(given: Path, config: Config, inventory: Inventory, load: Load) -> tu
         message = "the run's config.yaml is missing beside it, so the measured config is unknown"
         raise ConfigError([Problem(OPTION, message, value=str(measured.file), hint="as runs/ppo/metrics.jsonl")])
     loaded, placement, machines = load(str(own), [])
-    uncorrected = replace(run_basis(measured, loaded.config, machines), beside={})
+    uncorrected = replace(run_basis(measured, loaded.config, machines), other_seconds={})
     earlier = plan_report(loaded.config, placement, machines, uncorrected)
     steps = f"{measured.steps} step{'s' if measured.steps > 1 else ''}"
     factors = corrections(measured, earlier, device_of(inventory))

@@ -22,7 +22,7 @@ from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.placement.plan import number_ranges
 from rl_platform.placement.scheduler import Placement
 from rl_platform.planner.batches import Division, divisions
-from rl_platform.planner.cost import Basis, Beside, CostModel, swaps, waves
+from rl_platform.planner.cost import Basis, CostModel, OtherWork, swaps, waves
 from rl_platform.planner.lengths import Lengths
 from rl_platform.planner.step_timeline import Span, step_seconds, timeline
 
@@ -45,7 +45,7 @@ class DeviceUse:
 class Report:
     """The report. unknown: components with an unknown model, and why. streams: components that evaluate early.
 
-    beside: work outside the phases of a step.
+    other_work: work outside the phases of a step.
     """
 
     config: Config
@@ -60,14 +60,14 @@ class Report:
     divisions: tuple[Division, ...]
     order: OffloadOrder
     streams: frozenset[str]
-    beside: tuple[Beside, ...]
+    other_work: tuple[OtherWork, ...]
     lengths: Lengths
     source: str  # of the rates
 
     @property
     def mean_seconds(self) -> float:
         """Seconds of a step with its share of the work outside the phases."""
-        return self.seconds + sum(work.per_step for work in self.beside)
+        return self.seconds + sum(work.per_step for work in self.other_work)
 
     @property
     def seconds(self) -> float:
@@ -109,7 +109,7 @@ def plan_report(config: Config, placement: Placement, inventory: Inventory, basi
         divisions=divisions(config, layout),
         order=order,
         streams=streams,
-        beside=model.beside(layout),
+        other_work=model.other_work(layout),
         lengths=model.lengths,
         source=model.rates.source,
     )

@@ -100,19 +100,19 @@ def _step(report: Report) -> Iterator[str]:
     on = {"cpu": "the CPU"}.get(device.kind, device.kind if device.known else f"{device.kind}, as if it were an h100")
     yield f"One step, estimated for {on}: {duration(report.seconds)}"
     yield from gantt(report.spans)
-    yield from _beside(report)
+    yield from _other_work(report)
     if report.streams:
         names = ", ".join(name for name in report.layout.parts if name in report.streams)
         rows = part_rows(report.config, report.layout, report.streams)
         yield f"  {names} stream: every {rows} finished responses are evaluated while others are generated"
 
 
-def _beside(report: Report) -> Iterator[str]:
+def _other_work(report: Report) -> Iterator[str]:
     """Yields the work outside the phases, and what the estimate is based on."""
-    for work in report.beside:
+    for work in report.other_work:
         often = "once" if work.name == "start" else f"every {work.steps} steps" if work.steps > 1 else "every step"
         yield f"  {work.name} {often}: {duration(work.seconds)}, {duration(work.per_step)} per step"
-    if report.beside:
+    if report.other_work:
         yield f"  a step with its share of these: {duration(report.mean_seconds)}"
     if report.config.runner.task_type == "reasoning":
         yield f"  lengths: {report.lengths}"

@@ -21,7 +21,7 @@ import pytest
 from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.metrics import read_metrics
 
-SHORT_S, LONG_S = 35.0, 900.0  # of each task: before every change, and before a release
+SHORT_S, LONG_S = 150.0, 900.0  # of each task: before every change, and before a release
 # Seconds between two kills, drawn evenly. The long soak restarts whole hosts of Ray, which takes longer than a step:
 # with a kill in every step, a run would not learn in its time.
 PAUSES_S = {SHORT_S: (2.0, 8.0), LONG_S: (5.0, 25.0)}

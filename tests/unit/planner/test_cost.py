@@ -231,12 +231,12 @@ def test_work_outside_the_phases_is_corrected_for_the_new_config(tmp_path: Path,
     measured = read_measured(timings(tmp_path, [row(1) | times]))
     basis = Basis(corrections=corrections(measured, earlier, earlier.device))
 
-    def beside(config: Any, basis: Basis | None = None) -> dict[str, float]:
-        return {work.name: work.seconds for work in plans.report(config, basis).beside}
+    def other_work(config: Any, basis: Basis | None = None) -> dict[str, float]:
+        return {work.name: work.seconds for work in plans.report(config, basis).other_work}
 
-    assert beside(config, basis) == pytest.approx(beside(config) | {"validation": 5.0, "checkpoint": 7.0})
-    ratio = beside(smaller)["validation"] / beside(config)["validation"]
-    assert beside(smaller, basis)["validation"] == pytest.approx(5.0 * ratio)
+    assert other_work(config, basis) == pytest.approx(other_work(config) | {"validation": 5.0, "checkpoint": 7.0})
+    ratio = other_work(smaller)["validation"] / other_work(config)["validation"]
+    assert other_work(smaller, basis)["validation"] == pytest.approx(5.0 * ratio)
     assert ratio < 0.5
 
 

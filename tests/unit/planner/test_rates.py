@@ -79,11 +79,11 @@ def test_a_later_plan_reads_rates_and_prompts_and_shows_their_date() -> None:
 
 def test_validation_checkpoints_and_start_have_their_share_of_a_step() -> None:
     found = report(config_of())
-    work = {one.name: one for one in found.beside}
+    work = {one.name: one for one in found.other_work}
     assert {name: one.steps for name, one in work.items()} == {"validation": 5, "checkpoint": 10, "start": 20}
     assert found.mean_seconds == pytest.approx(found.seconds + sum(one.seconds / one.steps for one in work.values()))
     rare = report(config_of("reasoning/ppo.yaml", "runner.val_check_interval=0", "runner.save_interval=0"))
-    assert [one.name for one in rare.beside] == ["start"]
+    assert [one.name for one in rare.other_work] == ["start"]
 
 
 def test_rates_of_environments_and_links() -> None:
