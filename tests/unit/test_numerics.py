@@ -10,6 +10,12 @@ import torch
 from rl_platform import numerics
 
 
+@pytest.fixture(autouse=True)
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell that started the tests may have set it."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+
+
 def settings() -> tuple[object, ...]:
     return (
         torch.backends.cuda.matmul.allow_tf32,
