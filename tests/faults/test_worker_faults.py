@@ -36,7 +36,6 @@ from rl_platform.metrics import read_metrics
 from rl_platform.records import RolloutBatch, Trajectory, Weights, WeightsReceived
 from rl_platform.runners import embodied, reasoning
 from rl_platform.runtime.host import ComponentContext, Progress
-from rl_platform.runtime.ray.channel_proxy import ChannelProxy
 from rl_platform.runtime.ray.runtime import RayRuntime
 from rl_platform.runtime.ray.worker_proxy import WorkerProxy
 from rl_platform.runtime.weights import group as weight_group
@@ -130,39 +129,6 @@ def killed(worker: WorkerProxy) -> float:
     return time.time()
 
 
-def test_a_rollout_that_is_killed_while_it_generates(command, address, undisturbed, trained, monkeypatch, caplog):
-    calls: list[tuple[WorkerProxy, tuple[Any, ...]]] = []
-    kills: list[float] = []
-    submit, get_many = WorkerProxy.submit, ChannelProxy.get_many
-
-    def noted(self: WorkerProxy, method: str, args: tuple[Any, ...], kwargs: Any) -> Any:
-        if method == "generate":
-            calls.append((self, args))
-        return submit(self, method, args, kwargs)
-
-    def one_by_one(self: ChannelProxy, max_items: int, *others: Any, linger: float = 0.0) -> list[Any]:
-        items = get_many(self, 1, *others)
-        if items[0].weights_version == 1 and not kills:
-            kills.append(killed(next(worker for worker, _ in reversed(calls) if worker.label == "rollout[1]")))
-        return items
-
-    monkeypatch.setattr(WorkerProxy, "submit", noted)
-    monkeypatch.setattr(ChannelProxy, "get_many", one_by_one)
-    ended = command(*RUN, *APART, f"cluster.address={address}")
-    assert ended.code == 0, ended.err
-    assert len(kills) == 1
-    *_, version, answered = calls[[args[6] for _, args in calls].index(1) + 2][1]
-    assert version == 1
-    assert 1 <= len(answered) < 8, "the rollout should have been killed when some were done and others not"
-    warning = next(record for record in caplog.records if "is started again" in record.getMessage())
-    assert "rollout[1]" in warning.getMessage()
-    assert "2 restarts are left" in warning.getMessage()
-    assert warning.created - kills[0] < NOTICED_S
-    assert metrics("runtime/restarts") == [0, 1, 1]
-    assert (names(trained), metrics("perf/samples")) == (undisturbed[1], [8.0] * STEPS)
-    assert equal(learned(STEPS), undisturbed[0])
-
-
 def test_rollouts_that_are_killed_again_and_again(command, address, monkeypatch, folder):
     kills: list[tuple[str, float]] = []
     submit = WorkerProxy.submit
@@ -208,6 +174,42 @@ def dying_at(progress: Progress, due: Callable[[int, int], bool], mark: str) -> 
         yield
     finally:
         del progress.update
+
+
+class DiesWhileItGenerates(LanguageRollout):
+    """Rank 1 is killed once, with weights version 1, when some of its responses are in the channel."""
+
+    def generate(self, *args: Any, **kwargs: Any) -> None:
+        dies = (self.context.rank, self.loaded) == (1, 1)
+        with (
+            dying_at(self.context.progress, lambda done, total: done == total - 1, "killed") if dies else nullcontext()
+        ):
+            super().generate(*args, **kwargs)
+
+
+def test_a_rollout_that_is_killed_while_it_generates(command, address, undisturbed, trained, monkeypatch, caplog):
+    calls: list[tuple[Any, ...]] = []
+    submit = WorkerProxy.submit
+
+    def noted(self: WorkerProxy, method: str, args: tuple[Any, ...], kwargs: Any) -> Any:
+        if method == "generate":
+            calls.append(args)
+        return submit(self, method, args, kwargs)
+
+    monkeypatch.setattr(WorkerProxy, "submit", noted)
+    monkeypatch.setattr(reasoning, "LanguageRollout", DiesWhileItGenerates)
+    ended = command(*RUN, *APART, f"cluster.address={address}")
+    assert ended.code == 0, ended.err
+    first, second, again, _ = [list(args[-1]) for args in calls if args[6] == 1]  # two ranks, then both again
+    assert (first, second) == ([], [])
+    assert 1 <= len(again) < 8, "the rollout should have been killed when some were done and others not"
+    warning = next(record for record in caplog.records if "is started again" in record.getMessage())
+    assert "rollout[1]" in warning.getMessage()
+    assert "2 restarts are left" in warning.getMessage()
+    assert warning.created - Path("killed").stat().st_mtime < NOTICED_S
+    assert metrics("runtime/restarts") == [0, 1, 1]
+    assert (names(trained), metrics("perf/samples")) == (undisturbed[1], [8.0] * STEPS)
+    assert equal(learned(STEPS), undisturbed[0])
 
 
 class DiesInUpdate(LanguageActor):
