@@ -19,6 +19,7 @@ from rl_platform.config.schema.config import complete_models
 from rl_platform.config.source import Tree
 from rl_platform.launch.tools.convert.outcome import (
     ForeignConfig,
+    Named,
     Outcome,
     Rule,
     Table,
@@ -105,7 +106,7 @@ def rule_of(system: System, key: str) -> Rule | None:
     if entry is None:
         entry = next((each for name, each in system.table.items() if "*" in name and fnmatch.fnmatch(key, name)), None)
     if entry is not None:
-        return to(entry) if isinstance(entry, str) else entry
+        return to(entry) if isinstance(entry, str) else entry.rule(key) if isinstance(entry, Named) else entry
     name = translate(key, system.title)
     if name is not None and name.here and not name.note:
         return to(*name.here)

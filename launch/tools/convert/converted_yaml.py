@@ -62,7 +62,7 @@ def _flow(value: Any) -> str:
 def report(done: Conversion) -> list[str]:
     """The lines that the verb prints: translated, default and untranslated keys, and their numbers."""
     title, lines = done.system.title, []
-    translated, alike, lost = (done.of(status) for status in ("translated", "same", "untranslated"))
+    translated, alike, handed, lost = (done.of(status) for status in ("translated", "same", "passed", "untranslated"))
     lines += _table(f"Translated from {title}", [(row, _written(row)) for row in translated])
     groups: dict[str, list[str]] = {}
     for row in alike:
@@ -70,17 +70,19 @@ def report(done: Conversion) -> list[str]:
     if groups:
         lines += ["", f"The same here without a key ({len(alike)})"]
         lines += [f"  {why}: {', '.join(names)}" for why, names in groups.items()]
+    lines += _table("Passed on to code that you write", [(row, _written(row)) for row in handed])
     defaults = done.of("translated", given=False)
     lines += _table(f"Defaults of {title} that differ from ours", [(row, _written(row)) for row in defaults])
     lines += _table(f"Not translated from {title}", [(row, _lost(row)) for row in lost])
     unsaid = done.of("untranslated", given=False)
     lines += _table(f"Defaults of {title} that are not translated", [(row, _lost(row)) for row in unsaid])
-    number = len(translated) + len(alike) + len(lost)
+    number = len(translated) + len(alike) + len(handed) + len(lost)
+    passed = f"{len(handed)} passed on to your code, " if handed else ""
     carried = (len(translated) + len(alike)) / number if number else 0
     lines += [
         "",
         f"{number} keys of {title}: {len(translated)} translated, {len(alike)} the same here, "
-        f"{len(lost)} not translated ({carried:.0%} carried over); {len(defaults)} defaults of {title} written",
+        f"{passed}{len(lost)} not translated ({carried:.0%} carried over); {len(defaults)} defaults of {title} written",
     ]
     return lines
 

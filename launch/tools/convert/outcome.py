@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Status = Literal["translated", "same", "untranslated"]
+Status = Literal["translated", "same", "passed", "untranslated"]
 
 
 @dataclass(frozen=True)
 class Outcome:
     """translated: `values` (our keys) are written; same: it is so here without a key; untranslated: `why` not.
+
+    passed: `values` are arguments of code that the user has to write, so their meaning is up to that code.
 
     An untranslated key may still write the nearest `values`. `into`: our key that another rule writes from this one.
     """
@@ -53,7 +55,16 @@ class ForeignConfig:
 
 
 Rule = Callable[[Any, ForeignConfig], Outcome]
-Table = dict[str, str | Rule]
+
+
+@dataclass(frozen=True)
+class Named:
+    """The rule of a pattern that depends on the key."""
+
+    rule: Callable[[str], Rule]
+
+
+Table = dict[str, str | Rule | Named]
 
 
 def write(values: Mapping[str, Any], why: str = "") -> Outcome:
@@ -66,6 +77,11 @@ def same(why: str) -> Outcome:
 
 def untranslated(why: str, values: Mapping[str, Any] | None = None) -> Outcome:
     return Outcome("untranslated", values or {}, why)
+
+
+def passed(key: str, value: Any, why: str) -> Outcome:
+    """Writes an argument of code that the user has to write."""
+    return Outcome("passed", {key: value}, why)
 
 
 def part_of(key: str, why: str = "") -> Outcome:

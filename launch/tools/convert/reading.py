@@ -114,10 +114,8 @@ def _arguments(path: Path, text: str) -> dict[str, Any]:
     if not calls:
         message = "no training command: neither verl.trainer.main_ppo nor a Python script with --arguments"
         raise ConfigError([Problem(str(path), message, hint=f"{_FORMS['verl']}; {_FORMS['trl']}")])
-    words = calls[0]
-    if any(word.endswith(("main_ppo", "main_ppo.py")) for word in words):
-        return _overrides(words)
-    return _options(words)
+    trained = [words for words in calls if any(word.endswith(("main_ppo", "main_ppo.py")) for word in words)]
+    return _overrides(trained[0]) if trained else _options(calls[0])
 
 
 def _is_training(word: str) -> bool:

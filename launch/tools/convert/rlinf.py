@@ -15,6 +15,7 @@ from rl_platform.launch.tools.convert.outcome import (
     NO_STEPS,
     PROFILER,
     ForeignConfig,
+    Named,
     Outcome,
     Rule,
     Table,
@@ -28,6 +29,7 @@ from rl_platform.launch.tools.convert.outcome import (
     off,
     only,
     part_of,
+    passed,
     same,
     to,
     top_k,
@@ -37,13 +39,14 @@ from rl_platform.launch.tools.convert.outcome import (
 )
 
 _UNREAD = "RLinf reads it in reasoning runs only"
+_IMAGE_REWARD = "a reward model of images: compute its reward in the environment"
+_MOVED = "RLinf reads rollout.sampling_params in embodied runs"
 _EMBODIED = "RLinf reads it in embodied runs only"
 _MLP = {"type": "mlp", "hidden_sizes": [256, 256, 256], "activation": "tanh", "initial_log_std": -0.5}
-_ARGUMENTS = (
-    "obs_mode control_mode sim_backend render_mode sim_config.sim_freq sim_config.control_freq "
-    "sensor_configs.shader_pack sensor_configs.width sensor_configs.height"
-)
 _SIMULATOR = "a setting of its simulator; environments here are registered with Gymnasium"
+_SIMULATORS, _POLICIES = "simulators.py", "policies.py"  # files that the user writes
+_MADE_BY_GYMNASIUM = (None, "maniskill", "maniskill_rlt")  # RLinf calls gymnasium.make(**init_params)
+_ELSEWHERE = "evaluation has the environments of training here"
 
 
 def embodied(source: ForeignConfig) -> bool:
@@ -107,7 +110,14 @@ def _placement(value: Any, source: ForeignConfig) -> Outcome:
 
 
 def _shared(source: ForeignConfig) -> bool:
-    return source("algorithm.loss_type") == "actor_critic"
+    return source("algorithm.loss_type") in ("actor_critic", "decoupled_actor_critic")
+
+
+def _share_processes(source: ForeignConfig) -> bool:
+    """True if actor and rollout are in one key of the placement."""
+    places = source("cluster.component_placement")
+    keys = [{name.strip() for name in str(names).split(",")} for names in places] if isinstance(places, dict) else []
+    return any({"actor", "rollout"} <= names for names in keys)
 
 
 def _tensor_parallel(value: Any, source: ForeignConfig) -> Outcome:
@@ -220,6 +230,25 @@ def _warmup_steps(value: Any, _: ForeignConfig) -> Outcome:
     return write({"algorithm.policy_training_start_step": value}) if value else same("no warm-up")
 
 
+def _staleness(value: Any, source: ForeignConfig) -> Outcome:
+    """The decoupled loss multiplies the clipped loss by pi_old / pi_rollout, where pi_old is the newest policy."""
+    if not value:
+        return same("off there")
+    values: dict[str, Any] = {"runner.max_staleness": 1}
+    if source("algorithm.loss_type") == "decoupled_actor_critic":
+        high = source("algorithm.behave_weight_threshold")
+        mode = "truncate" if high is None else "icepop"
+        values |= {f"algorithm.rollout_is.{key}": each for key, each in (("level", "token"), ("mode", mode))}
+        values["algorithm.rollout_is.high"] = high
+    if value > 1:
+        return untranslated(f"rollouts are at most one update old here, {value} there", values)
+    return write(values, "old log-probs are recomputed here, approximated there")
+
+
+def _behaviour_weight(value: Any, source: ForeignConfig) -> Outcome:
+    return part_of("algorithm.rollout_is") if source("algorithm.staleness_threshold") else same("no stale rollouts")
+
+
 def _loss_agg(value: Any, source: ForeignConfig) -> Outcome:
     if not embodied(source):
         return choice(
@@ -253,6 +282,12 @@ def _reward_type(value: Any, source: ForeignConfig) -> Outcome:
     if embodied(source):
         return same(_UNREAD)
     return choice("reward.type", {"math": "math_verify"})(value, source)
+
+
+def _reward_setting(value: Any, source: ForeignConfig) -> Outcome:
+    if not embodied(source):
+        return untranslated("see reward")
+    return untranslated(_IMAGE_REWARD) if source("reward.use_reward_model") else same("no reward model")
 
 
 def _seed(value: Any, source: ForeignConfig) -> Outcome:
@@ -302,6 +337,41 @@ def _eval_episodes(value: Any, source: ForeignConfig) -> Outcome:
     return write({"env.evaluation.episodes": value * (source("env.eval.rollout_epoch") or 1)})
 
 
+def _own_policy(source: ForeignConfig) -> bool:
+    """True if the policy is a network that this platform does not have."""
+    return embodied(source) and source("actor.model.model_type") not in (None, "mlp_policy")
+
+
+def _class_name(kind: str) -> str:
+    return "".join(part[:1].upper() + part[1:] for part in kind.split("_"))
+
+
+def _of_policy(key: str, otherwise: Rule) -> Rule:
+    """A setting of the policy network: with a network that the user writes, an argument of its constructor."""
+    name = key.removeprefix("actor.model.").removeprefix("rollout.sampling_params.").removeprefix("rollout.")
+
+    def rule(value: Any, source: ForeignConfig) -> Outcome:
+        if not _own_policy(source):
+            return otherwise(value, source)
+        if value is None:
+            return same("not set")
+        why = f"an argument of {_class_name(source('actor.model.model_type'))} in {_POLICIES}"
+        return passed(f"actor.model.kwargs.{name}", value, why)
+
+    return rule
+
+
+def _sampling(key: str) -> Rule:
+    """Sampling of action tokens, which only some of RLinf's vision-language-action models have."""
+    neutral = {"top_k": (-1, 0), "top_p": (1, 1.0), "repetition_penalty": (1, 1.0), "add_BOS": (False,)}
+    lost = while_(embodied, lacking("action heads have no sampling parameters"), _EMBODIED)
+    argument = _of_policy(key, lost)
+    unchanged = neutral.get(key.rpartition(".")[2], ())
+    return lambda value, source: (
+        same("off there") if embodied(source) and value in unchanged else argument(value, source)
+    )
+
+
 def _model_type(role: str) -> Rule:
     def rule(value: Any, source: ForeignConfig) -> Outcome:
         if not embodied(source):
@@ -309,13 +379,19 @@ def _model_type(role: str) -> Rule:
         if value == "mlp_policy" and role == "actor":
             why = "RLinf's value network is separate; here it is a head on the same layers"
             return write({f"actor.model.{key}": each for key, each in _MLP.items()}, why)
-        return untranslated(f"{value} is another architecture: see actor.model.type")
+        if role != "actor":
+            return untranslated(f"{value} is another architecture: see actor.model.type")
+        name = _class_name(value)
+        return untranslated(
+            f"another architecture: write it as the class {name} in {_POLICIES}",
+            {"actor.model.type": f"{_POLICIES}:{name}"},
+        )
 
     return rule
 
 
 def _model_path(value: Any, source: ForeignConfig) -> Outcome:
-    if embodied(source) and source("actor.model.model_type") in ("mlp_policy", "cnn_policy"):
+    if embodied(source) and source("actor.model.model_type") == "mlp_policy":
         return same("a random network") if not value else untranslated("policies start with random weights")
     return write({"actor.model.path": value}) if value else same("not set")
 
@@ -348,6 +424,8 @@ def _precision(role: str) -> Rule:
 def _value_lr(value: Any, source: ForeignConfig) -> Outcome:
     if value is None or value == source("actor.optim.lr"):
         return same("as optim.lr")
+    if embodied(source) and not _shared(source):
+        return same("there is no value head to train")
     return untranslated("one learning rate for policy and value head")
 
 
@@ -421,6 +499,15 @@ def _offload(role: str) -> Rule:
     return rule
 
 
+def _checkpointing(role: str) -> Rule:
+    written = to(f"{role}.gradient_checkpointing")
+    return lambda value, source: (
+        untranslated("a network of yours recomputes its layers itself")
+        if value and _own_policy(source)
+        else written(value, source)
+    )
+
+
 def _lora(role: str, name: str) -> Rule:
     return while_(lambda source: bool(source(f"{role}.model.is_lora")), f"{role}.lora.{name}", "is_lora is false")
 
@@ -428,6 +515,12 @@ def _lora(role: str, name: str) -> Rule:
 def _engine_of(name: str, argument: str | None) -> Rule:
     used: Rule = to(f"rollout.engine_args.{argument}") if argument else lacking("give it as rollout.engine_args")
     return while_(lambda source: source("rollout.rollout_backend") == name, used, f"the engine is not {name}")
+
+
+_READ_FROM_MODEL = (
+    "activation normalization position_embedding_type add_bias_linear attention_dropout hidden_dropout "
+    "attn_implementation use_proprio image_size trust_remote_code"
+)
 
 
 def _learner(role: str) -> Table:
@@ -486,7 +579,7 @@ def _learner(role: str) -> Table:
         "tokenizer.trust_remote_code": detail("code of a model is never run; its family is built in"),
         "tokenizer.padding_side": detail("sequences are packed without padding"),
         "fsdp_config.strategy": only("fsdp", "fsdp2", why="FSDP2", otherwise="fsdp or megatron"),
-        "fsdp_config.gradient_checkpointing": f"{role}.gradient_checkpointing",
+        "fsdp_config.gradient_checkpointing": _checkpointing(role),
         "fsdp_config.cpu_offload": f"{role}.cpu_offload",
         "fsdp_config.mixed_precision.param_dtype": contained(f"{role}.model.dtype"),
         "fsdp_config.mixed_precision.*": detail("gradients are reduced in float32"),
@@ -503,8 +596,7 @@ def _learner(role: str) -> Table:
     table = {f"{role}.{name}": rule for name, rule in section.items()}
     table |= details(
         f"{role}.model",
-        "activation normalization position_embedding_type add_bias_linear attention_dropout hidden_dropout "
-        "attn_implementation use_proprio image_size trust_remote_code",
+        _READ_FROM_MODEL,
         ARCHITECTURE,
     )
     table |= details(
@@ -523,31 +615,70 @@ def _learner(role: str) -> Table:
     )
 
 
-def _environment_argument(name: str) -> Rule:
-    """RLinf passes `init_params` with an id to gymnasium.make; other simulators read them on their own."""
-    named = to(f"env.kwargs.{name}")
-    return lambda value, source: (
-        untranslated(_SIMULATOR) if source("env.train.init_params.id") is None else named(value, source)
-    )
+def _own_simulator(source: ForeignConfig) -> bool:
+    """True if RLinf steps the simulator by a class of its own, and not by gymnasium.make."""
+    kind = source("env.train.env_type")
+    return kind is not None and (kind not in _MADE_BY_GYMNASIUM or source("env.train.init_params.id") is None)
 
 
-def _in_evaluation(name: str, rule: str | Rule) -> Rule:
+def _env_type(value: Any, source: ForeignConfig) -> Outcome:
+    if not _own_simulator(source):
+        return untranslated("its simulators are not part of this platform: register a single environment as env.id")
+    why = f"a simulator: write the function {value} in {_SIMULATORS}, which returns one Gymnasium environment"
+    return untranslated(why, {"env.id": f"{_SIMULATORS}:{value}"})
+
+
+def _of_simulator(key: str, otherwise: Rule) -> Rule:
+    """A setting of the simulator that has no key here: an argument of the user's function, if there is one."""
+    name = key.removeprefix("env.train.").removeprefix("init_params.")
+
+    def rule(value: Any, source: ForeignConfig) -> Outcome:
+        outcome = otherwise(value, source)
+        if outcome.status != "untranslated" or not _own_simulator(source):
+            return outcome
+        return passed(f"env.kwargs.{name}", value, f"an argument of {source('env.train.env_type')} in {_SIMULATORS}")
+
+    return rule
+
+
+def _init_param(key: str) -> Rule:
+    """RLinf passes `init_params` to gymnasium.make, or its class of the simulator reads them."""
+    name = key.removeprefix("env.train.init_params.")
+
+    def rule(value: Any, source: ForeignConfig) -> Outcome:
+        if value is None:
+            return same("not set")
+        made = source("env.train.init_params.id") is not None and not _own_simulator(source)
+        return write({f"env.kwargs.{name}": value}) if made else untranslated(_SIMULATOR)
+
+    return _of_simulator(key, rule)
+
+
+def _env_id(value: Any, source: ForeignConfig) -> Outcome:
+    if _own_simulator(source):
+        return passed("env.kwargs.id", value, f"an argument of {source('env.train.env_type')} in {_SIMULATORS}")
+    return to("env.id", why="it must be registered with Gymnasium")(value, source)
+
+
+def _in_evaluation(name: str, rule: Rule) -> Rule:
     """A key of the evaluation that repeats the training's says nothing new: both share their environments here."""
-    applied = to(rule) if isinstance(rule, str) else rule
 
     def evaluated(value: Any, source: ForeignConfig) -> Outcome:
-        outcome = applied(value, source)
+        outcome = rule(value, source)
         key = f"env.train.{name}"
-        repeated = outcome.status == "untranslated" and key in source.given and source(key) == value
-        return same("as in training") if repeated else outcome
+        lost = outcome.status == "untranslated"
+        return same("as in training") if lost and key in source.given and source(key) == value else outcome
 
     return evaluated
 
 
+def _differs(value: Any, _: ForeignConfig) -> Outcome:
+    return same("not set") if value is None else untranslated(_ELSEWHERE)
+
+
 def _environment(role: str) -> Table:
     """The keys of training and evaluation environments that are no sizes."""
-    section: Table = {
-        "env_type": lacking("its simulators are not part of this platform: register a single environment as env.id"),
+    section: dict[str, Rule] = {
         "ignore_terminations": off("an episode ends where it terminates"),
         "group_size": contained("algorithm.group_size"),
         "seed": detail("runner.seed and env.evaluation.seed"),
@@ -566,14 +697,36 @@ def _environment(role: str) -> Table:
         "is_eval": detail("evaluation has environments of its own"),
         "init_params.num_envs": contained("env.num_envs"),
         "init_params.max_episode_steps": contained("env.max_episode_steps"),
-        **{f"init_params.{name}": _environment_argument(name) for name in _ARGUMENTS.split()},
-        "init_params.*": lacking(_SIMULATOR),
+        "data_collection.*": while_(
+            lambda source: bool(source(f"env.{role}.data_collection.enabled")),
+            lacking("collected episodes are not stored"),
+            "data_collection.enabled is false",
+        ),
+        "video_cfg.fps": lacking("there is no key for the frame rate of videos"),
         "wrap_obs_mode": detail("observations are those of the environment"),
         "use_full_state": detail("observations are those of the environment"),
     }
     if role == "eval":
-        section = {name: _in_evaluation(name, rule) for name, rule in section.items()}
-    return {f"env.{role}.{name}": rule for name, rule in section.items()}
+        return {
+            **{f"env.eval.{name}": _in_evaluation(name, rule) for name, rule in section.items()},
+            "env.eval.*": Named(lambda key: _in_evaluation(key.removeprefix("env.eval."), _differs)),
+        }
+    settings = ("ignore_terminations", "reward_coef", "use_rel_reward", "reward_mode", "use_fixed_reset_state_ids")
+    return {
+        "env.train.env_type": _env_type,
+        **{
+            f"env.train.{name}": _of_simulator(f"env.train.{name}", rule)
+            if name in (*settings, "use_ordered_reset_state_ids")
+            else rule
+            for name, rule in section.items()
+        },
+        "env.train.init_params.*": Named(_init_param),
+        "env.train.*": Named(lambda key: _of_simulator(key, _no_setting)),
+    }
+
+
+def _no_setting(value: Any, _: ForeignConfig) -> Outcome:
+    return same("not set") if value is None else untranslated("a setting of RLinf's environments")
 
 
 TABLE: Table = {
@@ -584,11 +737,18 @@ TABLE: Table = {
     "runner.save_interval": interval("runner.save_interval"),
     "runner.experiment_name": "runner.experiment_name",
     "runner.output_dir": contained("runner.output_dir"),
-    "runner.logger.project_name": lacking("loggers have no project here"),
+    "runner.logger.project_name": while_(
+        lambda source: bool({"wandb", "swanlab"} & {*_listed(source("runner.logger.logger_backends"))}),
+        lacking("the project of wandb is runner.experiment_name"),
+        "only wandb and swanlab have projects",
+    ),
     "runner.logger.logger_backends": loggers("runner.logger_backends"),
     "runner.seq_length": contained("data.max_response_length"),
     "runner.enable_dynamic_batch_size": contained("actor.max_tokens_per_micro_batch"),
     "runner.max_tokens_per_mbs": _tokens,
+    "runner.max_prompt_length": detail("RLinf reads data.max_prompt_length"),
+    "runner.weight_sync_interval": only(1, None, why="every step", otherwise="weights are sent after every step"),
+    "runner.per_worker_log": off("all ranks log into one file"),
     "runner.ckpt_path": off("runner.resume names a checkpoint"),
     "runner.only_eval": off("platform-launch --eval CHECKPOINT"),
     "runner.use_training_pipeline": detail("training and collection overlap by the placement"),
@@ -608,7 +768,16 @@ TABLE: Table = {
     "algorithm.recompute_logprobs": choice("algorithm.old_log_probs", {True: "recompute", False: "rollout"}),
     "algorithm.importance_sampling_fix": off("see algorithm.rollout_is"),
     "algorithm.critic_warmup_steps": in_reasoning(_warmup_steps),
-    "algorithm.loss_type": choice("algorithm.loss_type", {"actor": "actor", "actor_critic": "actor_critic"}),
+    "algorithm.loss_type": choice(
+        "algorithm.loss_type",
+        {"actor": "actor", "actor_critic": "actor_critic", "decoupled_actor_critic": "actor_critic"},
+    ),
+    "algorithm.staleness_threshold": _staleness,
+    "algorithm.behave_weight_threshold": while_(
+        lambda source: source("algorithm.loss_type") == "decoupled_actor_critic",
+        _behaviour_weight,
+        "only the decoupled loss reads it",
+    ),
     "algorithm.loss_agg_func": _loss_agg,
     "algorithm.kl_beta": in_reasoning(_kl_beta),
     "algorithm.reinpp_kl_beta": in_reasoning(_reinpp_kl),
@@ -640,13 +809,17 @@ TABLE: Table = {
     "algorithm.sampling_params.max_new_tokens": _response,
     "algorithm.sampling_params.min_new_tokens": only(0, 1, None, why="a response has a token", otherwise="no minimum"),
     "rollout.sampling_params.do_sample": only(True, why="actions are sampled", otherwise="actions are sampled"),
-    "rollout.sampling_params.*": while_(embodied, lacking("action heads have no sampling parameters"), _EMBODIED),
+    "rollout.sampling_params.*": Named(_sampling),
+    "rollout.unnorm_key": _of_policy("rollout.unnorm_key", lacking("a setting of its policy networks")),
+    "rollout.recompute_logprobs": detail("RLinf reads algorithm.recompute_logprobs"),
     "algorithm.update_epoch": in_embodied("algorithm.ppo_epochs"),
     **{
         f"algorithm.{name}": in_embodied(f"algorithm.{name}")
         for name in ("reward_type", "logprob_type", "entropy_type", "bootstrap_type", "value_clip", "huber_delta")
     },
-    "algorithm.reward_coef": only(1, 1.0, None, why="rewards as they are", otherwise=EPISODE_REWARD),
+    "algorithm.reward_coef": detail("RLinf reads env.train.reward_coef"),
+    "algorithm.sampling_params.*": while_(lambda source: not embodied(source), lacking("see rollout.sampling"), _MOVED),
+    "algorithm.length_params.*": while_(lambda source: not embodied(source), lacking("see data"), _MOVED),
     "algorithm.filter_rewards": off(EPISODE_REWARD),
     "algorithm.rewards_*_bound": while_(
         lambda source: bool(source("algorithm.filter_rewards")), lacking(EPISODE_REWARD), "filter_rewards is off"
@@ -655,14 +828,18 @@ TABLE: Table = {
     "env.group_name": "env.group_name",
     "env.train.rollout_epoch": contained("env.rollout_steps"),
     "env.train.max_steps_per_rollout_epoch": _rollout_steps,
+    "env.train.total_num_envs": "env.num_envs",
+    "env.train.max_episode_steps": "env.max_episode_steps",
     "env.train.auto_reset": _auto_reset,
-    "env.train.init_params.id": to("env.id", why="it must be registered with Gymnasium"),
+    "env.train.init_params.id": _env_id,
     "env.train.video_cfg.save_video": off("videos show evaluations"),
+    "env.eval.video_cfg.save_video": "env.evaluation.video",
     "env.eval.rollout_epoch": contained("env.evaluation.episodes"),
     "env.eval.total_num_envs": _eval_episodes,
     "env.eval.max_episode_steps": _equal("env.train.max_episode_steps", "as in training", "as in training here"),
     "env.eval.max_steps_per_rollout_epoch": detail("an evaluation lasts until its episodes end"),
     "env.eval.auto_reset": detail("an evaluation lasts until its episodes end"),
+    "env.eval.env_type": _in_evaluation("env_type", _differs),
     "env.eval.init_params.id": _equal("env.train.init_params.id", "as in training", "as in training here"),
     **_environment("train"),
     **_environment("eval"),
@@ -670,12 +847,22 @@ TABLE: Table = {
     "env.data_collection.*": off("collected episodes are not stored"),
     **_learner("actor"),
     **_learner("critic"),
-    "actor.model.model_path": _model_path,
+    "actor.model.model_path": _of_policy("actor.model.model_path", _model_path),
     "actor.model.num_action_chunks": "actor.model.num_action_chunks",
     "actor.model.add_value_head": contained("algorithm.loss_type"),
-    **details("actor.model", "obs_dim action_dim state_dim policy_setup", "read from the environment's spaces"),
-    "actor.model.hidden_dim": detail("RLinf's MLP does not read it"),
-    "actor.model.*": in_embodied(lacking("a setting of its policy networks")),
+    **details("actor.model", "obs_dim action_dim state_dim", "read from the environment's spaces"),
+    **{
+        f"actor.model.{name}": _of_policy(f"actor.model.{name}", rule)
+        for name, rule in {
+            "policy_setup": detail("read from the environment's spaces"),
+            "hidden_dim": detail("RLinf's MLP does not read it"),
+            "is_lora": contained("actor.lora"),
+            "lora_rank": _lora("actor", "rank"),
+            "lora_path": off("adapters start at zero"),
+            **dict.fromkeys(_READ_FROM_MODEL.split(), detail(ARCHITECTURE)),
+        }.items()
+    },
+    "actor.model.*": Named(lambda key: _of_policy(key, in_embodied(lacking("a setting of its policy networks")))),
     "inference.*": detail("log-probs are computed by the actor"),
     "rollout.group_name": "rollout.group_name",
     "rollout.gpu_memory_utilization": "rollout.gpu_memory_utilization",
@@ -730,8 +917,14 @@ TABLE: Table = {
     "reward.reward_scale": _scale,
     "reward.reward_*_val": contained("algorithm.reward_scaling"),
     "reward.tokenizer.*": detail("scores are made from texts"),
+    "reward.*": _reward_setting,
+    "router_server_args.*": lacking(_IMAGE_REWARD),
     "critic.use_critic_model": "critic.use_critic_model",
-    "weight_syncer.type": choice("rollout.sync", {"patch": "delta", "bucket": "full"}),
+    "weight_syncer.type": while_(
+        lambda source: not _share_processes(source),
+        choice("rollout.sync", {"patch": "delta", "bucket": "full"}),
+        "the rollout shares the actor's process, so no weights are sent",
+    ),
     "weight_syncer.*": detail(ENGINE),
     "hydra.*": detail("there are no config groups"),
     "profile.*": detail(PROFILER),
