@@ -276,7 +276,7 @@ class Weights:
     delta: another process receives only the buckets that changed (`rollout.sync`). offered: it may receive them by a
     process group (`rollout.weight_transfer`). bytes, buckets: received from another process; 0 by reference. gathered:
     of a learner with sharded parameters, instead of `state`: yields (names, tensor), gathered on all ranks at the same
-    time. stores: this rank passes them on.
+    time. stores: this rank passes them on. readable: how many of the newest publications of a rank stay readable.
     """
 
     version: int
@@ -287,6 +287,7 @@ class Weights:
     buckets: int = 0
     gathered: Callable[[], Iterator[tuple[Sequence[str], torch.Tensor]]] | None = None
     stores: bool = True
+    readable: int = 1
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ class DynamicSampler:
         self.options, self.groups = options, groups
         self.group_size, self.mini_batch_size = group_size, mini_batch_size
         self.carried: list[Group] = []
+        self.left_out: Group = []  # of the last step: trajectories that are neither trained on nor carried
         self.filter: GroupFilter | None = GROUPS.load(options.filter) if options.filter else None
 
     def fill(self, step: int, generate: Callable[[int], list[Trajectory]]) -> tuple[Group, dict[str, float]]:
@@ -79,6 +80,8 @@ class DynamicSampler:
         taken, surplus = self._take(step, ready, rejected, counts)
         if self.options.surplus == "carry":
             self.carried = surplus
+        used = {id(group) for group in (*taken, *self.carried)}
+        self.left_out = [one for group in (*ready, *rejected) if id(group) not in used for one in group]
         return [trajectory for group in taken for trajectory in group], counts.metrics(len(surplus))
 
     def _keeps(self, group: Group, counts: _Counts) -> bool:

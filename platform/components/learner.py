@@ -192,15 +192,17 @@ class Learner(Evaluator):
     def publish(self, version: int, copy: bool = False) -> Weights:
         """The parameters under the model's own names, by reference in one process unless `copy`: a copy does not
         change while training goes on. Adapters are merged into new matrices. `version`: updates so far."""
-        delta = self.config.rollout.sync == "delta"
+        delta, ahead = self.config.rollout.sync == "delta", self.config.runner.max_staleness
         offered = may_go_by_group(self.config, self.device.type == "cuda")
+        readable = 1 if ahead < 2 else ahead + 1  # the ones to come, and those of a rollout rank that starts again
         if self.context.world_size > 1 and self.section.lora is None:
-            return Weights(version, {}, delta, offered, gathered=self._gathered, stores=self.context.rank == 0)
+            rank0 = self.context.rank == 0
+            return Weights(version, {}, delta, offered, gathered=self._gathered, stores=rank0, readable=readable)
         weights = {name.removeprefix("model."): tensor for name, tensor in self.engine.weights().items()}
         if self.section.lora is not None:
             weights = merged(weights, self.section.lora)
         state = {name: tensor.clone() for name, tensor in weights.items()} if copy else weights
-        return Weights(version, state, delta, offered=offered)
+        return Weights(version, state, delta, offered=offered, readable=readable)
 
     def whole_weights(self) -> dict[str, Tensor]:
         """Returns the published weights on rank 0, on the CPU, and nothing on other ranks. Called on all ranks."""

@@ -27,8 +27,9 @@ def may_go_by_group(config: Config, on_gpu: bool) -> bool:
     """True if a learner offers its weights to a process group. The rollout decides whether a group can reach it.
 
     On CPUs main memory is faster (docs/architecture.md). `sync: delta` needs the receiver's weights for comparison,
-    so it never uses a group; nor does vLLM, whose process may have another torch.
+    so it never uses a group; nor does vLLM, whose process may have another torch. A group holds no copy, so generation
+    that is several updates ahead could not read older weights.
     """
-    rollout, reasoning = config.rollout, config.runner.task_type == "reasoning"
+    rollout, reasoning = config.rollout, config.runner.task_type == "reasoning" and config.runner.max_staleness < 2
     wanted = rollout.weight_transfer == "group" or (rollout.weight_transfer == "auto" and on_gpu)
     return reasoning and wanted and rollout.sync == "full" and rollout.backend in ("auto", "torch", "sglang")

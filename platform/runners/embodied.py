@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -17,12 +17,13 @@ from rl_platform.envs.embodied.evaluate import EvaluationResult
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.embodied.success import success_rates
 from rl_platform.metrics import Episode, Reporter
-from rl_platform.records import RolloutBatch, StateDict
+from rl_platform.records import RolloutBatch, StateDict, Weights
 from rl_platform.runners.component_groups import TypedGroups
 from rl_platform.runners.ppo import Learners, sync_metrics
 from rl_platform.runners.recovery import EnvPart, Recovery, Simulation
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runtime import ComponentSpec, Runtime
+from rl_platform.runtime.weights.weight_transfer import WeightsToken
 from rl_platform.runtime.worker_group import Handle, WorkerGroup
 
 T = TypeVar("T")
@@ -54,7 +55,12 @@ class EmbodiedRunner:
             self._with_peers(lambda peers: self.typed["env"].rank(0).begin(peers))
 
     def sync_weights(self, version: int) -> dict[str, float]:
-        weights = self.actor.publish(version, copy=self.config.runner.max_staleness > 0).wait()[0]
+        return self.receive(self.publish(version))
+
+    def publish(self, version: int) -> Weights | WeightsToken:
+        return self.actor.publish(version, copy=self.config.runner.max_staleness > 0).wait()[0]
+
+    def receive(self, weights: Weights | WeightsToken) -> dict[str, float]:
         return sync_metrics(self.simulation.sync(weights))
 
     def collect(self, step: int) -> Collected:
@@ -108,6 +114,12 @@ class EmbodiedRunner:
                 )
             episodes.append(episode)
         return episodes
+
+    def trained(self, batch: RolloutBatch) -> dict[str, float]:
+        return {}
+
+    def check_samples(self, waiting: Sequence[RolloutBatch]) -> None:
+        """Transitions have no identity; the env ranks return a whole rollout or fail."""
 
     def log_tokens(self, step: int, batch: RolloutBatch) -> None:
         """A transition has no tokens."""

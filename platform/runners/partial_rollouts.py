@@ -15,6 +15,7 @@ from rl_platform.errors import CheckpointError
 from rl_platform.metrics import Reporter
 from rl_platform.records import Prompt, StateDict, Trajectory
 from rl_platform.runners.recovery import Recovery
+from rl_platform.runners.sample_ledger import SampleLedger
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.worker_group import WorkerGroup
 
@@ -33,9 +34,11 @@ class PartialRollouts:
         groups: Mapping[str, WorkerGroup],
         reporter: Reporter,
         loader: PromptLoader,
+        ledger: SampleLedger,
     ) -> None:
         self.config, self.runtime, self.recovery = config, runtime, recovery
         self.groups, self.reporter, self.loader = groups, reporter, loader
+        self.ledger = ledger
         self.wanted = config.data.train_batch_size  # groups of a step
         self.open: list[Group] = []  # the oldest prompt first
 
@@ -59,7 +62,9 @@ class PartialRollouts:
         if (epochs := self.config.runner.max_epochs) is not None:
             steps = min(steps, -(-(len(self.open) + self.loader.left(epochs)) // self.wanted))
         missing = min(self.config.prompts_in_flight, steps * self.wanted) - len(self.open)
-        for prompt in self.loader.next_batch(max(0, missing)):
+        prompts = self.loader.next_batch(max(0, missing))
+        self.ledger.issue(prompts, self.config.algorithm.group_size)
+        for prompt in prompts:
             self.open.append(self._not_begun(prompt))
 
     def _not_begun(self, prompt: Prompt) -> Group:

@@ -30,7 +30,7 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import Diverged
 from rl_platform.interrupts import stopping_after_step
 from rl_platform.metrics import Reporter
-from rl_platform.records import RolloutBatch, StateDict, WeightsReceived
+from rl_platform.records import RolloutBatch, StateDict, Weights, WeightsReceived
 from rl_platform.rng import generator
 from rl_platform.runners.component_groups import ActorGroup, LearnerGroup, ReferenceGroup
 from rl_platform.runners.phases import ComponentTimings, Phase, Phases, TakingTurns
@@ -40,6 +40,7 @@ from rl_platform.runners.step_callbacks import Callback, stopped_by
 from rl_platform.runners.stragglers import Stragglers
 from rl_platform.runners.utilization import Utilization
 from rl_platform.runtime.cpu import compute_alone
+from rl_platform.runtime.weights.weight_transfer import WeightsToken
 from rl_platform.runtime.worker_group import Handle, WorkerGroup
 
 Metrics = dict[str, float]
@@ -72,8 +73,23 @@ class TaskRunner(Protocol):
     def sync_weights(self, version: int) -> Metrics:
         """Gives the rollout the actor's weights as they are now."""
 
+    def publish(self, version: int) -> Weights | WeightsToken:
+        """The actor's weights as they are now. They stay readable while the models are trained."""
+
+    def receive(self, weights: Weights | WeightsToken) -> Metrics:
+        """Gives the rollout published weights."""
+
     def collect(self, step: int) -> Collected:
         """Returns one rollout batch, scored."""
+
+    def trained(self, batch: RolloutBatch) -> Metrics:
+        """Called after the update on `batch`: counts its rows; returns metrics of the responses that are in flight."""
+
+    def check_samples(self, waiting: Sequence[RolloutBatch]) -> None:
+        """Called while nothing is generated. waiting: rollouts that were collected and not trained on.
+
+        Raises Unaccounted if responses were lost or trained on twice.
+        """
 
     def validate(self, step: int) -> Metrics: ...
 
@@ -108,44 +124,47 @@ def train(
     if config.runner.task_type == "embodied":
         compute_alone()  # a step computes a few thousand numbers here; starting a thread pool would take longer
     ppo = PPO(config, runner.learners, reporter)
-    rollouts = Rollouts(runner, ahead=config.runner.max_staleness > 0)
+    steps = config.runner.max_steps
+    rollouts = Rollouts(runner, config.runner.max_staleness, steps)
     with reporter.phase("load"):
-        step, steps = state.restore(runner, ppo, rollouts), config.runner.max_steps
+        step = state.restore(runner, ppo, rollouts)
+        runner.check_samples([rollout.batch for rollout in rollouts.ready])
     with reporter.phase("sync weights"):
-        runner.sync_weights(ppo.version(step))
+        rollouts.start(step, ppo.version(step))
     stragglers = Stragglers(runner.groups, reporter.note)
     timings, utilization = ComponentTimings(config, runner.groups), Utilization(config, runner.groups)
     untrained = validate(runner, reporter, 0) if step == 0 else None
 
     def save() -> None:
         with reporter.phase("checkpoint"):
+            rollouts.settle()
+            runner.check_samples([rollout.batch for rollout in rollouts.ready])
             state.save(step, runner, ppo, rollouts)
 
     reason = ""
-    last = step >= steps or (runner.exhausted() and not rollouts.pending)
+    last = not rollouts.more(step)
     with stopping_after_step(config.runner.stop_grace_s, reporter.note) as stop:
         if untrained is not None:
             stop.step = 1
             reporter.step(0, untrained)
         while not last:
             stop.step = step + 1
-            # 1. collect a rollout; with staleness, the next one is collected during the update
+            # 1. collect a rollout; with staleness, the next ones are collected during the update
             rollout = rollouts.take(step)
-            if step + 1 < steps and not runner.exhausted():
-                rollouts.begin(step + 1)
             # 2. advantages and returns, critic epochs, actor epochs
             metrics = rollout.metrics | ppo.update(rollout.batch, step)
-            metrics |= utilization.metrics(rollout.batch, ppo.trains_actor(step))
+            metrics |= utilization.metrics(rollout.batch, ppo.trains_actor(step)) | runner.trained(rollout.batch)
             step += 1
             reporter.samples(step, rollout.samples)
             # 3. the rollout gets the new weights
-            rollouts.settle()
             if ppo.trains_actor(step - 1):
                 with reporter.phase("sync weights"):
-                    metrics |= runner.sync_weights(ppo.version(step))
+                    metrics |= rollouts.publish(step, ppo.version(step))
             # 4. validate, log, checkpoint
-            last = step >= steps or (runner.exhausted() and not rollouts.pending)
+            last = not rollouts.more(step)
             validates = last or due(step, config.runner.val_check_interval)
+            if validates:
+                rollouts.settle()
             if rollout.samples and ppo.logged is not None and (step == 1 or validates):
                 with reporter.phase("log tokens"):
                     runner.log_tokens(step, ppo.logged)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,13 +29,14 @@ from rl_platform.envs.reasoning.verifiers import DECIDING
 from rl_platform.metrics import Reporter
 from rl_platform.models.tokenizer import Tokenizer, load_tokenizer
 from rl_platform.placement.offload_order import OffloadOrder
-from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory
+from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory, Weights
 from rl_platform.runners.component_groups import TypedGroups
 from rl_platform.runners.partial_rollouts import PartialRollouts, restore
 from rl_platform.runners.phases import TakingTurns, with_turns
 from rl_platform.runners.ppo import Learners, sync_metrics
 from rl_platform.runners.recovery import EnvPart, Recovery
 from rl_platform.runners.rollouts import Collected
+from rl_platform.runners.sample_ledger import SampleLedger
 from rl_platform.runners.streamed_evaluation import streamed_evaluation
 from rl_platform.runners.token_log import tokens_of
 from rl_platform.runners.trajectories import (
@@ -54,7 +56,7 @@ from rl_platform.runners.trajectories import (
     with_baselines,
 )
 from rl_platform.runtime import ComponentSpec, Runtime
-from rl_platform.runtime.weights.weight_transfer import merge_published
+from rl_platform.runtime.weights.weight_transfer import WeightsToken, merge_published
 from rl_platform.runtime.worker_group import WorkerGroup
 
 CHANNEL_CAPACITY = 1024
@@ -107,7 +109,8 @@ class ReasoningRunner:
             self.typed["actor"].receive_reference_head(head).wait()
         self.warned_of_clipped_scores = False
         self.recovery = Recovery(runtime, self.typed["rollout"])
-        unfinished = PartialRollouts(config, runtime, self.recovery, self.groups, reporter, self.loader)
+        self.ledger = SampleLedger()
+        unfinished = PartialRollouts(config, runtime, self.recovery, self.groups, reporter, self.loader, self.ledger)
         self.partial = None if config.rollout.partial_rollout is None else unfinished
         self.turns = TakingTurns(turns, self.groups)
         actor, critic, reference = self.typed["actor"], self.typed.get("critic"), self.typed.get("reference")
@@ -115,9 +118,14 @@ class ReasoningRunner:
         self.streaming = streamed_evaluation(config, turns, self.groups, self._batch)
 
     def sync_weights(self, version: int) -> dict[str, float]:
+        return self.receive(self.publish(version))
+
+    def publish(self, version: int) -> Weights | WeightsToken:
         self.turns.before("sync weights")
-        weights = self.typed["actor"].publish(version, copy=self.config.runner.max_staleness > 0).wait()
-        return sync_metrics(self.recovery.sync(merge_published(weights)))
+        return merge_published(self.typed["actor"].publish(version, copy=self.config.runner.max_staleness > 0).wait())
+
+    def receive(self, weights: Weights | WeightsToken) -> dict[str, float]:
+        return sync_metrics(self.recovery.sync(weights))
 
     def collect(self, step: int) -> Collected:
         metrics: dict[str, float] = {}
@@ -129,6 +137,7 @@ class ReasoningRunner:
                 trajectories = self._round(step, 0)
             else:
                 trajectories, metrics = self.sampler.fill(step, partial(self._round, step))
+                self.ledger.rejected(self.sampler.left_out)
         name = self.config.algorithm.sample_filter
         kept = None if self.filter is None or name is None else selected(trajectories, name, self.filter)
         shaped = self._shaped(trajectories, kept)
@@ -174,10 +183,22 @@ class ReasoningRunner:
         purpose = f"train-{number}" if number else "train"
         samples, sampling = self.config.algorithm.group_size, self.config.rollout.sampling
         prompts = self.loader.next_batch()
+        self.ledger.issue(prompts, samples)
         if self.streaming is not None:
             self.streaming.begin(prompts, samples)
         on_arrival = None if self.streaming is None else self.streaming.add
         return self._generate(prompts, samples, sampling, purpose, step, on_arrival)
+
+    def trained(self, batch: RolloutBatch) -> dict[str, float]:
+        self.ledger.trained(batch.group_ids.tolist())
+        return self.ledger.metrics()
+
+    def check_samples(self, waiting: Sequence[RolloutBatch]) -> None:
+        held = Counter(index for batch in waiting for index in batch.group_ids.tolist())
+        unfinished = [] if self.partial is None else self.partial.open
+        carried = [] if self.sampler is None else self.sampler.carried
+        held.update(one.prompt.index for group in (*unfinished, *carried) for one in group)
+        self.ledger.check(held)
 
     def validate(self, step: int) -> dict[str, float]:
         trajectories = self.answers(self.config.rollout.val_sampling, step)
@@ -215,13 +236,15 @@ class ReasoningRunner:
         return {}
 
     def state_dict(self) -> StateDict:
-        state = {"loader": self.loader.state_dict()}
+        state = {"loader": self.loader.state_dict(), "samples": self.ledger.state_dict()}
         if self.partial is not None:
             state["partial_rollouts"] = self.partial.state_dict()
         return state if self.sampler is None else state | {"dynamic_sampling": self.sampler.state_dict()}
 
     def load_state_dict(self, state: StateDict) -> None:
         self.loader.load_state_dict(state["loader"])
+        if "samples" in state:
+            self.ledger.load_state_dict(state["samples"])
         if self.sampler is not None and "dynamic_sampling" in state:
             self.sampler.load_state_dict(state["dynamic_sampling"], self.prompts)
         restore(self.partial, state.get("partial_rollouts"), self.prompts)

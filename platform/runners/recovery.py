@@ -14,6 +14,7 @@ from rl_platform.records import StateDict, Weights, WeightsReceived
 from rl_platform.runners.component_groups import EnvGroup, RolloutGroup
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.channel import Channel
+from rl_platform.runtime.weights.weight_transfer import WeightsToken
 from rl_platform.runtime.worker_group import Handle
 
 T = TypeVar("T")
@@ -25,12 +26,12 @@ class Recovery:
     def __init__(self, runtime: Runtime, rollout: RolloutGroup) -> None:
         self.runtime, self.rollout = runtime, rollout
         self.version = -1
-        self._weights: Weights | None = None
+        self._weights: Weights | WeightsToken | None = None
         self._received: list[WeightsReceived] = []
         self._behind: set[int] = set()  # ranks without these weights
         self._calls: list[Handle[Any]] = []  # of an attempt that failed
 
-    def sync(self, weights: Weights, again: Callable[[], object] | None = None) -> list[WeightsReceived]:
+    def sync(self, weights: Weights | WeightsToken, again: Callable[[], object] | None = None) -> list[WeightsReceived]:
         """Sends weights to all ranks of the rollout; returns their receipts. `again`: as in `run`."""
         self._weights, self.version = weights, weights.version
         self._behind, self._received = set(range(self.rollout.world_size)), []
@@ -148,7 +149,7 @@ class Simulation:
         """The result of `attempt`, which leaves the environments as they are; repeated after a death."""
         return self.recovery.run(attempt, self._restoring())
 
-    def sync(self, weights: Weights) -> list[WeightsReceived]:
+    def sync(self, weights: Weights | WeightsToken) -> list[WeightsReceived]:
         """As `Recovery.sync`. The process of a rollout may hold environments, which died with it."""
         return self.recovery.sync(weights, self._restoring())
 

@@ -1,18 +1,22 @@
-"""The rollouts of a run, in order: collected on demand, or one ahead of the update.
+"""The rollouts of a run, in order: collected on demand, or up to `runner.max_staleness` updates ahead.
 
-One ahead: while the models are trained on a rollout, the next one is collected with the weights before the update. All
-but the first are then off-policy by exactly one version.
+Ahead by k: while the models are trained on the rollout of step s, a thread collects those of steps s + 1 to s + k. The
+rollout of step s is generated with the weights after s - k updates, or with the first ones. Its weights therefore depend
+on no timing: equal seeds give equal runs, and a resumed run equals an undisturbed one. At most (k + 1) rollouts are
+issued and not trained on.
 """
 
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
-from dataclasses import dataclass, field, fields
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from typing import Protocol
 
 from rl_platform.metrics import Sample
-from rl_platform.records import RolloutBatch, StateDict
+from rl_platform.records import RolloutBatch, StateDict, Weights
+from rl_platform.runtime.weights.weight_transfer import WeightsToken
 from rl_platform.tracing import recorder
 
 
@@ -26,57 +30,154 @@ class Collected:
 
 
 class Collects(Protocol):
+    """The part of a runner that generates."""
+
     def collect(self, step: int) -> Collected: ...
+
+    def exhausted(self) -> bool: ...
+
+    def sync_weights(self, version: int) -> dict[str, float]: ...
+
+    def publish(self, version: int) -> Weights | WeightsToken: ...
+
+    def receive(self, weights: Weights | WeightsToken) -> dict[str, float]: ...
 
 
 class Rollouts:
-    """`ahead`: whether the next rollout is collected during an update (`runner.max_staleness`)."""
+    """The rollouts of steps 0 to `steps` - 1. ahead: `runner.max_staleness`.
 
-    def __init__(self, runner: Collects, ahead: bool) -> None:
-        self.runner, self.ahead = runner, ahead
-        self._next: Future[Collected] | None = None
+    One thread calls all methods. A second one collects while it may, and ends when it has to wait.
+    """
+
+    def __init__(self, runner: Collects, ahead: int, steps: int) -> None:
+        self.runner, self.ahead, self.steps = runner, ahead, steps
+        self._changed = threading.Condition()
+        self._ready: deque[Collected] = deque()  # collected and not taken
+        self._next = 0  # the step whose rollout is collected next
+        self._admitted = -1  # the last step whose rollout may be collected
+        self._collecting = False
+        self._error: BaseException | None = None
+        self._published: deque[tuple[int, Weights | WeightsToken]] = deque()  # (updates, weights), not received yet
+        self._received: dict[str, float] = {}
 
     @property
-    def pending(self) -> bool:
-        """Whether there is a rollout, complete or not, that was not taken yet."""
-        return self._next is not None
+    def ready(self) -> list[Collected]:
+        """The rollouts that were collected and not taken, the oldest first."""
+        with self._changed:
+            return list(self._ready)
+
+    def start(self, step: int, version: int) -> None:
+        """Gives the generation the weights of the models as they are before `step`, which is the first one."""
+        self._received = self.runner.sync_weights(version)
+        self._next = step + len(self._ready)
+
+    def more(self, step: int) -> bool:
+        """Whether `step` has a rollout; waits until that is known."""
+        if step >= self.steps:
+            return False
+        self._wait(lambda: bool(self._ready) or not self._collecting)
+        return bool(self._ready) or not self.runner.exhausted()
 
     def take(self, step: int) -> Collected:
-        """The rollout of PPO step `step`; waits for it."""
-        if self._next is None:
+        """The rollout of `step`; waits for it. The rollouts of the steps up to `step + ahead` may then be collected."""
+        if not self.ahead and not self._ready:
+            self._next = step + 1
             return self.runner.collect(step)
-        rollout, self._next = self._next.result(), None
-        return rollout
+        with self._changed:
+            self._admitted = step + self.ahead
+            if not self._collecting and self._may_collect():
+                self._collecting = True
+                threading.Thread(target=self._collect, name="runner (ahead)", daemon=True).start()
+        waiting = len(self._ready)
+        self._wait(lambda: bool(self._ready))
+        with self._changed:
+            rollout = self._ready.popleft()
+        return rollout if self.ahead < 2 else with_metrics(rollout, {"perf/rollouts_ready": float(waiting)})
 
-    def begin(self, step: int) -> None:
-        """Starts to collect the rollout of `step`, if rollouts are collected ahead."""
-        if self.ahead:
-            self._next = Future()
-            threading.Thread(target=self._collect, args=(step, self._next), name="runner (ahead)", daemon=True).start()
+    def publish(self, step: int, version: int) -> dict[str, float]:
+        """The weights after `step` updates are for rollouts from `step + ahead` on. Returns metrics.
+
+        Without a wait if the generation is more than one update ahead: it receives them when it needs them.
+        """
+        if self.ahead < 2:
+            self.settle()
+            return self.runner.sync_weights(version)
+        weights = self.runner.publish(version)
+        with self._changed:
+            self._published.append((step, weights))
+        return {}
 
     def settle(self) -> None:
-        """Waits until nothing is being collected, so that weights may change. Raises errors of the collection."""
-        if self._next is not None:
-            self._next.result()
+        """Waits until all rollouts that need older weights are collected; the generation has the newest ones then.
 
-    def _collect(self, step: int, future: Future[Collected]) -> None:
+        Raises errors of the collection.
+        """
+        self._wait(lambda: not self._collecting)
+        if self._published:
+            self._receive(self._published[-1][0])
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        """Raises the error of the collection if the condition can no longer come true."""
+        with self._changed:
+            self._changed.wait_for(lambda: condition() or self._error is not None)
+            if self._error is not None and not condition():
+                raise self._error
+
+    def _may_collect(self) -> bool:
+        return self._next <= self._admitted and self._next < self.steps and not self.runner.exhausted()
+
+    def _collect(self) -> None:
         recorder.settle("run", "runner (ahead)")
         try:
-            future.set_result(self.runner.collect(step))
+            while self._goes_on():
+                self._receive(self._next - self.ahead)
+                rollout = self.runner.collect(self._next)
+                if self.ahead > 1:
+                    rollout, self._received = with_metrics(rollout, self._received), dict.fromkeys(self._received, 0.0)
+                with self._changed:
+                    self._ready.append(rollout)
+                    self._next += 1
+                    self._changed.notify_all()
         except BaseException as error:  # raised in the main thread, where it ends the run
-            future.set_exception(error)
+            with self._changed:
+                self._error = error  # it counts as collecting, so that nobody goes on
+                self._changed.notify_all()
+
+    def _goes_on(self) -> bool:
+        with self._changed:
+            self._collecting = self._may_collect()
+            self._changed.notify_all()
+            return self._collecting
+
+    def _receive(self, updates: int) -> None:
+        """The newest weights of at most this many updates, if the generation has older ones."""
+        newest = None
+        with self._changed:
+            while self._published and self._published[0][0] <= updates:
+                newest = self._published.popleft()[1]
+        if newest is not None:
+            self._received = self.runner.receive(newest)
 
     def state_dict(self) -> StateDict:
-        """The rollout that was not taken yet. Called after `settle`."""
-        if self._next is None:
-            return {}
-        rollout = self._next.result()
-        tensors = {field.name: getattr(rollout.batch, field.name) for field in fields(rollout.batch)}
-        return {"batch": tensors, "metrics": rollout.metrics, "samples": [tuple(each) for each in rollout.samples]}
+        """The rollouts that were not taken yet. Called after `settle`."""
+        assert not self._collecting
+        return {"ready": [_state(rollout) for rollout in self._ready]} if self._ready else {}
 
     def load_state_dict(self, state: StateDict) -> None:
-        self._next = None
-        if state:
-            self._next = Future()
-            samples = [Sample(*each) for each in state["samples"]]
-            self._next.set_result(Collected(RolloutBatch(**state["batch"]), dict(state["metrics"]), samples))
+        """Loads the rollouts of `state`, those of a run with another `ahead` too."""
+        rollouts = [state] if "batch" in state else state.get("ready", [])  # older checkpoints have one at most
+        self._ready = deque(_from_state(rollout) for rollout in rollouts)
+
+
+def with_metrics(rollout: Collected, metrics: dict[str, float]) -> Collected:
+    return replace(rollout, metrics=rollout.metrics | metrics)
+
+
+def _state(rollout: Collected) -> StateDict:
+    tensors = {field.name: getattr(rollout.batch, field.name) for field in fields(rollout.batch)}
+    return {"batch": tensors, "metrics": rollout.metrics, "samples": [tuple(each) for each in rollout.samples]}
+
+
+def _from_state(state: StateDict) -> Collected:
+    samples = [Sample(*each) for each in state["samples"]]
+    return Collected(RolloutBatch(**state["batch"]), dict(state["metrics"]), samples)

@@ -45,6 +45,9 @@ def refused(config: Config) -> Iterator[Problem]:
             yield Problem(f"{_MULTI_TURN}.max_observation_tokens", message, hint=hint)
     if when(lambda: rollout.partial_rollout is not None):
         yield from _partial_rollout(config)
+    if when(lambda: rollout.weight_transfer == "group" and config.runner.max_staleness > 1):
+        message = "a process group holds no copy of older weights, which generation several updates ahead needs"
+        yield Problem("rollout.weight_transfer", message, hint="rollout.weight_transfer: memory")
 
 
 def _user_engine(config: Config) -> Iterator[Problem]:

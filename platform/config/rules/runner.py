@@ -24,9 +24,12 @@ def refused(config: Config) -> Iterator[Problem]:
     if when(lambda: runner.max_staleness and algorithm.rollout_is is None and algorithm.old_log_probs != "rollout"):
         yield Problem(
             "runner.max_staleness",
-            "rollouts come from weights that are one update old, which needs a correction",
+            "rollouts come from weights that are one or more updates old, which needs a correction",
             hint="algorithm.rollout_is: {}",
         )
+    if when(lambda: embodied(config) and runner.max_staleness > 1):
+        message = "environments continue from rollout to rollout, so their collection is one update ahead at most"
+        yield Problem("runner.max_staleness", message, hint="runner.max_staleness: 1")
 
 
 def unread(config: Config) -> Iterator[Unread]:

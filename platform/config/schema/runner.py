@@ -41,9 +41,8 @@ class Runner(Section):
     log_samples: int = key(2, "reasoning: number of generated texts to log per step", ge=0)
     max_staleness: int = key(
         0,
-        "1: the next rollout is collected during training, with weights that are one update old; 0: never",
+        "largest number of updates by which generation is ahead of training; 0: they alternate. embodied: 0 or 1",
         ge=0,
-        le=1,
     )
     trace_steps: int = key(5, "steps after the start whose timeline is written to trace.json; 0: none", ge=0)
     accelerate: Literal["auto", "off"] = key(

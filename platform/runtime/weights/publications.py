@@ -40,7 +40,7 @@ class Publications:
             "group": GroupTransfer(lambda: transport.address(), self.copy),
             "store": self.store,
         }
-        self._published: dict[str, tuple[int, Weights]] = {}  # by rank: the number of its last publication
+        self._published: dict[str, dict[int, Weights]] = {}  # by rank and number: its last publications
         self._count = 0
         self._exports: tuple[int, dict[str, Future[object]]] = 0, {}  # of the last publication that was requested
         self._exporting = threading.Lock()
@@ -49,16 +49,23 @@ class Publications:
         """The token that is sent instead of the weights. All ranks that share the parameters call it together."""
         self._count += 1
         token = WeightsToken(self._host, caller(), self._count, weights.version, weights.delta)
+        if weights.readable > 1 and weights.gathered is None and not self._receives:
+            # a receiver may read while the rank works, which would answer after its call only
+            self.store.publish_now(token, weights.state, weights.readable)
+            return replace(token, held=False)
         if weights.gathered is not None:
             if not (self._receives or (weights.offered and weights.stores)):
                 if weights.stores:
-                    self.store.publish_gathered(token, weights.gathered())
+                    self.store.publish_gathered(token, weights.gathered(), weights.readable)
                 else:
                     deque(weights.gathered(), maxlen=0)  # ranks that do not store help to gather
                 return replace(token, held=False)
             state = {name: tensor for names, tensor in weights.gathered() for name in names}
             weights = replace(weights, state=state, gathered=None)
-        self._published[caller()] = (self._count, weights)
+        published = self._published.setdefault(caller(), {})
+        published[self._count] = weights
+        for number in list(published)[: -weights.readable]:
+            del published[number]
         return replace(token, **offer_fields(weights.state)) if weights.offered else token
 
     def resolve(self, token: WeightsToken) -> Weights | WeightsOffer | WeightsToken:
@@ -69,8 +76,8 @@ class Publications:
 
     def published(self, token: WeightsToken) -> Weights:
         """Weights of this process. Raises WorkerError if others were published since."""
-        number, weights = self._published.get(token.label, (0, None))
-        if weights is None or number != token.number:
+        weights = self._published.get(token.label, {}).get(token.number)
+        if weights is None:
             raise WorkerError(f"weights version {token.version} of {token.label} were replaced before they were read")
         return weights
 
@@ -82,7 +89,7 @@ class Publications:
 
     def export(self, token: WeightsToken, transfer: str, request: object, run_in_turn: RunInTurn) -> object:
         """The sender's part of a transfer. Receivers without a request of their own share one answer."""
-        if transfer == "store" and (manifest := self.store.gathered(token)) is not None:
+        if transfer == "store" and (manifest := self.store.stored(token)) is not None:
             return manifest
         publish = partial(self._publish, token, transfer, request)
         if request is not None:

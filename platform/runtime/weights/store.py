@@ -6,7 +6,7 @@ by their content: the sender stores those that changed since its last publicatio
 from its own tensors, so it also gets what it missed before.
 
 Weights that the ranks of a learner share go through the object store (`publish_gathered`), because their receivers are
-not known when they are published. Not covered: tensors on an accelerator, which are copied through main memory.
+not known when they are published; so do weights that stay readable while newer ones are published (`publish_now`). Not covered: tensors on an accelerator, which are copied through main memory.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class StoreTransfer:
     def __init__(self, transport: RayTransport) -> None:
         self._transport = transport
         self._last: dict[str, StoreManifest] = {}  # by rank: its publication before, if it has `delta`
-        self._gathered: dict[str, tuple[int, StoreManifest]] = {}
+        self._stored: dict[str, dict[int, StoreManifest]] = {}  # by rank and number: stored when they were published
         self._received: dict[tuple[str, str], dict[str, Tensor]] = {}
 
     def publish(self, token: WeightsToken, state: Mapping[str, Tensor], request: None = None) -> StoreManifest:
@@ -72,17 +72,29 @@ class StoreTransfer:
             self._last[token.label] = manifest
         return manifest
 
-    def publish_gathered(self, token: WeightsToken, gathered: Iterable[tuple[Sequence[str], Tensor]]) -> None:
-        """Stores tensors that are there one after the other; no process keeps them."""
-        _, before = self._gathered.pop(token.label, (0, None))
-        if not token.delta:
-            before = None  # frees the room of the earlier ones
-        self._gathered[token.label] = token.number, publish_gathered(gathered, self._transport, before)
+    def publish_now(self, token: WeightsToken, state: Mapping[str, Tensor], readable: int) -> None:
+        """Stores a state before anybody requests it. The `readable` newest publications of a rank stay readable."""
+        before = self._before(token, readable)
+        self._stored[token.label][token.number] = publish(state, self._transport, before)
 
-    def gathered(self, token: WeightsToken) -> StoreManifest | None:
+    def publish_gathered(
+        self, token: WeightsToken, gathered: Iterable[tuple[Sequence[str], Tensor]], readable: int = 1
+    ) -> None:
+        """The same of tensors that are there one after the other; no process keeps them."""
+        before = self._before(token, readable)
+        self._stored[token.label][token.number] = publish_gathered(gathered, self._transport, before)
+
+    def _before(self, token: WeightsToken, readable: int) -> StoreManifest | None:
+        """The last publication of the rank, with `delta`. Frees the oldest ones."""
+        stored = self._stored.setdefault(token.label, {})
+        last = next(reversed(stored.values()), None) if token.delta else None
+        for number in list(stored)[: len(stored) - (readable - 1)]:
+            del stored[number]
+        return last
+
+    def stored(self, token: WeightsToken) -> StoreManifest | None:
         """The answer for weights that were stored when they were published."""
-        number, manifest = self._gathered.get(token.label, (0, None))
-        return manifest if number == token.number else None
+        return self._stored.get(token.label, {}).get(token.number)
 
     def receive(self, token: WeightsToken, ask: Ask) -> Weights:
         """A copy. With `delta` the next one is written over it."""

@@ -20,6 +20,7 @@ from rl_platform.envs.reasoning.prompts import PromptLoader
 from rl_platform.errors import CheckpointError, WorkerDied
 from rl_platform.records import Prompt, SamplingParams, Trajectory
 from rl_platform.runners.partial_rollouts import PartialRollouts, restore
+from rl_platform.runners.sample_ledger import SampleLedger
 from rl_platform.runners.recovery import Recovery
 from rl_platform.runtime.channel import Channel
 
@@ -124,7 +125,8 @@ def parts(seed: int, prompts: int, ranks: int = 1, deaths: float = 0.0, **keys: 
     rollout, runtime = Rollout(random.Random(seed), ranks, deaths), Runtime()
     recovery = Recovery(runtime, rollout)  # type: ignore[arg-type]
     groups: Any = {"reward": Reward(), "rollout": rollout}
-    return PartialRollouts(config, runtime, recovery, groups, Reporter(), loader), data  # type: ignore[arg-type]
+    collects = PartialRollouts(config, runtime, recovery, groups, Reporter(), loader, SampleLedger())  # type: ignore
+    return collects, data
 
 
 @settings(max_examples=150)

@@ -102,6 +102,11 @@ class World:
         self.synced.append(version)
         return {}
 
+    def trained(self, batch: RolloutBatch) -> dict[str, float]:
+        return {}
+
+    def check_samples(self, waiting: Any) -> None: ...
+
     def collect(self, step: int) -> Collected:
         self.before.append({"actor": self.actor.parameters(), "critic": self.critic.parameters()})
         return Collected(rollout(step))

@@ -198,15 +198,15 @@ class TestGathered:
         assert token.held == (token.at("host0") is not None) == keeps
         assert (token.tensors is not None) == (offered and keeps)
         assert bool(store.objects) == (stores and not keeps)
-        assert (here.store.gathered(token) is not None) == (stores and not keeps)
+        assert (here.store.stored(token) is not None) == (stores and not keeps)
         if keeps:
             assert_equal(here.published(token).state, state)
         elif stores:
-            manifest = here.store.gathered(token)
+            manifest = here.store.stored(token)
             assert_equal(receive(token, manifest, store, None).state, state)
             later = here.publish(Weights(4, {}, gathered=gathered))
-            assert here.store.gathered(token) is None, "replaced"
-            assert here.store.gathered(later) is not None
+            assert here.store.stored(token) is None, "replaced"
+            assert here.store.stored(later) is not None
 
 
 def config(backend: str, tensor: int = 1, pipeline: int = 1) -> Config:

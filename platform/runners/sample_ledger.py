@@ -1,0 +1,94 @@
+"""The conservation law of a reasoning run: every response that was issued is trained on once, or rejected, or dropped.
+
+    issued = trained + rejected + dropped + in flight
+
+Counts are per prompt, so a response that is lost and another that is trained on twice do not cancel out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from rl_platform.errors import PlatformError
+from rl_platform.records import Prompt, StateDict, Trajectory
+
+ENDS = ("trained", "rejected", "dropped")
+
+
+class Unaccounted(PlatformError):
+    """Responses were lost, or trained on twice: an error of the platform."""
+
+
+class SampleLedger:
+    """Counts responses by the index of their prompt; thread-safe.
+
+    trained: rows of updates, including those that masks leave out of the loss. rejected: by dynamic sampling.
+    dropped: too old (`runner.stale: drop`).
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: Counter[int] = Counter()  # in flight
+        self._counts = dict.fromkeys(("issued", *ENDS), 0)
+
+    def issue(self, prompts: Iterable[Prompt], samples: int) -> None:
+        """`samples` responses to each prompt will be generated."""
+        with self._lock:
+            for prompt in prompts:
+                self._open[prompt.index] += samples
+                self._counts["issued"] += samples
+
+    def trained(self, prompts: Iterable[int]) -> None:
+        """prompts: the index of the prompt of each row. Raises Unaccounted for responses that are not in flight."""
+        self._end("trained", prompts)
+
+    def rejected(self, trajectories: Iterable[Trajectory]) -> None:
+        self._end("rejected", (trajectory.prompt.index for trajectory in trajectories))
+
+    def dropped(self, prompts: Iterable[int]) -> None:
+        self._end("dropped", prompts)
+
+    def _end(self, how: str, prompts: Iterable[int]) -> None:
+        ended = Counter(prompts)
+        with self._lock:
+            if surplus := ended - self._open:
+                raise Unaccounted(_message(f"{how} and were not in flight", surplus))
+            self._open -= ended
+            self._counts[how] += ended.total()
+
+    def check(self, held: Mapping[int, int]) -> None:
+        """held: the responses by prompt that the run holds. Raises Unaccounted unless they are those in flight.
+
+        Called while nothing is generated. A ledger that has counted nothing takes them over: checkpoints of older
+        versions have no counts.
+        """
+        with self._lock:
+            if not self._counts["issued"]:
+                self._open = Counter(held)
+                self._counts["issued"] = self._open.total()
+            if lost := self._open - Counter(held):
+                raise Unaccounted(_message("were issued and are lost", lost))
+            if surplus := Counter(held) - self._open:
+                raise Unaccounted(_message("are held and were not issued", surplus))
+
+    def metrics(self) -> dict[str, float]:
+        """Totals of the run so far."""
+        with self._lock:
+            ended = {f"samples/{name}": float(self._counts[name]) for name in ENDS[1:]}
+            return ended | {"perf/samples_in_flight": float(self._open.total())}
+
+    def state_dict(self) -> StateDict:
+        return {"open": dict(self._open), "counts": dict(self._counts)}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self._open, self._counts = Counter(state["open"]), dict(state["counts"])
+
+
+def _message(what: str, counts: Counter[int]) -> str:
+    first = ", ".join(f"{count} to prompt {prompt}" for prompt, count in sorted(counts.items())[:5])
+    return (
+        f"{counts.total()} responses {what} ({first}): this is an error of the platform. The newest checkpoint is from "
+        "before it; please report it with metrics.jsonl"
+    )

@@ -1,0 +1,52 @@
+"""Every response that was issued is trained on once, or rejected, or dropped."""
+
+from __future__ import annotations
+
+import pytest
+
+from rl_platform.records import Prompt, Trajectory
+from rl_platform.runners.sample_ledger import SampleLedger, Unaccounted
+
+
+def prompt(index: int) -> Prompt:
+    return Prompt(index, "", "", (1,))
+
+
+@pytest.fixture
+def ledger() -> SampleLedger:
+    ledger = SampleLedger()
+    ledger.issue([prompt(0), prompt(1), prompt(0)], samples=2)
+    return ledger
+
+
+def test_counts(ledger: SampleLedger) -> None:
+    ledger.trained([0, 0, 1])
+    ledger.rejected([Trajectory(prompt(1), 1, (), (), "stop", 0)])
+    ledger.dropped([0])
+    assert ledger.metrics() == {"samples/rejected": 1, "samples/dropped": 1, "perf/samples_in_flight": 1}
+    ledger.check({0: 1})
+    again = SampleLedger()
+    again.load_state_dict(ledger.state_dict())
+    again.check({0: 1})
+    again.trained([0])
+    again.check({})
+
+
+def test_a_response_that_is_trained_on_twice(ledger: SampleLedger) -> None:
+    ledger.trained([1, 1])
+    with pytest.raises(Unaccounted, match="1 responses trained and were not in flight .1 to prompt 1.: this is an err"):
+        ledger.trained([1])
+
+
+def test_a_lost_response_and_one_of_another_prompt_do_not_cancel_out(ledger: SampleLedger) -> None:
+    with pytest.raises(Unaccounted, match="1 responses were issued and are lost .1 to prompt 0."):
+        ledger.check({0: 3, 1: 3})
+    with pytest.raises(Unaccounted, match="1 responses are held and were not issued .1 to prompt 2."):
+        ledger.check({0: 4, 1: 2, 2: 1})
+
+
+def test_what_a_checkpoint_without_counts_holds_is_taken_over() -> None:
+    ledger = SampleLedger()
+    ledger.check({4: 2})
+    ledger.trained([4, 4])
+    ledger.check({})
