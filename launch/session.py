@@ -186,7 +186,9 @@ def card(config: Config) -> list[tuple[str, str]]:
     if config.runner.task_type == "embodied":
         lines += policy_card(config.actor.model, config.sequence_length)
     if config.runner.max_staleness:
-        lines.append(("staleness", "a rollout is collected during the update before it, with weights one update old"))
+        ahead = config.runner.max_staleness
+        age = "one update" if ahead == 1 else f"{ahead} updates"
+        lines.append(("staleness", f"rollouts are collected during updates, with weights {age} old"))
     if config.rollout.partial_rollout is not None:
         more = f"{config.prompts_in_flight} prompts in work, {config.data.train_batch_size} trained on per step"
         lines.append(("partial rollouts", f"{more}; the others continue in the next step with newer weights"))

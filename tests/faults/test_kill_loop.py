@@ -20,6 +20,13 @@ STEPS, MOST_KILLS = 6, 4
 RUNS = {
     "embodied": ("embodied.yaml", "env.num_workers=2", "env.normalize_observations=true"),
     "reasoning": ("reasoning.yaml", "reward.type=length_score:score", "algorithm.group_size=2"),
+    "four updates ahead": (
+        "reasoning.yaml",
+        "reward.type=length_score:score",
+        "algorithm.group_size=2",
+        "runner.max_staleness=4",
+        "algorithm.rollout_is={}",
+    ),
 }
 INTERVALS = f"runner.max_steps={STEPS}", "runner.save_interval=1", "runner.val_check_interval=3"
 ON_RAY = (

@@ -133,7 +133,9 @@ class Run:
         state = RunState(self.config.model_copy(update=keys), self.output, reporter)
         runner = self._started()
         try:
-            state.restore(runner, PPO(self.config, runner.learners, reporter), Rollouts(runner, 0, self.config.runner.max_steps))
+            state.restore(
+                runner, PPO(self.config, runner.learners, reporter), Rollouts(runner, 0, self.config.runner.max_steps)
+            )
         except BaseException:
             self.runner = None
             raise

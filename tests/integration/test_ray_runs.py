@@ -136,6 +136,16 @@ def test_apart_a_rollout_one_update_old_is_generated_before_the_weights_change(l
         assert rollouts == min(step + 1, STEPS)
 
 
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("sync", ["full", "delta"])
+def test_apart_rollouts_several_updates_old_are_those_of_one_process(learned_now, scored: str, sync: str) -> None:
+    """The learner's process stores older weights, which the rollout reads while the learner works."""
+    ahead = "reasoning.yaml", scored, "runner.max_staleness=2", "algorithm.rollout_is={}"
+    expected = learned_now(*ahead)
+    apart = "cluster.component_placement={'actor,critic': 0, 'rollout,reward': 1}"
+    assert_equal(learned_now(*ahead, "cluster.devices_per_node=2", apart, f"rollout.sync={sync}"), expected)
+
+
 Launched = Callable[..., tuple[Any, list[psutil.Process]]]
 
 

@@ -227,9 +227,7 @@ def _staleness(value: Any, source: ForeignConfig) -> Outcome:
     age = source(f"{loop(source)}.async_{loop(source)}.max_trajectory_age_steps") or 1
     if not value:
         return same("off there")
-    if age > 1:
-        return untranslated("weights may be one update old at most", {"runner.max_staleness": 1})
-    return write({"runner.max_staleness": 1}, "rollouts are collected during training")
+    return write({"runner.max_staleness": age}, "rollouts are collected during training")
 
 
 def _budgeted(source: ForeignConfig, role: str) -> str | None:

@@ -208,6 +208,34 @@ class TestGathered:
             assert here.store.stored(token) is None, "replaced"
             assert here.store.stored(later) is not None
 
+    @pytest.mark.parametrize("receives", [False, True])
+    @pytest.mark.parametrize("shared", [False, True])
+    @pytest.mark.parametrize("delta", [False, True])
+    def test_older_ones_stay_readable(self, receives: bool, shared: bool, delta: bool) -> None:
+        """And are not exported between two calls of the rank, which may work for long."""
+        store, states, tokens = Memory(), [], []
+        here = Publications("host0", store, receives)
+        for version in range(5):
+            state = {name: torch.full((8,), float(version if name == "a" else 0)) for name in "ab"}
+            states.append(state)
+            whole = (([name], tensor) for name, tensor in state.items())
+            gathered = (lambda whole=whole: whole) if shared else None
+            content = {} if shared else state
+            tokens.append(here.publish(Weights(version, content, delta, gathered=gathered, readable=3)))
+        for version, token in enumerate(tokens):
+            assert token.held == receives
+            if receives:
+                if version < 2:
+                    with pytest.raises(WorkerError, match=f"version {version} of .* were replaced"):
+                        here.published(token)
+                else:
+                    assert_equal(here.published(token).state, states[version])
+            elif version < 2:
+                assert here.store.stored(token) is None
+            else:
+                manifest = here.export(token, "store", None, lambda *_: pytest.fail("waits for the rank"))
+                assert_equal(receive(token, manifest, store, None).state, states[version])
+
 
 def config(backend: str, tensor: int = 1, pipeline: int = 1) -> Config:
     return Config(

@@ -1,0 +1,73 @@
+"""Runs whose generation is two updates ahead, with everything else that a run may do beside it.
+
+Each resumes from a checkpoint in its middle and ends as the run that was not stopped: nothing is lost or doubled, and
+the age of the weights does not depend on timing.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from rl_platform.metrics import read_metrics
+
+STEPS, HALF, AHEAD = 5, 2, 2
+TOOLS = """
+def answer(conversation, metadata):
+    return "=7"
+
+def score(response, answer, metadata):
+    return float(len(response.encode()) % 3 == 0)
+"""
+REFERENCE = "cluster.component_placement={'actor,critic,reference,rollout,reward': all}"
+WITH = {
+    "nothing else": (),
+    "dynamic sampling": ("algorithm.group_size=2", "algorithm.dynamic_sampling={}"),
+    "partial rollouts": ("rollout.partial_rollout={}", "rollout.max_running_requests=5", "data.max_response_length=8"),
+    "turns with a tool": (
+        "rollout={multi_turn: {tool: 'my_tools:answer', max_turns: 2, max_observation_tokens: 2, num_workers: 1}}",
+        "rollout.sampling={max_new_tokens: 2}",
+        "data.max_response_length=6",
+    ),
+    "shaped rewards": (
+        REFERENCE,
+        "algorithm.use_kl_in_reward=true",
+        "algorithm.kl_ctrl={type: adaptive, kl_coef: 0.1, target_kl: 0.01, horizon: 100}",
+        "algorithm.reward_whitening=true",
+        "algorithm.overlong={buffer_length: 1, penalty: 0.5}",
+    ),
+    "PF-PPO": ("algorithm.use_pf_ppo=true",),
+    "greedy baselines": (
+        "cluster={component_placement: {'actor,rollout,reward': all}}",
+        "algorithm.adv_type=remax",
+        "critic=!unset",
+    ),
+    "a critic warm-up": ("algorithm.policy_training_start_step=3",),
+    "log-probs of the rollout": ("algorithm.rollout_is=null", "algorithm.old_log_probs=rollout"),
+}
+
+
+@pytest.mark.parametrize("name", WITH)
+def test_it_resumes_to_the_state_that_it_would_have_had(command, folder, final_state, logged, differences, name: str):
+    (folder / "my_tools.py").write_text(TOOLS)
+    keys = ("algorithm.rollout_is={}", "reward.type=my_tools:score", *WITH[name])
+    run = (
+        *("reasoning.yaml", f"runner.max_staleness={AHEAD}", f"runner.max_steps={STEPS}", "runner.save_interval=2"),
+        *("runner.val_check_interval=3", "runner.keep_checkpoints=10", *keys),
+    )
+    ended = command(*run, "runner.output_dir=whole")
+    assert ended.code == 0, ended.err
+    assert "rollouts are collected during updates, with weights 2 updates old" in ended.out
+    again = f"runner.resume=whole/checkpoints/step-{HALF:08d}", "runner.output_dir=again"
+    ended = command(*run, *again)
+    assert ended.code == 0, ended.err
+    assert differences(*(final_state(place, STEPS) for place in ("whole", "again"))) == []
+    rows, resumed = logged("whole"), logged("again")
+    assert differences([row for row in rows if row["step"] > HALF], resumed) == []
+    warm_up = 3 if name == "a critic warm-up" else 0
+    version = [max(0, step - warm_up) for step in range(STEPS)]
+    ages = [row["staleness/max"] for row in read_metrics(folder / "whole")[1:]]
+    expected = [version[step] - version[max(0, step - AHEAD)] for step in range(STEPS)]
+    if name == "partial rollouts":  # a response may have begun in an earlier rollout
+        assert all(age >= least for age, least in zip(ages, expected, strict=True))
+    elif name != "dynamic sampling":  # which trains surplus groups later
+        assert ages == expected
