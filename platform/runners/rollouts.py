@@ -1,9 +1,9 @@
 """The rollouts of a run, in order: collected on demand, or up to `runner.max_staleness` updates ahead.
 
 Ahead by k: while the models are trained on the rollout of step s, a thread collects those of steps s + 1 to s + k. The
-rollout of step s is generated with the weights after s - k updates, or with the first ones. Its weights therefore depend
-on no timing: equal seeds give equal runs, and a resumed run equals an undisturbed one. At most (k + 1) rollouts are
-issued and not trained on.
+rollout of step s is generated with the weights after s - k updates, or with the first ones. Its weights depend on no
+timing: equal seeds give equal runs, and a resumed run equals an undisturbed one. At most (k + 1) rollouts are issued
+and not trained on.
 """
 
 from __future__ import annotations

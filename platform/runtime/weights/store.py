@@ -6,7 +6,8 @@ by their content: the sender stores those that changed since its last publicatio
 from its own tensors, so it also gets what it missed before.
 
 Weights that the ranks of a learner share go through the object store (`publish_gathered`), because their receivers are
-not known when they are published; so do weights that stay readable while newer ones are published (`publish_now`). Not covered: tensors on an accelerator, which are copied through main memory.
+not known when they are published; so do weights that stay readable while newer ones are published (`publish_now`).
+Not covered: tensors on an accelerator, which are copied through main memory.
 """
 
 from __future__ import annotations

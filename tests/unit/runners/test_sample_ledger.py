@@ -34,14 +34,14 @@ def test_counts(ledger: SampleLedger) -> None:
 
 def test_a_response_that_is_trained_on_twice(ledger: SampleLedger) -> None:
     ledger.trained([1, 1])
-    with pytest.raises(Unaccounted, match="1 responses trained and were not in flight .1 to prompt 1.: this is an err"):
+    with pytest.raises(Unaccounted, match="1 responses trained and were not in flight"):
         ledger.trained([1])
 
 
 def test_a_lost_response_and_one_of_another_prompt_do_not_cancel_out(ledger: SampleLedger) -> None:
-    with pytest.raises(Unaccounted, match="1 responses were issued and are lost .1 to prompt 0."):
+    with pytest.raises(Unaccounted, match="1 responses were issued and are lost"):
         ledger.check({0: 3, 1: 3})
-    with pytest.raises(Unaccounted, match="1 responses are held and were not issued .1 to prompt 2."):
+    with pytest.raises(Unaccounted, match="1 responses are held and were not issued"):
         ledger.check({0: 4, 1: 2, 2: 1})
 
 
