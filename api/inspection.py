@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping
 from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from rl_platform.arguments import Source, as_overrides, as_source, folder_of
 from rl_platform.config.python_values import as_arguments
 from rl_platform.environments import MakeEnv, registered
 from rl_platform.launch.command import load, located
+from rl_platform.launch.console import run_console
 from rl_platform.launch.extras import required
 from rl_platform.launch.saved_run import find_run
 from rl_platform.one_run import one_run
@@ -75,7 +73,7 @@ def check(config: Source, overrides: Mapping[str, object] | None = None, *, show
             from rl_platform.launch.check.property_check import check as check_properties  # loads torch
 
         with located(loaded):
-            return check_properties(loaded, _console(show))
+            return check_properties(loaded, run_console(show=show))
 
 
 def evaluate(
@@ -101,8 +99,4 @@ def evaluate(
         from rl_platform.launch.evaluation import evaluate_checkpoint  # loads torch
 
         with located(loaded):
-            return evaluate_checkpoint(saved, loaded, as_arguments(given)[0], _console(show))
-
-
-def _console(show: bool) -> Console:
-    return Console() if show else Console(file=io.StringIO())
+            return evaluate_checkpoint(saved, loaded, as_arguments(given)[0], run_console(show=show))

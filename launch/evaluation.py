@@ -30,6 +30,7 @@ from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.garbage import collect_as_usual
 from rl_platform.launch.cluster import runtime_for
+from rl_platform.launch.console import run_console
 from rl_platform.launch.extensions import check_extensions
 from rl_platform.launch.headline import number
 from rl_platform.launch.plain import PlainView
@@ -69,7 +70,7 @@ def evaluate_checkpoint(
         check_extensions(config)
         check_models(config, placement, inventory)
     place = _output(run)
-    console = console or Console()
+    console = console or run_console()
     reporter = Reporters([PlainView(console)])
     with closing(reporter), ExitStack() as stack:
         with reporter.phase("load"):

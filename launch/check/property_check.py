@@ -26,6 +26,7 @@ from rl_platform.launch.check import invariance, updates
 from rl_platform.launch.check.credit import credit, not_asked
 from rl_platform.launch.check.property import Property, PropertyOutcome
 from rl_platform.launch.check.samples import CheckedConfig
+from rl_platform.launch.console import run_console
 from rl_platform.launch.extensions import check_extensions
 from rl_platform.launch.panels import print_lines
 from rl_platform.launch.session import card, spaces_of
@@ -51,7 +52,7 @@ class PropertyFailed(PlatformError):
 def check(loaded: LoadedConfig, console: Console | None = None) -> list[PropertyOutcome]:
     """Returns the outcome of each property; prints them and the algorithm card. Raises PropertyFailed if one does not
     hold."""
-    config, console, began = loaded.config, console or Console(), time.monotonic()
+    config, console, began = loaded.config, console or run_console(), time.monotonic()
     check_extensions(config)
     if config.runner.task_type == "embodied" and (is_named(config.actor.model.type) or is_named(config.env.backend)):
         spaces_of(config)  # calls the network and the backend once
