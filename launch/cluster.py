@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
 
 import psutil
 import torch
@@ -261,7 +260,7 @@ def _knock(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
 
 
-def _connect(**options: Any) -> None:
+def _connect(**options: object) -> None:
     """Connects with Ctrl-C blocked. Ray's processes inherit that, so only the command handles it and saves."""
     import ray
 

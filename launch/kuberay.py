@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -50,7 +49,7 @@ def manifest(config: Config, config_path: str, overrides: Sequence[str], options
     gpus = {"nvidia.com/gpu": str(cluster.gpus_per_node)} if cluster.gpus_per_node else {}
     limits = gpus | dict(limit.split("=") for limit in options.limits)
 
-    nodes: dict[str, Any] = {
+    nodes: dict[str, object] = {
         "rayVersion": version("ray"),
         "authOptions": {"mode": "token"},  # who does not have the token of the cluster cannot join or submit
         "headGroupSpec": {"rayStartParams": {}, "template": _pod("ray-head", limits, options)},
@@ -82,7 +81,7 @@ def write_manifest(config: Config, text: str) -> Path:
     return path
 
 
-def _pod(container: str, limits: dict[str, str], options: KubeRayOptions) -> dict[str, Any]:
+def _pod(container: str, limits: dict[str, str], options: KubeRayOptions) -> dict[str, object]:
     environment = {"RAY_worker_niceness": "0", "MALLOC_ARENA_MAX": "1"}  # as where a run starts Ray itself
     return {
         "spec": {

@@ -58,7 +58,7 @@ class Policy:
 
     def act(
         self,
-        observation: ArrayLike | Mapping[str, Any],
+        observation: ArrayLike | Mapping[str, object],
         deterministic: bool = True,
         *,
         episode_starts: ArrayLike | None = None,
@@ -120,7 +120,7 @@ class Policy:
         low, high = (np.asarray(bound, np.float32) for bound in (spaces.action_low, spaces.action_high))
         return np.clip(actions, low, high).reshape(-1, *spaces.action_shape)
 
-    def _rows(self, observation: ArrayLike | Mapping[str, Any]) -> tuple[np.ndarray, bool]:
+    def _rows(self, observation: ArrayLike | Mapping[str, object]) -> tuple[np.ndarray, bool]:
         """Observations [N,D] float32, or uint8 of images, and whether it is a single one."""
         shape, images = self.spaces.observation_shape, self.spaces.images
         try:
@@ -140,7 +140,7 @@ class Policy:
             raise DataError(f"observation: row {row} is not finite: {rows[row]}")
         return rows, single
 
-    def _flat(self, observation: Mapping[str, Any]) -> np.ndarray:
+    def _flat(self, observation: Mapping[str, object]) -> np.ndarray:
         """A Dict observation [...] -> its parts side by side [...,D], as `FlatObservations` puts them."""
         arrays = []
         for part in self.spaces.parts:

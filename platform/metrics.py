@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
 from rl_platform.errors import ConfigError, DataError, Problem
 from rl_platform.logger_media import as_animation, as_markdown, as_table, as_video
@@ -245,7 +245,7 @@ class Reporters:
 class Tracker(Protocol):
     """A run of one of `TRACKERS`."""
 
-    def log(self, values: dict[str, Any], *, step: int) -> None: ...
+    def log(self, values: dict[str, object], *, step: int) -> None: ...
     def finish(self) -> None: ...
 
 
@@ -424,8 +424,8 @@ class UserLogger:
             self._logger = kind()
         self._name = name
 
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
+    def __getattr__(self, method: str) -> Callable[..., object]:
+        def call(*arguments: object, **options: object) -> object:
             with LOGGER.running(self._name):
                 return getattr(self._logger, method)(*arguments, **options)
 

@@ -41,7 +41,7 @@ class Prompt:
     text: str
     answer: str
     token_ids: tuple[int, ...]
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, object] = field(default_factory=dict)
     messages: tuple[Message, ...] = ()
     source: str = ""
 

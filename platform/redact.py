@@ -69,7 +69,7 @@ def redacted(text: str) -> str:
     return text
 
 
-def without_secrets(tree: Any, name: str = "") -> Any:
+def without_secrets(tree: object, name: str = "") -> Any:
     """Returns a copy of nested values of a config without secrets; what is no secret stays as it is."""
     if isinstance(tree, dict):
         return {key: without_secrets(value, str(key)) for key, value in tree.items()}

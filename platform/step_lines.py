@@ -19,6 +19,8 @@ from rl_platform.errors import DataError
 
 log = logging.getLogger(__name__)
 
+Line = dict[str, Any]  # a JSON object: numbers and texts by name
+
 _EXACT = 2**53  # float64 holds every smaller whole number
 
 
@@ -48,7 +50,7 @@ class StepLines:
         self._file.close()
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_lines(path: Path) -> Iterator[Line]:
     """The records of a file, one at a time; a torn last line is left out.
 
     Raises DataError for a line that is not a JSON object with a step, OSError for a file that cannot be read.
@@ -63,7 +65,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             yield record
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def _parsed(line: bytes) -> Line | None:
     """The record of a line, None if it is damaged."""
     try:
         record = json.loads(line.decode("utf-8"))

@@ -62,7 +62,7 @@ class Extension:
             self._check(name, "its constructor", found, self.protocol.__init__)  # type: ignore[misc]
         return found
 
-    def function(self, name: str, found: Any) -> Callable[..., Any]:
+    def function(self, name: str, found: object) -> Callable[..., Any]:
         """Returns the function, or an instance of the class, `found`. Raises ConfigError if it cannot be called as the
         protocol says."""
         if inspect.isclass(found):
@@ -73,11 +73,16 @@ class Extension:
         if not callable(found):
             raise self.misfit(name, "is not a function")
         self._check(name, "it", found, self.protocol.__call__)  # type: ignore[operator]
-        function: Callable[..., Any] = found
+        function: Callable[..., object] = found
         return function
 
     def _check(
-        self, name: str, what: str, found: Callable[..., Any], expected: Callable[..., Any], bound: Sequence[None] = ()
+        self,
+        name: str,
+        what: str,
+        found: Callable[..., object],
+        expected: Callable[..., object],
+        bound: Sequence[None] = (),
     ) -> None:
         """Raises ConfigError if `found` cannot be called with the arguments of `expected`."""
         try:
@@ -162,7 +167,7 @@ def _is_missing(method: object) -> bool:
     return not callable(method) or getattr(method, "__isabstractmethod__", False)
 
 
-def _methods(protocol: type) -> dict[str, Callable[..., Any]]:
+def _methods(protocol: type) -> dict[str, Callable[..., object]]:
     """The public methods of a protocol and its bases."""
     names = {name: None for base in reversed(protocol.__mro__) if base is not object for name in vars(base)}
     found = {name: inspect.getattr_static(protocol, name) for name in names if not name.startswith("_")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import gymnasium
 import numpy as np
@@ -30,7 +30,7 @@ class FlatObservations(gymnasium.ObservationWrapper[object, object, object]):
         return vector
 
 
-def leaves(space: Space[Any], name: str = "") -> Iterator[tuple[str, Space[Any]]]:
+def leaves(space: Space[object], name: str = "") -> Iterator[tuple[str, Space[object]]]:
     """Yields the parts of a Dict or Tuple space with their names, in the order in which they are flattened."""
     if isinstance(space, Dict | Tuple):
         items = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)

@@ -83,10 +83,10 @@ class EnvDescription:
     """
 
     id: str
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict[str, object] = field(default_factory=dict)
     max_episode_steps: int | None = None
     pixels: PixelFormat | None = None
-    tasks: tuple[dict[str, Any], ...] = ()
+    tasks: tuple[dict[str, object], ...] = ()
     backend: str = "mujoco"
 
     @classmethod

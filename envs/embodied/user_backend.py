@@ -36,7 +36,7 @@ class EnvBackend(Protocol):
 
     success: np.ndarray | None = None
 
-    def __init__(self, num_envs: int, **options: Any) -> None:
+    def __init__(self, num_envs: int, **options: object) -> None:
         """Builds the environments. options: `env.kwargs`.
 
         Every env process, every stage of `env.pipeline_stages` and the evaluation build an instance of their own.
@@ -44,7 +44,7 @@ class EnvBackend(Protocol):
 
     @classmethod
     @abstractmethod
-    def spaces(cls, **options: Any) -> tuple[Space[Any], Space[Any]]:
+    def spaces(cls, **options: object) -> tuple[Space[object], Space[object]]:
         """Returns the observation and action space of one environment, without starting a simulator."""
 
     @abstractmethod
@@ -174,7 +174,7 @@ def backend_spaces(description: EnvDescription) -> EnvSpaces:
     except Exception as error:
         message = f"spaces() with env.kwargs {description.kwargs} raised {type(error).__name__}: {error}"
         raise BACKEND.misfit(name, message) from error
-    env: gymnasium.Env[Any, Any] = gymnasium.Env()
+    env: gymnasium.Env[object, object] = gymnasium.Env()
     env.observation_space, env.action_space = observation, action
     return read_spaces(env, name, "env.backend")
 

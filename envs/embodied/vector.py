@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,8 @@ from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
+
+    from rl_platform.records import StateDict
 
 
 @dataclass(frozen=True)
@@ -246,7 +248,7 @@ class VectorEnv:
         with self._closing_on_error():
             return self._workers.render() if self._workers else self._blocks[0].render()
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> StateDict:
         """Returns the state to continue bit for bit, in types that `torch.load(weights_only=True)` accepts.
 
         The number of workers may change between runs, the environments may not. A warning names an environment that
@@ -263,7 +265,7 @@ class VectorEnv:
             "envs": envs,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], chosen: Sequence[int] | None = None) -> np.ndarray:
+    def load_state_dict(self, state: StateDict, chosen: Sequence[int] | None = None) -> np.ndarray:
         """Continues from `state_dict()`, or from its environments `chosen`. Drops a step that is under way.
 
         Returns observations [N,D]. Raises CheckpointError if the state is of other environments.

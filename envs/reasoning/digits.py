@@ -76,4 +76,5 @@ def _parameters(task: Task) -> tuple[str, int]:
         )
     if problems:
         raise ConfigError(problems)
-    return str(operation), int(length)
+    assert isinstance(length, int)
+    return str(operation), length

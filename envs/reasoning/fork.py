@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import psutil
 
@@ -49,7 +49,7 @@ def in_fork(function: Callable[[], float]) -> float:
         if _template:
             _end_leftovers()
     try:
-        result: Any = json.loads(line)
+        result: object = json.loads(line)
     except (ValueError, RecursionError):
         raise ValueError(f"the process of this sample ended without a result (status {status})") from None
     match result:

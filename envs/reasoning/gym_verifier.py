@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import Any
 
 from rl_platform.envs.reasoning.answers.finding import find_answer, last_number, reserved
 from rl_platform.envs.reasoning.answers.quantity import NUMBER, parse_number
@@ -29,7 +28,7 @@ class GymVerifier:
     Without `exact` the data set's partial scores are returned, of which many pay `answer or wrong` or any number.
     """
 
-    def __init__(self, name: str | None, params: dict[str, Any], exact: bool) -> None:
+    def __init__(self, name: str | None, params: dict[str, object], exact: bool) -> None:
         import reasoning_gym
 
         self.dataset = reasoning_gym.create_dataset(name, **{"seed": 0, **params})
@@ -38,19 +37,19 @@ class GymVerifier:
             entry = self.dataset[index]
             self._score(str(entry["answer"]), entry)
 
-    def score(self, response: str, question: str, answer: str, metadata: dict[str, Any]) -> float:
+    def score(self, response: str, question: str, answer: str, metadata: dict[str, object]) -> float:
         """Returns a score in [0, 1]. Raises ValueError if the data set cannot score its own answer."""
         given = _find(response, answer)
         if given is None or (given != answer and calls_code(given)):
             return 0.0
-        entry = {"question": question, "answer": answer, "metadata": metadata}
+        entry: dict[str, object] = {"question": question, "answer": answer, "metadata": metadata}
         score = self._score(given, entry) if _PLAIN.fullmatch(given) else in_fork(lambda: self._score(given, entry))
         if not self._exact:
             return score
         hedged = answer != NO_ANSWER and reserved(given) and not reserved(answer)
         return float(score >= 1.0 and not hedged)
 
-    def _score(self, given: str, entry: dict[str, Any]) -> float:
+    def _score(self, given: str, entry: dict[str, object]) -> float:
         try:
             return float(self.dataset.score_answer(given, entry))
         except Exception:

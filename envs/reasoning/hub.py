@@ -6,10 +6,13 @@ Not covered: the meaning of the columns (`rows.py`).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rl_platform.envs.reasoning.tables import Row, plain
 from rl_platform.errors import ConfigError, DataError, Problem
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 SAVED = ("state.json", "dataset_dict.json")  # files of a folder written by save_to_disk: one dataset, several splits
 
@@ -44,7 +47,7 @@ def dataset_rows(path: str, name: str | None, split: str | None) -> list[Row]:
         raise DataError(f"{path}: cannot be loaded: {type(error).__name__}: {reason}. {hint}.") from error
 
 
-def _saved(path: str, split: str | None) -> Any:
+def _saved(path: str, split: str | None) -> Dataset:
     from datasets import DatasetDict, load_from_disk
 
     loaded = load_from_disk(path)

@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from rl_platform.config.schema.data import Data
 from rl_platform.envs.reasoning.question import Question
 from rl_platform.errors import CheckpointError, ConfigError, DataError, Problem
-from rl_platform.records import Message, Prompt
+from rl_platform.records import Message, Prompt, StateDict
 
 PLACEHOLDER = "{question}"
 
@@ -143,11 +143,11 @@ class PromptLoader:
         """Returns the next `size` prompts; None: `batch_size`."""
         return [self._next() for _ in range(self._batch_size if size is None else size)]
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> StateDict:
         state = {"drawn": dict(self._drawn), "weights": dict(self._weights)}
         return {**state, "seed": self._seed, "prompts": self._fingerprint}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continues from `state`. Raises CheckpointError if it is of other prompts, another seed or other weights."""
         of_one = "drawn" not in state  # older checkpoints have epoch and position in the only source
         weights = {"": 1.0} if of_one else state["weights"]

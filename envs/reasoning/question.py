@@ -6,7 +6,6 @@ Not covered: encoding questions (`prompts.py`) and scoring responses (`verifiers
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from rl_platform.records import Message
 
@@ -21,7 +20,7 @@ class Question:
 
     text: str
     answer: str
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, object] = field(default_factory=dict)
     messages: tuple[Message, ...] = ()
     source: str = ""
     where: str = field(default="", compare=False)

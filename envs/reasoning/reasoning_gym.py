@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rl_platform.config.schema.data import Data, Task
 from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from reasoning_gym.dataset import ProceduralDataset
 
 REPEATS_BEFORE_GIVING_UP = 1_000
 
@@ -36,7 +39,7 @@ def reasoning_gym_questions(data: Data, task: Task, seed: int) -> Split:
     return Split(train=distinct[data.val_size :], validation=distinct[: data.val_size])
 
 
-def _create(task: Task, seed: int) -> Any:
+def _create(task: Task, seed: int) -> ProceduralDataset:
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
 
@@ -69,7 +72,7 @@ def _unknown_parameter(task: Task, name: str, allowed: list[str]) -> Problem:
     return Problem(f"data.task.params.{name}", message, str(task.params[name]), ", ".join(allowed), hint)
 
 
-def _draw(dataset: Any, index: int, task: Task) -> Question:
+def _draw(dataset: ProceduralDataset, index: int, task: Task) -> Question:
     try:
         item = dataset[index]
     except Exception as error:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Protocol
 
 from rl_platform.envs.reasoning.score import Score
 from rl_platform.user_code import Extension
@@ -24,7 +24,7 @@ from rl_platform.user_code import Extension
 class Tool(Protocol):
     """A tool that answers the policy's turns, see above."""
 
-    def __call__(self, conversation: list[str], metadata: dict[str, Any], /) -> str | None:
+    def __call__(self, conversation: list[str], metadata: dict[str, object], /) -> str | None:
         """Returns the observation after the last turn, or None if the response is complete."""
 
 
@@ -36,7 +36,7 @@ class ToolCall:
     """The arguments of a tool."""
 
     conversation: tuple[str, ...]
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
 }
 
 
-def calculator(conversation: Sequence[str], metadata: dict[str, Any]) -> str | None:
+def calculator(conversation: Sequence[str], metadata: dict[str, object]) -> str | None:
     """Returns the value of the expression before a `=` at the end of the turn; None for a turn without `=`.
 
     For a turn that is only `=` it evaluates the expression at the end of the question. Expressions have numbers,

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Protocol
+from typing import Protocol
 
 from rl_platform.user_code import Extension
 
@@ -28,7 +28,7 @@ class ScoreItem:
     response: str
     question: str
     answer: str
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, object] = field(default_factory=dict)
     last_turn: str | None = None
     messages: tuple[dict[str, str], ...] = ()
 
@@ -46,7 +46,7 @@ Verifier = Callable[[ScoreItem], Verdict]
 class RewardFunction(Protocol):
     """The user's reward of a response."""
 
-    def __call__(self, response: str, answer: str, metadata: dict[str, Any], /) -> Verdict:
+    def __call__(self, response: str, answer: str, metadata: dict[str, object], /) -> Verdict:
         """Returns the score, or the score and the rewards of steps. answer, metadata: of the question."""
 
 
@@ -66,7 +66,7 @@ class VerifierSpec:
     type: str
     task_type: str = ""
     task_name: str | None = None
-    task_params: dict[str, Any] = field(default_factory=dict)
+    task_params: dict[str, object] = field(default_factory=dict)
     sources: dict[str, VerifierSpec] = field(default_factory=dict)
     exact: bool = True
 
@@ -124,7 +124,7 @@ def match_quotient(item: ScoreItem) -> float:
 def _task_verifier(spec: VerifierSpec) -> Verifier:
     if spec.sources:
         verifiers = {label: _task_verifier(source) for label, source in spec.sources.items()}
-        return lambda item: verifiers[item.metadata["source"]](item)
+        return lambda item: verifiers[str(item.metadata["source"])](item)
     if spec.task_type in ("jsonl", "file", "dataset"):
         return _math_verifier()
     if spec.task_type != "reasoning_gym":

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Model, Trainable
 from rl_platform.config.schema.reward import RewardModel
+from rl_platform.config.source import Tree
 from rl_platform.envs.reasoning.rows import rows_of
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.rehearse.shrink import Materials
@@ -24,6 +25,9 @@ from rl_platform.launch.rehearse.small_models import (
 )
 from rl_platform.models.pretrained import PACKAGED, packaged_gguf, quiet_transformers
 from rl_platform.placement.architectures import known_options
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 READ, QUESTIONS, VALIDATION = 200, 40, 8  # rows that are looked at; rows that are kept
 _TEMPLATE = (
@@ -125,7 +129,7 @@ def write_tokenizer(model: Model, known: Architecture, folder: Path, real: bool)
         (folder / "generation_config.json").write_text(text, encoding="utf-8")
 
 
-def byte_tokenizer(specials: Specials) -> Any:
+def byte_tokenizer(specials: Specials) -> PreTrainedTokenizerFast:
     """Returns a transformers tokenizer of bytes with the special tokens and a chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -145,7 +149,7 @@ def byte_tokenizer(specials: Specials) -> Any:
     return made
 
 
-def _tokenizer_source(model: Model, known: Architecture) -> dict[str, Any] | None:
+def _tokenizer_source(model: Model, known: Architecture) -> dict[str, object] | None:
     """The arguments of `from_pretrained` for a model's own tokenizer; None if it is not on this machine."""
     if model.tokenizer == "bytes":
         return None
@@ -211,7 +215,7 @@ def invented(prompt: str, answer: str | None, count: int, start: int, programs: 
     return lines
 
 
-def _put(row: dict[str, Any], column: str, value: str) -> None:
+def _put(row: Tree, column: str, value: str) -> None:
     *outer, name = column.split(".")
     for part in outer:
         row = row.setdefault(part, {})

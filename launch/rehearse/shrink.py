@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rl_platform.config.differences import flat
+from rl_platform.config.layers import value_at
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.data import Task
 from rl_platform.config.schema.models import Model, RandomLM, Trainable
 from rl_platform.config.schema.reward import WeightedReward
+from rl_platform.config.source import Tree
 from rl_platform.launch.rehearse.small_placement import LEARNERS, data_parallel, small_cluster, small_parallel
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import Placement, schedule
@@ -226,7 +228,7 @@ def _leaves(key: str, value: object) -> Iterator[tuple[str, object]]:
         yield key, value
 
 
-def _put(tree: dict[str, Any], key: str, value: object) -> bool:
+def _put(tree: Tree, key: str, value: object) -> bool:
     """Sets a key unless one of the sections around it is null."""
     *sections, leaf = key.split(".")
     for name in sections:
@@ -259,16 +261,14 @@ def _enclosing(key: str) -> Iterator[str]:
         key = key.rpartition(".")[0]
 
 
-def _least(key: str, most: int, why: str = "", **options: Any) -> Rule:
+def _least(key: str, most: int, why: str = "", applies: Callable[[Sizes], object] = lambda _: True) -> Rule:
     """A rule that cuts a number to at most `most`. null stays null."""
 
     def value(sizes: Sizes) -> object:
-        current: Any = sizes.config
-        for name in key.split("."):
-            current = None if current is None else getattr(current, name)
+        current = value_at(sizes.config, key.split("."))
         return None if current is None else min(current, most)
 
-    return Rule(key, value, why, **options)
+    return Rule(key, value, why, applies=applies)
 
 
 def _trained(role: str) -> tuple[Rule, ...]:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ from rl_platform.placement.model_shape import FLOAT, ModelShape
 from rl_platform.records import RolloutBatch, SamplingParams, Weights
 
 if TYPE_CHECKING:
-    from rl_platform.planner.rates import Rates
+    from rl_platform.planner.rates import Measured, Rates
 
 OPTION = "--plan=calibrate"
 WIDTHS, ROWS, TYPES = (64, 256, 1024), (1, 16, 256, 2048), ("float32", "bfloat16")
@@ -69,7 +69,7 @@ def calibrate(config: Config, inventory: Inventory) -> str:
     began, kind = time.monotonic(), device_of(inventory)
     device = _device(kind, inventory)
     file = machine_file(kind.kind)
-    tree: dict[str, Any] = {"form": FORM, "date": f"{datetime.now():%Y-%m-%d}", "disk": _disk(file)}
+    tree: Measured = {"form": FORM, "date": f"{datetime.now():%Y-%m-%d}", "disk": _disk(file)}
     known = _known(file, unusable)
     tree["start"] = _seconds_of_start()
     tree["matrix"] = {dtype: _matrix(getattr(torch, dtype), device) for dtype in TYPES}
@@ -99,10 +99,10 @@ def _device(kind: Device, inventory: Inventory) -> torch.device:
     return torch.device("cuda")
 
 
-def _known(file: Path, unusable: Callable[[object], str]) -> dict[str, Any]:
+def _known(file: Path, unusable: Callable[[object], str]) -> Measured:
     """Returns the stored measurement, whose entries of other configs are kept; an empty one if no plan can use it."""
     try:
-        tree: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        tree: Measured = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return {} if unusable(tree) else tree
@@ -177,7 +177,7 @@ def _matrix(dtype: torch.dtype, device: torch.device) -> dict[str, list[tuple[in
     return rates
 
 
-def _language(nominal: Rates, tree: dict[str, Any], device: torch.device) -> dict[str, Any]:
+def _language(nominal: Rates, tree: Measured, device: torch.device) -> Measured:
     """Returns the overhead of passes and decoding: their seconds beyond products and memory traffic."""
     from rl_platform.planner.cost import BACKWARD, arithmetic
     from rl_platform.planner.rates import Rates, matrix_of
@@ -329,7 +329,7 @@ def _prompts(config: Config) -> list[int]:
     return list(sampled([len(prompt.token_ids) for prompt in prompts]))
 
 
-def _lines(tree: dict[str, Any], config: Config, name: str) -> list[str]:
+def _lines(tree: Measured, config: Config, name: str) -> list[str]:
     best = {
         dtype: max(rate for points in widths.values() for _, rate in points) for dtype, widths in tree["matrix"].items()
     }

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -17,7 +16,7 @@ from rl_platform.envs.reasoning.rows import column, final_answer
 from rl_platform.errors import ConfigError, DataError, Problem, problems_of
 from rl_platform.launch.tools.written import writing
 
-Columns = dict[str, Any]
+Columns = dict[str, object]
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 _BARE_BOX = re.compile(r"\\boxed\s+([^\s{$]+)")
 _ROLES = {"Human": "user", "Assistant": "assistant"}
@@ -91,7 +90,7 @@ def _math(row: Columns, where: str) -> Columns:
     found = boxed(solution) or _BARE_BOX.findall(solution)
     if not found or not found[-1].strip():
         raise DataError(f"{where}: column 'solution' has no \\boxed{{...}}.")
-    extra = {name: row[name] for name in ("level", "type") if name in row}
+    extra: Columns = {name: row[name] for name in ("level", "type") if name in row}
     return {"question": _text(row, "problem", where), "answer": found[-1].strip(), **extra}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from rl_platform.errors import DataError
 
@@ -32,7 +32,15 @@ def write(run: Path, output: Path) -> None:
     recording.disconnect()
 
 
-def _facts(run: Path) -> dict[str, Any]:
+class Drawn(TypedDict):
+    """The drawn episode of `evaluation.json`."""
+
+    step: int
+    steps_per_picture: int
+    rewards: list[float]
+
+
+def _facts(run: Path) -> Drawn:
     """`evaluation.json`, checked."""
     path = run / "evaluation.json"
     try:
@@ -46,4 +54,4 @@ def _facts(run: Path) -> dict[str, Any]:
         raise DataError(f"{path}: not the facts of a drawn episode ({type(error).__name__}: {error})") from error
     if not (whole and numbers):
         raise DataError(f"{path}: not the facts of a drawn episode")
-    return dict(facts)
+    return Drawn(step=facts["step"], steps_per_picture=facts["steps_per_picture"], rewards=facts["rewards"])

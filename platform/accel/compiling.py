@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ IN_ORDER = ANY_ORDER - {"reassoc"}
 """Keeps the order of additions, so equal rows give equal bits."""
 Array = np.ndarray
 Compiled = Callable[..., Any]
+Code = TypeVar("Code")
 
 
 def compiled_loops(
@@ -37,7 +38,9 @@ def compiled_loops(
     return decorated
 
 
-def cached(compiler: Callable[..., Compiled], function: Callable[..., object], **options: object) -> Any:
+def cached(
+    compiler: Callable[..., Callable[[Callable[..., object]], Code]], function: Callable[..., object], **options: object
+) -> Code:
     """Returns `compiler(**options)(function)`, cached on disk if the folder is writable."""
     try:
         return compiler(cache=True, **options)(function)

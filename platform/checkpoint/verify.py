@@ -59,19 +59,18 @@ class Checkpoint:
     def open(cls, path: str | Path) -> Checkpoint:
         """Verify every file of the checkpoint folder `path`. Raises CheckpointError naming each damaged file."""
         path = Path(path)
-        manifest = _read_manifest(path)
+        checkpoint, expected = _read_manifest(path)
         named = STEP_FOLDER.fullmatch(path.resolve().name)
-        if named is None or int(named[1]) != manifest["step"]:
+        if named is None or int(named[1]) != checkpoint.step:
             raise CheckpointError(
-                f"checkpoint {path}: {MANIFEST} was written for step {manifest['step']}, the folder has another name. "
-                f"Checkpoints were swapped or renamed; the right name is {folder_name(manifest['step'])}"
+                f"checkpoint {path}: {MANIFEST} was written for step {checkpoint.step}, the folder has another name. "
+                f"Checkpoints were swapped or renamed; the right name is {folder_name(checkpoint.step)}"
             )
         with ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock: several files at once
-            expected: dict[str, Written] = manifest["files"]
             damages = list(filter(None, pool.map(lambda name: damage(path, name, expected[name]), expected)))
         if damages:
             raise CheckpointError(f"checkpoint {path} is damaged: " + "; ".join(damages))
-        return cls(path, manifest["step"], manifest["fingerprint"], manifest["parts"])
+        return checkpoint
 
     def load(self, part: str, map_location: str | torch.device = "cpu") -> StateDict:
         """The part as it was saved, tensors on `map_location`. CheckpointError if it is missing or unreadable."""
@@ -106,7 +105,8 @@ def damage(path: Path, name: str, expected: Written) -> str:
     return "" if digest == expected.sha256 else f"{name} does not match its SHA-256"
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def _read_manifest(path: Path) -> tuple[Checkpoint, dict[str, Written]]:
+    """Returns the checkpoint and its files, which are not verified yet."""
     file = path / MANIFEST
     try:
         raw = file.read_bytes()
@@ -129,7 +129,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         )
     if wrong := next(_mistyped(body), ""):
         raise CheckpointError(f"checkpoint {path}: {MANIFEST} was not written by this platform: {wrong}")
-    return {**body, "files": {name: Written(**entry) for name, entry in body["files"].items()}}
+    files = {name: Written(**entry) for name, entry in body["files"].items()}
+    return Checkpoint(path, body["step"], body["fingerprint"], body["parts"]), files
 
 
 def _mistyped(body: dict[str, Any]) -> Iterator[str]:

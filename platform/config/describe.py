@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Literal, Union, get_args, get_origin
 
 import annotated_types
 from pydantic.fields import FieldInfo
@@ -17,7 +17,7 @@ _WORDS: dict[object, str] = {
     int: "a whole number",
     float: "a number",
     str: "text",
-    Any: "anything",
+    object: "anything",
 }
 
 
@@ -71,9 +71,9 @@ def is_known(path: str) -> bool:
     return True
 
 
-def default_tree(section: type[Section] = Config) -> dict[str, Any]:
+def default_tree(section: type[Section] = Config) -> dict[str, object]:
     """The defaults of all keys that have one, as plain nested values."""
-    tree: dict[str, Any] = {}
+    tree: dict[str, object] = {}
     for name, field in section.model_fields.items():
         inner = section_of(field.annotation)
         default = None if field.is_required() else field.get_default(call_default_factory=True)
@@ -96,7 +96,7 @@ def choices(annotation: object) -> list[str]:
     return [choice for part in get_args(annotation) if not isinstance(part, FieldInfo) for choice in choices(part)]
 
 
-def _accepts(annotation: Any, metadata: Sequence[object]) -> str:
+def _accepts(annotation: object, metadata: Sequence[object]) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         inner = [

@@ -100,7 +100,7 @@ def steps_of(key: str) -> list[str | int]:
     return [int(index) if index else name for index, name in re.findall(r"\[(\d+)\]|([^.\[\]]+)", key)]
 
 
-def value_at(tree: Any, path: Sequence[str | int], default: Any = None) -> Any:
+def value_at(tree: object, path: Sequence[str | int], default: object = None) -> Any:
     """The value at `path` in nested mappings, sections and lists, `default` if there is none."""
     for step in path:
         try:

@@ -51,7 +51,7 @@ class CoreLoader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own attribute
     depth = 0
 
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """PyYAML's, which calls itself, with a limit."""
         if self.depth > MAX_DEPTH:
             message = f"more than {MAX_DEPTH} sections and lists inside each other"
@@ -86,7 +86,7 @@ class YamlReader:
         self._open: list[yaml.Node] = []
         self._size = 0
 
-    def read(self, text: str, path: str = "") -> Any:
+    def read(self, text: str, path: str = "") -> object:
         """The value of `text`, whose keys lie under `path`. None if it cannot be read at all.
 
         A value may be `UNSET`, and a mapping a `Replacement`.
@@ -115,7 +115,7 @@ class YamlReader:
     def _complain(self, key: str, message: str, where: str, **details: str) -> None:
         self.problems.append(Problem(key=key, message=message, where=where, **details))
 
-    def _value(self, node: yaml.Node, path: str) -> Any:
+    def _value(self, node: yaml.Node, path: str) -> object:
         self.where.setdefault(path, self._place(node.start_mark))
         self._size += 1 + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
         if self._size > MAX_SIZE:
@@ -180,7 +180,7 @@ class YamlReader:
                 values.setdefault(key, value)
         return values
 
-    def _inherited(self, node: yaml.Node, path: str) -> Iterator[tuple[str, Any]]:
+    def _inherited(self, node: yaml.Node, path: str) -> Iterator[tuple[str, object]]:
         """Entries of a `<<` merge; keys of the mapping itself come first."""
         if any(node is outer for outer in self._open):
             self._complain(path, "this alias contains itself", self._place(node.start_mark))
@@ -188,9 +188,11 @@ class YamlReader:
         if not isinstance(node, yaml.MappingNode):
             self._complain(path or "config", "`<<` merges mappings only", self._place(node.start_mark))
             return
-        yield from self._value(node, path).items()
+        values = self._value(node, path)
+        assert isinstance(values, dict)
+        yield from values.items()
 
-    def _scalar(self, node: yaml.ScalarNode, path: str) -> Any:
+    def _scalar(self, node: yaml.ScalarNode, path: str) -> object:
         text: str = node.value
         kind = node.tag.removeprefix(_CORE)
         if any(mark == "\0" or "\ud800" <= mark <= "\udfff" for mark in text):

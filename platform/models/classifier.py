@@ -6,10 +6,10 @@ Not covered: reward models that a server computes, see `components/classifier_se
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rl_platform.config.schema.reward import RewardModel
 from rl_platform.errors import ConfigError, Problem
@@ -19,7 +19,7 @@ from rl_platform.models.pretrained import model_folder, quiet_transformers
 from rl_platform.records import Message
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 KEY = "reward.model"
 
@@ -51,7 +51,7 @@ class SequenceClassifier(ClassifierInput):
     def __init__(self, section: RewardModel, device: torch.device) -> None:
         super().__init__(section)
         self._device = device
-        self._network: Any = _load(section, self.config).requires_grad_(False).eval().to(device)
+        self._network = _load(section, self.config).requires_grad_(False).eval().to(device)
 
     @torch.inference_mode()
     def scores(self, rows: Sequence[Sequence[int]]) -> list[float]:
@@ -106,7 +106,7 @@ def load_parts(section: RewardModel) -> tuple[PreTrainedTokenizerBase, Pretraine
     return tokenizer, config
 
 
-def _load(section: RewardModel, config: PretrainedConfig) -> nn.Module:
+def _load(section: RewardModel, config: PretrainedConfig) -> PreTrainedModel:
     from transformers import AutoModelForSequenceClassification
 
     folder, key = model_folder(section.path, f"{KEY}.path"), f"{KEY}.path"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ class Network(Protocol):
 
     width: int
 
-    def __init__(self, spaces: EnvSpaces, **options: Any) -> None:
+    def __init__(self, spaces: EnvSpaces, **options: object) -> None:
         """`spaces`: shapes, and the named parts of a Dict; options: `actor.model.kwargs`."""
 
     def forward(self, observations: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ NETWORK = Extension(
 )
 
 
-def build_network(name: str, spaces: EnvSpaces, options: dict[str, Any]) -> nn.Module:
+def build_network(name: str, spaces: EnvSpaces, options: dict[str, object]) -> nn.Module:
     """Returns the network behind `name`. Raises ConfigError if it cannot be built."""
     kind = NETWORK.load(name)
     if not issubclass(kind, nn.Module):
@@ -52,7 +52,7 @@ def build_network(name: str, spaces: EnvSpaces, options: dict[str, Any]) -> nn.M
     return network
 
 
-def check_network(name: str, spaces: EnvSpaces, options: dict[str, Any]) -> None:
+def check_network(name: str, spaces: EnvSpaces, options: dict[str, object]) -> None:
     """Builds the network and calls it with two observations of zeros. Raises ConfigError for another result than
     features [2,width]."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():

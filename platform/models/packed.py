@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Required, TypedDict
 
 import torch
 from torch import Tensor
@@ -31,6 +31,14 @@ SPLIT = {"cpu": 2**14, "cuda": 2**23}
 # Least tokens of a common prefix that is computed once. On a GPU a shorter prefix costs less than an attention with
 # masks, or than the copies of its keys and values.
 SHARED = {"cpu": 1, "cuda": 256}
+
+
+class _Options(TypedDict, total=False):
+    """Arguments of `attend`."""
+
+    scaling: Required[float]
+    softcap: float | None
+    sinks: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -92,7 +100,7 @@ class PackedAttention:
             return self._varlen(*halves, scaling, None if features is None else features.window)
         if not self.shapes:
             self._group(query.device)
-        options: dict[str, Any] = {"scaling": scaling}
+        options: _Options = {"scaling": scaling}
         if features is not None:
             options["softcap"] = features.softcap
             options["sinks"] = None if features.sinks is None else features.sinks[:, None, None]
@@ -127,7 +135,7 @@ class PackedAttention:
         groups = rows.split([count * width for count, width in self.shapes])
         return [group.unflatten(0, shape).transpose(1, 2) for group, shape in zip(groups, self.shapes, strict=True)]
 
-    def _attend(self, own: list[Tensor], head: list[Tensor], mask: Tensor | None, options: dict[str, Any]) -> Tensor:
+    def _attend(self, own: list[Tensor], head: list[Tensor], mask: Tensor | None, options: _Options) -> Tensor:
         """own: query, key and value [B,H,S,D]; head: those of the prefix [1,H,P,D] -> [B*S,H,D]."""
         if self.prefix:
             shared = [tensor.expand(len(own[0]), -1, -1, -1) for tensor in head[1:]]

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -153,7 +153,7 @@ def load_causal_lm(model: Model, vocab_size: int, eos_token_id: int, seed: int, 
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
-def read_causal_lm(folder: str, config: PretrainedConfig, key: str, *, partly: bool = False) -> Any:
+def read_causal_lm(folder: str, config: PretrainedConfig, key: str, *, partly: bool = False) -> PreTrainedModel:
     """Returns the model of `config` with the weights of `folder` in float32.
 
     Raises ConfigError if a weight is missing or not finite, and, unless `partly`, for layers that `config` lacks.

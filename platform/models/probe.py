@@ -7,7 +7,7 @@ config.json that no test has, or another version of transformers, cannot change 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from rl_platform.models.packed import ATTENTION, PackedTokens, pack
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+    from transformers.modeling_outputs import CausalLMOutput
 
 Outputs = tuple[Sequence[Tensor], Tensor]
 """Hidden states [N,H]: of the embedding, then after each layer, the last one after the final norm; logits [N,V]."""
@@ -79,7 +80,7 @@ def _shortest_window(network: PreTrainedModel) -> int | None:
     return min((window for window in windows if window is not None), default=None)
 
 
-def _of_transformers(output: Any) -> Outputs:
+def _of_transformers(output: CausalLMOutput) -> Outputs:
     return [state[0] for state in output.hidden_states], output.logits[0]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -43,7 +43,7 @@ class Normalizer(BaseModel):
 class Language(BaseModel):
     """The language model of a vision-language-action policy: its transformers config, and tokens per instruction."""
 
-    config: dict[str, Any]
+    config: dict[str, object]
     instruction_lengths: list[int]
 
 

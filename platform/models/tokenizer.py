@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rl_platform.config.schema.models import Model
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.folder_files import reading
 from rl_platform.models.pretrained import model_folder
 from rl_platform.records import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _TURN = "WORDS OF THE ASSISTANT"  # placeholder that marks the assistant's turn in a rendered template
 
@@ -82,7 +85,7 @@ class HFTokenizer:
         from transformers import AutoTokenizer
 
         with reading(key, "no tokenizer can be loaded", folder):
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            self._tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
             if not isinstance(self._tokenizer.model_max_length, int | float):
                 raise ValueError(f"model_max_length is {self._tokenizer.model_max_length!r}")
             ends = {self._tokenizer.eos_token_id, *_generation_eos(folder)} - {None}

@@ -13,7 +13,7 @@ et al., "RT-1" (2022).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +31,7 @@ from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.models.vision import ImageEncoder
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 class InstructedAttention:
@@ -206,7 +206,7 @@ def vision_language_policy(
 
 
 def policy_without_weights(
-    model: Model, spaces: EnvSpaces, config: Mapping[str, Any], lengths: Sequence[int]
+    model: Model, spaces: EnvSpaces, config: Mapping[str, object], lengths: Sequence[int]
 ) -> VisionLanguagePolicy:
     """Returns a policy whose parameters are to be loaded. config: of its language model; lengths: tokens of each
     instruction."""
@@ -217,7 +217,9 @@ def policy_without_weights(
     return _assembled(model, spaces, network, [torch.zeros(length, dtype=torch.int64) for length in lengths])
 
 
-def _assembled(model: Model, spaces: EnvSpaces, network: Any, instructions: Sequence[Tensor]) -> VisionLanguagePolicy:
+def _assembled(
+    model: Model, spaces: EnvSpaces, network: PreTrainedModel, instructions: Sequence[Tensor]
+) -> VisionLanguagePolicy:
     encoder = ImageEncoder(spaces.observation_shape, model.cnn)
     language = LanguageModel(network, value_head=True)
     return VisionLanguagePolicy(language, instructions, encoder, spaces, model.action_bins)
@@ -230,7 +232,7 @@ def refuse_features(config: PretrainedConfig, path: str | None, length: int) -> 
         raise ConfigError([Problem("actor.model.path", message, value=path or "")])
 
 
-def _keep_first_layers(network: Any, count: int) -> None:
+def _keep_first_layers(network: PreTrainedModel, count: int) -> None:
     """Removes all layers after the first `count`; the final norm stays.
 
     Later layers specialise in predicting the next token (Shukor et al., "SmolVLA" (2025), use half of the layers).

@@ -43,6 +43,7 @@ ACT_S = 150e-6  # the policy's forward for one step of all environments
 DISK = 500e6  # bytes/s of a checkpoint
 START_S = 10.0  # from the command to the first step, without reading the weights
 
+Measured = dict[str, Any]  # the stored measurement of a machine
 Points = Sequence[tuple[int, float]]
 _Positive = Annotated[float, Field(gt=0)]
 _Least = Annotated[float, Field(ge=0)]
@@ -104,7 +105,7 @@ class Rates:
         return self.passes * _between(points, max(rows, 1.0))
 
 
-def matrix_of(tree: Mapping[str, Any], share: float = 1.0) -> dict[str, dict[int, Points]]:
+def matrix_of(tree: Measured, share: float = 1.0) -> dict[str, dict[int, Points]]:
     """Returns the stored FLOP/s of a machine, times the share of one device."""
     return {
         dtype: {int(width): [(rows, rate * share) for rows, rate in points] for width, points in widths.items()}
@@ -137,7 +138,7 @@ class Machine:
     """The stored measurement of a machine."""
 
     file: Path
-    tree: Mapping[str, Any]
+    tree: Measured
 
     def rates(self, device: Device, config: Config, share: float) -> Rates:
         """Returns the rates of a device. share: its part of the machine, as a CPU worker has a part of the cores."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rl_platform.components.env_ranks import Shares, joined_states
 from rl_platform.envs.embodied.env_state import refuse_code
@@ -29,7 +29,7 @@ class Recovery:
         self._weights: Weights | WeightsToken | None = None
         self._received: list[WeightsReceived] = []
         self._behind: set[int] = set()  # ranks without these weights
-        self._calls: list[Handle[Any]] = []  # of an attempt that failed
+        self._calls: list[Handle[object]] = []  # of an attempt that failed
 
     def sync(self, weights: Weights | WeightsToken, again: Callable[[], object] | None = None) -> list[WeightsReceived]:
         """Sends weights to all ranks of the rollout; returns their receipts. `again`: as in `run`."""
@@ -57,12 +57,12 @@ class Recovery:
             self._behind |= {rank for component, rank in restarted if component == self.rollout.name}
 
     @contextmanager
-    def working(self, *channels: Channel[Any]) -> Iterator[list[Handle[Any]]]:
+    def working(self, *channels: Channel[object]) -> Iterator[list[Handle[object]]]:
         """Calls added to the list end before the next attempt: after a death the channels are closed.
 
         Results of such a call are lost, except items that another component has received.
         """
-        calls: list[Handle[Any]] = []
+        calls: list[Handle[object]] = []
         try:
             yield calls
         except WorkerDied as error:

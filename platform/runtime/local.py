@@ -51,7 +51,7 @@ class LocalRuntime(ShutsDown):
         self._seed = seed
         self._members = [member for host in placement.hosts for member in host.members]
         self._ranks: dict[tuple[str, int], RankThread] = {}
-        self._channels: dict[str, Channel[object]] = {}
+        self._channels: dict[str, Channel[Any]] = {}
         self._stopped = False
         self.restarts = 0
 

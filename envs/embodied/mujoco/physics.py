@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Protocol
+from typing import Protocol
 
 import mujoco
 import numpy as np
@@ -104,7 +104,7 @@ class BatchedPhysics:
         self, model: mujoco.MjModel, frame_skip: int, num_envs: int, threads: int, fields: Sequence[str]
     ) -> None:
         skip_islands(model)
-        self._batch: Any = Batch(model, num_envs, min(threads, num_envs))
+        self._batch = Batch(model, num_envs, min(threads, num_envs))
         self._model, self._frame_skip, self._derives = model, frame_skip, bool(fields)
         self._memory = mujoco.MjData(model)
         self._ctrl = self._batch.bind("ctrl")

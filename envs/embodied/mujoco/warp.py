@@ -59,7 +59,7 @@ class WarpPhysics:
         data = mujoco.MjData(model)
         mujoco.mj_forward(model, data)
         self._model = mujoco_warp.put_model(model)
-        self._data: Any = mujoco_warp.put_data(model, data, nworld=num_envs)
+        self._data = mujoco_warp.put_data(model, data, nworld=num_envs)
         self.warnings = np.zeros((num_envs, 3), np.int64)
         names = dict.fromkeys(("qpos", "qvel", "time", *fields))
         self.now = Quantities({name: self._read(name) for name in names})

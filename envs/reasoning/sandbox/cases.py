@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 TESTS, ENTRY_POINT = "tests", "entry_point"
 _PRINTED, _CALLED = {"input", "output"}, {"arguments", "result"}
@@ -16,19 +15,19 @@ class Case:
     """One test. Of a program that reads and prints: `input` and `expected` are texts. Of a function, named by
     `entry_point`: `arguments` are a list, or an object with names; `expected` is a value of JSON."""
 
-    expected: Any
+    expected: object
     input: str = ""
     entry_point: str = ""
-    arguments: Any = None
+    arguments: object = None
 
-    def question(self) -> dict[str, Any]:
+    def question(self) -> dict[str, object]:
         """What the sandbox receives: everything but the expected result."""
         if self.entry_point:
             return {"entry_point": self.entry_point, "arguments": self.arguments}
         return {"input": self.input}
 
 
-def cases_of(row: Mapping[str, Any]) -> list[Case]:
+def cases_of(row: Mapping[str, object]) -> list[Case]:
     """Returns the tests of a row. Raises ValueError that names the column and the test."""
     tests, entry_point = row.get(TESTS), row.get(ENTRY_POINT)
     if isinstance(tests, str):  # of CSV and Parquet files

@@ -10,7 +10,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from rl_platform.envs.reasoning.sandbox.cases import Case
 from rl_platform.envs.reasoning.sandbox.process import ENDED, TIMEOUT, Result
@@ -54,7 +53,7 @@ def passes(case: Case, result: Result) -> bool:
     if result.status != ENDED:
         return False
     if not case.entry_point:
-        return _lines(result.output) == _lines(case.expected.encode(errors="surrogatepass"))
+        return _lines(result.output) == _lines(str(case.expected).encode(errors="surrogatepass"))
     try:
         value = json.loads(result.output)
     except (ValueError, RecursionError):
@@ -62,7 +61,7 @@ def passes(case: Case, result: Result) -> bool:
     return same(value, case.expected)
 
 
-def same(value: Any, expected: Any) -> bool:
+def same(value: object, expected: object) -> bool:
     """Whether two values of JSON are equal; numbers with a fraction up to a relative difference of 1e-6."""
     if isinstance(expected, bool) or isinstance(value, bool):
         return value is expected

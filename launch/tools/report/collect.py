@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypeVar
 from urllib.parse import quote
 
 import yaml
@@ -26,10 +26,10 @@ from rl_platform.launch.tools.timeline import Event, read_lanes, shown
 from rl_platform.metrics import read_metrics
 from rl_platform.placement.scheduler import Placement
 from rl_platform.redact import without_secrets
-from rl_platform.step_lines import read_lines
+from rl_platform.step_lines import Line, read_lines
 
+Item = TypeVar("Item")
 State = Literal["finished", "running", "stopped"]
-Line = dict[str, Any]
 
 SAMPLED_STEPS = 24  # steps whose conversations are shown
 TOKEN_STEPS = 8  # steps whose tokens are shown
@@ -121,7 +121,7 @@ def state_of(folder: Path) -> State:
     return "stopped"
 
 
-def evenly(items: Sequence[Any], count: int) -> list[Any]:
+def evenly(items: Sequence[Item], count: int) -> list[Item]:
     """Returns at most `count` of the items, the first and the last among them, evenly spread."""
     if len(items) <= count:
         return list(items)

@@ -18,7 +18,6 @@ from importlib.resources import files
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from rl_platform.config.differences import flat
 from rl_platform.launch.tools.plot import AXES
@@ -31,7 +30,7 @@ OPEN_GROUPS = 2  # groups of curves that are unfolded at first
 OTHERS = "Other metrics"
 NAMES = ("runner.output_dir", "runner.experiment_name")  # differ in any two runs
 
-Tree = dict[str, Any]
+Tree = dict[str, object]
 
 
 def page(runs: Sequence[ReportedRun], follow: int = 0) -> str:
@@ -198,7 +197,7 @@ def _times(rows: Sequence[Mapping[str, float]], of_components: bool) -> list[Tre
     return [{"name": name, "seconds": value / len(rows), "share": value / total} for name, value in ordered]
 
 
-def _differences(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def _differences(configs: Sequence[Mapping[str, object]]) -> list[list[str]]:
     """Returns key and value in each config of the keys in which configs differ."""
     values = [flat(dict(config)) for config in configs]
     keys = dict.fromkeys(key for own in values for key in own if key not in NAMES)
@@ -206,7 +205,7 @@ def _differences(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return [row for row in shown if len({*row[1:]}) > 1]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Returns the value with null for numbers that are not finite, which JSON does not know."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None

@@ -61,7 +61,7 @@ class Facts:
 
     rows: Sequence[Mapping[str, float]]
     headline: Headline
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, object] = field(default_factory=dict)
     busy: Sequence[Busy] = ()
     rank_seconds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from optuna import Study, Trial
     from optuna.pruners import BasePruner
     from optuna.trial import FrozenTrial
+    from pydantic_core import ErrorDetails
 
 RECORD = "optuna.log"
 MOST_BYTES = 1_000_000
@@ -43,7 +44,7 @@ class Range(Section):
     high: int | float | None = None
     step: int | float | None = Field(None, gt=0)
     log: bool = False
-    choices: list[Any] | None = Field(None, min_length=1)
+    choices: list[object] | None = Field(None, min_length=1)
 
     @model_validator(mode="after")
     def _complete(self) -> Range:
@@ -158,7 +159,7 @@ def read_spec(path: str) -> Spec:
     return spec
 
 
-def _explained(detail: Any) -> dict[str, str]:
+def _explained(detail: ErrorDetails) -> dict[str, str]:
     """Returns key, message, value, allowed values and hint of one of pydantic's errors."""
     *sections, last = place = [step for step in detail["loc"] if step not in ("int", "float")] or ["parameters"]
     kind, value = detail["type"], detail["input"]
@@ -269,7 +270,7 @@ class Search:
             self.study.tell(trial.number, mean(value for value in values if value is not None))
         del self._open[point.group]
 
-    def _enqueue(self, trial: Trial | FrozenTrial, params: Mapping[str, Any]) -> None:
+    def _enqueue(self, trial: Trial | FrozenTrial, params: Mapping[str, object]) -> None:
         from optuna.trial import Trial as OpenTrial
 
         if params.keys() != self.spec.parameters.keys():  # it was interrupted before it had all values
@@ -280,7 +281,7 @@ class Search:
         handle = trial if isinstance(trial, OpenTrial) else OpenTrial(self.study, trial._trial_id)
         self._open[points[0].group] = handle, {point.name for point in points}
 
-    def _points(self, number: int, params: Mapping[str, Any]) -> list[Point]:
+    def _points(self, number: int, params: Mapping[str, object]) -> list[Point]:
         group = f"trial-{number:03}"
         values = {key: value if isinstance(value, str) else repr(value) for key, value in params.items()}
         names = short_names(list(params))

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import yaml
 from rich.console import Console
 
 from rl_platform.config import LoadedConfig
 from rl_platform.config.differences import differences
-from rl_platform.config.source import COMMAND_LINE
+from rl_platform.config.source import COMMAND_LINE, Tree
 from rl_platform.disk import make_folder
 from rl_platform.errors import ConfigError, PlatformError, Problem
 from rl_platform.interrupts import shutting_down
@@ -63,6 +63,15 @@ class _Grid:
         pass
 
 
+class Definition(TypedDict):
+    """What a folder holds a sweep of. search: the parameters of Optuna, None for a grid."""
+
+    config: str
+    fixed: list[str]
+    varied: dict[str, list[str]]
+    search: Tree | None
+
+
 @dataclass(frozen=True)
 class Checked:
     """A valid sweep. points: of a grid, or samples of a search. configs: those of the points."""
@@ -81,8 +90,7 @@ class Checked:
     def seeds(self) -> list[str]:
         return self.varied.axes.get(SEED, [])
 
-    def definition(self) -> dict[str, Any]:
-        """What a folder holds a sweep of."""
+    def definition(self) -> Definition:
         spec = None if self.spec is None else self.spec.model_dump(mode="json")
         return {"config": self.config, "fixed": self.varied.fixed, "varied": self.varied.axes, "search": spec}
 
@@ -223,7 +231,8 @@ def _changes(folder: Path, checked: Checked) -> list[str]:
     if (search is None) != (checked.spec is None):
         return ["a search by Optuna" if search else "; ".join(lists)]
     if search is not None:
-        same = {**before, "search": {**search, "trials": 0}} == {**now, "search": {**now["search"], "trials": 0}}
+        searches = [{**each, "trials": 0} for each in (search, now["search"] or {})]
+        same = {**before, "search": searches[0]} == {**now, "search": searches[1]}
         return [] if same else [f"a search of {before['config']} with other parameters, settings, overrides or seeds"]
     if varied.keys() != now["varied"].keys():
         return ["; ".join(lists)]

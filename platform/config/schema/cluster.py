@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -46,7 +46,7 @@ class Cluster(Section):
     devices_per_node: int | None = key(
         None, "CPU workers per machine that emulate GPUs; null: no emulation", ge=1, le=MAX_GPUS
     )
-    component_placement: dict[str, Any] = Field(
+    component_placement: dict[str, object] = Field(
         description="component names -> resources[:ranks], or {node_group, placement}"
     )
     node_groups: list[NodeGroup] = Field(default_factory=list, description="named groups of nodes")
@@ -73,10 +73,9 @@ class Cluster(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _follow_inventory(cls, values: Any) -> Any:
+    def _follow_inventory(cls, values: object) -> object:
         """`num_nodes` and `gpus_per_node` that were not written are those of the inventory."""
-        inventory = values.get("inventory") if isinstance(values, dict) else None
-        if not isinstance(inventory, dict):
+        if not isinstance(values, dict) or not isinstance(inventory := values.get("inventory"), dict):
             return values
         implied = {"num_nodes": inventory.get("nodes"), "gpus_per_node": inventory.get("gpus_per_node")}
         written = {name: value for name, value in values.items() if value is not None}

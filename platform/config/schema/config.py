@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field, model_validator
 
 from rl_platform.config.schema.algorithm import Algorithm
@@ -33,7 +31,7 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _complete(cls, values: Any) -> Any:
+    def _complete(cls, values: object) -> object:
         return complete_models(values)
 
     @property
@@ -120,7 +118,7 @@ class Config(Section):
         return (model.sequence_length or self.env.rollout_steps) if model.type == "gru" else 1
 
 
-def complete_models(values: Any) -> Any:
+def complete_models(values: object) -> object:
     """A model of the critic or the reference that names no weights is the actor's, with the keys that it writes."""
     if not isinstance(values, dict):
         return values
@@ -138,5 +136,5 @@ def complete_models(values: Any) -> Any:
     return completed
 
 
-def _names_weights(model: dict[str, Any]) -> bool:
+def _names_weights(model: dict[str, object]) -> bool:
     return model.get("path") is not None or model.get("random_init") is not None

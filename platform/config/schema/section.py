@@ -23,7 +23,7 @@ class Section(BaseModel):
 
     if not TYPE_CHECKING:  # mypy would allow every name
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             if name in type(self).model_fields:
                 raise Unreadable(name)
             return super().__getattr__(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -105,7 +105,7 @@ class UserEngine(RolloutEngine, Protocol):
     The reported log-probs are those of the temperature-scaled distribution, before top-k and top-p.
     """
 
-    def __init__(self, setup: EngineSetup, **options: Any) -> None:
+    def __init__(self, setup: EngineSetup, **options: object) -> None:
         """options: `rollout.engine_args`. May raise."""
 
 

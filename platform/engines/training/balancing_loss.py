@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ class RouterBalance:
 class BalancedRouters:
     """The routers of a transformers model. `current`: the balance of the micro-batch that is trained; None: of none."""
 
-    def __init__(self, backbone: Any) -> None:
+    def __init__(self, backbone: object) -> None:
         self.current: RouterBalance | None = None
         self.routers = routers(backbone)
         for layer, router in self.routers.items():

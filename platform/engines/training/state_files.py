@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -184,7 +183,7 @@ class _Files(FileSystem):
         self.error: BaseException | None = None
 
     @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[object]:
         with open(path, mode) as file:
             if mode != "wb":
                 yield file

@@ -8,7 +8,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,7 +97,7 @@ class SGLangEngine(HostedEngine):
             call.wait()
 
 
-def with_single_experts(state: Mapping[str, Tensor], model_config: Mapping[str, Any]) -> dict[str, Tensor]:
+def with_single_experts(state: Mapping[str, Tensor], model_config: Mapping[str, object]) -> dict[str, Tensor]:
     """Returns the tensors under the names and in the shapes of a published checkpoint.
 
     transformers stacks the experts of a layer in one tensor; SGLang reads them one by one, and skips stacked ones

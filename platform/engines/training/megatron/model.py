@@ -164,7 +164,7 @@ def _unchanged(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _specification(settings: TransformerConfig, backbone: PreTrainedModel, chunk: int | None, *, fused: bool) -> Any:
+def _specification(settings: TransformerConfig, backbone: PreTrainedModel, chunk: int | None, *, fused: bool) -> object:
     """Megatron's layers of this part of the pipeline with the packed attention and, unless fused, `RMSNorm`.
 
     Raises ConfigError if `fused` and Megatron could not import Transformer Engine.
@@ -238,7 +238,7 @@ def with_optimizer(
         params_dtype=dtype,
         use_distributed_optimizer=distributed,
     )
-    overrides: dict[Any, Any] = {}  # Megatron's default exempts vectors from weight decay
+    overrides: dict[object, object] = {}  # Megatron's default exempts vectors from weight decay
     optimizer = megatron_optimizer.get_megatron_optimizer(config, chunks, overrides, use_gloo_process_groups=False)
     for group in optimizer.param_groups:
         group["fused"] = True  # as the engine of plain torch does
