@@ -129,7 +129,7 @@ def _task_verifier(spec: VerifierSpec) -> Verifier:
         return _math_verifier()
     if spec.task_type != "reasoning_gym":
         return match_quotient if spec.task_params.get("operation") == "quotient" else match_digit
-    from rl_platform.envs.reasoning.gym_verifier import GymVerifier
+    from rl_platform.envs.reasoning.answers.gym_verifier import GymVerifier
 
     gym = GymVerifier(spec.task_name, spec.task_params, spec.exact)
     return lambda item: gym.score(item.final, item.question, item.answer, item.metadata)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import yaml
 
-from rl_platform.envs.reasoning.answers.finding import boxed
 from rl_platform.envs.reasoning.hub import dataset_rows
 from rl_platform.envs.reasoning.rows import column, final_answer
 from rl_platform.errors import ConfigError, DataError, Problem, problems_of
@@ -86,6 +85,8 @@ def _gsm8k(row: Columns, where: str) -> Columns:
 
 
 def _math(row: Columns, where: str) -> Columns:
+    from rl_platform.envs.reasoning.answers.finding import boxed
+
     solution = _text(row, "solution", where).replace("\\fbox{", "\\boxed{")
     found = boxed(solution) or _BARE_BOX.findall(solution)
     if not found or not found[-1].strip():

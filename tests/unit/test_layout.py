@@ -59,6 +59,7 @@ LEVELS = (
 )
 LEVEL = {area: number for number, areas in enumerate(LEVELS) for area in areas}
 EXTRAS = {  # folders that may be removed: the core imports them only when a config needs them
+    "rl_platform.envs.reasoning.answers": "envs/reasoning/answers",
     "rl_platform.planner": "platform/planner",
     "rl_platform.accel": "platform/accel",
     "rl_platform.engines.training.megatron": "platform/engines/training/megatron",
@@ -71,6 +72,8 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.launch.tools": "launch/tools",
 }
 SEAMS = (
+    "launch/tools/known_datasets.py",
+    "envs/reasoning/verifiers.py",
     "platform/acceleration.py",
     "platform/engines/training/build.py",
     "platform/engines/rollout/build.py",

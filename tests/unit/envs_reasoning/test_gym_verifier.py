@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from reasoning_gym.factory import DATASETS
 
-from rl_platform.envs.reasoning.gym_verifier import GymVerifier, calls_code
+from rl_platform.envs.reasoning.answers.gym_verifier import GymVerifier, calls_code
 
 NAMES = sorted(DATASETS.keys() - {"composite"})  # that one has no questions of its own
 
