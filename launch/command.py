@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -19,12 +20,14 @@ from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import ConfigError, PlacementError, Problem
 from rl_platform.launch import options
 from rl_platform.launch.extras import required
-from rl_platform.launch.kuberay import KubeRayOptions, manifest, write_manifest
 from rl_platform.launch.options import PlanForm
 from rl_platform.launch.saved_run import find_run
-from rl_platform.launch.slurm import SlurmOptions, sbatch_script, submit, write_script
 from rl_platform.placement.inventory import Inventory, inventory_for
 from rl_platform.placement.scheduler import Placement, schedule
+
+if TYPE_CHECKING:
+    from rl_platform.launch.jobs.kuberay import KubeRayOptions
+    from rl_platform.launch.jobs.slurm import SlurmOptions
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -74,7 +77,7 @@ def parse(
     """
     if nodes is not None:
         overrides = [*(overrides or []), f"cluster.num_nodes={nodes}"]
-    batch = SlurmOptions(sbatch or [], setup) if slurm else None
+    batch = _slurm_options(sbatch or [], setup) if slurm else None
     pods = _kuberay_options(image, claim, limit or []) if kuberay else None
     others = print_config or plan is not None or check or slurm or kuberay
     refusals = {  # the first that holds is printed
@@ -131,10 +134,14 @@ def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement,
     if arguments.plan is not None:
         print(plan(arguments.plan, loaded, placement, inventory, arguments.calibrate), end="")
     if arguments.slurm is not None:
+        from rl_platform.launch.jobs.slurm import sbatch_script, submit, write_script
+
         script = sbatch_script(loaded.config, arguments.config, arguments.overrides, arguments.slurm)
         path = write_script(loaded.config, script)
         print(submit(path) if arguments.submit else f"{path}: submit it with sbatch {path}")
     if arguments.kuberay is not None:
+        from rl_platform.launch.jobs.kuberay import manifest, write_manifest
+
         text = manifest(loaded.config, arguments.config, arguments.overrides, arguments.kuberay)
         path = write_manifest(loaded.config, text)
         print(f"{path}: submit it with kubectl create -f {path}")
@@ -216,9 +223,19 @@ def load(
     return loaded.with_backend(*chosen_backend(loaded.config.rollout.backend, on_gpus)), placement, grouped
 
 
+def _slurm_options(sbatch: Sequence[str], setup: str) -> SlurmOptions:
+    with required("rl_platform.launch.jobs", "--slurm"):
+        from rl_platform.launch.jobs.slurm import SlurmOptions
+
+    return SlurmOptions(sbatch, setup)
+
+
 def _kuberay_options(image: str | None, claim: str | None, limits: Sequence[str]) -> KubeRayOptions:
     if image is None:
         raise typer.BadParameter("--kuberay needs --image: the container image of the pods (docs/containers.md)")
+    with required("rl_platform.launch.jobs", "--kuberay"):
+        from rl_platform.launch.jobs.kuberay import KubeRayOptions
+
     return KubeRayOptions(image, limits=limits) if claim is None else KubeRayOptions(image, claim, limits)
 
 

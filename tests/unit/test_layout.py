@@ -59,6 +59,7 @@ LEVELS = (
 )
 LEVEL = {area: number for number, areas in enumerate(LEVELS) for area in areas}
 EXTRAS = {  # folders that may be removed: the core imports them only when a config needs them
+    "rl_platform.launch.jobs": "launch/jobs",
     "rl_platform.envs.reasoning.answers": "envs/reasoning/answers",
     "rl_platform.planner": "platform/planner",
     "rl_platform.accel": "platform/accel",
