@@ -164,7 +164,7 @@ def metrics() -> None:
 @app.command()
 def keys() -> None:
     """Print all config keys with types, defaults and meanings, as Markdown (docs/configuration.md)."""
-    from rl_platform.config.documentation import render
+    from rl_platform.launch.tools.key_reference import render
 
     print(render(), end="")
 
