@@ -28,6 +28,7 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import PlacementError, Problem, RayLost, WorkerDied
 from rl_platform.interrupts import HELD_FROM_CHILDREN, take_back
+from rl_platform.launch.extras import required
 from rl_platform.numerics import computing
 from rl_platform.placement.scheduler import Placement
 from rl_platform.runtime import Runtime
@@ -82,7 +83,8 @@ def runtime_for(
             yield stack.enter_context(LocalRuntime(placement, deadline_s, seed, start_s))
             return
         take_back()
-        from rl_platform.runtime.ray.runtime import RayRuntime
+        with required("rl_platform.runtime.ray", "cluster.runtime", hint="cluster.runtime=local"):
+            from rl_platform.runtime.ray.runtime import RayRuntime
 
         trace, restarts, collective_s = (
             config.runner.trace_steps > 0,

@@ -59,6 +59,7 @@ LEVELS = (
 )
 LEVEL = {area: number for number, areas in enumerate(LEVELS) for area in areas}
 EXTRAS = {  # folders that may be removed: the core imports them only when a config needs them
+    "rl_platform.runtime.ray": "platform/runtime/ray",
     "rl_platform.launch.jobs": "launch/jobs",
     "rl_platform.envs.reasoning.answers": "envs/reasoning/answers",
     "rl_platform.planner": "platform/planner",
@@ -73,6 +74,7 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.launch.tools": "launch/tools",
 }
 SEAMS = (
+    "launch/cluster.py",
     "launch/tools/known_datasets.py",
     "envs/reasoning/verifiers.py",
     "platform/acceleration.py",
