@@ -310,7 +310,7 @@ def policy_bytes(config: Config, spaces: EnvSpaces) -> int:
 
 def _check_backbone(config: Config) -> None:
     """Raises ConfigError for a language model that a vision-language-action policy does not compute."""
-    from rl_platform.models.vla import refuse_features
+    from rl_platform.models.policies.vla import refuse_features
 
     refuse_features(_model_config(config, "actor")[0], config.actor.model.path, 0)
 

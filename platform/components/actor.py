@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -21,18 +22,19 @@ from rl_platform.disk import replacing
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.build import language_model, token_temperature
-from rl_platform.models.chunk_policy import ChunkPolicy
-from rl_platform.models.embodied_policy import EmbodiedPolicy, build_policy
-from rl_platform.models.forward import ChunkActorCritic, EmbodiedActorCritic, RecurrentActorCritic, TokenPolicy
+from rl_platform.models.embodied_policy import build_policy, trainable
+from rl_platform.models.forward import TokenPolicy
 from rl_platform.models.lora import add_adapters, without_adapters
 from rl_platform.models.pretrained import export_causal_lm
-from rl_platform.models.recurrent_policy import RecurrentPolicy
 from rl_platform.models.saved_policy import Normalizer, PolicyDescription, SavedPolicy, language_of
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.records import RolloutBatch, StateDict
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.cpu import compute_alone
 from rl_platform.runtime.host import ComponentContext
+
+if TYPE_CHECKING:
+    from rl_platform.models.embodied_policy import EmbodiedPolicy
 
 
 class LanguageActor(Learner):
@@ -98,13 +100,7 @@ class EmbodiedActor(Learner):
 
     def __init__(self, context: ComponentContext, config: Config, spaces: EnvSpaces) -> None:
         policy, self.spaces = trained_policy(config, spaces, context.seed), spaces
-        model: nn.Module
-        if isinstance(policy, RecurrentPolicy):
-            model = RecurrentActorCritic(policy)
-        elif isinstance(policy, ChunkPolicy):
-            model = ChunkActorCritic(policy, action_levels(config, spaces))
-        else:
-            model = EmbodiedActorCritic(policy)
+        model = trainable(policy, action_levels(config, spaces))
         losses = actor_critic_loss if config.has_values else actor_loss
         loss = partial(losses, algorithm=config.algorithm)
         super().__init__(context, config, config.actor, model, loss, "actor", config.algorithm.ppo_epochs)

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,7 +20,6 @@ from rl_platform.components.actor import embodied_policy
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ChannelClosed, WorkerError
-from rl_platform.models.embodied_policy import EmbodiedPolicy
 from rl_platform.models.policy import ActorCriticPolicy
 from rl_platform.records import Weights, WeightsReceived
 from rl_platform.rng import derive_seed
@@ -27,6 +27,9 @@ from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.cpu import compute_alone
 from rl_platform.runtime.host import ComponentContext
 from rl_platform.tracing import recorder
+
+if TYPE_CHECKING:
+    from rl_platform.models.embodied_policy import EmbodiedPolicy
 
 
 @dataclass(frozen=True)

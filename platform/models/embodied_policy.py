@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.config.schema.models import Model
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.models.chunk_policy import ChunkPolicy
+from rl_platform.models.forward import EmbodiedActorCritic
 from rl_platform.models.network import build_network, check_network
 from rl_platform.models.policy import ActorCriticPolicy, PolicyConfig
-from rl_platform.models.recurrent_policy import RecurrentPolicy
 from rl_platform.models.squash import Squash
 from rl_platform.models.vision import ImageEncoder, ImageLayout
-from rl_platform.models.vla import VisionLanguagePolicy, vision_language_policy
 from rl_platform.user_code import is_named
 
-EmbodiedPolicy = ActorCriticPolicy | RecurrentPolicy | VisionLanguagePolicy
+if TYPE_CHECKING:
+    from torch import nn
+
+    from rl_platform.models.policies.recurrent_policy import RecurrentPolicy
+    from rl_platform.models.policies.vla import VisionLanguagePolicy
+
+    EmbodiedPolicy = ActorCriticPolicy | RecurrentPolicy | VisionLanguagePolicy
 
 
 def build_policy(
@@ -30,6 +35,8 @@ def build_policy(
     `instructions`: one per task, for vision-language-action policies.
     """
     if model.type == "vla":
+        from rl_platform.models.policies.vla import vision_language_policy
+
         return vision_language_policy(model, spaces, seed, instructions)
     squashed = model.action_distribution == "squashed"
     config = PolicyConfig(
@@ -44,8 +51,28 @@ def build_policy(
         num_actions=levels.num_actions,
         num_values=levels.values,
     )
-    kind = RecurrentPolicy if model.type == "gru" else ActorCriticPolicy if levels.single else ChunkPolicy
-    return kind((spaces.observation_size,), spaces.action, config)
+    shape, actions = (spaces.observation_size,), spaces.action
+    if model.type == "gru":
+        from rl_platform.models.policies.recurrent_policy import RecurrentPolicy
+
+        return RecurrentPolicy(shape, actions, config)
+    if levels.single:
+        return ActorCriticPolicy(shape, actions, config)
+    from rl_platform.models.policies.chunk_policy import ChunkPolicy
+
+    return ChunkPolicy(shape, actions, config)
+
+
+def trainable(policy: EmbodiedPolicy, levels: ActionLevels) -> nn.Module:
+    """Returns the policy as training engines call it, see `forward.py`."""
+    if isinstance(policy, ActorCriticPolicy) and levels.single:
+        return EmbodiedActorCritic(policy)
+    from rl_platform.models.policies.chunk_policy import ChunkActorCritic, ChunkPolicy
+    from rl_platform.models.policies.recurrent_policy import RecurrentActorCritic, RecurrentPolicy
+
+    if isinstance(policy, RecurrentPolicy):
+        return RecurrentActorCritic(policy)
+    return ChunkActorCritic(policy, levels) if isinstance(policy, ChunkPolicy) else EmbodiedActorCritic(policy)
 
 
 def policy_card(model: Model, sequence_length: int) -> list[tuple[str, str]]:

@@ -1,21 +1,25 @@
-"""Adapters from models to training engines: `RolloutBatch` in, `ModelOutputs` [B,T] out, a class per kind of model."""
+"""Adapters from models to training engines: `RolloutBatch` in, `ModelOutputs` [B,T] out, a class per kind of model.
+
+Those of recurrent policies and of action chunks are beside the policies, in `policies/`.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.algorithms.losses import ModelOutputs
-from rl_platform.models.chunk_policy import ChunkPolicy
 from rl_platform.models.context_parallel import ContextParallel
 from rl_platform.models.language import LanguageModel, Statistic, full_kl_of_states
 from rl_platform.models.packed import PackedTokens, pack
 from rl_platform.models.policy import ActorCriticPolicy
-from rl_platform.models.recurrent_policy import RecurrentPolicy
 from rl_platform.models.routers import ReplayedRouters
-from rl_platform.models.vla import VisionLanguagePolicy
 from rl_platform.records import RolloutBatch
+
+if TYPE_CHECKING:
+    from rl_platform.models.policies.vla import VisionLanguagePolicy
 
 
 class TokenPolicy(nn.Module):
@@ -113,55 +117,6 @@ class EmbodiedActorCritic(nn.Module):
         more = {"tasks": batch.inputs["tasks"].flatten(0, 1)} if "tasks" in batch.inputs else {}
         log_probs, entropies, values = self.model.evaluate(observations, actions, **more)
         return ModelOutputs(log_probs.view(shape), entropies.view(shape) if entropy else None, values.view(shape))
-
-
-class RecurrentActorCritic(nn.Module):
-    """As `EmbodiedActorCritic`, of a recurrent policy: each row holds S sequences of T / S steps.
-
-    A sequence begins with the rollout's hidden state, "hidden_states" [B,S,H], and is reset at its "episode_starts"
-    [B,T]. With `keep_states` the outputs include the hidden states [B,T,H] after each step.
-    """
-
-    def __init__(self, model: RecurrentPolicy) -> None:
-        super().__init__()
-        self.model, self.keep_states = model, False
-
-    def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
-        shape, first = batch.action_mask.shape, batch.inputs["hidden_states"]
-        sequences = first.shape[:2].numel()
-        names = ("observations", "actions", "episode_starts")
-        observations, actions, starts = (_cut(batch.inputs[name], sequences) for name in names)
-        log_probs, entropies, values, states = self.model.evaluate(observations, actions, first.flatten(0, 1), starts)
-        return ModelOutputs(
-            log_probs.view(shape),
-            entropies.view(shape) if entropy else None,
-            values.view(shape),
-            states=states.view(*shape, -1) if self.keep_states else None,
-        )
-
-
-class ChunkActorCritic(nn.Module):
-    """As `EmbodiedActorCritic`, of action chunks at their levels: each row holds one chunk, or several in order."""
-
-    def __init__(self, model: ChunkPolicy, levels: ActionLevels) -> None:
-        super().__init__()
-        self.model, self.levels = model, levels
-
-    def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
-        shape, levels = batch.action_mask.shape, self.levels
-        names = ("observations", "actions", "executed")
-        observations, actions, executed = (batch.inputs[name].flatten(0, 1) for name in names)
-        log_probs, entropies, values = self.model.evaluate(observations, actions)
-        return ModelOutputs(
-            levels.of_components(log_probs, executed).view(shape),
-            levels.of_components(entropies, executed).view(shape) if entropy else None,
-            levels.placed_values(values).view(shape),
-        )
-
-
-def _cut(tensor: Tensor, sequences: int) -> Tensor:
-    """[B,T,...] -> [sequences,L,...]: rows are cut into equal runs of steps."""
-    return tensor.reshape(sequences, -1, *tensor.shape[2:])
 
 
 def packed_rows(batch: RolloutBatch, context: ContextParallel | None) -> tuple[PackedTokens, Tensor, Tensor]:

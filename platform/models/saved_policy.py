@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -23,9 +23,12 @@ from rl_platform.disk import read_regular
 from rl_platform.envs.embodied.normalize import ObservationNormalizer
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import DataError
-from rl_platform.models.embodied_policy import EmbodiedPolicy, build_policy
-from rl_platform.models.vla import VisionLanguagePolicy, policy_without_weights
+from rl_platform.models.embodied_policy import build_policy
+from rl_platform.models.policy import ActorCriticPolicy
 from rl_platform.user_code import is_imported, is_named
+
+if TYPE_CHECKING:
+    from rl_platform.models.embodied_policy import EmbodiedPolicy
 
 DESCRIPTION, WEIGHTS = "policy.json", "policy.safetensors"
 LARGEST_DESCRIPTION = 64 << 20  # bytes; the statistics of a million observed numbers take less
@@ -82,6 +85,8 @@ class SavedPolicy:
             if about.language is None:
                 policy: EmbodiedPolicy = build_policy(about.model, about.spaces, about.levels, about.seed)
             else:
+                from rl_platform.models.policies.vla import policy_without_weights
+
                 language = about.language
                 policy = policy_without_weights(
                     about.model, about.spaces, language.config, language.instruction_lengths
@@ -132,6 +137,10 @@ def _refuse_code(network: str, folder: Path) -> None:
 
 def language_of(policy: EmbodiedPolicy) -> Language | None:
     """Returns the description of the policy's language model; None if it has none."""
+    if isinstance(policy, ActorCriticPolicy):
+        return None
+    from rl_platform.models.policies.vla import VisionLanguagePolicy
+
     if not isinstance(policy, VisionLanguagePolicy):
         return None
     config = json.loads(policy.language.config.to_json_string(use_diff=False))

@@ -59,6 +59,7 @@ LEVELS = (
 )
 LEVEL = {area: number for number, areas in enumerate(LEVELS) for area in areas}
 EXTRAS = {  # folders that may be removed: the core imports them only when a config needs them
+    "rl_platform.models.policies": "platform/models/policies",
     "rl_platform.runtime.ray": "platform/runtime/ray",
     "rl_platform.launch.jobs": "launch/jobs",
     "rl_platform.envs.reasoning.answers": "envs/reasoning/answers",
@@ -74,6 +75,8 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.launch.tools": "launch/tools",
 }
 SEAMS = (
+    "platform/models/saved_policy.py",
+    "platform/models/embodied_policy.py",
     "launch/cluster.py",
     "launch/tools/known_datasets.py",
     "envs/reasoning/verifiers.py",

@@ -16,8 +16,7 @@ from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss
 from rl_platform.algorithms.rollout_metrics import rollout_metrics
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.envs.embodied.spaces import ActionSpace
-from rl_platform.models.chunk_policy import ChunkPolicy
-from rl_platform.models.forward import ChunkActorCritic
+from rl_platform.models.policies.chunk_policy import ChunkActorCritic, ChunkPolicy
 from rl_platform.models.policy import PolicyConfig
 from rl_platform.records import RolloutBatch
 

@@ -7,7 +7,7 @@ import torch
 from torch.distributions import Categorical, Normal
 
 from rl_platform.envs.embodied.spaces import ActionSpace
-from rl_platform.models.chunk_policy import ChunkPolicy
+from rl_platform.models.policies.chunk_policy import ChunkPolicy
 from rl_platform.models.policy import PolicyConfig
 
 SPACES = [ActionSpace("continuous", 3), ActionSpace("discrete", 4), ActionSpace("multi_discrete", 4, (2, 2))]

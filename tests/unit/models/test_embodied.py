@@ -11,8 +11,8 @@ import torch
 from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.config.schema.models import Model
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
-from rl_platform.models.chunk_policy import ChunkPolicy
 from rl_platform.models.embodied_policy import build_policy, policy_card, policy_problems
+from rl_platform.models.policies.chunk_policy import ChunkPolicy
 from rl_platform.models.policy import ActorCriticPolicy
 
 DISCRETE = EnvSpaces((4,), ActionSpace("discrete", 2), ())

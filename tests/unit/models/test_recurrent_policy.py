@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rl_platform.envs.embodied.spaces import ActionSpace
+from rl_platform.models.policies.recurrent_policy import RecurrentPolicy
 from rl_platform.models.policy import PolicyConfig
-from rl_platform.models.recurrent_policy import RecurrentPolicy
 
 SPACES = [ActionSpace("continuous", 3), ActionSpace("discrete", 4)]
 SEQUENCES, STEPS = 5, 7

@@ -9,7 +9,7 @@ import torch
 from torch.distributions import AffineTransform, Independent, Normal, TanhTransform, TransformedDistribution
 
 from rl_platform.envs.embodied.spaces import ActionSpace
-from rl_platform.models.chunk_policy import ChunkPolicy
+from rl_platform.models.policies.chunk_policy import ChunkPolicy
 from rl_platform.models.policy import LOG_STD_RANGE, ActorCriticPolicy, PolicyConfig
 from rl_platform.models.squash import Squash
 

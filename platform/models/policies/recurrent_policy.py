@@ -9,9 +9,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.draws import Among
 from rl_platform.models.policy import DEFAULTS, ActorCriticPolicy, PolicyConfig, perceptron
+from rl_platform.records import RolloutBatch
 
 
 class RecurrentPolicy(nn.Module):
@@ -79,3 +81,33 @@ class RecurrentPolicy(nn.Module):
             state = self.cell(step, state * mask[:, None])
             states.append(state)
         return torch.stack(states, dim=1)
+
+
+class RecurrentActorCritic(nn.Module):
+    """As `EmbodiedActorCritic`, of a recurrent policy: each row holds S sequences of T / S steps.
+
+    A sequence begins with the rollout's hidden state, "hidden_states" [B,S,H], and is reset at its "episode_starts"
+    [B,T]. With `keep_states` the outputs include the hidden states [B,T,H] after each step.
+    """
+
+    def __init__(self, model: RecurrentPolicy) -> None:
+        super().__init__()
+        self.model, self.keep_states = model, False
+
+    def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
+        shape, first = batch.action_mask.shape, batch.inputs["hidden_states"]
+        sequences = first.shape[:2].numel()
+        names = ("observations", "actions", "episode_starts")
+        observations, actions, starts = (_cut(batch.inputs[name], sequences) for name in names)
+        log_probs, entropies, values, states = self.model.evaluate(observations, actions, first.flatten(0, 1), starts)
+        return ModelOutputs(
+            log_probs.view(shape),
+            entropies.view(shape) if entropy else None,
+            values.view(shape),
+            states=states.view(*shape, -1) if self.keep_states else None,
+        )
+
+
+def _cut(tensor: Tensor, sequences: int) -> Tensor:
+    """[B,T,...] -> [sequences,L,...]: rows are cut into equal runs of steps."""
+    return tensor.reshape(sequences, -1, *tensor.shape[2:])

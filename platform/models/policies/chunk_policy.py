@@ -8,10 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from rl_platform.algorithms.action_levels import ActionLevels
+from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.choices import chosen, entropies, log_distributions, of_choices
 from rl_platform.models.draws import Among, normals
 from rl_platform.models.policy import DEFAULTS, LOG_SQRT_2_PI, ActorCriticPolicy, PolicyConfig
+from rl_platform.records import RolloutBatch
 
 
 class ChunkPolicy(ActorCriticPolicy):
@@ -84,3 +87,22 @@ class ChunkPolicy(ActorCriticPolicy):
         # log N(a; mu, sigma) = -noise^2 / 2 - log sigma - log sqrt(2 pi)
         log_probs = -0.5 * noise.square() - log_std - LOG_SQRT_2_PI
         return log_probs if self.squash is None else log_probs - self.squash.log_slope(actions)
+
+
+class ChunkActorCritic(nn.Module):
+    """As `EmbodiedActorCritic`, of action chunks at their levels: each row holds one chunk, or several in order."""
+
+    def __init__(self, model: ChunkPolicy, levels: ActionLevels) -> None:
+        super().__init__()
+        self.model, self.levels = model, levels
+
+    def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
+        shape, levels = batch.action_mask.shape, self.levels
+        names = ("observations", "actions", "executed")
+        observations, actions, executed = (batch.inputs[name].flatten(0, 1) for name in names)
+        log_probs, entropies, values = self.model.evaluate(observations, actions)
+        return ModelOutputs(
+            levels.of_components(log_probs, executed).view(shape),
+            levels.of_components(entropies, executed).view(shape) if entropy else None,
+            levels.placed_values(values).view(shape),
+        )
