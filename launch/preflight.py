@@ -184,8 +184,8 @@ def _group_problems(placement: Placement) -> Iterator[Problem]:
 def check_architectures(config: Config, placement: Placement) -> None:
     """Raises ConfigError with the problems of all models that their config.json shows: families, quantised weights,
     positions, outputs that a full KL cannot compare. Reads no weights."""
+    from rl_platform.components.reward_models.classifier import load_parts
     from rl_platform.models.build import length_problem
-    from rl_platform.models.classifier import load_parts
     from rl_platform.models.language import LogitTransform
 
     problems: dict[str, Problem] = {}  # by text: components share models
@@ -286,7 +286,7 @@ def _reward_bytes(section: RewardModel) -> int:
     from accelerate import init_empty_weights
     from transformers import AutoModelForSequenceClassification
 
-    from rl_platform.models.classifier import load_parts
+    from rl_platform.components.reward_models.classifier import load_parts
 
     with init_empty_weights():
         network = AutoModelForSequenceClassification.from_config(load_parts(section)[1])
@@ -337,7 +337,7 @@ def _check_scoring(config: Config, scoring: Scoring) -> None:
     if problems := list(_removed_secrets(scoring.address, f"reward.{section}.url" if section else "reward.url")):
         raise ConfigError(problems)
     from rl_platform.components.reward import http_scorer, process_scorer, verifier_spec
-    from rl_platform.models.classifier import load_parts
+    from rl_platform.components.reward_models.classifier import load_parts
 
     one = scoring.model_copy(update={"num_workers": 1})
     if scoring.type == "code":

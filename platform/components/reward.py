@@ -1,7 +1,7 @@
 """The reward component: gives every trajectory its reward, all at once or as they stream in.
 
 A `Scorer` scores responses: processes with a verifier (`envs/reasoning/scoring.py`, `verifiers.py`), a reward model
-(`model_scorer.py`, `classifier_server.py`), a server or a judge (`envs/reasoning/http_scorer.py`), or several of them
+(`reward_models/`), a server or a judge (`envs/reasoning/servers/`), or several of them
 (`weighted_scorer.py`). Shaping of rewards (KL, length, whitening) belongs to the algorithm, not here.
 """
 
@@ -14,20 +14,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from rl_platform.components.classifier_server import ClassifierServer
-from rl_platform.components.model_scorer import ModelScorer
 from rl_platform.components.weighted_scorer import WeightedScorer
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.data import Data, Task
 from rl_platform.config.schema.reward import Scoring
 from rl_platform.envs.reasoning.build import code_scorer
-from rl_platform.envs.reasoning.http_scorer import HttpScorer
-from rl_platform.envs.reasoning.judge import JudgeServer
-from rl_platform.envs.reasoning.reward_server import RewardServer, Server
 from rl_platform.envs.reasoning.score import DIED, TIMEOUT, Score
 from rl_platform.envs.reasoning.scoring import ScoringPool, ScoringStats
 from rl_platform.envs.reasoning.verifiers import DECIDING, ScoreItem, VerifierSpec
@@ -36,6 +31,10 @@ from rl_platform.models.tokenizer import Tokenizer, load_tokenizer
 from rl_platform.records import Trajectory
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.host import ComponentContext
+
+if TYPE_CHECKING:
+    from rl_platform.envs.reasoning.servers.http_scorer import HttpScorer
+    from rl_platform.envs.reasoning.servers.reward_server import Server
 
 READ_AT_ONCE = 64
 
@@ -177,6 +176,8 @@ def _scorer_of(context: ComponentContext, config: Config, scoring: Scoring) -> S
     if scoring.asks_server:
         return http_scorer(config.data, scoring)
     if scoring.type == "model":
+        from rl_platform.components.reward_models.model_scorer import ModelScorer
+
         device = torch.device("cuda", context.accelerators[0]) if context.accelerators else torch.device("cpu")
         return ModelScorer(config.data, scoring, device)
     return process_scorer(config.data, scoring)
@@ -192,11 +193,19 @@ def process_scorer(data: Data, scoring: Scoring) -> ScoringPool | HttpScorer:
 
 def http_scorer(data: Data, scoring: Scoring) -> HttpScorer:
     """Of a scoring that `asks_server`. Raises Unreachable or ConfigError when no such server is at its `url`."""
+    from rl_platform.envs.reasoning.servers.http_scorer import HttpScorer
+
     if scoring.judge is not None:
+        from rl_platform.envs.reasoning.servers.judge import JudgeServer
+
         server: Server = JudgeServer(scoring.judge, scoring.timeout_s)
     elif scoring.model is not None:
+        from rl_platform.components.reward_models.classifier_server import ClassifierServer
+
         server = ClassifierServer(data, scoring.model, scoring.timeout_s)
     else:
+        from rl_platform.envs.reasoning.servers.reward_server import RewardServer
+
         server = RewardServer(scoring.url or "", scoring.timeout_s)
     size = scoring.max_batch_size if scoring.judge is None else 1
     return HttpScorer(server, batch_size=size, num_workers=scoring.num_workers, retries=scoring.retries)

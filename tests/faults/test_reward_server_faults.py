@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from reward_parts import reward_server, scores
 
-from rl_platform.envs.reasoning import http_scorer
-from rl_platform.envs.reasoning.http_scorer import HttpScorer
-from rl_platform.envs.reasoning.reward_server import RewardServer
 from rl_platform.envs.reasoning.score import DIED, RAISED, TIMEOUT, Score
 from rl_platform.envs.reasoning.scoring import ScoringStats
+from rl_platform.envs.reasoning.servers import http_scorer
+from rl_platform.envs.reasoning.servers.http_scorer import HttpScorer
+from rl_platform.envs.reasoning.servers.reward_server import RewardServer
 from rl_platform.envs.reasoning.verifiers import ScoreItem
 from rl_platform.errors import ConfigError, Unreachable, WorkerDied
 

@@ -14,6 +14,7 @@ import torch
 from fuzz import values
 from safetensors.torch import load_file, save_file
 
+from rl_platform.components.reward_models.classifier import SequenceClassifier
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Model
 from rl_platform.config.schema.reward import RewardModel
@@ -21,7 +22,6 @@ from rl_platform.envs.reasoning.prompts import build_prompts
 from rl_platform.envs.reasoning.question import Question
 from rl_platform.launch.preflight import check_architectures, check_models
 from rl_platform.models.build import language_model
-from rl_platform.models.classifier import SequenceClassifier
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.models.weight_parts import WeightParts
 from rl_platform.placement.inventory import inventory_for

@@ -17,11 +17,11 @@ import torch
 import yaml
 from reward_parts import make_classifier, reward_server, scores
 
+from rl_platform.components.reward_models.classifier import SequenceClassifier
 from rl_platform.config.schema.reward import RewardModel
-from rl_platform.envs.reasoning.http_scorer import HttpScorer
-from rl_platform.envs.reasoning.reward_server import RewardServer
+from rl_platform.envs.reasoning.servers.http_scorer import HttpScorer
+from rl_platform.envs.reasoning.servers.reward_server import RewardServer
 from rl_platform.envs.reasoning.verifiers import ScoreItem
-from rl_platform.models.classifier import SequenceClassifier
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "reasoning"
 

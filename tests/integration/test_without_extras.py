@@ -15,6 +15,8 @@ from rl_platform.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = (
+    "components/reward_models",
+    "envs/reasoning/servers",
     "models/policies",
     "runtime/ray",
     "launch/jobs",

@@ -5,7 +5,7 @@
               "TimeLimitExceeded" | "Error", "return_code": 0, "stdout": text, "stderr": text}, "files": {...}}
 
 Protocol: https://github.com/bytedance/SandboxFusion. The result of a function call comes back as a file, which the
-server encodes in base64. Not covered: retries, see `http_scorer.py`.
+server encodes in base64. Not covered: retries, see `servers/http_scorer.py`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rl_platform.envs.reasoning.judge import secret_of
-from rl_platform.envs.reasoning.reward_server import SHOWN, Server, Unanswered
 from rl_platform.envs.reasoning.sandbox.cases import Case, cases_of
 from rl_platform.envs.reasoning.sandbox.process import (
     CRASHED,
@@ -33,6 +31,8 @@ from rl_platform.envs.reasoning.sandbox.process import (
 )
 from rl_platform.envs.reasoning.sandbox.program_verdict import judge, program_of
 from rl_platform.envs.reasoning.score import RAISED, Score, unscored
+from rl_platform.envs.reasoning.servers.judge import secret_of
+from rl_platform.envs.reasoning.servers.reward_server import SHOWN, Server, Unanswered
 from rl_platform.envs.reasoning.verifiers import ScoreItem
 
 ANSWER_S = 30.0  # of the server, beside the program's own time

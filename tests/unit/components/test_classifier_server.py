@@ -11,10 +11,10 @@ import torch
 from reward_parts import make_classifier, post_server
 
 from rl_platform.components.reward import LanguageReward
+from rl_platform.components.reward_models.classifier import SequenceClassifier
 from rl_platform.config.schema.reward import RewardModel
-from rl_platform.envs.reasoning import http_scorer
+from rl_platform.envs.reasoning.servers import http_scorer
 from rl_platform.errors import ConfigError, Unreachable, WorkerError
-from rl_platform.models.classifier import SequenceClassifier
 from rl_platform.records import Prompt, Trajectory
 
 SECRET = "sk-very-secret"

@@ -9,8 +9,8 @@ import torch
 from reward_parts import make_classifier
 
 from rl_platform.components.reward import LanguageReward
+from rl_platform.components.reward_models.classifier import SequenceClassifier
 from rl_platform.errors import WorkerDied, WorkerError
-from rl_platform.models.classifier import SequenceClassifier
 from rl_platform.records import Prompt, Trajectory
 from rl_platform.runtime.channel import Channel
 

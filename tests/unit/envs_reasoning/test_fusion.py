@@ -16,8 +16,8 @@ import pytest
 
 from rl_platform.config.schema.reward import Code, Scoring
 from rl_platform.envs.reasoning.build import code_scorer
-from rl_platform.envs.reasoning.http_scorer import HttpScorer
 from rl_platform.envs.reasoning.score import Score
+from rl_platform.envs.reasoning.servers.http_scorer import HttpScorer
 from rl_platform.envs.reasoning.verifiers import ScoreItem
 from rl_platform.errors import ConfigError, Unreachable
 

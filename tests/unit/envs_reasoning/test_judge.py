@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from rl_platform.config.schema.reward import Judge
-from rl_platform.envs.reasoning import http_scorer
-from rl_platform.envs.reasoning.http_scorer import HttpScorer
-from rl_platform.envs.reasoning.judge import JudgeServer
 from rl_platform.envs.reasoning.score import DIED, RAISED, TIMEOUT, Score
+from rl_platform.envs.reasoning.servers import http_scorer
+from rl_platform.envs.reasoning.servers.http_scorer import HttpScorer
+from rl_platform.envs.reasoning.servers.judge import JudgeServer
 from rl_platform.envs.reasoning.verifiers import ScoreItem
 from rl_platform.errors import ConfigError, Unreachable
 

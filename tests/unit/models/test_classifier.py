@@ -10,9 +10,9 @@ import torch
 from reward_parts import make_classifier
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from rl_platform.components.reward_models.classifier import SequenceClassifier, load_parts
 from rl_platform.config.schema.reward import RewardModel
 from rl_platform.errors import ConfigError
-from rl_platform.models.classifier import SequenceClassifier, load_parts
 
 CPU = torch.device("cpu")
 TEXTS = ["short", "a longer text!", "!", "one that is longer than all others"]

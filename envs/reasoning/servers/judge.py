@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 
 from rl_platform.config.schema.reward import Judge
-from rl_platform.envs.reasoning.reward_server import SHOWN, Server, Unanswered
 from rl_platform.envs.reasoning.score import RAISED, Score, checked_reward, unscored
+from rl_platform.envs.reasoning.servers.reward_server import SHOWN, Server, Unanswered
 from rl_platform.envs.reasoning.verifiers import ScoreItem
 from rl_platform.errors import ConfigError, Problem
 

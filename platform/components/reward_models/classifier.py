@@ -1,6 +1,6 @@
 """Reward models: frozen transformers sequence classifiers with one label, one score per conversation.
 
-Not covered: reward models that a server computes, see `components/classifier_server.py`.
+Not covered: reward models that a server computes, see `classifier_server.py`.
 """
 
 from __future__ import annotations

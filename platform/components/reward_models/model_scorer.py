@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from rl_platform.components.reward_models.classifier import SequenceClassifier
 from rl_platform.config.schema.data import Data
 from rl_platform.config.schema.reward import Scoring
 from rl_platform.envs.reasoning.prompts import PLACEHOLDER
@@ -14,7 +15,6 @@ from rl_platform.envs.reasoning.score import RAISED, Score, checked_reward, json
 from rl_platform.envs.reasoning.score_queue import ScoreQueue
 from rl_platform.envs.reasoning.scoring_process import Job
 from rl_platform.envs.reasoning.verifiers import ScoreItem
-from rl_platform.models.classifier import SequenceClassifier
 from rl_platform.records import Message
 from rl_platform.runtime.cpu import release_team
 

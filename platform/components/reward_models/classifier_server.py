@@ -7,7 +7,7 @@
     200       [{"embedding": [0.5]}, ...]
 
 Both return the output of the score layer; without `use_activation` vLLM would return its sigmoid. Token ids are
-sent, as a server would add special tokens to text. Not covered: retries, see `envs/reasoning/http_scorer.py`.
+sent, as a server would add special tokens to text. Not covered: retries, see `envs/reasoning/servers/http_scorer.py`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from rl_platform.components.model_scorer import conversation, scores_of
+from rl_platform.components.reward_models.classifier import ClassifierInput
+from rl_platform.components.reward_models.model_scorer import conversation, scores_of
 from rl_platform.config.schema.data import Data
 from rl_platform.config.schema.reward import RewardModel
-from rl_platform.envs.reasoning.judge import secret_of
-from rl_platform.envs.reasoning.reward_server import Server, Unanswered
 from rl_platform.envs.reasoning.score import RAISED, Score
+from rl_platform.envs.reasoning.servers.judge import secret_of
+from rl_platform.envs.reasoning.servers.reward_server import Server, Unanswered
 from rl_platform.envs.reasoning.verifiers import ScoreItem
-from rl_platform.models.classifier import ClassifierInput
 
 FORMATS = {"vllm": '{"data": [{"index": 0, "probs": [NUMBER]}, ...]}', "sglang": '[{"embedding": [NUMBER]}, ...]'}
 
