@@ -164,7 +164,8 @@ def measure(name: str, settings: argparse.Namespace, case: str) -> dict[str, Any
 
 def flops(settings: argparse.Namespace, case: str) -> float:
     """Of one optimizer step: forward and backward of all real tokens, attention over half of the pairs."""
-    from rl_platform.placement.model_shape import ModelShape, from_options
+    from rl_platform.placement.component_shapes import from_options
+    from rl_platform.placement.model_shape import ModelShape
 
     shape = from_options(gpu_shape(settings.dry_run))
     assert isinstance(shape, ModelShape)

@@ -27,9 +27,10 @@ from rl_platform.launch.extras import required
 from rl_platform.launch.output import output_problems
 from rl_platform.launch.sharding import check_sharding, device_problems, sharding_problems
 from rl_platform.metrics import missing_trackers
+from rl_platform.placement.component_shapes import shapes
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import LEARNERS
-from rl_platform.placement.model_shape import PolicyShape, shapes
+from rl_platform.placement.policy_shape import PolicyShape
 from rl_platform.placement.scheduler import Placement
 from rl_platform.redact import MARK
 

@@ -14,10 +14,10 @@ from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.rollout import RUNNING
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.placement.component_shapes import shapes
 from rl_platform.placement.hardware import GIB, device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.memory import PROCESS_ON_GPU, MemoryModel, rows_of_rollout, running_sequences
-from rl_platform.placement.model_shape import shapes
 from rl_platform.placement.occupancy import NEARLY_FULL, Occupant, chosen_order, occupancy_of
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.placement.scheduler import Placement

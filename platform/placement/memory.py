@@ -17,10 +17,12 @@ from dataclasses import dataclass, fields
 from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Parallel, Trainable
+from rl_platform.placement.component_shapes import Shape
 from rl_platform.placement.hardware import GIB
 from rl_platform.placement.layout import Layout
-from rl_platform.placement.model_shape import FLOAT, ModelShape, PolicyShape, Shape
+from rl_platform.placement.model_shape import FLOAT, ModelShape
 from rl_platform.placement.offload_order import PHASES, Held, Move, OffloadOrder
+from rl_platform.placement.policy_shape import PolicyShape
 
 ADAM_STATES = 2
 LOGIT_CHUNK = 1024  # positions whose logits exist together: models.language.TOKENS_PER_CHUNK

@@ -17,6 +17,7 @@ from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import estimator_needs
 from rl_platform.config.schema.models import Parallel
+from rl_platform.placement.component_shapes import Shape
 from rl_platform.placement.hardware import Device
 from rl_platform.placement.layout import LEARNERS, Layout, Part
 from rl_platform.placement.memory import (
@@ -29,7 +30,7 @@ from rl_platform.placement.memory import (
     running_sequences,
     trained_parameters,
 )
-from rl_platform.placement.model_shape import FLOAT, ModelShape, Shape
+from rl_platform.placement.model_shape import FLOAT, ModelShape
 from rl_platform.placement.offload_order import OffloadOrder, PhaseMoves
 from rl_platform.planner.lengths import Lengths, decoding, limits
 from rl_platform.planner.rates import Rates, data_sheet

@@ -12,11 +12,11 @@ from functools import cached_property
 from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.placement.chains import streaming_chains
+from rl_platform.placement.component_shapes import Shape, shapes
 from rl_platform.placement.hardware import ASSUMED, GIB, Device, device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout
 from rl_platform.placement.memory import MemoryModel, Usage
-from rl_platform.placement.model_shape import Shape, shapes
 from rl_platform.placement.occupancy import NEARLY_FULL, chosen_order, occupancy_of
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.placement.plan import number_ranges

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.chains import streaming_chains
+from rl_platform.placement.component_shapes import shapes
 from rl_platform.placement.hardware import GIB, Device, device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import LEARNERS, layout_of_split
 from rl_platform.placement.memory import MemoryModel, layout_of_learner
-from rl_platform.placement.model_shape import shapes
 from rl_platform.placement.occupancy import NEARLY_FULL, resolved_order
 from rl_platform.placement.plan import number_ranges
 from rl_platform.placement.scheduler import schedule

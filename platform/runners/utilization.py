@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rl_platform.config.schema import Config
+from rl_platform.placement.component_shapes import shapes
 from rl_platform.placement.hardware import GIB
-from rl_platform.placement.model_shape import ModelShape, shapes
+from rl_platform.placement.model_shape import ModelShape
 from rl_platform.records import RolloutBatch
 from rl_platform.runtime.worker_group import WorkerGroup
 

@@ -13,10 +13,11 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.config.schema.models import Model, Parallel, RandomLM
 from rl_platform.config.schema.reward import Reward, RewardModel
+from rl_platform.placement.component_shapes import language_shape, shapes
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout, layout_of_split
 from rl_platform.placement.memory import PROCESS_ON_GPU, Memory, MemoryModel, saved_bytes_per_token
-from rl_platform.placement.model_shape import ModelShape, language_shape, shapes
+from rl_platform.placement.model_shape import ModelShape
 from rl_platform.placement.scheduler import schedule
 
 ROOT = Path(__file__).parents[3]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rl_platform.config.schema import Config
+from rl_platform.placement.component_shapes import shapes
 from rl_platform.placement.inventory import Inventory, inventory_for
 from rl_platform.placement.memory import MemoryModel
-from rl_platform.placement.model_shape import shapes
 from rl_platform.placement.occupancy import offload_order
 from rl_platform.placement.offload_order import CAN_LEAVE, OffloadOrder, order_with
 from rl_platform.placement.scheduler import schedule

@@ -1,0 +1,232 @@
+"""The shapes of a config's models, from the config and config.json alone, without weights and torch.
+
+Counts are exact for the families in `COUNTED` and `random_init`. Other models have no shape but a reason, and so have
+models whose config.json is neither on this machine nor in `architectures`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rl_platform.config.schema import Config
+from rl_platform.config.schema.models import POLICIES, Model, RandomLM
+from rl_platform.placement.architectures import Options, known_options
+from rl_platform.placement.model_shape import Latent, ModelShape
+from rl_platform.placement.policy_shape import ACTIONS, ConvShape, PolicyShape
+
+BYTE_VOCABULARY = 259  # tokenizer "bytes"
+PACKAGED = "smollm2-135m-instruct"  # of models.pretrained
+IMAGE, IMAGE_CHANNELS = (84, 84), 4  # assumed too, without env.pixels
+COUNTED = (
+    "llama",
+    "mistral",
+    "mixtral",
+    "ministral",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "gpt_oss",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+)
+GEMMA = ("gemma", "gemma2", "gemma3_text")
+MIXTURES = ("gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+
+Shape = ModelShape | PolicyShape
+
+
+def shapes(config: Config) -> tuple[dict[str, Shape], dict[str, str]]:
+    """Returns the shapes of components with a model, and the reasons for models without a shape."""
+    actor = config.actor.model
+    if config.runner.task_type == "embodied":
+        names, policy = ("actor", "actor_critic", "rollout"), _policy_shape(config)
+        return ({}, dict.fromkeys(names, policy)) if isinstance(policy, str) else (dict.fromkeys(names, policy), {})
+    sections = {"actor": actor, "rollout": actor}
+    if config.critic.use_critic_model:
+        sections["critic"] = config.critic.model or actor
+    if config.has_reference:
+        sections["reference"] = config.reference.model or actor
+    if (scoring := config.reward.classifier) is not None and scoring.model is not None:
+        sections["reward"] = Model(path=scoring.model.path)
+    known: dict[str, Shape] = {}
+    reasons: dict[str, str] = {}
+    for name, model in sections.items():
+        shape = language_shape(model)
+        if isinstance(shape, str):
+            reasons[name] = shape
+        else:
+            known[name] = _with_value_head(shape) if name in ("critic", "reward") else shape
+    return known, reasons
+
+
+def _policy_shape(config: Config) -> PolicyShape | str:
+    """Returns the shape of an embodied policy, or why it is not known."""
+    model, pixels = config.actor.model, config.env.pixels
+    if model.type == "mlp":
+        return PolicyShape(tuple(model.hidden_sizes))
+    if model.type not in POLICIES:
+        return f"{model.type} is a network of yours"
+    if model.type == "gru":
+        # three gates of features and state: the parameters of two layers of these widths
+        return PolicyShape((*model.hidden_sizes, 3 * model.recurrent_size, model.recurrent_size))
+    size, channels = IMAGE, IMAGE_CHANNELS
+    if pixels is not None:
+        size, channels = (pixels.height, pixels.width), pixels.frame_stack * (1 if pixels.grayscale else 3)
+    layers = []
+    sizes = model.cnn.map_sizes(*size)
+    for out, kernel, (height, width) in zip(model.cnn.channels, model.cnn.kernels, sizes, strict=True):
+        layers.append(ConvShape((channels * kernel**2 + 1) * out, out, height * width))
+        channels = out
+    if model.type == "cnn":
+        return PolicyShape(tuple(model.hidden_sizes), layers[-1].elements, tuple(layers))
+    language = language_shape(model)
+    if isinstance(language, str):
+        return language
+    used = min(model.backbone_layers or language.layers, language.layers)
+    # it keeps a few words of the vocabulary and has no output head
+    language = replace(language, layers=used, vocabulary=0, value_head=True)
+    tokens = layers[-1].places + ACTIONS
+    frozen = not model.train_backbone
+    return PolicyShape((), 0, tuple(layers), language, tokens, frozen)
+
+
+def language_shape(model: Model) -> ModelShape | str:
+    """Returns the shape of a section's language model, or why it is not known."""
+    if model.random_init is not None:
+        vocabulary = _vocabulary(model.tokenizer or "")
+        if vocabulary is None:
+            return f"the vocabulary of tokenizer {model.tokenizer!r} is unknown on this machine"
+        return _random(model.random_init, vocabulary)
+    path = model.path or ""
+    file = _config_file(path)
+    if file is None and _is_hub_id(path) and (known := known_options(path)) is not None:
+        return from_options(known)
+    if file is None:
+        return f"no config.json of {path} is on this machine"
+    try:
+        options = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return f"{file} cannot be read: {error}"
+    return from_options(options) if isinstance(options, dict) else f"{file} holds no mapping"
+
+
+def from_options(options: Options) -> ModelShape | str:
+    """Returns the shape that a Hugging Face config.json describes, or why it cannot be counted."""
+    kind = options.get("model_type")
+    if kind not in COUNTED:
+        return f"parameters of model_type {kind} are not counted, only those of {', '.join(COUNTED)}"
+    try:
+        hidden, heads = int(options["hidden_size"]), int(options["num_attention_heads"])
+        bias = bool(options.get("attention_bias", kind == "gpt_oss"))
+        always = {"qwen2": True, "qwen2_moe": bool(options.get("qkv_bias", True))}  # whatever attention_bias says
+        always |= dict.fromkeys(("mistral", "ministral", "mixtral", "deepseek_v2", "deepseek_v3"), False)
+        usual = {"qwen3": 128, "gpt_oss": 64} | dict.fromkeys(GEMMA, 256)
+        head_dim = int(options.get("head_dim") or usual.get(kind, hidden // heads))
+        experts: dict[str, Any] = (
+            _experts(options) if kind in MIXTURES else {"intermediate": int(options["intermediate_size"])}
+        )
+        latent = _latent(options) if kind in ("deepseek_v2", "deepseek_v3") else None
+        return ModelShape(
+            vocabulary=int(options["vocab_size"]),
+            hidden=hidden,
+            layers=int(options["num_hidden_layers"]),
+            heads=heads,
+            kv_heads=int(options.get("num_key_value_heads") or heads),
+            head_dim=head_dim if latent is None else latent.plain + latent.rotary,
+            tied=bool(options.get("tie_word_embeddings", kind in GEMMA)),
+            attention_bias=always.get(kind, bias),
+            output_bias=kind in ("llama", "qwen3", "qwen3_moe", "gpt_oss", *GEMMA) and bias,
+            mlp_bias=kind == "llama" and bool(options.get("mlp_bias", False)),
+            qk_norm=kind in ("qwen3", "qwen3_moe", "gemma3_text"),
+            norms=4 if kind in ("gemma2", "gemma3_text") else 2,
+            sinks=kind == "gpt_oss",
+            expert_bias=kind == "gpt_oss",
+            latent=latent,
+            **experts,
+        )
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        return f"config.json lacks or garbles {error}"
+
+
+def _experts(options: Options) -> dict[str, int]:
+    """Returns the fields of a shape about its experts."""
+    kind = options["model_type"]
+    if kind == "gpt_oss":
+        names = {"intermediate": "intermediate_size", "experts": "num_local_experts"}
+        names["active_experts"] = "num_experts_per_tok"
+        return {field: int(options[name]) for field, name in names.items()}
+    width = int(options["intermediate_size" if kind == "mixtral" else "moe_intermediate_size"])
+    number = next(name for name in ("num_experts", "num_local_experts", "n_routed_experts") if name in options)
+    fields = {"intermediate": width, "experts": int(options[number])}
+    fields["active_experts"] = int(options["num_experts_per_tok"])
+    if kind == "qwen2_moe":
+        fields |= {"shared": int(options["shared_expert_intermediate_size"]), "shared_gate": True}
+    layers, dense = int(options["num_hidden_layers"]), 0
+    if kind in ("deepseek_v2", "deepseek_v3"):
+        fields["shared"] = width * int(options.get("n_shared_experts") or 0)
+        dense = min(int(options["first_k_dense_replace"]), layers)
+    elif kind != "mixtral":
+        without, every = options.get("mlp_only_layers") or (), int(options.get("decoder_sparse_step", 1))
+        dense = sum(layer in without or (layer + 1) % every != 0 for layer in range(layers))
+    if dense:
+        fields |= {"dense_layers": dense, "dense_intermediate": int(options["intermediate_size"])}
+    return fields
+
+
+def _latent(options: Options) -> Latent:
+    names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return Latent(*(int(options[name] or 0) for name in names))
+
+
+def _random(random: RandomLM, vocabulary: int) -> ModelShape:
+    return ModelShape(
+        vocabulary=vocabulary,
+        hidden=random.hidden_size,
+        layers=random.num_layers,
+        heads=random.num_heads,
+        kv_heads=random.num_kv_heads or random.num_heads,
+        head_dim=random.hidden_size // random.num_heads,
+        intermediate=random.intermediate_size,
+        tied=True,
+    )
+
+
+def _with_value_head(shape: ModelShape) -> ModelShape:
+    return replace(shape, value_head=True)
+
+
+def _config_file(path: str) -> Path | None:
+    """Returns config.json of a folder, or of a hub id in the local cache. Downloads nothing."""
+    folders = [Path(path).expanduser()]
+    if _is_hub_id(path):
+        home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+        hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
+        folders += sorted((hub / f"models--{path.replace('/', '--')}" / "snapshots").glob("*"))
+    return next((folder / "config.json" for folder in folders if (folder / "config.json").is_file()), None)
+
+
+def _is_hub_id(path: str) -> bool:
+    return path.count("/") <= 1 and not path.startswith((".", "/", "~"))
+
+
+def _vocabulary(tokenizer: str) -> int | None:
+    if tokenizer == "bytes":
+        return BYTE_VOCABULARY
+    if tokenizer == PACKAGED:
+        return int((known_options(PACKAGED) or {})["vocab_size"])
+    file = _config_file(tokenizer)
+    folder = file.parent if file is not None else Path(tokenizer).expanduser()
+    try:
+        content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        tokens = set(content["model"]["vocab"])
+        return len(tokens | {entry["content"] for entry in content.get("added_tokens", ())})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
