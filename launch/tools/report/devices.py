@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rl_platform.launch.tools.report.verdict import Busy
+from rl_platform.launch.tools.report.facts import Busy
 from rl_platform.launch.tools.timeline import Event
 from rl_platform.placement.scheduler import Placement
 

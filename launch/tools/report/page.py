@@ -23,7 +23,8 @@ from rl_platform.config.differences import flat
 from rl_platform.launch.tools.plot import AXES
 from rl_platform.launch.tools.report.collect import LoggedConversation, ReportedRun
 from rl_platform.launch.tools.report.definitions import definition_of, definitions
-from rl_platform.launch.tools.report.verdict import FEW_STEPS, judge, progress
+from rl_platform.launch.tools.report.verdict import judge, progress
+from rl_platform.launch.tools.report.verdict_rules import FEW_STEPS
 
 POINTS = 400  # of a curve; longer ones are drawn as means over windows of steps
 OPEN_GROUPS = 2  # groups of curves that are unfolded at first

@@ -1,0 +1,86 @@
+"""What the rules of the verdict read and return: the numbers of a run, and findings with their evidence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rl_platform.launch.headline import Headline
+
+Level = Literal["bad", "warning", "note"]
+LEVELS: tuple[Level, ...] = ("bad", "warning", "note")
+
+
+@dataclass(frozen=True)
+class Busy:
+    """How much a device worked in the recorded steps. share: of the time; waiting: share of the time by phase of the
+    step in which it did not work, largest first; components: those on it."""
+
+    device: str
+    components: tuple[str, ...]
+    share: float
+    waiting: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rules read. rows: metrics.jsonl. config: section, key, value. busy: of the timeline. rank_seconds:
+    component and method -> seconds of each rank of it."""
+
+    rows: Sequence[Mapping[str, float]]
+    headline: Headline
+    config: Mapping[str, object] = field(default_factory=dict)
+    busy: Sequence[Busy] = ()
+    rank_seconds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def key(self, path: str) -> Any:
+        """Returns the value of a config key, None if there is none."""
+        value: Any = self.config
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value
+
+    def series(self, metric: str) -> list[tuple[int, float]]:
+        """Returns (step, value) of the steps in which the metric is finite."""
+        found = ((int(row["step"]), row.get(metric, math.nan)) for row in self.rows)
+        return [(step, value) for step, value in found if math.isfinite(value)]
+
+    def values(self, metric: str) -> list[float]:
+        return [value for _, value in self.series(metric)]
+
+    def early(self, metric: str) -> list[float]:
+        """Returns the values of the first quarter of the steps."""
+        values = self.values(metric)
+        return values[: max(len(values) // 4, 1)]
+
+    def late(self, metric: str) -> list[float]:
+        """Returns the values of the last quarter of the steps."""
+        values = self.values(metric)
+        return values[-max(len(values) // 4, 1) :]
+
+    def late_steps(self, metric: str) -> str:
+        series = self.series(metric)[-max(len(self.series(metric)) // 4, 1) :]
+        return f"steps {series[0][0]} to {series[-1][0]}" if len(series) > 1 else f"step {series[-1][0]}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that a rule found. title: what is wrong; evidence: the numbers; advice: what to do. metrics: to look
+    at."""
+
+    level: Level
+    title: str
+    evidence: str
+    advice: str
+    metrics: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class VerdictRule:
+    """asks: the question that it answers. needs: metrics without which it says nothing, or other `SOURCES`."""
+
+    asks: str
+    needs: tuple[str, ...]
+    check: Callable[[Facts], Finding | None]
