@@ -17,8 +17,8 @@ from rl_platform.environments import MakeEnv, id_of, registered
 from rl_platform.envs.embodied.spaces import EnvDescription, make_env
 from rl_platform.errors import ConfigError, Problem, check_all, problems_of
 from rl_platform.launch.command import load, located
-from rl_platform.metrics import Reporter
 from rl_platform.one_run import one_run
+from rl_platform.reporter import Reporter
 from rl_platform.runners.step_callbacks import CALLBACK, Callback
 from rl_platform.runs import Run
 

@@ -27,10 +27,11 @@ from rl_platform.config import load_config
 from rl_platform.envs.embodied.spaces import EnvDescription, make_env, read_spaces
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.launch.cluster import runtime_for
-from rl_platform.metrics import Reporters, RunInfo, RunLog
+from rl_platform.metrics import RunLog
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.placement.scheduler import schedule
+from rl_platform.reporter import Reporters, RunInfo
 from rl_platform.runners.embodied import EmbodiedRunner
 from rl_platform.runners.ppo import TaskRunner, train
 from rl_platform.runners.reasoning import ReasoningRunner

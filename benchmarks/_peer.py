@@ -21,7 +21,8 @@ from rl_platform.envs.embodied.evaluate import evaluate
 from rl_platform.envs.embodied.spaces import EnvDescription
 from rl_platform.envs.embodied.success import success_rates
 from rl_platform.envs.embodied.vector import VectorEnv
-from rl_platform.metrics import RunInfo, RunLog
+from rl_platform.metrics import RunLog
+from rl_platform.reporter import RunInfo
 
 ZOO_SOURCE = (
     "https://github.com/DLR-RM/rl-baselines3-zoo/blob/208b6fdf3a9aa24de44b2e068c6e5f6a07d97fcc/hyperparams/ppo.yml"

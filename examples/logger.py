@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from rl_platform.metrics import Reporter, RunInfo
+from rl_platform.reporter import Reporter, RunInfo
 
 
 class Returns(Reporter):

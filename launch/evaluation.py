@@ -37,10 +37,10 @@ from rl_platform.launch.plain import PlainView
 from rl_platform.launch.preflight import check_architectures, check_models, check_reward, check_tests
 from rl_platform.launch.saved_run import SavedRun
 from rl_platform.launch.session import spaces_of, task_of
-from rl_platform.metrics import Reporter, Reporters
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
 from rl_platform.redact import redacted
+from rl_platform.reporter import Reporter, Reporters
 from rl_platform.runners.embodied import EmbodiedRunner
 from rl_platform.runners.reasoning import ReasoningRunner, validation_metric
 from rl_platform.runners.trajectories import by_source

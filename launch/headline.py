@@ -18,7 +18,8 @@ from typing import Any
 import yaml
 
 from rl_platform.config.schema.reward import VERIFIERS
-from rl_platform.metrics import RunInfo, iter_metrics
+from rl_platform.metrics import iter_metrics
+from rl_platform.reporter import RunInfo
 
 
 @dataclass(frozen=True)

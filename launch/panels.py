@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from rl_platform.metrics import RunInfo
+from rl_platform.reporter import RunInfo
 
 
 def print_start(console: Console, info: RunInfo) -> None:

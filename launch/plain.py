@@ -12,7 +12,7 @@ from rich.console import Console
 from rl_platform.launch.headline import History, duration, number
 from rl_platform.launch.open_phases import OpenPhases
 from rl_platform.launch.panels import print_lines, print_start
-from rl_platform.metrics import Reporter, RunInfo
+from rl_platform.reporter import Reporter, RunInfo
 
 QUIET_SECONDS = 25.0
 """Longest time without a line: less than 30 s even on a busy machine."""

@@ -34,7 +34,7 @@ from rl_platform.launch.preflight import (
 from rl_platform.launch.run_restarts import RunRestarts
 from rl_platform.launch.sharding import check_kernels
 from rl_platform.launch.view import terminal_view
-from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog, user_loggers
+from rl_platform.metrics import RunLog, user_loggers
 from rl_platform.models.embodied_policy import policy_card, policy_problems
 from rl_platform.placement.engine_memory import engine_memory, with_engine_memory
 from rl_platform.placement.hardware import device_of
@@ -42,6 +42,7 @@ from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.occupancy import offload_order
 from rl_platform.placement.plan import render
 from rl_platform.placement.scheduler import Placement
+from rl_platform.reporter import Reporter, Reporters, RunInfo
 from rl_platform.runners.hang_watch import hang_watch
 from rl_platform.runners.ppo import TaskRunner, train
 from rl_platform.runners.state import RunState

@@ -22,7 +22,7 @@ from rl_platform.launch.headline import History, duration, number, printable, sp
 from rl_platform.launch.open_phases import OpenPhase, OpenPhases, nested_name
 from rl_platform.launch.panels import print_lines, print_start
 from rl_platform.launch.plain import PlainView
-from rl_platform.metrics import Reporter, RunInfo, Sample
+from rl_platform.reporter import Reporter, RunInfo, Sample
 
 REDRAW_SECONDS = 0.25
 _LABEL = 11  # width of the first column

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rl_platform.metrics import Reporter, RunInfo
+from rl_platform.reporter import Reporter, RunInfo
 
 log = logging.getLogger(__name__)
 

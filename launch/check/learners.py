@@ -20,10 +20,10 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.config.schema.models import Model, Parallel, RandomLM, Trainable
 from rl_platform.launch.check.samples import LONGEST_PROMPT, LONGEST_RESPONSE, SPACES, CheckedConfig
-from rl_platform.metrics import Reporters
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import schedule
 from rl_platform.records import RolloutBatch
+from rl_platform.reporter import Reporters
 from rl_platform.runners.ppo import PPO, Learners
 from rl_platform.runtime import ComponentSpec
 from rl_platform.runtime.local import LocalRuntime

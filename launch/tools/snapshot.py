@@ -11,7 +11,8 @@ from rich.console import Console
 from rl_platform.errors import DataError
 from rl_platform.launch.headline import History, headline_of_run
 from rl_platform.launch.view import LiveView
-from rl_platform.metrics import RunInfo, Sample, read_metrics
+from rl_platform.metrics import read_metrics
+from rl_platform.reporter import RunInfo, Sample
 
 
 def snapshot(run: Path, title: str, width: int = 100) -> str:

@@ -16,8 +16,8 @@ from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.evaluate import EvaluationResult
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.embodied.success import success_rates
-from rl_platform.metrics import Episode, Reporter
 from rl_platform.records import RolloutBatch, StateDict, Weights
+from rl_platform.reporter import Episode, Reporter
 from rl_platform.runners.component_groups import TypedGroups
 from rl_platform.runners.ppo import Learners, sync_metrics
 from rl_platform.runners.recovery import EnvPart, Recovery, Simulation

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from rl_platform.config.schema import Config
 from rl_platform.envs.reasoning.prompts import PromptLoader
 from rl_platform.errors import CheckpointError
-from rl_platform.metrics import Reporter
 from rl_platform.records import Prompt, StateDict, Trajectory
+from rl_platform.reporter import Reporter
 from rl_platform.runners.recovery import Recovery
 from rl_platform.runners.sample_ledger import SampleLedger
 from rl_platform.runtime import Runtime

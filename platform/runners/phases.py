@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rl_platform.config.schema import Config
-from rl_platform.metrics import Reporter
 from rl_platform.placement.chains import chains
 from rl_platform.placement.offload_order import CAN_LEAVE, OffloadOrder
+from rl_platform.reporter import Reporter
 from rl_platform.runtime.worker_group import Handle, WorkerGroup
 from rl_platform.tracing import recorder
 

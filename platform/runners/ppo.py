@@ -29,8 +29,8 @@ from rl_platform.algorithms.validation import check_batch
 from rl_platform.config.schema import Config
 from rl_platform.errors import Diverged
 from rl_platform.interrupts import stopping_after_step
-from rl_platform.metrics import Reporter
 from rl_platform.records import RolloutBatch, StateDict, Weights, WeightsReceived
+from rl_platform.reporter import Reporter
 from rl_platform.rng import generator
 from rl_platform.runners.component_groups import ActorGroup, LearnerGroup, ReferenceGroup
 from rl_platform.runners.phases import ComponentTimings, Phase, Phases, TakingTurns

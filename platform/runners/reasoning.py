@@ -26,10 +26,10 @@ from rl_platform.config.schema.rollout import Sampling
 from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.verifiers import DECIDING
-from rl_platform.metrics import Reporter
 from rl_platform.models.tokenizer import Tokenizer, load_tokenizer
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory, Weights
+from rl_platform.reporter import Reporter
 from rl_platform.runners.component_groups import TypedGroups
 from rl_platform.runners.partial_rollouts import PartialRollouts, restore
 from rl_platform.runners.phases import TakingTurns, with_turns

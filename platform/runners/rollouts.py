@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Protocol
 
-from rl_platform.metrics import Sample
 from rl_platform.records import RolloutBatch, StateDict, Weights
+from rl_platform.reporter import Sample
 from rl_platform.runtime.weights.weight_transfer import WeightsToken
 from rl_platform.tracing import recorder
 

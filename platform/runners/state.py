@@ -12,9 +12,9 @@ from rl_platform.checkpoint.write import CheckpointStore, Part, Shards
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Model, Trainable
 from rl_platform.errors import CheckpointError, WorkerError
-from rl_platform.metrics import Reporter
 from rl_platform.records import StateDict
 from rl_platform.redact import without_secrets
+from rl_platform.reporter import Reporter
 from rl_platform.run_files import FINISHED
 from rl_platform.runners.recovery import EnvPart
 from rl_platform.runtime.worker_group import WorkerGroup

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from rl_platform.metrics import Token
 from rl_platform.records import RolloutBatch
+from rl_platform.reporter import Token
 
 LONGEST = 512  # tokens of a response that are logged
 

@@ -13,9 +13,9 @@ from rl_platform.algorithms.rewards import place_outcome_rewards, place_process_
 from rl_platform.algorithms.shaping import ShapedRewards, shape_rewards
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.envs.reasoning.score import OUTCOMES
-from rl_platform.metrics import Sample
 from rl_platform.models.tokenizer import Tokenizer
 from rl_platform.records import RolloutBatch, Trajectory
+from rl_platform.reporter import Sample
 
 
 def selected(trajectories: Sequence[Trajectory], name: str, function: SampleFilter) -> Tensor:

@@ -22,7 +22,7 @@ from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.launch import command
 from rl_platform.launch.cluster import runtime_for
 from rl_platform.launch.session import run, spaces_of, task_of
-from rl_platform.metrics import Reporters
+from rl_platform.reporter import Reporters
 from rl_platform.runners.ppo import PPO, TaskRunner
 from rl_platform.runners.rollouts import Rollouts
 from rl_platform.runners.state import RunState

@@ -42,6 +42,7 @@ LEVELS = (
         "numerics",
         "logger_media",
         "redact",
+        "reporter",
         "rng",
         "run_files",
         "step_lines",

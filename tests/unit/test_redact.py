@@ -10,8 +10,8 @@ import yaml
 
 from rl_platform.config import load_config
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.metrics import Reporter, Reporters
 from rl_platform.redact import is_secret, redacted, without_secrets
+from rl_platform.reporter import Reporter, Reporters
 
 SECRET = "hunter2-very-secret"
 CONFIG = """\

@@ -11,7 +11,8 @@ import pytest
 from rl_platform.launch.tools.plot import _default_metrics, aligned, median_curve, read_curve
 from rl_platform.launch.tools.run_groups import group_by_config
 from rl_platform.launch.tools.snapshot import snapshot
-from rl_platform.metrics import RunInfo, RunLog, read_metrics
+from rl_platform.metrics import RunLog, read_metrics
+from rl_platform.reporter import RunInfo
 
 ROWS = [
     {"step": 0.0, "val/return": 1.0},

@@ -23,7 +23,8 @@ from rl_platform.launch import plain
 from rl_platform.launch.headline import History, duration, number, printable, sparkline
 from rl_platform.launch.plain import PlainView
 from rl_platform.launch.view import LiveView, terminal_view
-from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog, Sample
+from rl_platform.metrics import RunLog
+from rl_platform.reporter import Reporter, Reporters, RunInfo, Sample
 from rl_platform.tracing import Timeline
 
 CARD = [("estimator", "GAE, lambda 0.95"), ("policy loss", "clip [0.8, 1.28] dual 3.0")]
@@ -457,7 +458,7 @@ import fcntl, os, struct, termios, time
 from pathlib import Path
 from rich.console import Console
 from rl_platform.launch.view import LiveView
-from rl_platform.metrics import RunInfo
+from rl_platform.reporter import RunInfo
 
 def resize(columns):
     fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from rl_platform.errors import Diverged
-from rl_platform.metrics import Sample
 from rl_platform.records import RolloutBatch, Weights
+from rl_platform.reporter import Sample
 from rl_platform.runners.rollouts import Collected, Rollouts
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from rl_platform.metrics import Token
 from rl_platform.records import RolloutBatch
+from rl_platform.reporter import Token
 from rl_platform.runners import token_log
 
 # prompt, then a response of three tokens, whose second one a tool wrote; then padding
