@@ -35,7 +35,7 @@ from rl_platform.placement.scheduler import Placement
 from rl_platform.redact import MARK
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
     from rl_platform.config.schema.models import Model
 
@@ -185,7 +185,6 @@ def _group_problems(placement: Placement) -> Iterator[Problem]:
 def check_architectures(config: Config, placement: Placement) -> None:
     """Raises ConfigError with the problems of all models that their config.json shows: families, quantised weights,
     positions, outputs that a full KL cannot compare. Reads no weights."""
-    from rl_platform.components.reward_models.classifier import load_parts
     from rl_platform.models.build import length_problem
     from rl_platform.models.language import LogitTransform
 
@@ -204,7 +203,7 @@ def check_architectures(config: Config, placement: Placement) -> None:
             problems[str(problem)] = problem
     if config.reward.model is not None:
         try:
-            load_parts(config.reward.model)
+            _classifier_parts(config.reward.model)
         except ConfigError as error:
             problems |= {str(problem): problem for problem in error.problems}
     full_kl = config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss
@@ -287,12 +286,18 @@ def _reward_bytes(section: RewardModel) -> int:
     from accelerate import init_empty_weights
     from transformers import AutoModelForSequenceClassification
 
-    from rl_platform.components.reward_models.classifier import load_parts
-
+    model_config = _classifier_parts(section)[1]
     with init_empty_weights():
-        network = AutoModelForSequenceClassification.from_config(load_parts(section)[1])
+        network = AutoModelForSequenceClassification.from_config(model_config)
     size = sum(parameter.numel() for parameter in network.parameters())
     return size * (BYTES_FROZEN if section.dtype == "float32" else BYTES_FROZEN // 2)
+
+
+def _classifier_parts(section: RewardModel) -> tuple[PreTrainedTokenizerBase, PretrainedConfig]:
+    with required("rl_platform.components.reward_models", "reward.type"):
+        from rl_platform.components.reward_models.classifier import load_parts
+
+    return load_parts(section)
 
 
 def policy_bytes(config: Config, spaces: EnvSpaces) -> int:
@@ -304,14 +309,15 @@ def policy_bytes(config: Config, spaces: EnvSpaces) -> int:
         shape = next((each for each in shapes(config)[0].values() if isinstance(each, PolicyShape)), None)
         trained = 0 if shape is None else shape.trained_parameters(config.actor.lora)
     else:
-        with torch.device("meta"):
+        with required("rl_platform.models.policies", "actor.model"), torch.device("meta"):
             trained = sum(parameter.numel() for parameter in embodied_policy(config, spaces, 0).parameters())
     return trained * BYTES_SAVED + config.env.num_envs * spaces.observation_size * (1 if spaces.images else 4)
 
 
 def _check_backbone(config: Config) -> None:
     """Raises ConfigError for a language model that a vision-language-action policy does not compute."""
-    from rl_platform.models.policies.vla import refuse_features
+    with required("rl_platform.models.policies", "actor.model.type"):
+        from rl_platform.models.policies.vla import refuse_features
 
     refuse_features(_model_config(config, "actor")[0], config.actor.model.path, 0)
 
@@ -338,16 +344,19 @@ def _check_scoring(config: Config, scoring: Scoring) -> None:
     if problems := list(_removed_secrets(scoring.address, f"reward.{section}.url" if section else "reward.url")):
         raise ConfigError(problems)
     from rl_platform.components.reward import http_scorer, process_scorer, verifier_spec
-    from rl_platform.components.reward_models.classifier import load_parts
 
     one = scoring.model_copy(update={"num_workers": 1})
     if scoring.type == "code":
         with required("rl_platform.envs.reasoning.sandbox", "reward.type"):
             process_scorer(config.data, one).close()
     elif scoring.asks_server:
-        http_scorer(config.data, scoring).close()
+        with (
+            required("rl_platform.envs.reasoning.servers", "reward.type"),
+            required("rl_platform.components.reward_models", "reward.type"),
+        ):
+            http_scorer(config.data, scoring).close()
     elif scoring.model is not None:
-        load_parts(scoring.model)
+        _classifier_parts(scoring.model)
     elif not verifier_spec(config.data, scoring).built_in:
         process_scorer(config.data, one).close()
 
