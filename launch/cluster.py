@@ -37,6 +37,7 @@ from rl_platform.runtime.local import LocalRuntime
 
 STORE_SHARE = 8  # the object store gets this fraction (1 / n) of the free memory
 KNOCK_S = 5.0
+STARTS = 3  # a node of Ray gives up if a helper process needs over 15 s to start, as on a crowded machine
 _GUARD = """
 import os, psutil, shutil, sys, time
 os.read(int(sys.argv[1]), 1)  # until the launcher has ended
@@ -170,7 +171,7 @@ def _started(processes: int) -> Iterator[None]:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         stack.enter_context(_token(folder))
         stack.callback(_end_processes, before)
-        for last in (False, True):
+        for left in reversed(range(STARTS)):
             try:
                 _connect(
                     address="local",
@@ -182,9 +183,9 @@ def _started(processes: int) -> Iterator[None]:
                 )
                 break
             except Exception as error:
-                if last:
+                if not left:
                     raise WorkerDied(f"Ray did not start on this machine: {' '.join(str(error).split())}") from error
-                _end_processes(before)  # Ray gives up after 30 s, which a crowded machine may miss once
+                _end_processes(before)
         with _guarded(folder, [process for process in _descendants() if process not in before]):
             yield
 

@@ -1,4 +1,4 @@
-"""A tiny reward model as a Hugging Face folder, and reward servers in threads of the test."""
+"""A tiny reward model as a Hugging Face folder, reward servers in threads, and the clock of hung rewards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,33 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+
+from rl_platform.envs.reasoning.scoring_process import ScoringProcess
+
+SHORT_S = 0.2  # the pool looks at its clock twice in that time
+
+
+class HungRewards:
+    """The clock of scoring processes, for a pool with the timeout `SHORT_S`. It stands still, so that no response runs
+    out of time because the machine is busy; `halfway` and `over` say which processes have spent the time of a response.
+    """
+
+    def __init__(self, is_hung: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch) -> None:
+        """is_hung: of a process id; these run out of time at once, as long as `waits` is false."""
+        self.halfway, self.over, self.waits = set[int](), set[int](), False
+
+        def waiting_s(process: ScoringProcess) -> float:
+            pid = process.child.pid
+            if process.idle or not is_hung(pid):
+                return 0.0
+            if pid in self.over or not self.waits:
+                return 2 * SHORT_S
+            return 0.6 * SHORT_S if pid in self.halfway else 0.0
+
+        monkeypatch.setattr(ScoringProcess, "waiting_s", property(waiting_s))
+
 
 TEMPLATE = "{% for turn in messages %}<{{ turn.role }}>{{ turn.content }}<end>{% endfor %}"
 Answer = tuple[int, str] | None

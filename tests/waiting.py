@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import psutil
+
 T = TypeVar("T")
+HANG_S = 60.0  # ends a test that would hang; on an idle machine everything that is waited for takes moments
 
 
-def until(condition: Callable[[], T], seconds: float = 10.0) -> T:
+def until(condition: Callable[[], T], seconds: float = HANG_S) -> T:
     """Returns what `condition` returns as soon as that is true; fails after `seconds`."""
     end = time.monotonic() + seconds
     while not (result := condition()):
         assert time.monotonic() < end, "the condition never came true"
         time.sleep(0.002)
     return result
+
+
+def assert_gone(processes: Sequence[psutil.Process], seconds: float = HANG_S) -> None:
+    """Waits for the end of all processes; fails if some are left after `seconds`."""
+    _, left = psutil.wait_procs(processes, seconds)
+    assert not left, f"processes left: {left}"

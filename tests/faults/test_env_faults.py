@@ -63,7 +63,8 @@ gymnasium.register("Pole-v0", Pole, max_episode_steps=20)
 gymnasium.register("Cheetah-v0", Cheetah, max_episode_steps=20)
 """
 STEPS, NUM_ENVS, ROLLOUT = 3, 4, 16
-RUN = f"runner.max_steps={STEPS}", "env.num_workers=2", "env.step_timeout_s=2", "env.evaluation.episodes=1"
+TIMEOUT_S = 3
+RUN = f"runner.max_steps={STEPS}", "env.num_workers=2", "env.evaluation.episodes=1"
 
 
 @pytest.fixture
@@ -75,7 +76,8 @@ def broken(folder: Path, monkeypatch: pytest.MonkeyPatch, command):
     def run(kind: str, *overrides: str):
         Path("kind").write_text(kind)
         name = "Cheetah" if kind == "diverge" else "Pole"
-        found = command("embodied.yaml", f"env.id=broken_envs:{name}-v0", *RUN, *overrides)
+        timeout = [f"env.step_timeout_s={TIMEOUT_S}"] * (kind == "hang")
+        found = command("embodied.yaml", f"env.id=broken_envs:{name}-v0", *RUN, *timeout, *overrides)
         assert Path("injected").exists(), "the fault was not injected"
         return found
 
@@ -110,7 +112,7 @@ def test_what_is_not_finite_costs_its_episode(broken, kind: str) -> None:
     ("kind", "code", "reason"),
     [
         ("raise", 70, "a cable broke"),
-        ("hang", 75, "did not finish its step within 2 s (env.step_timeout_s)"),
+        ("hang", 75, f"did not finish its step within {TIMEOUT_S} s (env.step_timeout_s)"),
         ("die", 75, "killed by SIGKILL"),
     ],
 )

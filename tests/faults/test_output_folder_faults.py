@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import HANG_S, until
 
 from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.engines.training.fsdp import FSDPEngine
@@ -31,12 +32,12 @@ LONG = "embodied.yaml", "runner.max_steps=100000", "runner.save_interval=1", "ru
 
 
 def wait_for(pattern: str, process: subprocess.Popen[str]) -> Path:
-    until = time.monotonic() + 120
-    while not (found := [path for path in Path().glob(pattern) if path.is_dir() or path.stat().st_size]):
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    return found[0]
+    def found() -> list[Path]:
+        return [path for path in Path().glob(pattern) if path.is_dir() or path.stat().st_size]
+
+    until(lambda: found() or process.poll() is not None, 4 * HANG_S)
+    assert process.poll() is None, process.communicate()[1]
+    return found()[0]
 
 
 def files(folder: str = "out") -> dict[Path, bytes]:
@@ -88,7 +89,7 @@ time.sleep(60)
         with pytest.raises(FolderInUse, match=f"process {holder.pid}"), locked(tmp_path):
             pass
         holder.kill()
-        holder.wait(10)
+        holder.wait(HANG_S)
         assert psutil.pid_exists(child)
         with locked(tmp_path):
             assert json.loads((tmp_path / LOCK).read_bytes())["pid"] == os.getpid()
@@ -183,7 +184,7 @@ def test_checkpoints_stay_when_metrics_are_rotated(start):
             assert run.poll() is None, run.communicate()[1]
             time.sleep(0.01)
     run.send_signal(signal.SIGTERM)
-    _, errors = run.communicate(timeout=60)
+    _, errors = run.communicate(timeout=HANG_S)
     assert run.returncode == 143, errors
     newest = sorted(Path("out/checkpoints").glob("step-*"))[-1]
     assert Checkpoint.open(newest).step >= 1
@@ -241,7 +242,7 @@ def test_an_output_folder_that_is_deleted_or_moved(start, fault: Callable[[], ob
     run.send_signal(signal.SIGSTOP)
     fault()
     run.send_signal(signal.SIGCONT)
-    _, errors = run.communicate(timeout=60)
+    _, errors = run.communicate(timeout=HANG_S)
     assert run.returncode == 65, errors
     assert "was deleted or moved while the run wrote to it" in errors
     assert "Traceback" not in errors

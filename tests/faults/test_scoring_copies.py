@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 import psutil
-from waiting import until
+from reward_parts import SHORT_S, HungRewards
+from waiting import HANG_S, until
 
 from rl_platform.envs.reasoning.scoring import ScoringPool
 from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec
@@ -106,7 +107,7 @@ def test_a_copy_changes_nothing_but_its_own_score(tmp_path) -> None:
         assert outcomes[name][0] == 0.5, name
     for name, part in REFUSED.items():
         assert part in str(outcomes[name][0]), (name, outcomes[name][0])
-    assert not psutil.pid_exists(int(left.read_text()))
+    until(lambda: not psutil.pid_exists(int(left.read_text())))
 
 
 def test_answers_that_are_programs_score_zero_and_change_nothing(tmp_path) -> None:
@@ -128,14 +129,17 @@ def test_answers_that_are_programs_score_zero_and_change_nothing(tmp_path) -> No
     assert not stolen.exists()
 
 
-def test_a_copy_that_hangs_dies_with_its_process() -> None:
-    pool = ScoringPool(VerifierSpec("task", "reasoning_gym", "countdown"), num_workers=1, timeout_s=1.0)
+def test_a_copy_that_hangs_dies_with_its_process(monkeypatch) -> None:
+    hangs = HungRewards(lambda pid: True, monkeypatch)
+    hangs.waits = True
+    pool = ScoringPool(VerifierSpec("task", "reasoning_gym", "countdown"), num_workers=1, timeout_s=SHORT_S)
     try:
         (process,) = (psutil.Process(pid) for pid in pool.process_ids)
         (future,) = pool.submit([ScoreItem("<answer>9**9**9**9</answer>", "", "1 + 1", {"numbers": [1], "target": 2})])
         until(lambda: process.children())
         (copy,) = process.children()
-        assert future.result().reason == "timeout"
+        hangs.waits = False
+        assert future.result(HANG_S).reason == "timeout"
         until(lambda: not copy.is_running() or copy.status() == psutil.STATUS_ZOMBIE)
     finally:
         pool.close()

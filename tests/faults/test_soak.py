@@ -1,12 +1,14 @@
-"""The soak: mixed, seeded faults for minutes. The run goes on and learns; memory and descriptors stay flat. And a long
-run without faults, in which nothing grows.
+"""The soak: mixed, seeded faults. The run goes on and learns; memory and descriptors stay flat. And a long run without
+faults, in which nothing grows.
 
 Environments raise in 1 % of their episodes, and some hang; processes of environments, rewards and rollouts are killed.
+The short soak lasts RL_PLATFORM_SOAK_STEPS steps of each task (default 300), the long one 15 minutes of each.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import random
 import signal
 import statistics
@@ -21,10 +23,10 @@ import pytest
 from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.metrics import read_metrics
 
-SHORT_S, LONG_S = 150.0, 900.0  # of each task: before every change, and before a release
-# Seconds between two kills, drawn evenly. The long soak restarts whole hosts of Ray, which takes longer than a step:
-# with a kill in every step, a run would not learn in its time.
-PAUSES_S = {SHORT_S: (2.0, 8.0), LONG_S: (5.0, 25.0)}
+SHORT_STEPS, LONG_S = int(os.environ.get("RL_PLATFORM_SOAK_STEPS", "300")), 900.0  # before a change, before a release
+# Steps between two kills of the short soak, and seconds between two of the long one, drawn evenly. The long soak
+# restarts whole hosts of Ray, which takes longer than a step: with a kill in every step, a run would not learn.
+PAUSE_STEPS, PAUSE_S = (10, 40), (5.0, 25.0)
 STILL_S, GROWTH = 60.0, 1.05
 # The metric of the reward, its lowest mean at the end of a long soak, and the highest possible one. After LEARNT steps,
 # means over 60 steps of undisturbed runs of three seeds are at least 199.97 and 0.9986.
@@ -107,9 +109,10 @@ class Sample:
             )
 
 
-def soak(start, folder: Path, seed: int, seconds: float, *words: str, apart: bool) -> tuple[list[Sample], int]:
-    """Kills a random process of the run, which is none of a learner, after pauses of `PAUSES_S`, but not twice in a
-    step; returns samples of the launcher and the number of kills."""
+def soak(start, folder: Path, seed: int, *words: str, long: bool) -> tuple[list[Sample], int]:
+    """Kills a random process of the run, which is none of a learner, after drawn pauses, but not twice in a step;
+    returns samples of the launcher and the number of kills. The length of the short soak does not depend on how fast
+    the machine is: it ends after `SHORT_STEPS` steps, when there were kills and faults."""
     (folder / "faulty.py").write_text(FAULTY)
     output = folder / "output"
     run = start(*words, *ENDLESS, output=output)
@@ -118,18 +121,21 @@ def soak(start, folder: Path, seed: int, seconds: float, *words: str, apart: boo
     while not metrics.exists() or not metrics.stat().st_size:
         assert run.poll() is None, output.read_text()[-3000:]
         time.sleep(0.1)
-    began = last_kill = moved = time.monotonic()
-    pause, size = draw.uniform(*PAUSES_S[seconds]), 0
-    while (now := time.monotonic()) - began < seconds:
+    began = moved = time.monotonic()
+    steps, due = 0, (moved + draw.uniform(*PAUSE_S)) if long else draw.randint(*PAUSE_STEPS)
+    while True:
+        now = time.monotonic()
         assert run.poll() is None, output.read_text()[-3000:]
-        if metrics.stat().st_size != size:
-            size, moved = metrics.stat().st_size, now
-        assert now - moved < STILL_S, "no step for a minute"
         samples.append(Sample.of(launcher, metrics))
-        if now - last_kill > pause and moved > last_kill and (victims := _victims(launcher, apart)):
+        if moving := samples[-1].steps > steps:
+            steps, moved = samples[-1].steps, now
+        assert now - moved < STILL_S, "no step for a minute"
+        if now - began > LONG_S if long else steps > SHORT_STEPS and kills and (folder / "faults").exists():
+            break
+        if moving and (now if long else steps) >= due and (victims := _victims(launcher, apart=long)):
             draw.choice(victims).kill()
-            kills, last_kill, pause = kills + 1, now, draw.uniform(*PAUSES_S[seconds])
-        time.sleep(0.5)
+            kills, due = kills + 1, (now + draw.uniform(*PAUSE_S)) if long else steps + draw.randint(*PAUSE_STEPS)
+        time.sleep(0.5 if long else 0.1)
     children = launcher.children(recursive=True)
     run.send_signal(signal.SIGTERM)
     # a run that is just starting again ends by the signal itself
@@ -176,22 +182,22 @@ def in_band(rows: list[dict[str, float]], metric: str, lowest: float, highest: f
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize(
-    ("seconds", "apart"), [(SHORT_S, False), pytest.param(LONG_S, True, marks=pytest.mark.release)], ids=["ci", "long"]
+    "long", [False, pytest.param(True, marks=pytest.mark.release)], ids=["short", "long, with hosts apart"]
 )
-def test_soak(start, folder: Path, monkeypatch, name: str, seconds: float, apart: bool) -> None:
+def test_soak(start, folder: Path, monkeypatch, name: str, long: bool) -> None:
     monkeypatch.setenv("PYTHONPATH", str(folder))
     ray = "cluster.runtime=ray", "cluster.devices_per_node=2", f"cluster.component_placement={APART[name]}"
-    words = (*TASKS[name], *ray, "cluster.restarts=100000") if apart else TASKS[name]
-    samples, kills = soak(start, folder, 1, seconds, *words, apart=apart)
+    words = (*TASKS[name], *ray, "cluster.restarts=100000") if long else TASKS[name]
+    samples, kills = soak(start, folder, 1, *words, long=long)
     faults = (folder / "faults").read_text().split()
     rows = read_metrics(folder / "out")
-    print(f"{name}: {len(rows)} steps, {len(faults)} faults of code, {kills} kills in {seconds:.0f} s")
+    print(f"{name}: {len(rows)} steps, {len(faults)} faults of code, {kills} kills")
     assert faults, "no fault was injected"
     assert kills, "nothing was killed"
     assert [row["step"] for row in rows] == list(range(len(rows)))
     assert Checkpoint.open(sorted(Path(folder, "out/checkpoints").glob("step-*"))[-1]).step == rows[-1]["step"]
     flat(samples, "rss", "descriptors")
-    if seconds == LONG_S:
+    if long:
         in_band(rows, *BANDS[name])
 
 

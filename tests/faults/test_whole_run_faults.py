@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from reward_parts import SHORT_S, HungRewards
 from run_results import differences, final_state, logged
 
 from rl_platform.checkpoint.write import CheckpointStore
@@ -90,7 +91,7 @@ def score(response, answer, metadata):
             continue
         if number == 0:
             break
-        Path(f"hung {number}").write_text(str(os.getpid()))
+        Path(f"hung {number}").write_text(f"{os.getpid()}.")
         time.sleep(1000)
     return 1.0
 """
@@ -99,12 +100,17 @@ def score(response, answer, metadata):
 def test_rewards_that_hang_are_masked_and_the_others_are_scored(command, folder: Path, monkeypatch) -> None:
     (folder / "hanging.py").write_text(HANGS)
     monkeypatch.syspath_prepend(folder)
+
+    def hung() -> list[str]:
+        return [text for path in folder.glob("hung *") if (text := path.read_text())]
+
+    HungRewards(lambda pid: f"{pid}." in hung(), monkeypatch)
     few = "runner.max_steps=2", "data.val_size=1", "data.train_batch_size=16"
-    ended = command("reasoning.yaml", *few, "reward.type=hanging:score", "reward.num_workers=4", "reward.timeout_s=1")
+    settings = "reward.type=hanging:score", "reward.num_workers=4", f"reward.timeout_s={SHORT_S}"
+    ended = command("reasoning.yaml", *few, *settings)
     assert ended.code == 0, ended.err
-    hung = [int(path.read_text()) for path in folder.glob("hung *") if path.stat().st_size]
-    assert len(hung) == 8, "the fault was not injected"
-    assert not any(psutil.pid_exists(pid) for pid in hung)
+    assert len(hung()) == 8, "the fault was not injected"
+    assert not any(psutil.pid_exists(int(pid.rstrip("."))) for pid in hung())
     rows = read_metrics("out")[1:]
     assert sum(row["reward/unscored"] for row in rows) == 8
     assert [row["perf/samples"] for row in rows] == [16, 16]

@@ -10,10 +10,10 @@ import shutil
 import signal
 import string
 import sys
-import time
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ import cloudpickle
 import psutil
 import pytest
 import torch
-from waiting import until
+from waiting import HANG_S, assert_gone, until
 
 from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.components.actor import EmbodiedActor, LanguageActor
@@ -34,7 +34,7 @@ from rl_platform.components.rollout import LanguageRollout
 from rl_platform.engines.training.state_files import read_whole
 from rl_platform.metrics import read_metrics
 from rl_platform.records import RolloutBatch, Trajectory, Weights, WeightsReceived
-from rl_platform.runners import embodied, reasoning
+from rl_platform.runners import embodied, hang_watch, reasoning
 from rl_platform.runtime.host import ComponentContext, Progress
 from rl_platform.runtime.ray.runtime import RayRuntime
 from rl_platform.runtime.ray.worker_proxy import WorkerProxy
@@ -45,7 +45,7 @@ from rl_platform.runtime.weights.weight_transfer import checksum
 pytestmark = pytest.mark.usefixtures("one_thread")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-STEPS, NOTICED_S, GIVEN_UP_S = 3, 10.0, 60.0
+STEPS = 3
 RUN = [
     "reasoning.yaml",
     f"runner.max_steps={STEPS}",
@@ -79,6 +79,7 @@ def names(trajectories: list[Trajectory]) -> list[tuple[int, int, int]]:
 
 Undisturbed = tuple[dict[str, Any], list[tuple[int, int, int]]]
 undisturbed_runs: list[Undisturbed] = []
+of_two_learners: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []  # what such a run learns and writes
 
 
 @pytest.fixture
@@ -121,29 +122,28 @@ def lines() -> list[dict[str, Any]]:
     return [{name: row[name] for name in row if not name.startswith(("time/", "perf/"))} for row in rows]
 
 
-def killed(worker: WorkerProxy) -> float:
-    """Kills the process in which this rank is; the time."""
+def kill(worker: WorkerProxy) -> None:
+    """Kills the process in which this rank is."""
     process = psutil.Process(worker._host.pid)
     assert "HostActor" in " ".join(process.cmdline())
     process.kill()
-    return time.time()
 
 
 def test_rollouts_that_are_killed_again_and_again(command, address, monkeypatch, folder):
-    kills: list[tuple[str, float]] = []
+    kills: list[str] = []
     submit = WorkerProxy.submit
 
     def fatal(self: WorkerProxy, method: str, args: tuple[Any, ...], kwargs: Any) -> Any:
         future = submit(self, method, args, kwargs)
         if method == "generate":
-            kills.append((self.label, killed(self)))
+            kills.append(self.label)
+            kill(self)
         return future
 
     monkeypatch.setattr(WorkerProxy, "submit", fatal)
     ended = command(*RUN, *APART, f"cluster.address={address}", "cluster.restarts=1")
-    assert time.time() - kills[0][1] < GIVEN_UP_S
     assert ended.code == 75, ended.err
-    assert sorted(label for label, _ in kills) == ["rollout[0]"] * 2 + ["rollout[1]"] * 2
+    assert sorted(kills) == ["rollout[0]"] * 2 + ["rollout[1]"] * 2
     assert "was started again 1 times (cluster.restarts)" in ended.err
     assert "rollout[" in ended.err
 
@@ -176,18 +176,42 @@ def dying_at(progress: Progress, due: Callable[[int, int], bool], mark: str) -> 
         del progress.update
 
 
-class DiesWhileItGenerates(LanguageRollout):
-    """Rank 1 is killed once, with weights version 1, when some of its responses are in the channel."""
+class DiesInReceive(LanguageRollout):
+    """Rank 1 is killed once, when half of the tensors of version 2 are in its model."""
+
+    def receive(self, weights: Weights | WeightsOffer) -> WeightsReceived:
+        if weights.version == 2 and self.context.rank == 1 and not Path("killed").exists():
+            if isinstance(weights, WeightsOffer):
+                weight_group.checksum = partial(self._dying, iter(weights.distinct[len(weights.distinct) // 2 :]))
+                return super().receive(weights)
+            own = self.engine.model.state_dict(keep_vars=True)
+            for name in list(weights.state)[: len(weights.state) // 2]:
+                own[name].data.copy_(weights.state[name])
+            die_once("killed")
+        return super().receive(weights)
+
+    def _dying(self, left: Iterator[Any], tensor: torch.Tensor) -> bytes:
+        if next(left, None) is None:
+            die_once("killed")
+        return checksum(tensor)
+
+
+class DiesWhileItGenerates(DiesInReceive):
+    """Rank 1 is killed before, too, with weights version 1, when some of its responses are in the channel."""
 
     def generate(self, *args: Any, **kwargs: Any) -> None:
         dies = (self.context.rank, self.loaded) == (1, 1)
         with (
-            dying_at(self.context.progress, lambda done, total: done == total - 1, "killed") if dies else nullcontext()
+            dying_at(self.context.progress, lambda done, total: done == total - 1, "killed in generate")
+            if dies
+            else nullcontext()
         ):
             super().generate(*args, **kwargs)
 
 
-def test_a_rollout_that_is_killed_while_it_generates(command, address, undisturbed, trained, monkeypatch, caplog):
+def test_a_rollout_that_is_killed_while_it_generates_and_with_half_of_the_weights(
+    command, address, undisturbed, trained, monkeypatch, caplog
+):
     calls: list[tuple[Any, ...]] = []
     submit = WorkerProxy.submit
 
@@ -203,11 +227,13 @@ def test_a_rollout_that_is_killed_while_it_generates(command, address, undisturb
     first, second, again, _ = [list(args[-1]) for args in calls if args[6] == 1]  # two ranks, then both again
     assert (first, second) == ([], [])
     assert 1 <= len(again) < 8, "the rollout should have been killed when some were done and others not"
-    warning = next(record for record in caplog.records if "is started again" in record.getMessage())
-    assert "rollout[1]" in warning.getMessage()
-    assert "2 restarts are left" in warning.getMessage()
-    assert warning.created - Path("killed").stat().st_mtime < NOTICED_S
-    assert metrics("runtime/restarts") == [0, 1, 1]
+    assert Path("killed").exists()
+    warnings = [text for text in caplog.messages if "is started again" in text]
+    for warning, left in zip(warnings, ("2 restarts are left", "1 restarts are left"), strict=True):
+        assert warning.startswith("rollout[1]")
+        assert left in warning
+    assert metrics("runtime/restarts") == [0, 1, 2]
+    assert {one.weights_version for one in trained} == {0, 1, 2}
     assert (names(trained), metrics("perf/samples")) == (undisturbed[1], [8.0] * STEPS)
     assert equal(learned(STEPS), undisturbed[0])
 
@@ -226,9 +252,11 @@ def test_a_learner_that_is_killed_while_it_learns(command, address, monkeypatch,
     """The run goes on from its checkpoint: by itself, or with the same command."""
     settings = f"cluster.address={address}", f"cluster.restarts={restarts}"
     run = partial(command, *RUN, *TWO_LEARNERS, *settings, *["cluster.restart_backoff_s=0"] * restarts)
-    assert run().code == 0
-    expected, logged = learned(STEPS), lines()
-    shutil.rmtree("out")
+    if not of_two_learners:
+        assert run().code == 0
+        of_two_learners.append((learned(STEPS), lines()))
+        shutil.rmtree("out")
+    ((expected, logged),) = of_two_learners
     monkeypatch.setattr(reasoning, "LanguageActor", DiesInUpdate)
     ended = run()
     assert Path("killed").exists(), ended.err
@@ -269,30 +297,11 @@ def test_a_learner_that_is_killed_again_and_again(command, address, monkeypatch,
     assert "the same command goes on from step 1" in ended.err
 
 
-class DiesInReceive(LanguageRollout):
-    """Rank 1 is killed once, when half of the tensors of version 2 are in its model."""
-
-    def receive(self, weights: Weights | WeightsOffer) -> WeightsReceived:
-        if weights.version == 2 and self.context.rank == 1 and not Path("killed").exists():
-            if isinstance(weights, WeightsOffer):
-                weight_group.checksum = partial(self._dying, iter(weights.distinct[len(weights.distinct) // 2 :]))
-                return super().receive(weights)
-            own = self.engine.model.state_dict(keep_vars=True)
-            for name in list(weights.state)[: len(weights.state) // 2]:
-                own[name].data.copy_(weights.state[name])
-            die_once("killed")
-        return super().receive(weights)
-
-    def _dying(self, left: Iterator[Any], tensor: torch.Tensor) -> bytes:
-        if next(left, None) is None:
-            die_once("killed")
-        return checksum(tensor)
-
-
-@pytest.mark.parametrize("way", ["memory", "group"])
-def test_a_rollout_that_is_killed_with_half_of_the_weights(command, address, undisturbed, trained, monkeypatch, way):
+def test_a_rollout_that_is_killed_with_half_of_the_weights_of_a_group(
+    command, address, undisturbed, trained, monkeypatch
+):
     monkeypatch.setattr(reasoning, "LanguageRollout", DiesInReceive)
-    ended = command(*RUN, *APART, f"cluster.address={address}", f"rollout.weight_transfer={way}")
+    ended = command(*RUN, *APART, f"cluster.address={address}", "rollout.weight_transfer=group")
     assert ended.code == 0, ended.err
     assert Path("killed").exists()
     assert metrics("runtime/restarts") == [0, 0, 1]
@@ -414,7 +423,8 @@ def test_a_rollout_and_a_reward_that_are_killed_while_the_run_starts(
 
     def fatal(self: RayRuntime, hosts: Any) -> None:
         if not kills:
-            kills.append(killed(self._workers["rollout", 0]))  # it has come up, and knows of no component yet
+            kills.append("rollout[0]")
+            kill(self._workers["rollout", 0])  # it has come up, and knows of no component yet
         build(self, hosts)
 
     monkeypatch.setattr(RayRuntime, "_build", fatal)
@@ -479,35 +489,47 @@ def test_an_environment_that_is_killed_at_every_start(command, address, monkeypa
     assert "env[0] was started again 1 times (cluster.restarts)" in ended.err
 
 
-def test_a_worker_that_is_stopped_below_and_beyond_the_deadline(start, address, folder):
+class StopsItself(Environment):
+    """Its process is stopped in the middle of the second rollout, and of the third."""
+
+    def collect(self, step: int, *others: Any) -> Any:
+        def due(done: int, total: int) -> bool:
+            if half_done(done, total) and not Path(f"stopped at {step}").exists():
+                Path(f"stopped at {step}").write_text(str(os.getpid()))
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return False
+
+        with dying_at(self.context.progress, due, "") if step in (1, 2) else nullcontext():
+            return super().collect(step, *others)
+
+
+def test_a_worker_that_is_stopped_below_and_beyond_the_deadline(command, address, monkeypatch, folder):
     """Below it nothing is lost, and the stacks of both sides are written; beyond it the run names them and ends."""
+    monkeypatch.setattr(hang_watch, "PATIENCE_S", 2.0)
+    monkeypatch.setattr(embodied, "Environment", StopsItself)
+    stacks = Path("out/stacks.txt")
+
+    def resume() -> None:
+        until(Path("stopped at 1").exists, 4 * HANG_S)
+        process = psutil.Process(int(Path("stopped at 1").read_text()))
+        until(lambda: stacks.exists() and f"process {process.pid} did not answer within 3 s" in stacks.read_text())
+        process.resume()
+
+    resuming = threading.Thread(target=resume)
+    resuming.start()
+    settings = "runner.max_steps=3", "runner.save_interval=1", "runner.deadline_s=16", "cluster.devices_per_node=2"
     placement = "cluster.component_placement={actor_critic: 0, 'rollout,env': 1}"
-    settings = "runner.max_steps=100000", "runner.save_interval=1", "runner.deadline_s=16"
-    run = start("embodied.yaml", *settings, "cluster.devices_per_node=2", placement, f"cluster.address={address}")
-    lines = Path("out/metrics.jsonl")
-    until(lambda: lines.exists() and lines.read_text().count("\n") > 2, 120)
-    hosts = [one for one in psutil.Process().children(recursive=True) if "HostActor" in " ".join(one.cmdline())]
-    assert len(hosts) == 2
-    hosts[0].suspend()
-    until(Path("out/stacks.txt").exists, 20)
-    hosts[0].resume()
-    count = lines.read_text().count("\n")
-    until(lambda: lines.read_text().count("\n") > count + 2, 60)
-    hosts[0].suspend()
-    began = time.monotonic()
-    _, errors = run.communicate(timeout=90)
-    assert time.monotonic() - began < 75
-    assert run.returncode == 75, errors
-    assert re.search("Deadline: runner waited 16 s (for|on channel) ", errors), errors
-    assert re.search(r"\[0\] (busy in|idle)", errors), errors  # idle: stopped before the call arrived
-    assert "the same command goes on from step " in errors
-    stacks = Path("out/stacks.txt").read_text()
-    assert re.search(r"nothing has moved for \d+ s: the runner waits, ", stacks)
-    assert "--- runner" in stacks
-    assert f"process {hosts[0].pid} did not answer within 3 s" in stacks
-    assert [row["step"] for row in read_metrics("out")] == list(range(len(read_metrics("out"))))
-    _, left = psutil.wait_procs(hosts, NOTICED_S)
-    assert not left
+    ended = command("embodied.yaml", *settings, placement, f"cluster.address={address}")
+    resuming.join()
+    assert ended.code == 75, ended.err
+    assert re.search("Deadline: runner waited 16 s (for|on channel) ", ended.err), ended.err
+    assert "env[0] busy in collect" in ended.err
+    assert "the same command goes on from step 2" in ended.err
+    assert re.search(r"nothing has moved for \d+ s: the runner waits, ", stacks.read_text())
+    assert "--- runner" in stacks.read_text()
+    assert [row["step"] for row in read_metrics("out")] == [0, 1, 2]
+    with suppress(psutil.NoSuchProcess):
+        assert_gone([psutil.Process(int(Path("stopped at 2").read_text()))])
 
 
 class OutgrowsItsMemory(EmbodiedActor):

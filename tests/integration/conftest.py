@@ -13,6 +13,7 @@ import pytest
 import run_results
 import torch
 from process_groups import end_process_groups
+from waiting import assert_gone
 
 from rl_platform.checkpoint.verify import Checkpoint
 
@@ -50,7 +51,7 @@ def killed(start) -> Callable[..., Checkpoint]:
         started = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         assert process.wait() == -9
-        assert not psutil.wait_procs(started, timeout=10)[1]
+        assert_gone(started)
         return Checkpoint.open(checkpoints[-1])
 
     return run

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from ray_cluster import ray_cluster
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 STEPS = 3
@@ -44,22 +44,8 @@ def shapes() -> list[Any]:
 @pytest.fixture(scope="module")
 def four_nodes() -> Iterator[str]:
     """The address of a Ray cluster of four nodes, all on this machine."""
-    from ray.cluster_utils import Cluster
-
-    folder = tempfile.mkdtemp(prefix="rl-", dir="/tmp")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_TMPDIR", folder)
-        Path(folder, "ray").mkdir()
-        cluster = Cluster()
-        try:
-            for pool in POOLS:
-                cluster.add_node(
-                    num_cpus=1, object_store_memory=128 * 2**20, include_dashboard=False, labels={"pool": pool}
-                )
-            yield cluster.address
-        finally:
-            cluster.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
+    with ray_cluster(*[1] * len(POOLS), store_mib=128, pools=POOLS) as address:
+        yield address
 
 
 Learned = Callable[..., dict[str, dict[str, torch.Tensor]]]

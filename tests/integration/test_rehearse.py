@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import HANG_S, assert_gone
 
 from rl_platform.engines.rollout.vllm.installation import VERSION
 
@@ -116,8 +117,8 @@ def test_an_end_by_a_signal_leaves_no_process(start, folder, sent):
     started = psutil.Process(process.pid).children(recursive=True)
     assert len(started) >= 2  # the run and its guard
     process.send_signal(sent)
-    process.wait(60)
-    assert not psutil.wait_procs(started, timeout=20)[1]
+    process.wait(HANG_S)
+    assert_gone(started)
     if sent == signal.SIGINT:
         assert process.returncode == 130
         assert not list((folder / "temporary").iterdir())

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import HANG_S, until
 
 from rl_platform.runtime.channel import Channel
+from rl_platform.runtime.waits import waiting_on
 from rl_platform.tracing import Recorder, Timeline, TraceSpan, recorder, trace_events
 
 
@@ -50,12 +52,15 @@ def test_a_span_knows_its_thread_and_its_length() -> None:
 
 def test_a_wait_on_a_channel_is_a_span_and_a_hand_over_without_a_wait_is_none() -> None:
     recorder.on = True
-    channel: Channel[int] = Channel("rollouts", capacity=1, deadline_s=5)
+    channel: Channel[int] = Channel("rollouts", capacity=1, deadline_s=HANG_S)
     channel.put(1)
     channel.get()
     assert recorder.drain() == []
-    threading.Timer(0.05, channel.put, (2,)).start()
+    main = threading.get_ident()
+    late = threading.Thread(target=lambda: (until(lambda: waiting_on(main)), time.sleep(0.05), channel.put(2)))
+    late.start()
     channel.get()
+    late.join()
     (span,) = recorder.drain()
     assert (span.kind, span.name) == ("wait", "rollouts: empty")
     assert span.seconds > 0.03

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from waiting import HANG_S
 
 from rl_platform.config.schema.reward import Judge
 from rl_platform.envs.reasoning.score import DIED, RAISED, TIMEOUT, Score
@@ -71,7 +72,7 @@ def judge(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[...,
     monkeypatch.setenv("JUDGE_KEY", f" {SECRET}\n")
     built: list[HttpScorer] = []
 
-    def build(timeout_s: float = 5.0, retries: int = 1, **options: Any) -> HttpScorer:
+    def build(timeout_s: float = HANG_S, retries: int = 1, **options: Any) -> HttpScorer:
         section = {"url": chat.url, "model": "m", "template": "{question} | {response} | {answer}"} | options
         server = JudgeServer(Judge(**section), timeout_s)
         built.append(HttpScorer(server, batch_size=1, num_workers=2, retries=retries))
@@ -83,7 +84,7 @@ def judge(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[...,
 
 
 def score(scorer: HttpScorer) -> Score:
-    return scorer.submit([ITEM])[0].result(timeout=20)
+    return scorer.submit([ITEM])[0].result(HANG_S)
 
 
 def test_what_the_judge_is_asked(chat: Chat, judge) -> None:
@@ -152,9 +153,10 @@ def test_what_passes_is_asked_again(chat: Chat, judge) -> None:
 
 
 def test_a_judge_that_falls_silent(chat: Chat, judge) -> None:
-    scorer = judge(timeout_s=0.3, retries=0)
+    scorer = judge(retries=0)
+    scorer._server._timeout_s = 0.3  # once it has greeted the server
     gate = threading.Event()
-    chat.reply = lambda request: gate.wait(5) and None
+    chat.reply = lambda request: gate.wait(HANG_S) and None
     assert score(scorer).reason == TIMEOUT
     gate.set()
     assert score(scorer).reason == DIED

@@ -6,7 +6,6 @@ import ctypes
 import os
 import socket
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import torch
 
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import PlacementError, WorkerDied
+from rl_platform.launch import cluster as cluster_module
 from rl_platform.launch.cluster import ray_cluster, runtime_for, uses_ray
 from rl_platform.launch.command import load
 
@@ -96,8 +96,8 @@ def test_processes_of_an_own_ray_begin_with_their_share_of_the_threads(monkeypat
     assert threads == "3"
 
 
-@pytest.mark.parametrize("failures", [1, 2])
-def test_ray_is_started_once_more_if_a_crowded_machine_missed_its_time(monkeypatch: pytest.MonkeyPatch, failures: int):
+@pytest.mark.parametrize("failures", [2, 3])
+def test_ray_is_started_again_if_a_crowded_machine_missed_its_time(monkeypatch: pytest.MonkeyPatch, failures: int):
     import ray
 
     starts: list[str] = []
@@ -109,23 +109,22 @@ def test_ray_is_started_once_more_if_a_crowded_machine_missed_its_time(monkeypat
 
     monkeypatch.setattr(ray, "init", init)
     started = ray_cluster(Cluster(component_placement={}))
-    if failures == 2:
+    if failures == 3:
         with pytest.raises(WorkerDied, match="Ray did not start on this machine: The current node timed out"), started:
             pass
     else:
         with started:
             pass
-    assert len(starts) == 2
+    assert len(starts) == 3
     assert not Path(starts[0]).parent.exists()
 
 
-def test_an_address_where_nobody_answers_is_told_soon():
+def test_an_address_where_nobody_answers_is_told_soon(monkeypatch: pytest.MonkeyPatch):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-    began = time.monotonic()
+    monkeypatch.setattr(cluster_module, "_connect", lambda **_: pytest.fail("Ray would try for minutes"))
     joined = ray_cluster(Cluster(component_placement={}, address=address))
     with pytest.raises(PlacementError, match="no Ray cluster can be joined") as refused, joined:
         pass
     assert refused.value.problems[0].key == "cluster.address"
-    assert time.monotonic() - began < 10

@@ -291,7 +291,7 @@ def test_what_an_evaluation_raises_ends_the_collection() -> None:
     streaming = StreamedEvaluation([[Lengths(WorkerError("the critic failed"))]], 2, batch_of)  # type: ignore[list-item]
     streaming.begin(prompts, 1)
     streaming.add(trajectories[:2])
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while any(thread.name.startswith("runner (evaluating)") for thread in threading.enumerate()):
         time.sleep(0.01)
         try:

@@ -10,10 +10,11 @@ from typing import Any
 
 import psutil
 import pytest
+from ray_cluster import start_ray
 from stand_ins import Placed
+from waiting import HANG_S, assert_gone
 
 GPUS = 4  # pretended: Ray hands them out, nobody computes on them
-WITHIN_S = 10.0
 
 
 @pytest.fixture(scope="module")
@@ -23,21 +24,16 @@ def ray_cluster() -> Iterator[None]:
 
     before = set(psutil.Process().children(recursive=True))
     folder = tempfile.mkdtemp(prefix="rl-", dir="/tmp")
-    ray.init(
-        num_cpus=2,
-        num_gpus=GPUS,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        object_store_memory=512 * 2**20,
-        _temp_dir=folder,
-    )
+    options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+    options |= {"num_cpus": 2, "num_gpus": GPUS, "object_store_memory": 512 * 2**20, "_temp_dir": folder}
+    start_ray(lambda: ray.init(**options))
     yield
     started = [child for child in psutil.Process().children(recursive=True) if child not in before]
     ray.shutdown()
-    _, left = psutil.wait_procs(started, WITHIN_S)
-    shutil.rmtree(folder, ignore_errors=True)
-    assert not left, f"processes left: {left}"
+    try:
+        assert_gone(started)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Idle:
@@ -58,11 +54,11 @@ def ray_channel(ray_cluster: None) -> Iterator[Callable[..., Any]]:
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     numbers = itertools.count(1_000_000)
-    with RayRuntime(Placed.of([("reward", 0)]), 20.0, 7) as runtime:
+    with RayRuntime(Placed.of([("reward", 0)]), HANG_S, 7) as runtime:
         runtime.start({"reward": ComponentSpec(Idle)})
         registry = runtime._names.registry
 
-        def make(capacity: int = 16, deadline_s: float = 5.0, producers: Any = (), consumers: Any = ()) -> Any:
+        def make(capacity: int = 16, deadline_s: float = HANG_S, producers: Any = (), consumers: Any = ()) -> Any:
             where = ChannelAddress(
                 next(numbers), "rollouts", "host0", capacity, deadline_s, tuple(producers), tuple(consumers)
             )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from waiting import until
+from waiting import HANG_S, until
 
 from rl_platform.errors import ChannelClosed, DataError, Deadline, PlatformError, WorkerDied
 from rl_platform.runtime.channel import Channel
@@ -24,7 +24,7 @@ from rl_platform.runtime.waits import waiting_on
 Make = Callable[..., Any]
 
 
-def local(capacity: int = 16, deadline_s: float = 5.0, **options: Any) -> Channel[Any]:
+def local(capacity: int = 16, deadline_s: float = HANG_S, **options: Any) -> Channel[Any]:
     return Channel("rollouts", capacity, deadline_s, **options)
 
 
@@ -74,7 +74,7 @@ def test_waiters_of_different_keys_each_get_their_item():
         until(lambda: len(channel._streams) == 5)
         for key in "dbca":
             channel.put(key.upper(), key=key)
-        assert {key: future.result(5) for key, future in results.items()} == {key: key.upper() for key in "abcd"}
+        assert {key: future.result(HANG_S) for key, future in results.items()} == {key: key.upper() for key in "abcd"}
 
 
 def test_a_full_channel_holds_the_producer_back_until_there_is_room(make: Make):
@@ -85,7 +85,7 @@ def test_a_full_channel_holds_the_producer_back_until_there_is_room(make: Make):
         time.sleep(0.02)
         assert not putting.done()
         assert [channel.get() for _ in range(5)] == [0, 1, 2, 3, 4]
-        putting.result(5)
+        putting.result(HANG_S)
     stats = channel.stats()
     assert (stats.puts, stats.gets, stats.depth, stats.max_depth) == (5, 5, 0, 2)
 
@@ -123,9 +123,9 @@ def test_every_item_is_delivered_exactly_once_and_in_its_producers_order(
     with ThreadPoolExecutor(producers + consumers) as pool:
         consuming = [pool.submit(consume, mode) for mode in modes[:consumers]]
         for putting in [pool.submit(produce, producer) for producer in range(producers)]:
-            putting.result(20)
+            putting.result(HANG_S)
         channel.close()
-        received = [future.result(20) for future in consuming]
+        received = [future.result(HANG_S) for future in consuming]
 
     everything = Counter(item for items in received for item in items)
     assert everything == Counter((producer, index) for producer in range(producers) for index in range(60))
@@ -142,12 +142,12 @@ def test_a_get_that_lingers_waits_for_others_until_there_are_enough_or_no_more_c
 
         def got_after(*puts: int, wanted: int = 3, then: Callable[[], None] = lambda: None) -> list[int]:
             channel.put(puts[0])
-            getting = pool.submit(channel.get_many, wanted, linger=30)
+            getting = pool.submit(channel.get_many, wanted, linger=10 * HANG_S)
             for item in puts[1:]:
                 time.sleep(0.01)
                 channel.put(item)
             then()
-            return getting.result(5)
+            return getting.result(HANG_S)
 
         assert got_after(0, 1, 2) == [0, 1, 2]
         assert got_after(0, 1, 2, 3, wanted=9) == [0, 1, 2, 3], "a full channel takes no more"
@@ -229,7 +229,7 @@ def test_close_wakes_every_waiter():
         waiting = [pool.submit(call) for call in calls]
         until(lambda: channel._producers_waiting == 1 and channel._streams[None].users == 2)
         channel.close()
-        assert all(isinstance(future.exception(5), ChannelClosed) for future in waiting)
+        assert all(isinstance(future.exception(HANG_S), ChannelClosed) for future in waiting)
 
 
 def test_a_missed_get_names_waiter_channel_depth_and_producers():
@@ -245,7 +245,7 @@ def test_a_missed_get_names_waiter_channel_depth_and_producers():
 
     thread = threading.Thread(target=wait, name="critic[2]")
     thread.start()
-    thread.join(5)
+    thread.join(HANG_S)
     assert str(errors[0]).startswith(
         "critic[2] waited 0.05 s on channel 'rollouts' "
         "(depth 0, producers: rollout[0] busy in generate for 60 s, rollout[1] dead), since "
@@ -264,9 +264,9 @@ def test_a_missed_put_names_the_consumers(make: Make):
 def test_a_missed_deadline_comes_in_time_and_leaves_no_trace(make: Make):
     channel = make()
     start = time.monotonic()
-    with pytest.raises(Deadline, match="producers: none registered"):
+    with pytest.raises(Deadline, match=r"waited 0\.05 s on channel .*producers: none registered"):
         channel.get(timeout=0.05)
-    assert 0.05 <= time.monotonic() - start < 4, "5 s is the channel's own deadline"
+    assert time.monotonic() - start >= 0.05
     assert waiting_on(threading.get_ident()) == ""
     channel.put("still works")
     assert channel.get() == "still works"
@@ -278,7 +278,7 @@ def test_who_waits_on_a_channel_is_known_while_it_waits():
     thread.start()
     until(lambda: waiting_on(thread.ident).startswith("channel 'rollouts' for "))
     channel.put(1)
-    thread.join(5)
+    thread.join(HANG_S)
     assert waiting_on(thread.ident) == ""
 
 

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from waiting import until
+from waiting import HANG_S, assert_gone, until
 
 from rl_platform.runtime.child import Child, Death
 
-WITHIN_S = 20.0
 SLEEP = "import time; time.sleep(600)"
 ECHO = """
 import os, sys
@@ -44,7 +43,7 @@ def test_a_child_has_its_arguments_a_clean_start_and_a_session_of_its_own() -> N
     assert (arguments, added, leads, modules) == (["7", "x y"], "yes", True, [])
     assert path.split(os.pathsep)[0] == "/first"
     pipe.send(None)
-    assert child.ends_within(WITHIN_S)
+    assert child.ends_within(HANG_S)
     assert child.exit_reason() == "exit code 0"
 
 
@@ -58,7 +57,7 @@ def test_a_child_has_its_arguments_a_clean_start_and_a_session_of_its_own() -> N
 )
 def test_the_reason_of_an_end_is_text(code: str, reason: str) -> None:
     child = Child(code, Death.HANG_UP)
-    assert child.exit_reason(WITHIN_S if code != SLEEP else 0.1) == reason
+    assert child.exit_reason(HANG_S if code != SLEEP else 0.1) == reason
     child.kill()
     child.kill()
     assert child.ended
@@ -71,14 +70,14 @@ def test_a_child_that_does_not_end_in_time_is_killed(death: Death) -> None:
     began = time.monotonic()
     child.end(0.2)
     assert child.exit_reason() == "killed by SIGKILL"
-    assert 0.2 <= time.monotonic() - began < WITHIN_S
+    assert 0.2 <= time.monotonic() - began < HANG_S
 
 
 def test_what_a_child_started_is_killed_with_it(tmp_path: Path) -> None:
     child = Child(FAMILY, Death.GUARD, scratch=str(tmp_path))
     started = until(lambda: psutil.Process(child.pid).children())
     child.kill()
-    assert not psutil.wait_procs(started, WITHIN_S)[1]
+    assert_gone(started)
     assert tmp_path.exists(), "the next child may read it"
 
 
@@ -90,8 +89,8 @@ def test_what_a_child_started_is_killed_even_without_its_guard() -> None:
     guard = next(process for process in started if process.cmdline() == leader.cmdline())
     guard.kill()
     leader.kill()
-    assert child.ends_within(WITHIN_S)
-    assert not psutil.wait_procs(started, WITHIN_S)[1]
+    assert child.ends_within(HANG_S)
+    assert_gone(started)
 
 
 def test_a_default_timeout_of_sockets_does_not_reach_the_pipe() -> None:
@@ -104,7 +103,7 @@ def test_a_default_timeout_of_sockets_does_not_reach_the_pipe() -> None:
     assert pipe.recv()[1] == "yes"
     time.sleep(0.5)  # the child waits for an answer meanwhile
     pipe.send(None)
-    assert child.exit_reason(WITHIN_S) == "exit code 0"
+    assert child.exit_reason(HANG_S) == "exit code 0"
 
 
 @pytest.mark.parametrize(
@@ -131,5 +130,5 @@ def test_a_child_dies_with_a_parent_that_is_killed(death: Death, code: str, tmp_
     family = [child, *child.children(recursive=True)]
     os.kill(parent.pid, signal.SIGKILL)
     parent.communicate()
-    assert not psutil.wait_procs(family, WITHIN_S)[1]
+    assert_gone(family)
     assert (tmp_path / "scratch").exists() == (death is not Death.GUARD)

@@ -20,7 +20,7 @@ import psutil
 import pytest
 import torch
 from stand_ins import Placed
-from waiting import until
+from waiting import HANG_S, until
 
 from rl_platform.errors import ChannelClosed, DataError, Deadline, PlacementError, WorkerDied, WorkerError
 from rl_platform.records import Weights
@@ -32,8 +32,6 @@ from rl_platform.runtime.weights.weight_transfer import merge_published
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-NOTICED_S = 10.0
 
 
 class Worker:
@@ -142,10 +140,10 @@ def start() -> Iterator[Callable[..., Any]]:
 
     def run(
         *hosts: list[tuple[str, int]],
-        deadline_s: float = 20.0,
+        deadline_s: float = HANG_S,
         broken: str = "",
         restarts: int = 0,
-        start_timeout_s: float = 60.0,
+        start_timeout_s: float = 2 * HANG_S,
         **options: Any,
     ) -> Any:
         placement = Placed.of(*hosts, **options)
@@ -169,7 +167,7 @@ def pair(request: pytest.FixtureRequest, ray_cluster: None) -> Iterator[tuple[An
     on one node, or as to other nodes."""
     from rl_platform.runtime.ray.runtime import RayRuntime
 
-    with RayRuntime(Placed.of(*PAIR), 20.0, 7) as runtime:
+    with RayRuntime(Placed.of(*PAIR), HANG_S, 7) as runtime:
         if request.param == "through Ray":
             runtime._actors.transport._clients.update(host0=None, host1=None)
         groups = runtime.start({name: ComponentSpec(Worker) for name in ("actor", "critic", "rollout")})
@@ -242,10 +240,17 @@ def test_errors_come_back_typed_with_the_remote_traceback(pair):
 
 
 def test_who_does_not_start_in_time_is_named_before_and_at_the_deadline(start, monkeypatch, caplog):
-    monkeypatch.setattr("rl_platform.runtime.ray.runtime.STARTING_S", 2.0)
-    with pytest.raises(Deadline, match=r"rollout\[0\] did not start within 10 s \(cluster.start_timeout_s\)"):
-        start(*PAIR, broken="slow rollout[0]", start_timeout_s=10.0)
-    assert "rollout[0]: starting for 8 s, in " in caplog.text
+    monkeypatch.setattr(ray_runtime, "STARTING_S", 0.5)
+    build = ray_runtime.RayRuntime._build
+
+    def impatient(self: Any, hosts: Any) -> None:  # the processes are there
+        self._start_timeout_s = 2.0
+        build(self, hosts)
+
+    monkeypatch.setattr(ray_runtime.RayRuntime, "_build", impatient)
+    with pytest.raises(Deadline, match=r"rollout\[0\] did not start within 2 s \(cluster.start_timeout_s\)"):
+        start(*PAIR, broken="slow rollout[0]")
+    assert "rollout[0]: starting for 1 s, in " in caplog.text
 
 
 def test_a_constructor_that_fails_ends_everything(start):
@@ -320,7 +325,7 @@ def test_a_failed_call_closes_the_channels_of_its_rank_everywhere(pair):
     with pytest.raises(DataError):
         groups["rollout"].fail(DataError("bad data")).wait()
     with pytest.raises(DataError, match="bad data"):
-        consuming.wait(5)
+        consuming.wait(HANG_S)
 
 
 def test_weights_are_those_of_the_learners_rank_in_the_process_or_a_verified_copy(start):
@@ -344,9 +349,9 @@ def test_a_dead_process_is_noticed_in_a_call_or_without_one_and_closes_its_chann
         consuming = groups["actor"].consume(channel)
         dying = ending()
         with pytest.raises(WorkerDied, match=f"the process of {host} died"):
-            consuming.wait(NOTICED_S)
+            consuming.wait(HANG_S)
     with pytest.raises(WorkerDied, match="the process of host1 died"):
-        dying.wait(NOTICED_S)
+        dying.wait(HANG_S)
     for rank in (0, 1):
         with pytest.raises(WorkerDied):
             groups["rollout"].rank(rank).echo(1).wait()
@@ -359,7 +364,7 @@ def test_a_line_that_breaks_between_living_processes_fails_the_call_and_nobody_w
     broken = socket.socket(fileno=os.dup(runtime._actors.transport._clients["host0"]._connection.fileno()))
     broken.shutdown(socket.SHUT_RDWR)
     with pytest.raises(WorkerDied, match="the process is alive, but its connection to another process broke"):
-        waiting.wait(NOTICED_S)
+        waiting.wait(HANG_S)
     broken.close()
 
 
@@ -369,9 +374,9 @@ def test_learners_with_several_ranks_have_a_process_group_whose_first_death_is_r
     surviving = groups["actor"].rank(0).reduce_after(0.0)
     dying = groups["actor"].rank(1).die(0.3)
     with pytest.raises(WorkerDied, match="host1"):
-        surviving.wait(NOTICED_S)
+        surviving.wait(HANG_S)
     with pytest.raises(WorkerDied):
-        dying.wait(NOTICED_S)
+        dying.wait(HANG_S)
 
 
 def test_a_process_without_a_learner_is_started_again_and_a_learner_ends_everything(start):
@@ -403,7 +408,7 @@ def test_a_process_without_a_learner_is_started_again_and_a_learner_ends_everyth
     with pytest.raises(WorkerDied, match="host0") as died:
         groups["actor"].die().wait()
     with pytest.raises(WorkerDied, match="host0"):
-        consuming.wait(NOTICED_S)  # nobody of it died, but there is nothing to go on for
+        consuming.wait(HANG_S)  # nobody of it died, but there is nothing to go on for
     with pytest.raises(WorkerDied, match="host0"):
         runtime.restart(died.value, settled.clear)
     assert settled == [0]
@@ -418,9 +423,9 @@ def test_warnings_of_a_process_are_heard_by_the_runner(pair, caplog):
 def test_progress_is_heard_and_moves_the_deadline(pair):
     _, groups = pair
     heard: list[tuple[int, int, str]] = []
-    groups["actor"].sleep(3.0).wait(2.0, on_progress=lambda *progress: heard.append(progress))
+    groups["actor"].sleep(5.0).wait(4.0, on_progress=lambda *progress: heard.append(progress))
     assert heard
-    assert heard[-1][1:] == (60, "naps")
+    assert heard[-1][1:] == (100, "naps")
 
 
 def test_a_process_sees_the_accelerators_that_ray_gave_the_run_and_the_variables_of_its_nodes(start):
@@ -441,10 +446,8 @@ def test_a_process_that_runs_other_code_is_refused_and_both_are_named(start, mon
 
 
 def test_a_placement_that_the_cluster_cannot_hold_is_refused_at_once(start):
-    began = time.monotonic()
     with pytest.raises(PlacementError, match="needs 1 node with 9 GPUs, but the Ray cluster has 1 node with 4 GPUs"):
-        start([("actor", 0)], accelerators=tuple(range(9)))
-    assert time.monotonic() - began < 15, "20 s is the deadline"
+        start([("actor", 0)], accelerators=tuple(range(9)))  # at the deadline it would be another error
 
 
 def test_resources_that_another_run_holds_are_waited_for_until_the_deadline(start):
@@ -478,7 +481,7 @@ def test_shutdown_ends_every_process_and_names_the_busy_rank(start):
     until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
     until(lambda: not sockets(runtime))
     with pytest.raises(WorkerDied):
-        hanging.wait(5)
+        hanging.wait(HANG_S)
     with pytest.raises((WorkerDied, ChannelClosed)):
         channel.put(1)
     runtime.shutdown()

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import HANG_S
 
 from rl_platform.errors import ChannelClosed, Deadline
 from rl_platform.runtime.ray import send_buffer as send_buffer_module
@@ -28,7 +29,7 @@ class Home:
         self.free.set()
 
     def send(self, puts: Sequence[PutRequest]) -> tuple[list[bytes | None], int]:
-        assert self.free.wait(10)
+        assert self.free.wait(HANG_S)
         self.calls.append([content for put in puts for content in put.contents])
         return [None if self.error is None else pack_error(self.error) for _ in puts], self.room
 
@@ -84,7 +85,7 @@ def test_no_more_than_half_the_room_is_sent_ahead(home: Home) -> None:
     waiting.join(0.1)
     assert waiting.is_alive()
     home.free.set()
-    waiting.join(5)
+    waiting.join(HANG_S)
     send_buffer.flush()
     assert home.items == list(range(7))
 
@@ -134,7 +135,7 @@ def test_threads_that_put_in_a_loop_travel_together(monkeypatch: pytest.MonkeyPa
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(HANG_S)
     for rank in range(4):
         assert [item for item in home.items if item[0] == rank] == [(rank, number) for number in range(25)]
     assert len(home.calls) < 50, "in two groups by turns it is 50"

@@ -8,13 +8,13 @@ import queue
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import HANG_S, until
 
 from rl_platform.runtime.ray import unix_socket
 from rl_platform.runtime.ray.payloads import Payload, store_large, to_payload, unpack_items
@@ -22,7 +22,6 @@ from rl_platform.runtime.ray.serialization import NO_REFERENCES, SHARED, Packed,
 from rl_platform.runtime.ray.unix_socket import FetchThroughRay, SocketClient, SocketServer, socket_name
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract socket names")
-WITHIN_S = 10.0
 RUNS = itertools.count()
 
 
@@ -42,7 +41,7 @@ class Taken:
         return answer
 
     def next(self) -> tuple[tuple[Any, ...], Future[Any]]:
-        return self.calls.get(timeout=WITHIN_S)
+        return self.calls.get(timeout=HANG_S)
 
 
 @pytest.fixture
@@ -72,7 +71,7 @@ def test_calls_arrive_in_order_and_every_one_gets_its_own_answer_in_whatever_ord
     assert [call for call, _ in calls] == [("call", number) for number in range(100)]
     for (_, number), answer in reversed(calls):
         answer.set_result((number * 2, None))
-    assert [future.result(WITHIN_S) for future in futures] == [(number * 2, None) for number in range(100)]
+    assert [future.result(HANG_S) for future in futures] == [(number * 2, None) for number in range(100)]
     assert listener.fetch(0) is None
 
 
@@ -85,7 +84,7 @@ def test_threads_share_a_client_and_several_clients_a_server(name: str) -> None:
         caller = callers[number % 2]
         assert caller is not None
         return all(
-            asked(caller, number, turn, text).result(WITHIN_S) == (("call", number, turn, text), None)
+            asked(caller, number, turn, text).result(HANG_S) == (("call", number, turn, text), None)
             for turn in range(20)
         )
 
@@ -127,7 +126,7 @@ def test_large_messages_and_references_travel_another_way(name: str, value: Any,
     while (call := taken.next())[0] != ("call", "short"):
         pass
     call[1].set_result((value, None))
-    answer = future.result(WITHIN_S)
+    answer = future.result(HANG_S)
     if travels:
         assert answer[0] == value
     else:
@@ -143,7 +142,7 @@ def test_who_is_of_another_user_is_refused_by_both_ends(name: str, monkeypatch: 
     caller = SocketClient.to(name, Reference)
     assert caller is not None
     refused = caller.call("call", ())
-    assert refused is None or refused.result(WITHIN_S) == FetchThroughRay(None)
+    assert refused is None or refused.result(HANG_S) == FetchThroughRay(None)
     monkeypatch.setattr(unix_socket.os, "getuid", lambda: user + (threading.current_thread().name != "socket server"))
     assert SocketClient.to(name, Reference) is None
 
@@ -185,12 +184,9 @@ def test_a_connection_ends_with_the_process_even_if_a_child_of_it_lives_on_and_l
         waiting = [asked(caller), asked(caller)]
         assert process.stdout.readline() == "call\n"
         process.kill()
-        assert [future.result(WITHIN_S) for future in waiting] == [FetchThroughRay(None)] * 2
+        assert [future.result(HANG_S) for future in waiting] == [FetchThroughRay(None)] * 2
         assert caller.call("call", ()) is None
-        end = time.monotonic() + WITHIN_S
-        while name[1:] in Path("/proc/net/unix").read_text():  # the child closes one after the other
-            assert time.monotonic() < end, "the socket is still there"
-            time.sleep(0.01)
+        until(lambda: name[1:] not in Path("/proc/net/unix").read_text())  # the child closes one after the other
         assert SocketClient.to(name, Reference) is None
     finally:
         process.kill()
@@ -203,7 +199,7 @@ def test_a_call_that_cannot_be_read_ends_the_connection_and_nobody_waits_for_eve
     SocketServer(name, echo, Reference)
     caller = SocketClient.to(name, Reference)
     assert caller is not None
-    assert asked(caller, Unreadable()).result(WITHIN_S) == FetchThroughRay(None)
+    assert asked(caller, Unreadable()).result(HANG_S) == FetchThroughRay(None)
     assert "cannot be taken" in caplog.text
 
 

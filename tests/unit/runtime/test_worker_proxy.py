@@ -6,6 +6,8 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
+from waiting import HANG_S
+
 from rl_platform.runtime.ray.host_process import CallResult
 from rl_platform.runtime.ray.serialization import pack
 from rl_platform.runtime.ray.worker_proxy import WorkerProxy
@@ -75,7 +77,7 @@ def test_an_answer_arrives_while_another_call_is_still_being_sent() -> None:
         sending.wait()
         answering = threading.Thread(target=host.answer, args=(0, 1.0), daemon=True)
         answering.start()
-        assert first.result(10.0) == 0
+        assert first.result(HANG_S) == 0
     finally:
         sent.set()
         second.join()
