@@ -172,6 +172,7 @@ class Ended:
 
 Command = Callable[..., Ended]
 Start = Callable[..., "subprocess.Popen[str]"]
+LAUNCH = "from rl_platform.launch.cli import main; main()"
 
 
 @pytest.fixture
@@ -246,12 +247,11 @@ def _in_this_process(
 def start(folder: Path) -> Iterator[Start]:
     """start("embodied.yaml"): `platform-launch` as a process of its own, killed at the end if it still runs.
 
-    It writes to pipes, which hold a few hundred steps, or to the file `output`.
+    It writes to pipes, which hold a few hundred steps, or to the file `output`. code: another program that launches.
     """
     started: list[subprocess.Popen[str]] = []
 
-    def run(*arguments: str | Path, output: Path | None = None) -> subprocess.Popen[str]:
-        code = "from rl_platform.launch.cli import main; main()"
+    def run(*arguments: str | Path, output: Path | None = None, code: str = LAUNCH) -> subprocess.Popen[str]:
         line = [sys.executable, "-c", code, *map(str, arguments)]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         with nullcontext(subprocess.PIPE) if output is None else output.open("w") as out:

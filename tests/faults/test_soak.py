@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import assert_gone
 
 from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.metrics import read_metrics
@@ -140,7 +141,7 @@ def soak(start, folder: Path, seed: int, *words: str, long: bool) -> tuple[list[
     run.send_signal(signal.SIGTERM)
     # a run that is just starting again ends by the signal itself
     assert run.wait(120) in (143, -signal.SIGTERM), output.read_text()[-3000:]
-    assert not psutil.wait_procs(children, 10)[1]
+    assert_gone(children)
     return samples, kills
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import run_results
 import torch
 from process_groups import end_process_groups
-from waiting import assert_gone
+from waiting import HANG_S, assert_gone, until
 
 from rl_platform.checkpoint.verify import Checkpoint
 
@@ -34,25 +33,42 @@ def no_process_group() -> Iterator[None]:
     end_process_groups()
 
 
+STOPS_ITSELF = """
+import os, signal, sys
+from pathlib import Path
+from rl_platform.launch.cli import main
+
+rename, at = os.rename, sys.argv.pop(1)
+
+def stopping(source, target):
+    rename(source, target)
+    if Path(target).match(at):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+os.rename = stopping
+main()
+"""
+
+
 @pytest.fixture
 def killed(start) -> Callable[..., Checkpoint]:
     """killed("reasoning.yaml", folder="out"): SIGKILL as soon as the run has a checkpoint, which is returned.
 
-    `at="step-00000002"` waits for that one. No process of the run is left.
+    `at="step-00000002"` waits for that one. The run stops itself there, so that it does not go on until it is killed.
+    No process of it is left.
     """
 
     def run(*arguments: str, folder: str = "out", at: str = "step-*") -> Checkpoint:
-        process: subprocess.Popen[str] = start(*arguments, f"runner.output_dir={folder}")
-        until = time.monotonic() + 240
-        while not (checkpoints := sorted(Path(folder, "checkpoints").glob(at))):
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < until
-            time.sleep(0.002)
-        started = psutil.Process(process.pid).children(recursive=True)
+        process: subprocess.Popen[str] = start(at, *arguments, f"runner.output_dir={folder}", code=STOPS_ITSELF)
+        launcher = psutil.Process(process.pid)
+        until(lambda: process.poll() is not None or launcher.status() == psutil.STATUS_STOPPED, 4 * HANG_S)
+        assert process.poll() is None, process.communicate()[1]
+        (checkpoint,) = Path(folder, "checkpoints").glob(at)
+        started = launcher.children(recursive=True)
         process.kill()
         assert process.wait() == -9
         assert_gone(started)
-        return Checkpoint.open(checkpoints[-1])
+        return Checkpoint.open(checkpoint)
 
     return run
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 import yaml
 from reward_parts import make_classifier, reward_server, scores
+from waiting import HANG_S
 
 from rl_platform.components.reward_models.classifier import SequenceClassifier
 from rl_platform.config.schema.reward import RewardModel
@@ -85,7 +86,7 @@ def test_the_server_of_the_docs_scores_what_the_docs_say() -> None:
             RewardServer(url, 10.0), batch_size=2, num_workers=2, retries=5
         )  # it takes a moment to start
         responses = [ScoreItem(" 4 ", "2+2", "4"), ScoreItem("5", "2+2", "4"), ScoreItem("4", "2+2", "4", {"by": "x"})]
-        assert [future.result(10).value for future in scorer.submit(responses)] == [1.0, 0.0, 1.0]
+        assert [future.result(HANG_S).value for future in scorer.submit(responses)] == [1.0, 0.0, 1.0]
         scorer.close()
     finally:
         process.kill()
@@ -107,7 +108,7 @@ def test_a_reward_server_that_dies_ends_the_run_with_a_checkpoint_to_go_on_from(
     def answer(asked: list[dict[str, Any]]) -> tuple[int, str] | None:
         return scores(*(1.0 for _ in asked)) if alive.acquire(blocking=False) else None
 
-    change = {"retries": 0, "timeout_s": 2.0, "num_workers": 1}
+    change = {"retries": 0, "timeout_s": HANG_S, "num_workers": 1}
     with reward_server(answer) as url:
         options = section("reward_http.yaml", url=url, **change)
         ended = command("reasoning.yaml", *options, "runner.max_steps=20", "runner.save_interval=1")

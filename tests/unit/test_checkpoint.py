@@ -174,7 +174,7 @@ def test_an_interrupt_is_one_although_ranks_still_write_where_it_cleans_up(tmp_p
         rank = threading.Thread(target=write, args=(folder,))
         ranks.append(rank)
         rank.start()
-        writing.wait(10)
+        writing.wait(60)
         raise KeyboardInterrupt
 
     for _ in range(5):

@@ -212,7 +212,7 @@ def test_wrong_arguments_are_refused_with_what_is_allowed(call: str) -> None:
 
 # As a file without `if __name__ == "__main__"`: children that import it would train again.
 PROGRAM = """
-import asyncio, faulthandler, gc, locale, logging, os, random, signal, sys, threading, warnings
+import asyncio, faulthandler, gc, locale, logging, os, random, signal, sys, threading, time, warnings
 import gymnasium, numpy, torch
 import rich.style, sympy, torch._dynamo  # imports that draw a random number, filter warnings, set a variable
 import rl_platform as rl
@@ -250,6 +250,9 @@ try:
     rl.train(run.folder / "config.yaml", {"runner.max_steps": 3, "env.id": "nix"})
 except rl.errors.ConfigError:
     pass
+end = time.monotonic() + 60
+while sorted(thread.name for thread in threading.enumerate()) != before["threads"] and time.monotonic() < end:
+    time.sleep(0.01)
 after = settings()
 print("changed:", {name: (before[name], after[name]) for name in before if before[name] != after[name]})
 print(run.exit_reason, len(run.metrics["step"]))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from reward_parts import SHORT_S, HungRewards
 
 from rl_platform.algorithms.shaping import ShapedRewards
 from rl_platform.components.actor import LanguageActor
@@ -19,7 +20,8 @@ from rl_platform.runners.trajectories import conversation_metrics, rollout_batch
 
 PROMPTS = [Prompt(index, text, "", tuple(text.encode())) for index, text in enumerate(["12+3", "7", "100-1"])]
 TOOL = """
-import time
+import os, time
+from pathlib import Path
 
 def always(conversation, metadata):
     return f"<{len(conversation)}>"
@@ -33,8 +35,9 @@ def never(conversation, metadata):
 def some(conversation, metadata):
     if conversation[0] == "7":
         raise KeyError("my own mistake")
-    while conversation[0] == "12+3":
-        time.sleep(60)
+    if conversation[0] == "12+3":
+        Path(__file__).with_name(str(os.getpid())).touch()
+        time.sleep(600)
     return None
 
 def none_works(conversation, metadata):
@@ -144,8 +147,9 @@ def test_long_observations_are_cut(generated) -> None:
         assert observed_text(one) == "abc"
 
 
-def test_a_tool_that_raises_or_hangs_costs_its_response(generated, context, reasoning) -> None:
-    found = generated("some", timeout_s=1.0)
+def test_a_tool_that_raises_or_hangs_costs_its_response(generated, context, reasoning, tmp_path, monkeypatch) -> None:
+    HungRewards(lambda pid: (tmp_path / str(pid)).exists(), monkeypatch)
+    found = generated("some", timeout_s=SHORT_S)
     assert [one.valid for one in found] == [False] * 4 + [True] * 2
     assert conversation_metrics(found)["tool/errors"] == 4
     reward = LanguageReward(context("reward"), reasoning(reward={"type": "exact_match", "num_workers": 1}))

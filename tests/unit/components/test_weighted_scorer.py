@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reward_parts import SHORT_S, HungRewards
 
 from rl_platform.components.reward import LanguageReward
 from rl_platform.components.weighted_scorer import WeightedScorer
@@ -21,7 +22,8 @@ from rl_platform.runners.trajectories import function_metrics
 
 ROOT = Path(__file__).parents[3]
 FUNCTIONS = """
-import time
+import os, time
+from pathlib import Path
 
 def length(response, answer, metadata):
     return len(response)
@@ -31,7 +33,8 @@ def lines(response, answer, metadata):
 
 def picky(response, answer, metadata):
     if response == "slow":
-        time.sleep(60)
+        Path(__file__).with_name(str(os.getpid())).touch()
+        time.sleep(600)
     return 1.0 / len(response)
 """
 
@@ -113,11 +116,12 @@ def trajectory(text: str) -> Trajectory:
     return Trajectory(Prompt(0, "?", "ab", (63,)), 0, ids, (0.0,) * len(ids), "stop", 0, text=text)
 
 
-def test_responses_with_several_scores(reward) -> None:
+def test_responses_with_several_scores(reward, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    HungRewards(lambda pid: (tmp_path / str(pid)).exists(), monkeypatch)
     component = reward(
         {"type": "several:length", "weight": 0.5},
         {"type": "exact_match", "name": "correct"},
-        {"type": "several:picky", "weight": 2.0, "timeout_s": 0.5},
+        {"type": "several:picky", "weight": 2.0, "timeout_s": SHORT_S},
     )
     right, wrong, slow, empty = component.score([trajectory(text) for text in ("ab", "abcd", "slow", "")])
     # 0.5 * length + correct + 2 / length

@@ -21,6 +21,7 @@ import torch
 from sglang_engine import ENGINE_ENV, needs_sglang
 from vllm_engine import ENGINE_ENV as VLLM_ENV
 from vllm_engine import VLLM_PYTHON, needs_vllm
+from waiting import assert_gone
 from weight_senders import SendingProcess
 
 from rl_platform.components.rollout import generate_until
@@ -92,7 +93,7 @@ def engine(backend: str, shared: ModuleType, plain: Any, tmp_path_factory: pytes
     children = psutil.Process(running.process_id).children(recursive=True)
     running.close()
     running.close()
-    assert not psutil.wait_procs(children, timeout=10)[1], "what the engine started is gone with it"
+    assert_gone(children)  # what the engine started is gone with it
 
 
 @pytest.fixture

@@ -232,11 +232,16 @@ def test_a_curve_of_a_long_run_keeps_its_ends_its_best_and_its_shape(tmp_path: P
     assert summary["time"] == "5:33:20"
 
 
-def test_a_redraw_takes_less_than_one_percent(tmp_path: Path) -> None:
-    """Four times a second: 2.5 ms each, late in a long run; the fastest of many, as machines are busy."""
+def test_a_redraw_costs_the_same_late_in_a_long_run(tmp_path: Path) -> None:
+    """The fastest of many, as machines are busy."""
+    early, late = redraw_s(tmp_path, steps=100), redraw_s(tmp_path, steps=5000)
+    assert late < 2 * early
+
+
+def redraw_s(tmp_path: Path, steps: int) -> float:
     view = LiveView(console())
     view.start(info(tmp_path))
-    for step in range(1, 5001):
+    for step in range(1, steps + 1):
         view.step(step, METRICS["reasoning"])
     view.samples(1, [Sample("1+1?", "2", 1.0)])
     costs = []
@@ -247,7 +252,7 @@ def test_a_redraw_takes_less_than_one_percent(tmp_path: Path) -> None:
             view._live.refresh()
             costs.append(time.thread_time() - began)
     view.close()
-    assert min(costs) < 0.0025
+    return min(costs)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from waiting import HANG_S
 
 from rl_platform.config.schema.models import Model, RandomLM
 from rl_platform.errors import ConfigError
@@ -80,13 +81,13 @@ class TestPackaged:
 
     def test_two_at_once_leave_one_valid_folder(self, monkeypatch, tmp_path) -> None:
         together = threading.Barrier(2)
-        fake_conversion(monkeypatch, lambda folder: together.wait(10))  # both convert before either renames
+        fake_conversion(monkeypatch, lambda folder: together.wait(HANG_S))  # both convert before either renames
         results: list[str] = []
         threads = [threading.Thread(target=lambda: results.append(model_folder(PACKAGED))) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join()
         assert results == [str(tmp_path / "cache" / PACKAGED)] * 2
         assert [entry.name for entry in (tmp_path / "cache").iterdir()] == [PACKAGED]
         assert sorted(file.name for file in Path(results[0]).iterdir()) == ["config.json", "model.safetensors"]
