@@ -10,10 +10,9 @@ import shutil
 import signal
 import string
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +33,7 @@ from rl_platform.components.rollout import LanguageRollout
 from rl_platform.engines.training.state_files import read_whole
 from rl_platform.metrics import read_metrics
 from rl_platform.records import RolloutBatch, Trajectory, Weights, WeightsReceived
-from rl_platform.runners import embodied, hang_watch, reasoning
+from rl_platform.runners import embodied, reasoning
 from rl_platform.runtime.host import ComponentContext, Progress
 from rl_platform.runtime.ray.runtime import RayRuntime
 from rl_platform.runtime.ray.worker_proxy import WorkerProxy
@@ -489,47 +488,62 @@ def test_an_environment_that_is_killed_at_every_start(command, address, monkeypa
     assert "env[0] was started again 1 times (cluster.restarts)" in ended.err
 
 
+STOPS_ITSELF = """
+import os, signal
+from pathlib import Path
+from rl_platform.components.environment import Environment
+from rl_platform.launch.cli import main
+from rl_platform.runners import embodied, hang_watch
+
 class StopsItself(Environment):
-    """Its process is stopped in the middle of the second rollout, and of the third."""
+    def collect(self, step, *others):
+        progress, mark = self.context.progress, Path(f"stopped in {step}")
+        original = progress.update
 
-    def collect(self, step: int, *others: Any) -> Any:
-        def due(done: int, total: int) -> bool:
-            if half_done(done, total) and not Path(f"stopped at {step}").exists():
-                Path(f"stopped at {step}").write_text(str(os.getpid()))
+        def update(done, total, unit):
+            original(done, total, unit)
+            if done == total // 2 and step in (1, 2) and not mark.exists():
+                mark.write_text(f"{os.getpid()}.")
                 os.kill(os.getpid(), signal.SIGSTOP)
-            return False
 
-        with dying_at(self.context.progress, due, "") if step in (1, 2) else nullcontext():
+        progress.update = update
+        try:
             return super().collect(step, *others)
+        finally:
+            del progress.update
+
+hang_watch.PATIENCE_S = 2.0
+embodied.Environment = StopsItself
+main()
+"""
 
 
-def test_a_worker_that_is_stopped_below_and_beyond_the_deadline(command, address, monkeypatch, folder):
-    """Below it nothing is lost, and the stacks of both sides are written; beyond it the run names them and ends."""
-    monkeypatch.setattr(hang_watch, "PATIENCE_S", 2.0)
-    monkeypatch.setattr(embodied, "Environment", StopsItself)
-    stacks = Path("out/stacks.txt")
-
-    def resume() -> None:
-        until(Path("stopped at 1").exists, 4 * HANG_S)
-        process = psutil.Process(int(Path("stopped at 1").read_text()))
-        until(lambda: stacks.exists() and f"process {process.pid} did not answer within 3 s" in stacks.read_text())
-        process.resume()
-
-    resuming = threading.Thread(target=resume)
-    resuming.start()
+def test_a_worker_that_is_stopped_below_and_beyond_the_deadline(start, address, folder):
+    """Its process stops itself in the middle of the second rollout, and of the third. Below the deadline nothing is
+    lost, and the stacks of both sides are written; beyond it the run names them and ends."""
     settings = "runner.max_steps=3", "runner.save_interval=1", "runner.deadline_s=16", "cluster.devices_per_node=2"
     placement = "cluster.component_placement={actor_critic: 0, 'rollout,env': 1}"
-    ended = command("embodied.yaml", *settings, placement, f"cluster.address={address}")
-    resuming.join()
-    assert ended.code == 75, ended.err
-    assert re.search("Deadline: runner waited 16 s (for|on channel) ", ended.err), ended.err
-    assert "env[0] busy in collect" in ended.err
-    assert "the same command goes on from step 2" in ended.err
+    run = start("embodied.yaml", *settings, placement, f"cluster.address={address}", code=STOPS_ITSELF)
+
+    def waited_for(condition: Callable[[], bool]) -> None:
+        until(lambda: condition() or run.poll() is not None, 4 * HANG_S)
+        assert run.poll() is None, run.communicate()[1]
+
+    stacks, mark = Path("out/stacks.txt"), Path("stopped in 1")
+    waited_for(lambda: mark.exists() and mark.read_text().endswith("."))
+    host = psutil.Process(int(mark.read_text().rstrip(".")))
+    waited_for(lambda: stacks.exists() and f"process {host.pid} did not answer within 3 s" in stacks.read_text())
+    host.resume()
+    _, errors = run.communicate(timeout=4 * HANG_S)
+    assert run.returncode == 75, errors
+    assert re.search("Deadline: runner waited 16 s (for|on channel) ", errors), errors
+    assert "env[0] busy in collect" in errors
+    assert "the same command goes on from step 2" in errors
     assert re.search(r"nothing has moved for \d+ s: the runner waits, ", stacks.read_text())
     assert "--- runner" in stacks.read_text()
     assert [row["step"] for row in read_metrics("out")] == [0, 1, 2]
-    with suppress(psutil.NoSuchProcess):
-        assert_gone([psutil.Process(int(Path("stopped at 2").read_text()))])
+    assert Path("stopped in 2").read_text() == f"{host.pid}."
+    assert_gone([host])
 
 
 class OutgrowsItsMemory(EmbodiedActor):
