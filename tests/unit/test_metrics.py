@@ -76,7 +76,7 @@ def test_every_sink_gets_every_call(tmp_path: Path) -> None:
 def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """passes(2.0): two seconds pass, and no others."""
     now = [100.0]
-    monkeypatch.setattr("rl_platform.metrics.time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("rl_platform.reporter.time", types.SimpleNamespace(perf_counter=lambda: now[0]))
 
     def wait(seconds: float) -> None:
         now[0] += seconds
