@@ -39,14 +39,14 @@ class Opened:
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
         self.page.on("request", self._requested)
         self.page.goto(path.as_uri())
-        self.page.wait_for_selector("html[data-ready=yes]", timeout=20_000, state="attached")
+        self.page.wait_for_selector("html[data-ready=yes]", timeout=60_000, state="attached")
 
     def _requested(self, request: Any) -> None:
         if not request.url.startswith(("file:", "data:")):
             self.problems.append(request.url)
 
     def tip(self) -> str:
-        self.page.locator("#tip").wait_for(state="visible", timeout=10_000)
+        self.page.locator("#tip").wait_for(state="visible", timeout=60_000)
         return self.page.locator("#tip").inner_text()
 
 
@@ -65,7 +65,7 @@ def test_a_reasoning_run(browser: Any, tmp_path: Path) -> None:
     assert "how far the policy moved" in opened.tip()
     assert "unit: nats" in opened.tip()
     page.keyboard.press("Escape")
-    page.locator("#tip").wait_for(state="hidden", timeout=10_000)
+    page.locator("#tip").wait_for(state="hidden", timeout=60_000)
 
     chart = page.locator("#curves svg[aria-label='reward/mean']").first
     chart.focus()
@@ -110,5 +110,5 @@ def test_a_followed_run_reads_the_file_again(browser: Any, tmp_path: Path) -> No
     opened = Opened(browser, path)
     write_lines(folder / "metrics.jsonl", [{"step": step, "reward/mean": 0.5} for step in range(1, 31)])
     write(collect([folder], path), path)
-    opened.page.get_by_text("step 30 of").wait_for(timeout=20_000)
+    opened.page.get_by_text("step 30 of").wait_for(timeout=60_000)
     assert opened.page.locator("nav .live").count() == 0  # it is final
