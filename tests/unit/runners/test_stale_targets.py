@@ -1,0 +1,92 @@
+"""What is learned from tokens of older weights: advantages, value targets and losses, against a calculation by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from stand_ins import SilentReporter
+from torch import Tensor
+
+from rl_platform.algorithms.aggregation import Denominators
+from rl_platform.algorithms.losses import ModelOutputs, actor_loss, critic_loss
+from rl_platform.config.schema import Config
+from rl_platform.records import RolloutBatch
+from rl_platform.runners.ppo import PPO, Learners
+
+VERSION = 7  # of the weights before the update
+MASK = torch.tensor([[False, True, True, True]])  # a prompt of one token, three sampled ones
+
+
+def row(*numbers: float) -> Tensor:
+    return torch.tensor([[0.0, *numbers]])
+
+
+def estimated(**algorithm: Any) -> tuple[RolloutBatch, PPO, dict[str, float]]:
+    """The batch as the update gets it: the tokens are 3 updates old, and the policy has moved on since."""
+    config = Config(
+        runner={"task_type": "reasoning", "max_staleness": 3},
+        cluster={"component_placement": {"actor,critic,rollout,reward": "all"}},
+        algorithm={"gae_lambda": 0.5, "gamma": 1.0, "normalize_advantages": False, **algorithm},
+        critic={"use_critic_model": True},
+        data={"max_response_length": 3},
+    )
+    ppo = PPO(config, Learners(None), SilentReporter())  # type: ignore[arg-type]
+    batch = RolloutBatch(
+        inputs={"tokens": torch.zeros(1, 4, dtype=torch.long), "lengths": torch.tensor([4])},
+        action_mask=MASK,
+        sample_mask=torch.tensor([True]),
+        group_ids=torch.tensor([0]),
+        rewards=row(0, 0, 1),
+        rollout_log_probs=row(-1, -2, -1 + math.log(2)),  # of the weights that sampled the tokens
+        log_probs=row(-1, -1, -1),  # proximal: of the weights before the update
+        values=row(0.2, 0.4, 0.6),  # of the critic before the update
+        versions=torch.tensor([VERSION - 3]),
+    )
+    batch = ppo._evaluate(batch)
+    batch, metrics = ppo._correct_mismatch(batch)
+    batch = ppo._estimate(batch)
+    return batch, ppo, metrics | ppo._measure(batch, VERSION)
+
+
+def losses(batch: RolloutBatch, ppo: PPO, log_probs: Tensor) -> tuple[float, float]:
+    whole = Denominators.of(batch.mask, horizon=3)
+    outputs = ModelOutputs(log_probs=log_probs, values=batch.values)
+    parts = (loss(outputs, batch, whole, ppo.algorithm)[0] for loss in (actor_loss, critic_loss))
+    actor, critic = (float(part) for part in parts)
+    return actor, critic
+
+
+def test_decoupled_ppo_weighs_the_policy_loss_and_not_the_value_targets() -> None:
+    batch, ppo, metrics = estimated(rollout_is={}, value_loss_scale=1.0)
+    assert batch.advantages is not None
+    assert batch.returns is not None
+    # delta = (0.4 - 0.2, 0.6 - 0.4, 1 - 0.6) = (0.2, 0.2, 0.4); A_3 = 0.4, A_2 = 0.2 + 0.4 / 2, A_1 = 0.2 + 0.4 / 2
+    assert batch.advantages[MASK].tolist() == pytest.approx([0.4, 0.4, 0.4])
+    # R = A + V: no importance weight enters the target
+    assert batch.returns[MASK].tolist() == pytest.approx([0.6, 0.8, 1.0])
+    # w = min(exp(log pi_proximal - log pi_rollout), 2) = (1, min(e, 2), 1 / 2)
+    assert batch.loss_weights is not None
+    assert batch.loss_weights[MASK].tolist() == pytest.approx([1.0, 2.0, 0.5])
+    assert (metrics["staleness/mean"], metrics["staleness/max"]) == (3, 3)
+    # the ratio to the proximal policy is 1 before the first step: -(1 + 2 + 0.5) 0.4 / 3; value: 0.4^2 / 2
+    assert losses(batch, ppo, row(-1, -1, -1)) == pytest.approx((-1.4 / 3, 0.08))
+    # the clip is around the proximal policy: rho = 2 counts as 1.2, whatever the age of a token
+    assert losses(batch, ppo, row(-1 + math.log(2), -1, -1))[0] == pytest.approx(-(1.2 + 2 + 0.5) * 0.4 / 3)
+
+
+def test_plain_ppo_clips_around_the_policy_that_sampled() -> None:
+    batch, ppo, _ = estimated(old_log_probs="rollout", value_loss_scale=1.0)
+    assert batch.loss_weights is None
+    assert batch.returns is not None
+    assert batch.returns[MASK].tolist() == pytest.approx([0.6, 0.8, 1.0])
+    # rho = (1, e, 1 / 2) with A > 0: min(rho, 1.2) A
+    assert losses(batch, ppo, row(-1, -1, -1)) == pytest.approx((-(1 + 1.2 + 0.5) * 0.4 / 3, 0.08))
+
+
+def test_with_lambda_1_the_value_target_is_the_return_as_it_was_sampled() -> None:
+    batch, _, _ = estimated(rollout_is={}, gae_lambda=1.0)
+    assert batch.returns is not None
+    assert batch.returns[MASK].tolist() == pytest.approx([1.0, 1.0, 1.0])
