@@ -24,6 +24,7 @@ from rl_platform.placement.scheduler import Placement
 from rl_platform.planner.batches import Division, divisions
 from rl_platform.planner.cost import Basis, CostModel, OtherWork, swaps, waves
 from rl_platform.planner.lengths import Lengths
+from rl_platform.planner.overlap import Overlap, overlap
 from rl_platform.planner.step_timeline import Span, step_seconds, timeline
 
 
@@ -72,6 +73,11 @@ class Report:
     @property
     def seconds(self) -> float:
         return step_seconds(self.spans)
+
+    @property
+    def overlap(self) -> Overlap | None:
+        """Steps of a run whose generation is ahead of training; None if they alternate."""
+        return overlap(self.spans, self.layout, self.config.runner.max_staleness)
 
     def capacity(self, use: DeviceUse) -> int | None:
         """Returns the memory of a device in bytes; None if not known."""

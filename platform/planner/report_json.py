@@ -62,6 +62,7 @@ def as_tree(report: Report) -> dict[str, object]:
                 {**asdict(span), "leaves": [*span.leaves], "comes": [*span.comes], "seconds": span.seconds}
                 for span in report.spans
             ],
+            "overlap": None if report.overlap is None else asdict(report.overlap),
             "other_work": [{**asdict(work), "per_step": work.per_step} for work in report.other_work],
             "mean_seconds": report.mean_seconds if report.spans else None,
             "lengths": {"prompt": report.lengths.prompt, "response": report.lengths.response},

@@ -100,11 +100,25 @@ def _step(report: Report) -> Iterator[str]:
     on = {"cpu": "the CPU"}.get(device.kind, device.kind if device.known else f"{device.kind}, as if it were an h100")
     yield f"One step, estimated for {on}: {duration(report.seconds)}"
     yield from gantt(report.spans)
+    yield from _overlap(report)
     yield from _other_work(report)
     if report.streams:
         names = ", ".join(name for name in report.layout.parts if name in report.streams)
         rows = part_rows(report.config, report.layout, report.streams)
         yield f"  {names} stream: every {rows} finished responses are evaluated while others are generated"
+
+
+def _overlap(report: Report) -> Iterator[str]:
+    ahead = report.overlap
+    if ahead is None:
+        return
+    age = f"weights {ahead.staleness} update{'s' if ahead.staleness > 1 else ''} old"
+    yield f"  generation is ahead of training: a step every {duration(ahead.seconds)}, {age}"
+    keys: dict[str, str] = {}
+    for name, part in report.layout.parts.items():
+        keys.setdefault(part.key, name)
+    shares = (f"{key} {ahead.idle[name]:.0%} ({ahead.alternating[name]:.0%})" for key, name in keys.items())
+    yield f"  idle share of devices (if they alternated): {'; '.join(shares)}"
 
 
 def _other_work(report: Report) -> Iterator[str]:
