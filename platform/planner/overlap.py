@@ -18,7 +18,7 @@ SYNC = "sync weights"
 
 @dataclass(frozen=True)
 class Overlap:
-    """Steps that overlap. staleness: age of the weights from step `staleness` on, in updates; seconds: from step to step.
+    """Steps that overlap. staleness: age of the weights after the first steps, in updates; seconds: from step to step.
 
     idle, alternating: shares of the time in which the devices of a component do nothing, with and without overlap.
     """

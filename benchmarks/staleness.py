@@ -1,0 +1,107 @@
+"""Seconds of a PPO step and idle shares of devices for `runner.max_staleness` 0, 1, 2, 4, beside the plan's.
+
+A small language model on two CPU workers: `actor,critic` on one, `rollout,reward` on the other, one thread each. Runs
+of all k follow one another, `--rounds` times. A component is busy while it runs a call; the reward, whose calls wait
+for responses, does not count. Two loads: steps of equal work, and dynamic sampling, whose steps take a varying number
+of rounds. Not covered: what a step teaches (docs/staleness.md has the accuracy), embodied runs, GPUs.
+
+    python benchmarks/staleness.py [--rounds 1] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from _common import machine, new_parser, write_json
+
+from rl_platform.config import load_config
+from rl_platform.metrics import read_metrics
+from rl_platform.placement.inventory import inventory_for
+from rl_platform.placement.scheduler import schedule
+from rl_platform.planner.report import plan_report
+
+CONFIG = Path(__file__).parents[1] / "configs" / "reasoning" / "ppo_tiny.yaml"
+KEYS = (
+    "cluster.devices_per_node=2",
+    "cluster.component_placement={'actor,critic': 0, 'rollout,reward': 1}",
+    "algorithm.rollout_is={}",
+    "algorithm.entropy_bonus=0.0",
+    "data.train_batch_size=64",
+    "data.mini_batch_size=32",
+    "data.max_response_length=12",
+    "runner.val_check_interval=0",
+    "runner.logger_backends=[]",
+    "runner.trace_steps=0",
+)
+LOADS = {
+    "equal steps": (),
+    "dynamic sampling": (
+        "algorithm.group_size=2",
+        "data.train_batch_size=32",
+        "algorithm.dynamic_sampling={prompts_per_round: 24, max_rounds: 8, on_exhausted: fill_with_rejected}",
+        "reward.type=length_parity:score",
+    ),
+}
+REWARD = "def score(response, answer, metadata):\n    return float(len(response.encode()) % 2 == 0)\n"
+AHEAD = (0, 1, 2, 4)
+SKIPPED = 6  # steps at the start: the first ones only fill the buffer
+
+
+def measured(load: str, ahead: int, steps: int) -> dict[str, float]:
+    """Mean seconds of a step, the idle share of each side, and rollouts that were ready when a step began."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "length_parity.py").write_text(REWARD)
+        keys = (*KEYS, *LOADS[load], f"runner.max_staleness={ahead}", f"runner.max_steps={steps}")
+        command = [sys.executable, "-c", "from rl_platform.launch.cli import main; main()", str(CONFIG), *keys]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": folder}
+        subprocess.run(
+            [*command, "runner.output_dir=out"], cwd=folder, env=environment, check=True, capture_output=True
+        )
+        rows = read_metrics(Path(folder, "out"))[1 + SKIPPED : -1]  # the last one validates
+    total = sum(row["time/step"] for row in rows)
+    sides = {"training": ("time/actor.", "time/critic."), "generation": ("time/rollout.",)}
+    busy = {side: sum(row[name] for row in rows for name in row if name.startswith(of)) for side, of in sides.items()}
+    idle = {f"idle {side}": 1 - seconds / total for side, seconds in busy.items()}
+    return {
+        "seconds": total / len(rows),
+        **idle,
+        "ready": statistics.mean(row.get("perf/rollouts_ready", 0) for row in rows),
+    }
+
+
+def planned(load: str, ahead: int) -> dict[str, float]:
+    """The same by the plan with the rates of data sheets."""
+    config = load_config(CONFIG, [*KEYS, *LOADS[load], f"runner.max_staleness={ahead}"]).config
+    inventory = inventory_for(config.cluster)
+    report = plan_report(config, schedule(config.cluster, inventory), inventory)
+    if (found := report.overlap) is None:
+        return {"seconds": report.seconds}
+    return {"seconds": found.seconds, "idle training": found.idle["actor"], "idle generation": found.idle["rollout"]}
+
+
+def main() -> None:
+    parser = new_parser(__doc__, rounds=1)
+    options = parser.parse_args()
+    steps = SKIPPED + (3 if options.quick else 20)
+    found = {"machine": machine(["torch", "ray"])}
+    for load in LOADS:
+        runs: dict[int, list[dict[str, float]]] = {ahead: [] for ahead in AHEAD}
+        for _ in range(options.rounds):
+            for ahead in AHEAD:
+                runs[ahead].append(measured(load, ahead, steps))
+        print(f"{load:18}  k  step      idle: training  generation  rollouts ready")
+        for ahead in AHEAD:
+            row = {name: statistics.median(run[name] for run in runs[ahead]) for name in runs[ahead][0]}
+            shares = f"{row['idle training']:14.0%}  {row['idle generation']:10.0%}  {row['ready']:14.1f}"
+            print(f"{'':18}  {ahead}  {row['seconds'] * 1e3:4.0f} ms   {shares}")
+        found[load] = {"measured": runs, "planned": {ahead: planned(load, ahead) for ahead in AHEAD}}
+    write_json(options.json, found)
+
+
+if __name__ == "__main__":
+    main()
