@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from rl_platform.accel.bfloat16_training import Bfloat16Engine
     from rl_platform.accel.compiled_policy import CompiledPolicy
     from rl_platform.accel.compiled_training import CompiledEngine
     from rl_platform.accel.packed_linear import PackedLinear
@@ -66,12 +67,17 @@ def gae_function(values: torch.Tensor) -> Callable[..., tuple[torch.Tensor, torc
     return compiled_gae if compiles(values) else None
 
 
-def training_engine_class(model: nn.Module, device: torch.device, dtype: torch.dtype) -> type[CompiledEngine] | None:
-    """`FSDPEngine` with a compiled optimizer step, for small Gaussian policies on one CPU."""
+def training_engine_class(
+    model: nn.Module, device: torch.device, dtype: torch.dtype
+) -> type[CompiledEngine | Bfloat16Engine] | None:
+    """`FSDPEngine` on one CPU: with a compiled step for small Gaussian policies, bfloat16 products for a Llama."""
     if not enabled():
         return None
+    from rl_platform.accel.bfloat16_training import Bfloat16Engine, trains_in_bfloat16
     from rl_platform.accel.compiled_training import CompiledEngine, compiles
 
+    if trains_in_bfloat16(model, device, dtype):
+        return Bfloat16Engine
     return CompiledEngine if compiles(model, device, dtype) else None
 
 

@@ -1,0 +1,63 @@
+"""Matrix products of bfloat16 factors on a CPU, with float32 sums that can be added to a result.
+
+torch's own products of bfloat16 round their results to bfloat16. MKL, which torch's x86 builds contain, has a product
+with float32 results; other builds round.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+HALF = torch.bfloat16
+_ROW_MAJOR, _PLAIN, _TRANSPOSED = 101, 111, 112  # of the CBLAS interface
+
+
+def product(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> Tensor:
+    """Writes left @ right to `out` [M,N] float32, or adds it; returns `out`.
+
+    left [M,K], right [K,N]: bfloat16; either may be a transposed view.
+    """
+    gemm = _gemm()
+    if gemm is None:
+        rounded = left @ right
+        return out.add_(rounded) if add else out.copy_(rounded)
+    (rows, inner), columns = left.shape, right.shape[1]
+    gemm(
+        _ROW_MAJOR,
+        *(_TRANSPOSED if _is_transposed(factor) else _PLAIN for factor in (left, right)),
+        *(ctypes.c_int(size) for size in (rows, columns, inner)),
+        ctypes.c_float(1.0),
+        *_address(left),
+        *_address(right),
+        ctypes.c_float(1.0 if add else 0.0),
+        *_address(out),
+    )
+    return out
+
+
+def _is_transposed(matrix: Tensor) -> bool:
+    return matrix.stride(1) != 1
+
+
+def _address(matrix: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_int]:
+    """Address and leading dimension."""
+    down, across = matrix.stride()
+    assert 1 in (down, across), "one dimension must be contiguous"
+    return ctypes.c_void_p(matrix.data_ptr()), ctypes.c_int(max(down, across, 1))
+
+
+@cache
+def _gemm() -> Callable[..., object] | None:
+    """MKL's `cblas_gemm_bf16bf16f32` in torch's library; None: this build has none."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        gemm: Callable[..., object] = library.cblas_gemm_bf16bf16f32
+    except (OSError, AttributeError):
+        return None
+    return gemm

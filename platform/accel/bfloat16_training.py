@@ -1,0 +1,89 @@
+"""Training of a Llama on one CPU rank with `dtype: bfloat16`: the engine, and which models it covers.
+
+Everything but the forward and backward pass is `FSDPEngine`'s: float32 parameters, gradients and Adam.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+
+from rl_platform.accel.bfloat16_layers import Embedding, FinalNorm, HalfLayer, HalfWeights, HeadLogProbs, Layer, Norm
+from rl_platform.algorithms.metrics import Metrics
+from rl_platform.config.schema.models import Optim
+from rl_platform.engines.training.base import Loss, MicroBatches
+from rl_platform.engines.training.fsdp import FSDPEngine, autocast
+from rl_platform.models.forward import TokenPolicy, TokenValues
+from rl_platform.models.language import PLAIN_LOGITS, LanguageModel, Statistic, in_chunks
+from rl_platform.models.packed import Attention
+from rl_platform.records import RolloutBatch
+
+
+def trains_in_bfloat16(model: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the engine covers the model: a plain Llama on a CPU, all of it trained or, as a reference, none of it."""
+    if dtype != torch.bfloat16 or device.type != "cpu" or not isinstance(model, TokenPolicy | TokenValues):
+        return False
+    language = model.model
+    return (
+        language.config.model_type == "llama"
+        and language.config.hidden_act == "silu"
+        and language.pretrained is None
+        and language.logit_transform == PLAIN_LOGITS
+        and len({parameter.requires_grad for parameter in model.parameters()}) == 1
+        and not any(name.endswith("bias") for name, _ in language.backbone.named_parameters())
+        and all(type(module) is nn.Linear for name, module in language.named_modules() if name.endswith("_proj"))
+    )
+
+
+class Bfloat16Engine(FSDPEngine):
+    """`model`: one for which `trains_in_bfloat16` is true, on the only rank."""
+
+    def __init__(self, model: nn.Module, optim: Optim, *, dtype: torch.dtype, **options: Any) -> None:
+        super().__init__(model, optim, dtype=torch.float32, **options)
+        language: Any = model.model
+        self.language = HalfLanguage(language)
+        language.hidden = self.language.hidden
+        if isinstance(model, TokenPolicy):
+            language.log_probs = self.language.log_probs
+
+    def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
+        metrics = super().step(mini_batch, loss, micro_batches)
+        increment_version(self.parameters)  # torch's fused Adam does not, and `HalfWeights` compares versions
+        return metrics
+
+
+class HalfLanguage:
+    """`LanguageModel.hidden` and `LanguageModel.log_probs` with bfloat16 products."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        backbone: Any = model.backbone
+        self.model, self.embedding, self.rotary = model, backbone.embed_tokens.weight, backbone.rotary_emb
+        self.layers = [HalfLayer(layer) for layer in backbone.layers]
+        self.norm, self.head = Norm(backbone.norm), HalfWeights(model.head.weight)
+
+    def hidden(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """tokens, positions [N] -> last hidden states [N,H] float32."""
+        training = torch.is_grad_enabled()
+        states = Embedding.apply(self.embedding, tokens)
+        cos, sin = (table[0].chunk(2, dim=1)[0][:, None] for table in self.rotary(states, positions[None]))
+        for layer in self.layers:
+            states = Layer.apply(states, layer, attention, (cos, sin), training)
+        result: Tensor = FinalNorm.apply(states, self.norm)
+        return result
+
+    def log_probs(
+        self, states: Tensor, targets: Tensor, temperature: float, statistic: Statistic
+    ) -> tuple[Tensor, Tensor | None]:
+        if statistic not in ("none", "entropy"):
+            with autocast(states.device, torch.bfloat16):
+                return LanguageModel.log_probs(self.model, states, targets, temperature, statistic)
+        parts = in_chunks(self._chunk, (states, targets), temperature, statistic == "entropy")
+        log_probs, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
+        return log_probs, entropies if statistic == "entropy" else None
+
+    def _chunk(self, states: Tensor, targets: Tensor, temperature: float, entropy: bool) -> tuple[Tensor, Tensor]:
+        log_probs, entropies = HeadLogProbs.apply(states, targets, self.head, temperature, entropy)
+        return log_probs, entropies
