@@ -104,6 +104,16 @@ def test_two_runs_and_an_episode(browser: Any, tmp_path: Path) -> None:
     assert [text for text in opened.problems if "ERR_" not in text and "media" not in text.lower()] == []
 
 
+def test_a_narrow_page_scrolls_tables_and_pictures_alone(browser: Any, tmp_path: Path) -> None:
+    names = ["a_run_with_a_name", "another_run_with_a_name", "third_run"]
+    runs = [make_run(tmp_path / name, task="embodied", name=name) for name in names]
+    write(collect(runs, tmp_path / "report.html"), tmp_path / "report.html")
+    page = Opened(browser, tmp_path / "report.html").page
+    page.set_viewport_size({"width": 400, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth") == 400
+    assert page.evaluate("document.querySelector('#comparison .scroll').scrollWidth") > 400  # no word is broken
+
+
 def test_a_followed_run_reads_the_file_again(browser: Any, tmp_path: Path) -> None:
     folder, path = make_run(tmp_path / "run"), tmp_path / "report.html"
     write(collect([folder], path), path, follow=1)
