@@ -429,3 +429,11 @@ def test_memory_peak_is_at_least_what_was_used() -> None:
     size = 2**27
     used = bytearray(b"1") * size
     assert memory_peak([]) > len(used)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems report no peak of the program alone")
+def test_memory_peak_leaves_out_the_process_that_started_this_one() -> None:
+    used = bytearray(b"1") * 2**29
+    code = "from rl_platform.runtime.peak_memory import memory_peak; print(memory_peak([]))"
+    peak = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert int(peak) < len(used)
