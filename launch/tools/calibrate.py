@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 
 OPTION = "--plan=calibrate"
 WIDTHS, ROWS, TYPES = (64, 256, 1024), (1, 16, 256, 2048), ("float32", "bfloat16")
-LEAST_S, MOST_S = 0.03, 0.3  # seconds of one round, which repeats short calls; seconds of all rounds
+LEAST_S, MOST_S = 0.002, 0.3  # seconds of one round, which repeats short calls; seconds of all rounds
+EPISODES_S = 0.03  # seconds of one round of an environment, which has to begin new episodes in it
 BATCHES, DECODED = (1, 8, 32), 32
 STREAM_BYTES, FILE_BYTES = 2**28, 2**26
 EXCHANGED = (2**12, 2**20, 2**24)  # bytes of an all-reduce
@@ -124,8 +125,11 @@ def _not_written(file: Path, error: OSError) -> Problem:
     return Problem(OPTION, message, value=str(file), hint="RL_PLATFORM_CACHE names another folder")
 
 
-def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Returns the seconds of one call: of the shortest of at most three rounds, after a warm-up call."""
+def _seconds(work: Callable[[], object], device: torch.device, least: float = LEAST_S) -> float:
+    """Returns the seconds of one call: of the shortest round of at least `least` seconds, after a warm-up call.
+
+    Other processes disturb the shortest of many short rounds the least.
+    """
 
     def round_of(calls: int) -> float:
         began = time.perf_counter()
@@ -136,8 +140,8 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
         return (time.perf_counter() - began) / calls
 
     first, began = round_of(1), time.perf_counter()
-    calls, rounds = max(1, round(LEAST_S / max(first, 1e-7))), []
-    while not rounds or (len(rounds) < 3 and time.perf_counter() - began < MOST_S):
+    calls, rounds = max(1, round(least / max(first, 1e-7))), []
+    while not rounds or time.perf_counter() - began < MOST_S:
         rounds.append(round_of(calls))
     return min(rounds)
 
@@ -308,7 +312,7 @@ def _environment(config: Config) -> dict[str, float]:
             actions = random.uniform(-1, 1, shape).astype(np.float32)
         else:
             actions = np.zeros(shape, np.int64)
-        seconds = {"step": _seconds(lambda: envs.step(actions), cpu) / count * max(1, env.num_workers)}
+        seconds = {"step": _seconds(lambda: envs.step(actions), cpu, EPISODES_S) / count * max(1, env.num_workers)}
         policy = embodied_policy(config, spaces, seed=0)
         if type(policy) is ActorCriticPolicy:  # other policies read more than observations
             inference = PolicyInference(policy, cpu, 0, None)

@@ -1,0 +1,282 @@
+"""Error of `--plan`: predicted beside measured seconds of a step and its phases, and peak memory.
+
+    python benchmarks/plan_accuracy.py                      # all cases; writes docs/results/plan_accuracy.md
+    python benchmarks/plan_accuracy.py --only tiny cartpole --output /tmp/page.md
+
+Every case is predicted three times before it runs:
+
+* data sheet: nothing is measured.
+* machine: with the measurement of `--plan=calibrate`.
+* run: with that measurement and `--calibrate` of another case, the base of its family. A base itself is not counted.
+
+A case is a process of its own; the first of its steps is a warm-up, the others give medians. Runs and measurements stay
+in `--runs`: a finished run is not repeated. The layouts of one config are also ranked: the predicted best one is
+compared with the measured best one. Not covered: GPUs, several machines, hosted engines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from _common import machine
+
+from rl_platform.errors import ConfigError
+from rl_platform.launch.command import load, plan
+from rl_platform.metrics import read_metrics
+from rl_platform.planner.calibration import read_measured
+
+ROOT = Path(__file__).parents[1]
+CODE = "from rl_platform.launch.cli import main; main()"
+QUIET = ("runner.trace_steps=0", "runner.logger_backends=[]", "runner.val_check_interval=0", "runner.save_interval=0")
+GIB = 2**30
+BASES = ("data sheet", "machine", "run")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A config with overrides. base: the case whose run calibrates it; empty for the base of a family."""
+
+    config: str
+    base: str = ""
+    overrides: tuple[str, ...] = ()
+    steps: int = 12
+
+
+def workers(count: int, placement: str) -> tuple[str, ...]:
+    return f"cluster.devices_per_node={count}", f"cluster.component_placement={{{placement}}}"
+
+
+TINY, ROBOT = "reasoning/ppo_tiny.yaml", "embodied/ppo.yaml"
+SIZES = "hidden_size: 384, num_layers: 6, num_heads: 6, intermediate_size: 1536, max_positions: 192"
+LONG = (f"actor.model.random_init={{{SIZES}}}", "data.max_response_length=64")
+DEEP = "actor.model.random_init.num_layers=12"
+ROBOT_FEW = ("env.evaluation.video=false",)
+LAYOUTS = {
+    "one process": (),
+    "all on two workers": workers(2, "'actor,critic,rollout,reward': all"),
+    "rollout apart": workers(2, "'actor,critic,reward': 0, rollout: 1"),
+    "critic apart": workers(2, "'actor,rollout,reward': 0, critic: 1"),
+    "actor apart": workers(2, "'critic,rollout,reward': 0, actor: 1"),
+    "learners on both, rollout on one": workers(2, "'actor,critic': 0-1, 'rollout,reward': 1"),
+}
+CASES = {
+    "tiny": Case(TINY, steps=40),
+    "tiny, 4 x the prompts": Case(TINY, "tiny", ("data.train_batch_size=512", "data.mini_batch_size=256"), 20),
+    "tiny, small mini-batches": Case(TINY, "tiny", ("data.mini_batch_size=16",), 20),
+    "tiny, two epochs": Case(TINY, "tiny", ("algorithm.ppo_epochs=2",), 20),
+    "large": Case(TINY, "", LONG, 8),
+    "large, half of the prompts": Case(TINY, "large", (*LONG, "data.train_batch_size=64"), 8),
+    "large, short responses": Case(TINY, "large", (*LONG, "data.max_response_length=16"), 8),
+    "large, deeper": Case(TINY, "large", (*LONG, DEEP), 6),
+    "large, 4 samples of a prompt": Case(
+        TINY,
+        "large",
+        (*LONG, "algorithm.adv_type=grpo", "algorithm.group_size=4", "data.train_batch_size=32", "~critic"),
+        8,
+    ),
+    **{
+        f"large, {name}": Case(TINY, "large", (*LONG, *overrides), 8)
+        for name, overrides in LAYOUTS.items()
+        if overrides
+    },
+    "robot": Case(ROBOT, "", ROBOT_FEW, 12),
+    "robot, 64 environments": Case(ROBOT, "robot", (*ROBOT_FEW, "env.num_envs=64"), 12),
+    "robot, wide policy": Case(ROBOT, "robot", (*ROBOT_FEW, "actor.model.hidden_sizes=[256, 256]"), 6),
+    "robot, long rollouts": Case(ROBOT, "robot", (*ROBOT_FEW, "env.rollout_steps=256"), 6),
+    "robot, Walker2d": Case(ROBOT, "robot", (*ROBOT_FEW, "env.id=Walker2d-v5"), 10),
+    "cartpole": Case("embodied/cartpole.yaml", "robot", (), 12),
+}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds of a step and its phases, and bytes of the fullest device."""
+
+    step: float
+    phases: dict[str, float]
+    memory: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """A case: the median of its steps, of their phases, its peak memory, and the predictions by basis."""
+
+    name: str
+    step: float
+    phases: dict[str, float]
+    memory: float
+    predicted: dict[str, Prediction]
+
+
+@contextlib.contextmanager
+def cache(folder: Path) -> Iterator[None]:
+    """Machine measurements are read from and written to this folder."""
+    before = os.environ.get("RL_PLATFORM_CACHE")
+    os.environ["RL_PLATFORM_CACHE"] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["RL_PLATFORM_CACHE"]
+        else:
+            os.environ["RL_PLATFORM_CACHE"] = before
+
+
+def settings_of(case: Case) -> list[str]:
+    return [*QUIET, *case.overrides, f"runner.max_steps={case.steps}"]
+
+
+def predict(case: Case, calibrate: Path | None = None) -> Prediction:
+    planned = load(str(ROOT / "configs" / case.config), settings_of(case))
+    report: dict[str, Any] = json.loads(plan("json", *planned, calibrate=None if calibrate is None else str(calibrate)))
+    phases = {one["phase"]: one["seconds"] for one in report["step"]["phases"] if not one["note"]}
+    peak = max(device["memory_bytes"]["peak"] for device in report["devices"])
+    return Prediction(report["step"]["seconds"], phases, peak)
+
+
+def run(case: Case, folder: Path) -> None:
+    """Runs the case once. Raises SystemExit if the run fails or `folder` has a run of other settings."""
+    made, settings = folder / "made.json", [case.config, *settings_of(case)]
+    if made.exists():
+        if json.loads(made.read_text(encoding="utf-8")) != settings:
+            raise SystemExit(f"{folder} has a run of other settings: remove it, or choose another folder with --runs")
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    config = str(ROOT / "configs" / case.config)
+    command = [sys.executable, "-c", CODE, config, *settings[1:], f"runner.output_dir={folder}"]
+    ended = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+    if ended.returncode:
+        raise SystemExit(f"{folder}: the run ended with exit code {ended.returncode}")
+    made.write_text(json.dumps(settings), encoding="utf-8")
+
+
+def result_of(name: str, case: Case, runs: Path) -> Result:
+    """Predicts the case, runs it, and reads what it took."""
+    with cache(runs / "no measurements"):
+        predicted = {"data sheet": predict(case)}
+    with cache(runs / "measurements"):
+        plan("calibrate", *load(str(ROOT / "configs" / case.config), settings_of(case)))
+        predicted["machine"] = predict(case)
+        if case.base:
+            predicted["run"] = predict(case, folder_of(case.base, runs))
+    folder = folder_of(name, runs)
+    run(case, folder)
+    measured = read_measured(folder)
+    peak = max(row.get("perf/memory_peak", 0.0) for row in read_metrics(folder)) * GIB
+    return Result(name, measured.seconds["step"], dict(measured.seconds), peak, predicted)
+
+
+def folder_of(name: str, runs: Path) -> Path:
+    return runs / "".join(letter if letter.isalnum() else "_" for letter in name)
+
+
+def error(predicted: float, measured: float) -> float:
+    """Of the prediction, as a share of the measured value; negative if it is too low."""
+    return predicted / measured - 1
+
+
+def errors_of(results: Sequence[Result], basis: str, value: Callable[[Prediction | Result], float]) -> list[float]:
+    return [error(value(one.predicted[basis]), value(one)) for one in results if basis in one.predicted]
+
+
+def step_table(results: Sequence[Result]) -> Iterator[str]:
+    yield "| case | measured s | " + " | ".join(BASES) + " | peak GiB | predicted |"
+    yield "|---|---|" + "---|" * (len(BASES) + 2)
+    for one in results:
+        errors = [f"{error(one.predicted[b].step, one.step):+.0%}" if b in one.predicted else "" for b in BASES]
+        memory = f"{one.memory / GIB:.2f} | {error(one.predicted['machine'].memory, one.memory):+.0%}"
+        yield f"| {one.name} | {one.step:.3g} | {' | '.join(errors)} | {memory} |"
+
+
+def summary_table(results: Sequence[Result]) -> Iterator[str]:
+    yield "| error of | basis | mean of absolute errors | worst |"
+    yield "|---|---|---|---|"
+    for basis in BASES:
+        for what, value in (("a step", lambda one: one.step), ("memory", lambda one: one.memory)):
+            found = errors_of(results, basis, value)
+            if found and (what == "a step" or basis == "machine"):
+                mean, worst = statistics.mean(map(abs, found)), max(found, key=abs)
+                yield f"| {what} | {basis} | {mean:.0%} | {worst:+.0%} |"
+
+
+def phase_table(results: Sequence[Result]) -> Iterator[str]:
+    yield "| case | phase | measured s | " + " | ".join(BASES) + " |"
+    yield "|---|---|---|" + "---|" * len(BASES)
+    for one in results:
+        for phase in one.predicted["machine"].phases:
+            if seconds := one.phases.get(phase):
+                cells = (f"{p.phases[phase]:.3g}" if (p := one.predicted.get(b)) else "" for b in BASES)
+                yield f"| {one.name} | {phase} | {seconds:.3g} | {' | '.join(cells)} |"
+
+
+def ranking(results: Sequence[Result]) -> Iterator[str]:
+    layouts = [one for one in results if one.name == "large" or one.name.removeprefix("large, ") in LAYOUTS]
+    if len(layouts) < 2:
+        return
+    best = min(layouts, key=lambda one: one.step)
+    yield "| basis | chosen layout | its measured s | the measured best | slower by |"
+    yield "|---|---|---|---|---|"
+    for basis in BASES:
+        known = [one for one in layouts if basis in one.predicted or (basis == "run" and one.name == "large")]
+        chosen = min(known, key=lambda one: one.predicted[basis].step if basis in one.predicted else one.step)
+        slower = f"{chosen.step / best.step - 1:.0%}"
+        yield f"| {basis} | {chosen.name} | {chosen.step:.3g} | {best.name}, {best.step:.3g} | {slower} |"
+
+
+def page(results: Sequence[Result]) -> str:
+    where = machine(["torch"])
+    made = f"Made with `python benchmarks/plan_accuracy.py`, {where['cpu']}, {where['cores']} cores, torch "
+    made += f"{where['versions']['torch']}, {datetime.now(UTC).date().isoformat()}."
+    lines = ["# Error of the plan", "", made, ""]
+    lines += ["Predictions by [--plan](../placement.md#calibrate-the-plan) beside medians of real runs.", ""]
+    lines += [
+        "| basis | measured before the prediction |",
+        "|---|---|",
+        "| data sheet | nothing |",
+        "| machine | this machine, by `--plan=calibrate` |",
+        "| run | also a run of the first case of the family, by `--calibrate` |",
+        "",
+    ]
+    for title, rows in (
+        ("Summary", summary_table(results)),
+        ("Steps and memory", step_table(results)),
+        ("Ranking of layouts", ranking(results)),
+        ("Phases", phase_table(results)),
+    ):
+        lines += [f"## {title}", "", *rows, ""]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="CASE", choices=CASES, help="cases; their bases run as well")
+    parser.add_argument("--runs", type=Path, default=Path("runs/plan_accuracy"), help="folder of the runs")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs/results/plan_accuracy.md")
+    given = parser.parse_args()
+    wanted = given.only or [*CASES]
+    wanted = [name for name in CASES if name in wanted or any(CASES[one].base == name for one in wanted)]
+    results = []
+    for name in wanted:
+        try:
+            results.append(result_of(name, CASES[name], given.runs))
+        except ConfigError as problem:
+            raise SystemExit(f"{name}: {problem}") from None
+        print(f"{name}: {results[-1].step:.3g} s", flush=True)
+    given.output.write_text(page(results), encoding="utf-8")
+    print(page(results))
+
+
+if __name__ == "__main__":
+    main()
