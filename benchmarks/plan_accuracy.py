@@ -62,6 +62,7 @@ TINY, ROBOT = "reasoning/ppo_tiny.yaml", "embodied/ppo.yaml"
 SIZES = "hidden_size: 384, num_layers: 6, num_heads: 6, intermediate_size: 1536, max_positions: 192"
 LONG = (f"actor.model.random_init={{{SIZES}}}", "data.max_response_length=64")
 DEEP = "actor.model.random_init.num_layers=12"
+ONE_MODEL = ("critic.use_critic_model=false", "cluster.component_placement={'actor,rollout,reward': all}")
 ROBOT_FEW = ("env.evaluation.video=false",)
 LAYOUTS = {
     "one process": (),
@@ -83,7 +84,7 @@ CASES = {
     "large, 4 samples of a prompt": Case(
         TINY,
         "large",
-        (*LONG, "algorithm.adv_type=grpo", "algorithm.group_size=4", "data.train_batch_size=32", "~critic"),
+        (*LONG, "algorithm.adv_type=grpo", "algorithm.group_size=4", "data.train_batch_size=32", *ONE_MODEL),
         8,
     ),
     **{

@@ -296,3 +296,33 @@ def test_pages_are_made_of_runs_that_are_made_once(tmp_path: Path) -> None:
     other = run(*pages, "--seeds", "3", "--set", "algorithm.gamma=0.9", folder=tmp_path)
     assert other.returncode != 0
     assert "holds a run of other settings" in other.stderr
+
+
+@pytest.fixture
+def accuracy(script: Callable[[Path], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(FOLDER)
+    return script(FOLDER / "plan_accuracy.py")
+
+
+def test_every_case_of_the_plans_accuracy_is_planned(accuracy: ModuleType, tmp_path: Path) -> None:
+    with accuracy.cache(tmp_path):
+        predicted = {name: accuracy.predict(case) for name, case in accuracy.CASES.items()}
+    assert all(one.step > 0 and one.memory > 0 and len(one.phases) >= 3 for one in predicted.values())
+    assert {case.base for case in accuracy.CASES.values()} - {""} <= accuracy.CASES.keys()
+
+
+def test_the_page_about_the_plans_accuracy_has_the_errors(accuracy: ModuleType) -> None:
+    def result(name: str, step: float, sheet: float, machine: float, run: float | None = None) -> object:
+        predicted = {"data sheet": sheet, "machine": machine} | ({} if run is None else {"run": run})
+        made = {basis: accuracy.Prediction(seconds, {"generate": 1.0}, 2**30) for basis, seconds in predicted.items()}
+        return accuracy.Result(name, step, {"generate": 0.5}, 2**31, made)
+
+    page = accuracy.page([result("large", 2.0, 3.0, 2.4), result("large, critic apart", 1.0, 4.0, 0.9, 1.1)])
+    assert "| a step | data sheet | 175% | +300% |" in page
+    assert "| a step | machine | 15% | +20% |" in page
+    assert "| a step | run | 10% | +10% |" in page
+    assert "| memory | machine | 50% | -50% |" in page
+    assert "| large | 2 | +50% | +20% |  | 2.00 | -50% |" in page
+    assert "| data sheet | large | 2 | large, critic apart, 1 | 100% |" in page
+    assert "| machine | large, critic apart | 1 | large, critic apart, 1 | 0% |" in page
+    assert "| large, critic apart | generate | 0.5 | 1 | 1 | 1 |" in page
