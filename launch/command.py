@@ -41,6 +41,7 @@ class Arguments:
     print_config: bool
     plan: PlanForm | None
     calibrate: str | None
+    write: str | None
     slurm: SlurmOptions | None
     submit: bool
     check: bool
@@ -57,6 +58,7 @@ def parse(
     print_config: options.PrintConfig = False,
     plan: options.Plan = None,
     calibrate: options.Calibrate = None,
+    write: options.Write = None,
     check: options.Check = False,
     rehearse: options.Rehearse = False,
     rehearse_in: options.RehearseIn = None,
@@ -82,6 +84,7 @@ def parse(
     others = print_config or plan is not None or check or slurm or kuberay
     refusals = {  # the first that holds is printed
         "--calibrate belongs to --plan or --plan=search": calibrate is not None and plan in (None, "calibrate"),
+        "--write belongs to --plan=search": write is not None and plan != "search",
         "--sbatch, --setup and --submit belong to --slurm": (sbatch or setup or submit) and not slurm,
         "--image, --claim and --limit belong to --kuberay": (image is not None or claim is not None or limit)
         and not kuberay,
@@ -101,6 +104,7 @@ def parse(
         print_config,
         plan,
         calibrate,
+        write,
         batch,
         submit,
         check,
@@ -131,7 +135,9 @@ def launch(arguments: Arguments) -> None:
 
 
 def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> None:
-    if arguments.plan is not None:
+    if arguments.plan == "search":
+        print(search(arguments, loaded, placement, inventory), end="")
+    elif arguments.plan is not None:
         print(plan(arguments.plan, loaded, placement, inventory, arguments.calibrate), end="")
     if arguments.slurm is not None:
         from rl_platform.launch.jobs.slurm import sbatch_script, submit, write_script
@@ -170,10 +176,8 @@ def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement,
 def plan(
     form: PlanForm, loaded: LoadedConfig, placement: Placement, inventory: Inventory, calibrate: str | None = None
 ) -> str:
-    """Returns the text of `--plan`.
-
-    Raises ConfigError for models that cannot be sharded as configured; a search proposes other ranks.
-    """
+    """Returns the text of `--plan`, but for that of a search. Raises ConfigError for models that cannot be sharded as
+    configured."""
     if form == "calibrate":
         with required("rl_platform.launch.tools", "--plan=calibrate"):
             from rl_platform.launch.tools.calibrate import calibrate as measure  # loads torch
@@ -182,11 +186,38 @@ def plan(
     with required("rl_platform.planner", "--plan"):
         from rl_platform.planner.plan_text import plan_text
 
-    if form != "search":
-        from rl_platform.launch.sharding import check_shards
+    from rl_platform.launch.sharding import check_shards
 
-        check_shards(loaded.config, placement)
+    check_shards(loaded.config, placement)
     return plan_text(form, (loaded, placement, inventory), calibrate, load)
+
+
+def search(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> str:
+    """Returns the text of `--plan=search`; writes the config with the best candidate to the file of `--write`.
+
+    Raises ConfigError if no candidate can run, or if the file exists or cannot be written.
+    """
+    with required("rl_platform.planner", "--plan"):
+        from rl_platform.planner.plan_text import plan_search
+        from rl_platform.planner.search import Candidate
+    from rl_platform.launch.sharding import check_shards
+
+    def changed(candidate: Candidate) -> LoadedConfig:
+        proposed, placed, _ = load(arguments.config, [*arguments.overrides, *candidate.overrides])
+        check_shards(proposed.config, placed)
+        return proposed
+
+    text, best = plan_search((loaded, placement, inventory), arguments.calibrate, load, changed)
+    if arguments.write is None:
+        return text
+    try:
+        with open(arguments.write, "x", encoding="utf-8") as file:
+            file.write(changed(best).resolved_yaml())
+    except OSError as error:
+        hint = "the name of a file that does not exist yet" if isinstance(error, FileExistsError) else ""
+        reason = f"cannot be written: {error.strerror or error}"
+        raise ConfigError([Problem("--write", reason, value=arguments.write, hint=hint)]) from error
+    return f"{text}\n{arguments.write} has the config with the first\n"
 
 
 def evaluate_run(name: str, overrides: Sequence[str]) -> None:

@@ -36,6 +36,10 @@ Calibrate = Annotated[
         help="With --plan: use the lengths and times in this run's folder or metrics.jsonl.",
     ),
 ]
+Write = Annotated[
+    str | None,
+    typer.Option("--write", metavar="FILE", help="With --plan=search: write the config with the best placement to it."),
+]
 Check = Annotated[
     bool, typer.Option("--check", help="Try on small random numbers that batch layout changes no result, and stop.")
 ]

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from rl_platform.planner.rates import Measured, Rates
 
 OPTION = "--plan=calibrate"
-WIDTHS, ROWS, TYPES = (64, 256, 1024), (1, 16, 256, 2048), ("float32", "bfloat16")
+WIDTHS, ROWS, TYPES = (64, 128, 256, 512, 1024), (1, 16, 256, 2048), ("float32", "bfloat16")
 LEAST_S, MOST_S = 0.002, 0.3  # seconds of one round, which repeats short calls; seconds of all rounds
 EPISODES_S = 0.03  # seconds of one round of an environment, which has to begin new episodes in it
 BATCHES, DECODED = (1, 8, 32), 32

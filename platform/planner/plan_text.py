@@ -1,4 +1,4 @@
-"""The output of `--plan`: the report as text, JSON or SVG, or a search for better placements."""
+"""The output of `--plan`: the report as text, JSON or SVG; and of `--plan=search`: better placements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rl_platform.planner.cost import Basis
 from rl_platform.planner.report import plan_report
 from rl_platform.planner.report_json import report_json
 from rl_platform.planner.report_text import report_text
-from rl_platform.planner.search import search, search_text
+from rl_platform.planner.search import Candidate, search, search_text
 from rl_platform.planner.svg import report_svg
 
 Planned = tuple[LoadedConfig, Placement, Inventory]
@@ -27,21 +27,36 @@ _DRAW = {"text": report_text, "json": report_json, "svg": report_svg}
 
 
 def plan_text(form: str, planned: Planned, calibrate: str | None, load: Load) -> str:
-    """Returns the text of a form: text, json, svg or search.
+    """Returns the text of a form: text, json or svg.
 
     `calibrate` is the folder of an earlier run, or its metrics.jsonl; `load` reads that run's config. Raises
     ConfigError if the file cannot be read or was measured on another kind of device.
     """
     loaded, placement, inventory = planned
-    config = loaded.config
+    basis, _ = _basis(loaded.config, inventory, calibrate, load)
+    return _DRAW[form](plan_report(loaded.config, placement, inventory, basis))
+
+
+def plan_search(
+    planned: Planned, calibrate: str | None, load: Load, check: Callable[[Candidate], object]
+) -> tuple[str, Candidate]:
+    """Returns the text of a search and its best candidate.
+
+    `check` raises ConfigError for a candidate that cannot run; such a candidate is left out. Raises ConfigError as
+    `plan_text` and `search` do, and that of `check` if no candidate is left.
+    """
+    loaded, placement, inventory = planned
+    basis, source = _basis(loaded.config, inventory, calibrate, load)
+    report = plan_report(loaded.config, placement, inventory, basis)
+    result = search(loaded.config, inventory, basis).checked(check)
+    return search_text(result, inventory, report.spans, source, report.source), result.candidates[0]
+
+
+def _basis(config: Config, inventory: Inventory, calibrate: str | None, load: Load) -> tuple[Basis, str]:
+    """Returns the basis, and the source of its corrections in words."""
     if calibrate is None:
-        basis, source = stored_basis(config, inventory), ""
-    else:
-        basis, source = _of_run(Path(calibrate), config, inventory, load)
-    report = plan_report(config, placement, inventory, basis)
-    if form == "search":
-        return search_text(search(config, inventory, basis), inventory, report.spans, source, report.source)
-    return _DRAW[form](report)
+        return stored_basis(config, inventory), ""
+    return _of_run(Path(calibrate), config, inventory, load)
 
 
 def _of_run(given: Path, config: Config, inventory: Inventory, load: Load) -> tuple[Basis, str]:

@@ -99,10 +99,11 @@ class Rates:
     source: str = ""
 
     def flops(self, dtype: str, rows: float, width: int) -> float:
-        """Returns the FLOP/s of a pass with `rows` rows through matrices of the measured width nearest to `width`."""
+        """Returns the FLOP/s of a pass with `rows` rows through matrices of this width, interpolated between the
+        measured widths and numbers of rows."""
         widths = self.matrix[dtype if dtype in self.matrix else "float32"]
-        points = widths[min(widths, key=lambda known: abs(math.log(known / max(width, 1))))]
-        return self.passes * _between(points, max(rows, 1.0))
+        points = [(known, _between(points, max(rows, 1.0))) for known, points in sorted(widths.items())]
+        return self.passes * _between(points, max(width, 1.0))
 
 
 def matrix_of(tree: Measured, share: float = 1.0) -> dict[str, dict[int, Points]]:
@@ -113,11 +114,11 @@ def matrix_of(tree: Measured, share: float = 1.0) -> dict[str, dict[int, Points]
     }
 
 
-def _between(points: Points, rows: float) -> float:
-    """Returns the value at `rows`, interpolated linearly over the logarithm of rows."""
+def _between(points: Points, at: float) -> float:
+    """Returns the value at `at` of ascending points: linear in the logarithm, and constant beyond both ends."""
     for (fewer, low), (more, high) in itertools.pairwise(points):
-        if rows <= more:
-            share = math.log(max(rows, fewer) / fewer) / math.log(more / fewer)
+        if at <= more:
+            share = math.log(max(at, fewer) / fewer) / math.log(more / fewer)
             return low + share * (high - low)
     return points[-1][1]
 

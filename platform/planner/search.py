@@ -1,21 +1,27 @@
 """Proposes placements for a config and a cluster: those that share or split its devices in the usual ways and fit into
 memory, ranked by the predicted time of a step.
 
-The ranking is an estimate. Every component gets one rank per device, but a rank of the rollout has as many as in the
-config. Splits into sizes 1, 2, 3, 4, 6, 8, 12 ... devices are tried, also with idle devices: a small model trains
-faster on fewer. A placement whose plan would warn of nearly full memory does not fit.
+The ranking is an estimate. Every component gets one rank per device; only rollout ranks of a hosted engine may have
+several. Splits into sizes 1, 2, 3, 4, 6, 8, 12 ... devices are tried, also with idle devices: a small model trains
+faster on fewer. Layouts of the models and micro-batches are searched as well (`variants`). A placement whose plan would
+warn of nearly full memory does not fit.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import yaml
 
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.chains import streaming_chains
-from rl_platform.placement.component_shapes import shapes
+from rl_platform.placement.component_shapes import Shape, shapes
 from rl_platform.placement.hardware import GIB, Device, device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import LEARNERS, layout_of_split
@@ -25,20 +31,27 @@ from rl_platform.placement.plan import number_ranges
 from rl_platform.placement.scheduler import schedule
 from rl_platform.planner.cost import Basis, CostModel, swaps, waves
 from rl_platform.planner.step_timeline import Span, duration, step_seconds, timeline
+from rl_platform.planner.variants import Changes, Variant, layouts, micro_batches
 
 MANY = 64  # from this number of devices on only powers of two are tried
+COARSE = 16  # splits of the first pass give a group at least one device in so many
+FOLLOWED = 3  # layouts besides the config's that are tried on all splits
 FEWEST = 256  # then also, each of three groups gets at least one device in so many (of four: in MANY)
 Keys = tuple[tuple[tuple[str, ...], range], ...]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A placement, its predicted step, and the bytes of its fullest device. rollout_devices: of a rollout rank."""
+    """A placement, its predicted step, and the bytes of its fullest device.
+
+    rollout_devices: of a rollout rank. changes: other keys of the config that it changes.
+    """
 
     keys: Keys
     spans: tuple[Span, ...]
     peak: int
     rollout_devices: int = 1
+    changes: Changes = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -62,9 +75,16 @@ class Candidate:
         return value
 
     @property
-    def order(self) -> tuple[float, int, int, str]:
+    def order(self) -> tuple[float, int, int, int, str]:
         """The sort key: faster, then fewer devices, then simpler."""
-        return (self.seconds, self.devices, len(self.keys), str(self.component_placement))
+        simpler = len(self.changes), len(self.keys), f"{self.component_placement} {self.changes}"
+        return (self.seconds, self.devices, *simpler)
+
+    @property
+    def overrides(self) -> list[str]:
+        """The candidate as overrides of the config."""
+        placement = f"cluster.component_placement={json.dumps(self.component_placement)}"
+        return [placement, *(f"{key}={json.dumps(value)}" for key, value in self.changes.items())]
 
 
 @dataclass(frozen=True)
@@ -77,6 +97,87 @@ class SearchResult:
     device: Device
     available: int
 
+    @property
+    def best_of_groupings(self) -> list[Candidate]:
+        """The best candidate of each grouping of components, best first."""
+        best = {tuple(names for names, _ in candidate.keys): candidate for candidate in reversed(self.candidates)}
+        return sorted(best.values(), key=lambda candidate: candidate.order)
+
+    def checked(self, check: Callable[[Candidate], object]) -> SearchResult:
+        """Returns the result without the candidates for which `check` raises ConfigError, as far as they are the best
+        of a grouping. Raises the last error if none is left."""
+        left, passed = self, set[int]()
+        while True:
+            refused = set[int]()
+            for candidate in left.best_of_groupings:
+                if id(candidate) in passed:
+                    continue
+                try:
+                    check(candidate)
+                    passed.add(id(candidate))
+                except ConfigError as error:
+                    refused.add(id(candidate))
+                    last = error
+            if not refused:
+                return left
+            candidates = tuple(candidate for candidate in left.candidates if id(candidate) not in refused)
+            if not candidates:
+                raise last
+            left = replace(left, candidates=candidates)
+
+
+class Search:
+    """All candidates of one config on the devices of `inventory`; see `search`."""
+
+    def __init__(self, config: Config, shapes: Mapping[str, Shape], inventory: Inventory, basis: Basis | None) -> None:
+        self.config, self.shapes, self.basis = config, shapes, basis
+        self.device, self.per_node = device_of(inventory), max(node.accelerators for node in inventory.nodes)
+        self.available = inventory.accelerators or len(inventory.nodes)
+        self.rollout_devices = max(1, schedule(config.cluster, inventory).layout.parts["rollout"].per_rank)
+        self.capacity = None if self.device.memory is None else NEARLY_FULL * self.device.memory
+        self.tried: dict[str, Candidate] = {}
+
+    def run(self) -> SearchResult:
+        """Tries every layout of the models on few splits, then the best ones on all and with other micro-batches."""
+        configured, *others = layouts(self.config, self.shapes, self.per_node, self.rollout_devices)
+        best = {number: self._try(variant, coarse=True) for number, variant in enumerate(others)}
+        ranked = sorted((seconds, number) for number, seconds in best.items() if seconds < math.inf)
+        for variant in (configured, *(others[number] for _, number in ranked[:FOLLOWED])):
+            self._try(variant, coarse=False)
+            for other in micro_batches(variant):
+                self._try(other, coarse=True)
+        fitting = sorted(filter(self._fits, self.tried.values()), key=lambda candidate: candidate.order)
+        peaks = [candidate.peak for candidate in self.tried.values() if not self._fits(candidate)]
+        return SearchResult(tuple(fitting), len(peaks), min(peaks, default=0), self.device, self.available)
+
+    def _fits(self, candidate: Candidate) -> bool:
+        return self.capacity is None or candidate.peak <= self.capacity
+
+    def _try(self, variant: Variant, *, coarse: bool) -> float:
+        """Adds the candidates of a variant; returns the seconds of its best that fits."""
+        model = CostModel(variant.config, self.shapes, self.device, self.basis)
+        best = math.inf
+        for keys in _splits(_groupings(self.config), self.available, coarse=coarse):
+            if _hold_whole_copies(variant.config, keys, variant.rollout_devices):
+                identity = f"{keys} {variant.rollout_devices} {variant.changes}"
+                if identity not in self.tried:
+                    self.tried[identity] = self._candidate(variant, model, keys)
+                if self._fits(candidate := self.tried[identity]):
+                    best = min(best, candidate.seconds)
+        return best
+
+    def _candidate(self, variant: Variant, model: CostModel, keys: Keys) -> Candidate:
+        config, wide = variant.config, variant.rollout_devices
+        layout = layout_of_split(keys, self.per_node, wide)
+        memory = MemoryModel(config, self.shapes, layout, on_gpu=self.per_node > 0)
+        crowds = [tuple((name, 1 / wide if name == "rollout" else 1.0, 1) for name in names) for names, _ in keys]
+        order = resolved_order(config, memory, crowds, self.device)
+        streams = {name for chain in streaming_chains(config, layout, order.leaving) for name in chain}
+        moves, full_kl = swaps(order, memory, model.rates), config.algorithm.full_kl_in_reward
+        spans = timeline(model.phases(layout), layout, streams, waves(config, layout), moves, full_kl)
+        peak = max(memory.usage(crowd, order).peak for crowd in crowds)
+        return Candidate(keys, spans, peak, wide, variant.changes)
+
 
 def search(config: Config, inventory: Inventory, basis: Basis | None = None) -> SearchResult:
     """Returns all candidates on the devices of `inventory`. Raises ConfigError for an unknown model or if none fits."""
@@ -84,41 +185,19 @@ def search(config: Config, inventory: Inventory, basis: Basis | None = None) -> 
     if unknown:
         problems = [Problem(f"{name}.model", f"nothing can be predicted: {why}") for name, why in unknown.items()]
         raise ConfigError([problem for problem in problems if problem.key != "rollout.model"])
-    device, per_node = device_of(inventory), max(node.accelerators for node in inventory.nodes)
-    model = CostModel(config, known_shapes, device, basis)
-    available = inventory.accelerators or len(inventory.nodes)
-    wide = max(1, schedule(config.cluster, inventory).layout.parts["rollout"].per_rank)
-    capacity = None if device.memory is None else NEARLY_FULL * device.memory
-    fitting: list[Candidate] = []
-    peaks: list[int] = []
-    for keys in _splits(_groupings(config), available):
-        if not _hold_whole_copies(config, keys, wide):
-            continue
-        layout = layout_of_split(keys, per_node, wide)
-        memory = MemoryModel(config, known_shapes, layout, on_gpu=per_node > 0)
-        shares = {"rollout": 1 / wide}
-        crowds = [tuple((name, shares.get(name, 1.0), 1) for name in names) for names, _ in keys]
-        order = resolved_order(config, memory, crowds, device)
-        peak = max(memory.usage(crowd, order).peak for crowd in crowds)
-        if capacity is not None and peak > capacity:
-            peaks.append(peak)
-        else:
-            streams = {name for chain in streaming_chains(config, layout, order.leaving) for name in chain}
-            moves = swaps(order, memory, model.rates)
-            full_kl = config.algorithm.full_kl_in_reward
-            spans = timeline(model.phases(layout), layout, streams, waves(config, layout), moves, full_kl)
-            fitting.append(Candidate(keys, spans, peak, wide))
-    if not fitting and not peaks:
-        message = f"on {available} devices no placement gives the models ranks that their layouts divide"
+    result = Search(config, known_shapes, inventory, basis).run()
+    if not result.candidates and not result.too_large:
+        message = f"on {result.available} devices no placement gives the models ranks that their layouts divide"
         raise ConfigError([Problem("cluster.component_placement", message, hint="smaller actor.parallel sizes")])
-    if not fitting:
-        room = (capacity or 0) / GIB
-        needed = f"{min(peaks) / GIB:.1f} GiB on its fullest device, {NEARLY_FULL:.0%} of {device.kind} is {room:.1f}"
-        message = f"none of {len(peaks)} placements fits into memory: the leanest needs {needed}"
+    if not result.candidates:
+        room = NEARLY_FULL * (result.device.memory or 0) / GIB
+        needed = (
+            f"{result.smallest_peak / GIB:.1f} GiB on its fullest device, {NEARLY_FULL:.0%} of {result.device.kind}"
+        )
+        message = f"none of {result.too_large} placements fits into memory: the leanest needs {needed} is {room:.1f}"
         hint = "more GPUs, smaller micro-batches (actor.micro_batch_size), or fewer rollout.max_running_requests"
         raise ConfigError([Problem("cluster.component_placement", message, hint=hint)])
-    ranked = tuple(sorted(fitting, key=lambda candidate: candidate.order))
-    return SearchResult(ranked, len(peaks), min(peaks, default=0), device, available)
+    return result
 
 
 def _groupings(config: Config) -> tuple[tuple[tuple[str, ...], ...], ...]:
@@ -140,9 +219,13 @@ def _groupings(config: Config) -> tuple[tuple[tuple[str, ...], ...], ...]:
     return tuple(dict.fromkeys(grouping for grouping in wanted if all(grouping)))
 
 
-def _splits(groupings: Sequence[tuple[tuple[str, ...], ...]], available: int) -> Iterator[Keys]:
-    """Yields every grouping on every combination of sizes that the devices allow."""
+def _splits(
+    groupings: Sequence[tuple[tuple[str, ...], ...]], available: int, *, coarse: bool = False
+) -> Iterator[Keys]:
+    """Yields every grouping on every combination of sizes that the devices allow. coarse: on few of them."""
     sizes = _sizes(available)
+    if coarse:
+        sizes = [size for size in sizes if size & (size - 1) == 0 and size >= available / COARSE] or sizes
     large = [size for size in sizes if size >= available / FEWEST] if available > MANY else sizes
     powers = [size for size in large if size & (size - 1) == 0 and size >= available / MANY]
     for grouping in groupings:
@@ -192,18 +275,32 @@ def search_text(
     unmeasured = "not measured: --calibrate RUN corrects it by an earlier run"
     basis = f"corrected by {source}" if source else rates or unmeasured
     lines = [f"Placements on {cluster} by predicted seconds per step ({basis})", ""]
-    best_of = {tuple(names for names, _ in candidate.keys): candidate for candidate in reversed(result.candidates)}
-    shown = sorted(best_of.values(), key=lambda candidate: candidate.order)
+    shown = result.best_of_groupings
     for place, candidate in enumerate(shown, 1):
         text = ", ".join(f"{key}: {value}" for key, value in candidate.component_placement.items())
         lines += [f"{place:3}  {duration(candidate.seconds):>8}  {text}", f"{'':15}{_why(candidate, result)}"]
+        if candidate.changes:
+            changed = ", ".join(f"{key}: {json.dumps(value)}" for key, value in candidate.changes.items())
+            lines.append(f"{'':15}with {changed}")
     if present:
         lines += ["", f"{duration(step_seconds(present)):>13}  the placement of the config"]
     lines += ["", *_remarks(result, len(shown))]
-    best = result.candidates[0].component_placement
-    rows = [f'    {key}: "{value}"' for key, value in best.items()]
-    lines += ["To use the first:", "cluster:", f"  num_nodes: {len(inventory.nodes)}", "  component_placement:", *rows]
+    lines += ["To use the first:", *_yaml(shown[0], len(inventory.nodes))]
     return "\n".join(lines) + "\n"
+
+
+def _yaml(candidate: Candidate, nodes: int) -> list[str]:
+    """Returns the lines of a config that differ."""
+    rows = [f'    {key}: "{value}"' for key, value in candidate.component_placement.items()]
+    lines = ["cluster:", f"  num_nodes: {nodes}", "  component_placement:", *rows]
+    tree: dict[str, object] = {}
+    for key, value in candidate.changes.items():
+        *sections, name = key.split(".")
+        branch: Any = tree
+        for section in sections:
+            branch = branch.setdefault(section, {})
+        branch[name] = value
+    return lines + (yaml.safe_dump(tree, sort_keys=False).splitlines() if tree else [])
 
 
 def _why(candidate: Candidate, result: SearchResult) -> str:

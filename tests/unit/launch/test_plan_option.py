@@ -78,6 +78,26 @@ def test_the_proposed_lines_can_be_pasted(command, folder: Path):
     assert command("better.yaml", "--plan").code == 0
 
 
+def test_the_best_config_is_written_and_nothing_is_overwritten(command, folder: Path):
+    sizes = [f"{role}.micro_batch_size=1" for role in ("actor", "critic")]
+    ended = command("reasoning.yaml", CLUSTER, *sizes, "--plan=search", "--write", "new.yaml")
+    assert ended.out.endswith("new.yaml has the config with the first\n")
+    pasted = yaml.safe_load(ended.out[ended.out.index("\ncluster:") : ended.out.index("\nnew.yaml has")])
+    written = yaml.safe_load((folder / "new.yaml").read_text())
+    assert written["cluster"]["component_placement"] == pasted["cluster"]["component_placement"]
+    assert written["actor"]["micro_batch_size"] == pasted["actor"]["micro_batch_size"] > 1
+    assert command("new.yaml", "--plan").code == 0
+    (folder / "new.yaml").write_text("mine")
+    for file, reason in (("new.yaml", "File exists"), ("nowhere/new.yaml", "No such file or directory")):
+        ended = command("reasoning.yaml", CLUSTER, "--plan=search", "--write", file)
+        assert ended.code == 2
+        assert f"--write: cannot be written: {reason}" in ended.err
+    assert (folder / "new.yaml").read_text() == "mine"
+    ended = command("reasoning.yaml", CLUSTER, "--plan", "--write", "other.yaml")
+    assert ended.code == 2
+    assert "--write belongs to --plan=search" in ended.err
+
+
 def test_a_search_without_a_model_ends_with_the_reason(command):
     ended = command("reasoning.yaml", "--plan=search", "actor.model={path: ./nowhere}")
     assert ended.code == 2

@@ -10,11 +10,11 @@ import yaml
 
 from rl_platform.config import load_config
 from rl_platform.config.schema import Config
-from rl_platform.errors import ConfigError
+from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
-from rl_platform.planner.report import plan_report
-from rl_platform.planner.search import SearchResult, search, search_text
+from rl_platform.planner.report import Report, plan_report
+from rl_platform.planner.search import Candidate, SearchResult, search, search_text
 
 ROOT = Path(__file__).parents[3]
 
@@ -23,14 +23,26 @@ def result_for(config: Config) -> SearchResult:
     return search(config, inventory_for(config.cluster))
 
 
+def report_on(config: Config, candidate: Candidate) -> Report:
+    """The plan of the config with the candidate's placement and changes."""
+    tree = config.model_dump()
+    for key, value in {"cluster.component_placement": candidate.component_placement, **candidate.changes}.items():
+        *sections, name = key.split(".")
+        branch = tree
+        for section in sections:
+            branch = branch[section]
+        branch[name] = value
+    changed = Config.model_validate(tree)
+    inventory = inventory_for(changed.cluster)
+    return plan_report(changed, schedule(changed.cluster, inventory), inventory)
+
+
 def test_every_proposal_can_be_placed_and_is_what_the_plan_of_it_says(tmp_path: Path, plans: Any) -> None:
     config = plans.config(*plans.large, plans.llama(tmp_path), nodes=2, gpus=4)
     result = result_for(config)
     assert len(result.candidates) > 50
     for candidate in result.candidates[:: len(result.candidates) // 12]:
-        cluster = config.cluster.model_copy(update={"component_placement": candidate.component_placement})
-        inventory = inventory_for(cluster)
-        report = plan_report(config.model_copy(update={"cluster": cluster}), schedule(cluster, inventory), inventory)
+        report = report_on(config, candidate)
         assert report.seconds == pytest.approx(candidate.seconds)
         assert max(use.usage.peak for use in report.devices) == candidate.peak
 
@@ -64,12 +76,16 @@ def test_models_get_ranks_that_their_layouts_divide(plans: Any) -> None:
     result = result_for(plans.config(*layouts, "critic.parallel.context=2", placement=placed))
     sizes = {name: set() for name in ("actor", "critic", "reference")}
     for candidate in result.candidates:
-        for names, devices in candidate.keys:
+        for names, devices in candidate.keys if not candidate.changes else ():
             for name in sizes.keys() & set(names):
                 sizes[name].add(len(devices))
     assert sizes == {"actor": {4, 8}, "critic": {2, 4, 8}, "reference": {4, 8}}
+    fewer = result_for(plans.config(*layouts, placement=placed, gpus=3)).candidates
+    ranks = {each.changes.get("actor.parallel.pipeline", 2) * each.changes["actor.parallel.tensor"] for each in fewer}
+    assert ranks == {1, 2}
+    fixed = "critic.parallel.context=4"
     with pytest.raises(ConfigError, match="no placement gives the models ranks that their layouts divide"):
-        result_for(plans.config(*layouts, placement=placed, gpus=3))
+        result_for(plans.config(*layouts, fixed, placement=placed, gpus=3))
 
 
 def test_what_does_not_fit_is_left_out(tmp_path: Path, plans: Any) -> None:
@@ -88,21 +104,59 @@ def test_what_does_not_fit_is_left_out(tmp_path: Path, plans: Any) -> None:
         result_for(plans.config(*plans.large, huge, gpu="l4"))
 
 
-def test_a_rollout_rank_keeps_its_devices(tmp_path: Path, plans: Any) -> None:
+def test_rollout_ranks_of_a_hosted_engine_have_one_or_several_devices(tmp_path: Path, plans: Any) -> None:
     placed = {"actor,critic,reward": "all", "rollout": "0-15:0-3"}
     config = plans.config(*plans.large, plans.llama(tmp_path), "rollout.backend=sglang", nodes=2, placement=placed)
     result = result_for(config)
-    assert {"actor,critic,reward": "0-15", "rollout": "0-15:0-3"} in [
-        each.component_placement for each in result.candidates
-    ]
-    for candidate in result.candidates[:: len(result.candidates) // 5]:
-        cluster = config.cluster.model_copy(update={"component_placement": candidate.component_placement})
-        inventory = inventory_for(cluster)
-        placement = schedule(cluster, inventory)
-        assert placement.layout.parts["rollout"].per_rank == 4
-        report = plan_report(config.model_copy(update={"cluster": cluster}), placement, inventory)
+    assert placed | {"actor,critic,reward": "0-15"} in [each.component_placement for each in result.candidates]
+    assert {each.rollout_devices for each in result.candidates} == {1, 2, 4, 8}
+    for candidate in result.candidates[:: len(result.candidates) // 7]:
+        report = report_on(config, candidate)
+        assert report.layout.parts["rollout"].per_rank == candidate.rollout_devices
         assert report.seconds == pytest.approx(candidate.seconds)
         assert max(use.usage.peak for use in report.devices) == candidate.peak
+    fixed = plans.config(
+        *plans.large,
+        plans.llama(tmp_path),
+        "rollout.backend=sglang",
+        "rollout.tensor_parallel_size=4",
+        nodes=2,
+        placement=placed,
+    )
+    assert {each.rollout_devices for each in result_for(fixed).candidates} == {4}
+
+
+def test_splits_of_the_models_and_micro_batches_are_searched(tmp_path: Path, plans: Any) -> None:
+    by_megatron = [f"{role}.training_backend=megatron" for role in ("actor", "critic")]
+    sizes = [f"{role}.max_tokens_per_micro_batch=8192" for role in ("actor", "critic")]
+    config = plans.config(*plans.large, plans.llama(tmp_path), *by_megatron, *sizes)
+    result = result_for(config)
+    tried = {key for candidate in result.candidates for key in candidate.changes}
+    names = ("parallel.tensor", "parallel.pipeline", "max_tokens_per_micro_batch")
+    assert tried == {f"{role}.{name}" for role in ("actor", "critic") for name in names}
+    changed = [each for each in result.candidates if len(each.changes) == 6]
+    for candidate in changed[:: max(1, len(changed) // 7)]:
+        report = report_on(config, candidate)
+        assert report.seconds == pytest.approx(candidate.seconds)
+        assert max(use.usage.peak for use in report.devices) == candidate.peak
+
+
+def test_candidates_that_cannot_run_are_left_out(plans: Any) -> None:
+    result = result_for(plans.config())
+
+    def check(candidate: Candidate) -> None:
+        if candidate.devices > 2:
+            raise ConfigError([Problem("cluster", "too many")])
+
+    left = result.checked(check)
+    assert {each.devices for each in left.best_of_groupings} <= {1, 2}
+    assert left.candidates[0] in result.candidates
+
+    def refuse(_: Candidate) -> None:
+        raise ConfigError([Problem("cluster", "none at all")])
+
+    with pytest.raises(ConfigError, match="none at all"):
+        result.checked(refuse)
 
 
 def test_ranking_is_by_time_and_deterministic(tmp_path: Path, plans: Any) -> None:
@@ -111,7 +165,7 @@ def test_ranking_is_by_time_and_deterministic(tmp_path: Path, plans: Any) -> Non
     assert first == second
     seconds = [candidate.seconds for candidate in first.candidates]
     assert seconds == sorted(seconds)
-    assert len({str(candidate.component_placement) for candidate in first.candidates}) == len(seconds)
+    assert len({str(candidate.overrides) for candidate in first.candidates}) == len(seconds)
 
 
 @pytest.mark.parametrize("size", ["small", "large"])

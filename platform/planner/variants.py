@@ -1,0 +1,115 @@
+"""Variants of a config that compute the same update: other splits of the models, and other micro-batches.
+
+A variant changes tensor, pipeline and expert parallelism of models that Megatron trains, the GPUs of a rollout rank of
+a hosted engine, or the size of the learners' micro-batches. Keys that change results, as `runner.max_staleness`, stay.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from rl_platform.config.rollout_backend import HOSTED
+from rl_platform.config.schema import Config
+from rl_platform.config.schema.models import Parallel
+from rl_platform.placement.component_shapes import Shape
+from rl_platform.placement.layout import LEARNERS
+from rl_platform.placement.memory import longest
+from rl_platform.placement.model_shape import ModelShape
+
+STAGES = (1, 2, 4, 8)  # tried pipeline sizes
+FACTORS = (0.25, 0.5, 2, 4, 8)  # tried sizes of a micro-batch, in multiples of the config's
+
+Changes = Mapping[str, object]
+"""Key of a config -> its new value."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A config with changed keys. rollout_devices: GPUs of a rollout rank."""
+
+    config: Config
+    rollout_devices: int
+    changes: Changes = field(default_factory=dict)
+
+
+def layouts(config: Config, shapes: Mapping[str, Shape], per_node: int, rollout_devices: int) -> Iterator[Variant]:
+    """Yields the config itself, then its variants with other splits of the models on nodes of `per_node` GPUs."""
+    yield Variant(config, rollout_devices)
+    known = {name: shape for name, shape in shapes.items() if isinstance(shape, ModelShape)}
+    roles = [name for name in LEARNERS if name in known and config.section(name).training_backend == "megatron"]
+    splits = _splits(config, [known[role] for role in roles], per_node) if roles else [None]
+    for split, devices in itertools.product(splits, _rollout_sizes(config, known, per_node, rollout_devices)):
+        changed = config if split is None else _with_split(config, roles, split)
+        changes: dict[str, object] = {}
+        for role in roles:
+            before, after = (each.section(role).parallel.model_dump() for each in (config, changed))
+            if role != "reference" or config.reference.parallel is not None:
+                names = (name for name in after if after[name] != before[name])
+                changes |= {f"{role}.parallel.{name}": after[name] for name in names}
+        if changes or devices != rollout_devices:
+            yield Variant(changed, devices, changes)
+
+
+def micro_batches(variant: Variant) -> Iterator[Variant]:
+    """Yields variants with larger and smaller micro-batches of the learners, where the config limits them."""
+    for factor in FACTORS:
+        changes: dict[str, object] = {}
+        sections = {}
+        for role in ("actor", "critic"):
+            section = variant.config.section(role)
+            for name in ("micro_batch_size", "max_tokens_per_micro_batch"):
+                value, least = getattr(section, name), 1 if name == "micro_batch_size" else longest(variant.config)
+                if value is not None and value * factor >= least:
+                    changes[f"{role}.{name}"] = int(value * factor)
+            own = {key.partition(".")[2]: value for key, value in changes.items() if key.startswith(f"{role}.")}
+            sections[role] = section.model_copy(update=own)
+        if changes:
+            changed = variant.config.model_copy(update=sections)
+            yield Variant(changed, variant.rollout_devices, {**variant.changes, **changes})
+
+
+def _splits(config: Config, models: list[ModelShape], per_node: int) -> Iterator[Parallel]:
+    """Yields the splits that divide all models. Tensor ranks stay within a node."""
+    base = config.actor.parallel
+    powers = [2**exponent for exponent in range(per_node.bit_length()) if 2**exponent <= per_node]
+    stages = STAGES if base.virtual_pipeline == 1 else (base.pipeline,)
+    for tensor, pipeline in itertools.product(powers, stages):
+        for expert in powers if all(model.experts for model in models) else (1,):
+            sequence = tensor > 1 and (base.sequence or any(model.experts for model in models))
+            sizes = {"tensor": tensor, "pipeline": pipeline, "expert": expert, "sequence": sequence}
+            split = base.model_copy(update=sizes)
+            if all(_divides(split, model) for model in models):
+                yield split
+
+
+def _divides(split: Parallel, model: ModelShape) -> bool:
+    """Whether tensor and context ranks have equal shares of the heads, stages of the layers, and so on."""
+    widths = (model.shared, model.dense_intermediate) if model.experts else (model.intermediate,)
+    heads = all(count % (split.tensor * split.context) == 0 for count in (model.heads, model.kv_heads))
+    inner = all(width % split.tensor == 0 for width in widths)
+    return heads and inner and model.layers % split.pipeline == 0 and model.experts % split.expert == 0
+
+
+def _with_split(config: Config, roles: list[str], split: Parallel) -> Config:
+    """Returns the config with the same split of all these models; a reference without its own follows the actor."""
+    sections = {}
+    for role in roles:
+        section = getattr(config, role)
+        if section.parallel is not None:
+            own = split.model_copy(update={"context": section.parallel.context})
+            sections[role] = section.model_copy(update={"parallel": own})
+    return config.model_copy(update=sections)
+
+
+def _rollout_sizes(
+    config: Config, known: Mapping[str, ModelShape], per_node: int, rollout_devices: int
+) -> Iterator[int]:
+    yield rollout_devices
+    rollout = config.rollout
+    if rollout.backend not in HOSTED or rollout.tensor_parallel_size is not None or "rollout" not in known:
+        return
+    for size in (2**exponent for exponent in range(per_node.bit_length())):
+        if size != rollout_devices and size <= per_node and known["rollout"].heads % size == 0:
+            yield size
