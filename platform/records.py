@@ -274,9 +274,11 @@ class Weights:
     """Published parameters: `state` maps names to tensors, by reference inside one process. Versions count updates.
 
     delta: another process receives only the buckets that changed (`rollout.sync`). offered: it may receive them by a
-    process group (`rollout.weight_transfer`). bytes, buckets: received from another process; 0 by reference. gathered:
-    of a learner with sharded parameters, instead of `state`: yields (names, tensor), gathered on all ranks at the same
-    time. stores: this rank passes them on. readable: how many of the newest publications of a rank stay readable.
+    process group (`rollout.weight_transfer`), in `types` where these differ from the tensors' own. bytes, buckets:
+    received from another process; 0 by reference. gathered: of a learner with sharded parameters, instead of `state`:
+    yields (names, tensor), gathered on all ranks at the same time. stores: this rank passes them on. readable: how many
+    of the newest publications of a rank stay readable. overwrites: nobody generates meanwhile, so gathered tensors may
+    overwrite those of an older publication.
     """
 
     version: int
@@ -288,6 +290,8 @@ class Weights:
     gathered: Callable[[], Iterator[tuple[Sequence[str], torch.Tensor]]] | None = None
     stores: bool = True
     readable: int = 1
+    overwrites: bool = False
+    types: Mapping[str, torch.dtype] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import pickle
-from datetime import timedelta
+from collections.abc import Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
+from weight_senders import Learner
 
 from rl_platform.engines.rollout.sglang.shared_weights import load
-from rl_platform.runtime.weights.group import WeightGroup
+from rl_platform.errors import WorkerError
+from rl_platform.runtime.weights import group as weight_group
+from rl_platform.runtime.weights.group import WeightGroup, WeightReceiver, join
+from rl_platform.runtime.weights.weight_transfer import checksum
 
 
 class Copies:
@@ -37,16 +43,35 @@ def read_shared_weights(line: Connection) -> None:
 
 
 def read_from_group(group: WeightGroup, line: Connection) -> None:
-    """Rank 1, as SGLang's processes are: for each list of (shape, type) the tensors that arrive; None: dies."""
-    wait = timedelta(seconds=60)
-    store = dist.TCPStore(group.address, group.port, group.world_size, is_master=False, timeout=wait)
-    meeting = dist.PrefixStore(group.name, store)
-    backend = c10d.Backend(group.backend)
-    joined, _ = c10d._new_process_group_helper(2, 1, [], backend, meeting, group_name=group.name, timeout=wait)
-    c10d._world.pg_group_ranks[joined] = {0: 0, 1: 1}
+    """Rank 1, as SGLang's processes are: for each list of sizes the buckets that arrive, as bytes; None: dies."""
+    joined = join(group, 1)
     line.send("joined")
-    while (wanted := line.recv()) is not None:
-        found = [torch.empty(shape, dtype=dtype) for shape, dtype in wanted]
-        for tensor in found:
-            dist.broadcast(tensor, 0, joined)
-        line.send([tensor.float().tolist() for tensor in found])
+    while (sizes := line.recv()) is not None:
+        found = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+        for bucket in found:
+            dist.broadcast(bucket, 0, joined)
+        line.send([bucket.numpy().tobytes() for bucket in found])
+
+
+def receive_in_turn(learner: Learner, label: str, line: Connection) -> None:
+    """A rollout: for each (state, version, receivers, dies) what it received, or the text of a failure.
+
+    dies: it ends itself when so many buckets have arrived; None: it does not.
+    """
+    receiver = WeightReceiver(label, torch.device("cpu"))
+    while (asked := line.recv()) is not None:
+        state, version, receivers, dies = pickle.loads(asked)
+        weight_group.checksum = checksum if dies is None else partial(_dying, itertools.count(1), dies)
+        own = {name: torch.full_like(tensor, -1) for name, tensor in state.items()}
+        try:
+            receiver.receive(learner.offer(state, version, receivers), own)
+        except WorkerError as error:
+            line.send_bytes(pickle.dumps(str(error)))
+        else:
+            line.send_bytes(pickle.dumps((own, [group.receivers for group in learner.groups])))
+
+
+def _dying(count: Iterator[int], dies: int, bucket: torch.Tensor) -> bytes:
+    if next(count) == dies:
+        os._exit(1)
+    return checksum(bucket)

@@ -4,57 +4,104 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 import pytest
 from torch import Tensor
 
 from rl_platform.errors import WorkerError
-from rl_platform.runtime.weights.group import WeightGroup, WeightSender, WeightsOffer, offer_fields
+from rl_platform.records import Weights
+from rl_platform.runtime.weights import group as weight_group
+from rl_platform.runtime.weights.group import JoinRequest, WeightGroup, WeightsOffer, offer_fields
+from rl_platform.runtime.weights.publications import Publications
+from rl_platform.runtime.weights.weight_transfer import WeightsToken
+
+State = Mapping[str, Tensor]
 
 
-class SendingProcess:
+@dataclass
+class Learner:
+    """The address of a process that sends. Every process that has it makes offers. groups: that were sent to."""
+
+    address: Any
+    groups: list[WeightGroup] = field(default_factory=list)
+
+    def offer(self, state: State, version: int, receivers: int = 1) -> WeightsOffer:
+        """The weights as those of another process; that they are not fetched through main memory is part of it."""
+        ask = partial(self._ask, dict(state), version, receivers)
+        fields = offer_fields(state, {})
+        return WeightsOffer(version, fields["tensors"], "cpu", lambda: pytest.fail("fetched"), ask, ask)
+
+    def _ask(self, state: State, version: int, receivers: int, request: JoinRequest | WeightGroup) -> Any:
+        if isinstance(request, WeightGroup):
+            self.groups.append(request)
+        with Client(self.address) as line:
+            line.send_bytes(pickle.dumps((state, version, receivers, request)))
+            found = pickle.loads(line.recv_bytes())
+        if isinstance(found, WorkerError):
+            raise found
+        return found
+
+
+class SendingProcess(Learner):
     """Ends with the test process, or by `kill`."""
 
-    def __init__(self) -> None:
+    def __init__(self, bucket: int = weight_group.BUCKET) -> None:
         context = multiprocessing.get_context("spawn")
-        self._line, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        line, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, bucket), daemon=True)
         self._process.start()
         theirs.close()
-        self.groups: list[WeightGroup] = []  # that were sent to
-
-    def offer(self, state: Mapping[str, Tensor], version: int) -> WeightsOffer:
-        """The weights as those of another process; that they are not fetched through main memory is part of it."""
-        tensors = offer_fields(state)["tensors"]
-
-        def send(group: WeightGroup) -> Sequence[bytes]:
-            self.groups.append(group)
-            self._line.send_bytes(pickle.dumps((dict(state), tensors, group)))
-            found = self._line.recv()
-            if isinstance(found, WorkerError):
-                raise found
-            return list(found)
-
-        return WeightsOffer(version, tensors, "cpu", "127.0.0.1", fetch=lambda: pytest.fail("fetched"), send=send)
+        super().__init__(line.recv())
 
     def kill(self) -> None:
         self._process.kill()
         self._process.join()
 
 
-def _serve(line: Connection) -> None:
-    sender = WeightSender()
-    found: Any
-    while True:
+class _Transport:
+    def address(self) -> str:
+        return "127.0.0.1"
+
+
+class _Sender:
+    """The publications of a host with one rank, whose calls run one after the other."""
+
+    def __init__(self) -> None:
+        self._publications: Any = Publications("host0", _Transport())  # type: ignore[arg-type]
+        self._tokens: dict[int, WeightsToken] = {}
+        self._publishing = threading.Lock()
+        self._rank = ThreadPoolExecutor(1)
+
+    def answer(self, state: State, version: int, receivers: int, request: JoinRequest | WeightGroup) -> object:
+        with self._publishing:
+            if version not in self._tokens:
+                self._tokens[version] = self._publications.publish(Weights(version, dict(state), offered=True))
+        token = replace(self._tokens[version], receivers=receivers)
         try:
-            state, tensors, group = pickle.loads(line.recv_bytes())
-        except EOFError:
-            return
-        try:
-            found = sender.send(state, tensors, group)
+            return self._publications.export(token, "group", request, self._in_turn)
         except WorkerError as error:
-            found = error
-        line.send(found)
+            return error
+
+    def _in_turn(self, _: str, function: Callable[[], object]) -> Future[object]:
+        return self._rank.submit(function)
+
+
+def _serve(line: Connection, bucket: int) -> None:
+    weight_group.BUCKET = bucket
+    sender = _Sender()
+    with Listener(("127.0.0.1", 0)) as listener:
+        line.send(listener.address)
+        while True:
+            threading.Thread(target=_answer, args=(sender, listener.accept()), daemon=True).start()
+
+
+def _answer(sender: _Sender, line: Connection) -> None:
+    with line:
+        line.send_bytes(pickle.dumps(sender.answer(*pickle.loads(line.recv_bytes()))))

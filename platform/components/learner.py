@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,12 +25,13 @@ from rl_platform.config.rollout_backend import may_go_by_group
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import COVARIANCE
 from rl_platform.config.schema.models import Actor, Critic
+from rl_platform.engines.rollout.build import published_dtype
 from rl_platform.engines.training.base import Loss, MicroBatches, learning_rate
 from rl_platform.engines.training.build import training_engine
 from rl_platform.engines.training.offload import OffloadingEngine, onloaded
 from rl_platform.engines.training.sharded_state import ShardedState, ShardedTensor, state_bytes
 from rl_platform.errors import Diverged
-from rl_platform.models.lora import merged
+from rl_platform.models.lora import merged, merged_parts
 from rl_platform.records import RolloutBatch, Weights
 from rl_platform.rng import generator
 from rl_platform.runtime.host import ComponentContext
@@ -94,6 +96,7 @@ class Learner(Evaluator):
         self.target_kl = config.algorithm.target_kl if kind == "actor" else None
         self.failures = 0
         self.buffers = ShuffleBuffers()
+        self._buffers = {name for name, _ in model.named_buffers()}
 
     def update(self, batch: RolloutBatch, step: int) -> dict[str, float]:
         """Trains all epochs of PPO step `step` (from 0) on the batch; metrics are means over its optimizer steps."""
@@ -193,30 +196,51 @@ class Learner(Evaluator):
         """The parameters under the model's own names, by reference in one process unless `copy`: a copy does not
         change while training goes on. Adapters are merged into new matrices. `version`: updates so far."""
         delta, ahead = self.config.rollout.sync == "delta", self.config.runner.max_staleness
-        offered = may_go_by_group(self.config, self.device.type == "cuda")
         readable = 1 if ahead < 2 else ahead + 1  # the ones to come, and those of a rollout rank that starts again
-        if self.context.world_size > 1 and self.section.lora is None:
-            rank0 = self.context.rank == 0
-            return Weights(version, {}, delta, offered, gathered=self._gathered, stores=rank0, readable=readable)
+        offered = readable == 1 and may_go_by_group(self.config, self.device.type == "cuda")
+        dtype = published_dtype(self.config, self.device)
+        if self.context.world_size > 1:
+            return Weights(
+                version,
+                {},
+                delta,
+                offered,
+                gathered=partial(self._gathered, dtype),
+                stores=self.context.rank == 0,
+                readable=readable,
+                overwrites=not copy,
+            )
         weights = {name.removeprefix("model."): tensor for name, tensor in self.engine.weights().items()}
         if self.section.lora is not None:
             weights = merged(weights, self.section.lora)
         state = {name: tensor.clone() for name, tensor in weights.items()} if copy else weights
-        return Weights(version, state, delta, offered=offered, readable=readable)
+        types = {
+            name: dtype for name, tensor in state.items() if tensor.dtype != dtype and self._converts(name, tensor)
+        }
+        return Weights(version, state, delta, offered, types=types, readable=readable)
 
     def whole_weights(self) -> dict[str, Tensor]:
-        """Returns the published weights on rank 0, on the CPU, and nothing on other ranks. Called on all ranks."""
-        published, whole = self.publish(0), dict[str, Tensor]()
-        if published.gathered is None:
-            return {name: tensor.cpu() for name, tensor in published.state.items()} if self.context.rank == 0 else {}
-        for names, tensor in published.gathered():
+        """Returns the weights in float32 on rank 0, on the CPU, and nothing on other ranks. Called on all ranks."""
+        if self.context.world_size == 1:
+            return {name: tensor.cpu() for name, tensor in self.publish(0).state.items()}
+        whole: dict[str, Tensor] = {}
+        for names, tensor in self._gathered(torch.float32):
             if self.context.rank == 0:
                 whole |= dict.fromkeys(names, tensor.cpu())
         return whole
 
-    def _gathered(self) -> Iterator[tuple[Sequence[str], Tensor]]:
-        for names, tensor in self.engine.gathered():
-            yield [name.removeprefix("model.") for name in names], tensor
+    def _gathered(self, dtype: torch.dtype) -> Iterator[tuple[Sequence[str], Tensor]]:
+        parts: Iterable[tuple[Sequence[str], Tensor]] = (
+            ([name.removeprefix("model.") for name in names], tensor) for names, tensor in self.engine.gathered()
+        )
+        if self.section.lora is not None:
+            parts = merged_parts(parts, self.section.lora)
+        for names, tensor in parts:
+            yield names, tensor.to(dtype) if self._converts(names[0], tensor) else tensor
+
+    def _converts(self, name: str, tensor: Tensor) -> bool:
+        """Whether the engine stores a tensor in its own type. Buffers are float32 in every model."""
+        return tensor.is_floating_point() and f"model.{name}" not in self._buffers
 
 
 def _ends(which: str, metrics: Metrics) -> dict[str, float]:

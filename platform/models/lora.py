@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -87,16 +87,31 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
             layer._disable_adapters = False
 
 
-@torch.no_grad()
 def merged(weights: dict[str, Tensor], lora: Lora) -> dict[str, Tensor]:
     """Returns the weights of an equal model without adapters: W + alpha / rank * B A; other weights are unchanged."""
-    plain: dict[str, Tensor] = {}
-    for name, tensor in weights.items():
-        if ".lora_" in name:
+    parts = merged_parts((((name,), tensor) for name, tensor in weights.items()), lora)
+    return {name: tensor for (name,), tensor in parts}
+
+
+@torch.no_grad()
+def merged_parts(parts: Iterable[tuple[Sequence[str], Tensor]], lora: Lora) -> Iterator[tuple[Sequence[str], Tensor]]:
+    """Yields the (names, weights) of an equal model without adapters. Holds one matrix W until its adapters come."""
+    waiting: dict[str, dict[str, Tensor]] = {}  # by layer
+    for names, tensor in parts:
+        layer, matrix = _of_adapter(names[0])
+        if not matrix:
+            yield [name.replace(BASE, ".") for name in names], tensor
             continue
-        if BASE in name and name.endswith(".weight"):
-            layer = name.removesuffix("base_layer.weight")
-            down, up = (weights[f"{layer}lora_{part}.{ADAPTER}.weight"] for part in "AB")
-            tensor = tensor + (up @ down) * (lora.alpha / lora.rank)
-        plain[name.replace(BASE, ".")] = tensor
-    return plain
+        found = waiting.setdefault(layer, {})
+        found[matrix] = tensor
+        if len(found) == 3:
+            del waiting[layer]
+            yield [f"{layer}.weight"], found["W"] + (found["B"] @ found["A"]) * (lora.alpha / lora.rank)
+
+
+def _of_adapter(name: str) -> tuple[str, str]:
+    """Returns the layer, and W, A or B for a matrix of a layer with adapters; else ""."""
+    for end, matrix in ((f"{BASE}weight", "W"), *((f".lora_{part}.{ADAPTER}.weight", part) for part in "AB")):
+        if name.endswith(end):
+            return name.removesuffix(end), matrix
+    return name, ""

@@ -2,10 +2,11 @@
 
 Counted: parameters, gradients and optimizer state of learners (float32, sharded over the ranks as FSDP does, or as
 Megatron's layout shares them; with adapters only those have gradients and optimizer state; a reference has parameters
-alone), what a micro-batch leaves for the backward pass, the generator's key-value cache, and what a process takes by
-itself. Not counted: environments, verifiers, fragmentation. Components that share a GPU take turns, so of the passing
-parts the largest counts; a reward model scores while the rollout generates, so theirs add up. Lasting parts add up. If
-components leave for host memory (`OffloadOrder`), the fullest phase counts.
+alone), the model that a sharded learner gathers for the rollout, what a micro-batch leaves for the backward pass, the
+generator's key-value cache, and what a process takes by itself. Not counted: environments, verifiers, fragmentation.
+Components that share a GPU take turns, so of the passing parts the largest counts; a reward model scores while the
+rollout generates, so theirs add up. Lasting parts add up. If components leave for host memory (`OffloadOrder`), the
+fullest phase counts.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from rl_platform.placement.layout import Layout
 from rl_platform.placement.model_shape import FLOAT, ModelShape
 from rl_platform.placement.offload_order import PHASES, Held, Move, OffloadOrder
 from rl_platform.placement.policy_shape import PolicyShape
+from rl_platform.placement.weight_route import held_publications, published_type
 
 ADAM_STATES = 2
 LOGIT_CHUNK = 1024  # positions whose logits exist together: models.language.TOKENS_PER_CHUNK
@@ -39,9 +41,11 @@ devices counts as a fraction."""
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. weights and optimizer are lasting; gradients, activations and kv_cache exist in one phase only."""
+    """Bytes. weights, published (the whole model, gathered for the rollout) and optimizer are lasting; gradients,
+    activations and kv_cache exist in one phase only."""
 
     weights: int = 0
+    published: int = 0
     gradients: int = 0
     optimizer: int = 0
     activations: int = 0
@@ -49,7 +53,7 @@ class Memory:
 
     @property
     def lasting(self) -> int:
-        return self.weights + self.optimizer
+        return self.weights + self.published + self.optimizer
 
     @property
     def passing(self) -> int:
@@ -60,7 +64,8 @@ class Memory:
         return self.lasting + self.passing
 
     def held(self, held: Held) -> int:
-        return {"nothing": 0, "weights": self.weights, "all": self.lasting}[held]
+        """Returns the bytes on the device of a component that may leave it; published weights stay."""
+        return {"nothing": self.published, "weights": self.weights + self.published, "all": self.lasting}[held]
 
     def __mul__(self, factor: float) -> Memory:
         return Memory(*(math.ceil(getattr(self, field.name) * factor) for field in fields(self)))
@@ -113,12 +118,14 @@ class MemoryModel:
         activations = self._forward(name, shape)
         if trained:
             activations = max(activations, self._backward(name, shape))
+        published = self._published(shape) if name == self.layout.policy else 0
         if isinstance(shape, ModelShape) and section.training_backend == "megatron":
             kept, optimized = state_bytes(shape, section.parallel, self._dtype(name), ranks)
             if section.lora is not None:
                 added, optimized = adapter_bytes(trained, section.parallel, self._dtype(name), ranks)
                 kept += added
-            return Memory(weights=kept, optimizer=optimized if trained else 0, activations=activations)
+            optimized = optimized if trained else 0
+            return Memory(weights=kept, published=published, optimizer=optimized, activations=activations)
         offloaded = section.cpu_offload and self.on_gpu
         whole = shape.parameters if section.lora is None else shape.parameters + trained
         held = 0 if offloaded else 1  # main memory holds the state; a GPU has only the gathered layers
@@ -127,10 +134,16 @@ class MemoryModel:
             weights += _gathered(shape)
         return Memory(
             weights=weights,
+            published=published,
             gradients=held * trained * FLOAT // ranks,
             optimizer=held * trained * FLOAT * ADAM_STATES // ranks,
             activations=activations,
         )
+
+    def _published(self, shape: Shape) -> int:
+        """Returns the bytes of gathered models on a rank that holds them. The estimate is of rank 0."""
+        held = held_publications(self.config, self.layout, on_gpu=self.on_gpu)
+        return held * shape.parameters * bytes_of(published_type(self.config, on_gpu=self.on_gpu))
 
     def _dtype(self, name: str) -> str:
         return (self.config.section(name).model or self.config.actor.model).dtype

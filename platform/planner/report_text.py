@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rl_platform.errors import ConfigError
 from rl_platform.placement.chains import part_rows
@@ -13,7 +13,7 @@ from rl_platform.placement.plan import render
 from rl_platform.planner.report import DeviceUse, Report, names_of
 from rl_platform.planner.step_timeline import duration, gantt
 
-_COLUMNS = ("weights", "gradients", "optimizer", "activations", "kv_cache")
+_COLUMNS = ("weights", "published", "gradients", "optimizer", "activations", "kv_cache")
 
 
 def report_text(report: Report) -> str:
@@ -36,24 +36,28 @@ def _memory(report: Report) -> Iterator[str]:
     blocks = [(names_of(uses, report.inventory), uses[0]) for uses in alike.values()]
     margin = max(len(name) for name, _ in blocks)
     yield f"Memory in GiB, estimated ({_limits(report)}):"
-    heads = "".join(f"{name.replace('kv_cache', 'KV cache'):>13}" for name in _COLUMNS)
+    held = any(memory.published for _, use in blocks for memory in use.usage.components.values())
+    columns = [name for name in _COLUMNS if held or name != "published"]
+    heads = "".join(f"{name.replace('kv_cache', 'KV cache'):>13}" for name in columns)
     yield f"  {'':{margin}}  {'':12}{heads}{'sum':>9}"
     for name, use in blocks:
         label = name
         for component, memory in use.usage.components.items():
             if memory.total:
-                yield f"  {label:{margin}}  {component:12}{_cells(memory)}{_gib(memory.total):>9}"
+                yield f"  {label:{margin}}  {component:12}{_cells(memory, columns)}{_gib(memory.total):>9}"
                 label = ""
         if use.usage.processes:
-            yield f"  {label:{margin}}  {'processes':12}{'':{13 * len(_COLUMNS)}}{_gib(use.usage.processes):>9}"
+            yield f"  {label:{margin}}  {'processes':12}{'':{13 * len(columns)}}{_gib(use.usage.processes):>9}"
             label = ""
         capacity = report.capacity(use)
         share = f"  {use.usage.peak / capacity:.0%}" if capacity else ""
-        yield f"  {label:{margin}}  {'at most':12}{'':{13 * len(_COLUMNS)}}{_gib(use.usage.peak):>9}{share}"
+        yield f"  {label:{margin}}  {'at most':12}{'':{13 * len(columns)}}{_gib(use.usage.peak):>9}{share}"
     stay = "stay" if not report.order.leaving else "leave as shown below"
     beside = "; a reward model scores while the caches exist" if "reward" in report.shapes else ""
     passing = f"of gradients, activations and caches only one component's exist at a time{beside}"
     yield f"  weights and optimizer {stay}; {passing}"
+    if held:
+        yield "  published: the whole model, gathered for the rollout, on rank 0 or every rank with a rollout; it stays"
     yield from _engine(report)
     for name, shape in report.shapes.items():
         if shape.active_parameters < shape.parameters:
@@ -80,8 +84,8 @@ def _limits(report: Report) -> str:
     return f"{report.device.kind} has {_gib(report.device.memory)}"
 
 
-def _cells(memory: Memory) -> str:
-    return "".join(f"{_gib(getattr(memory, name)):>13}" for name in _COLUMNS)
+def _cells(memory: Memory, columns: Sequence[str]) -> str:
+    return "".join(f"{_gib(getattr(memory, name)):>13}" for name in columns)
 
 
 def _gib(size: int) -> str:

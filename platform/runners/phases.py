@@ -16,6 +16,7 @@ from torch import Tensor
 from rl_platform.config.schema import Config
 from rl_platform.placement.chains import chains
 from rl_platform.placement.offload_order import CAN_LEAVE, OffloadOrder
+from rl_platform.placement.weight_route import weight_transfer
 from rl_platform.reporter import Reporter
 from rl_platform.runtime.worker_group import Handle, WorkerGroup
 from rl_platform.tracing import recorder
@@ -48,12 +49,12 @@ class TakingTurns:
 
 
 def with_turns(config: Config, turns: OffloadOrder) -> Config:
-    """The config in which `offload` of every component is true or false, and no longer auto."""
-    sections = {name: getattr(config, name) for name in CAN_LEAVE}
+    """The config in which `offload` of every component is true or false, and no longer auto, and `weight_transfer` not
+    auto where a process group cannot carry weights."""
+    updates: dict[str, dict[str, object]] = {name: {"offload": name in turns.leaving} for name in CAN_LEAVE}
+    updates["rollout"]["weight_transfer"] = weight_transfer(config, turns.layout)
     return config.model_copy(
-        update={
-            name: section.model_copy(update={"offload": name in turns.leaving}) for name, section in sections.items()
-        }
+        update={name: getattr(config, name).model_copy(update=update) for name, update in updates.items()}
     )
 
 

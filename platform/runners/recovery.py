@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from rl_platform.components.env_ranks import Shares, joined_states
@@ -83,9 +83,11 @@ class Recovery:
     def _catch_up(self) -> None:
         if not self._behind or self._weights is None:
             return
-        ranks = sorted(self._behind)
+        ranks, weights = sorted(self._behind), self._weights
+        if isinstance(weights, WeightsToken):
+            weights = replace(weights, receivers=len(ranks))
         with self.working() as calls:
-            calls.append(receiving := self.rollout.on(ranks).receive(self._weights))
+            calls.append(receiving := self.rollout.on(ranks).receive(weights))
             received: list[WeightsReceived] = receiving.wait()
         for rank, receipt in zip(ranks, received, strict=True):
             if receipt.version != self.version:

@@ -43,6 +43,7 @@ from rl_platform.runtime.weights.weight_transfer import checksum
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+SMALL = 4096  # bytes of a bucket
 
 STEPS = 3
 RUN = [
@@ -175,13 +176,23 @@ def dying_at(progress: Progress, due: Callable[[int, int], bool], mark: str) -> 
         del progress.update
 
 
+class SendsSmallBuckets(LanguageActor):
+    """A bucket has one of the tiny model's larger tensors."""
+
+    def publish(self, version: int, copy: bool = False) -> Weights:
+        weight_group.BUCKET = SMALL
+        return super().publish(version, copy)
+
+
 class DiesInReceive(LanguageRollout):
     """Rank 1 is killed once, when half of the tensors of version 2 are in its model."""
 
     def receive(self, weights: Weights | WeightsOffer) -> WeightsReceived:
         if weights.version == 2 and self.context.rank == 1 and not Path("killed").exists():
             if isinstance(weights, WeightsOffer):
-                weight_group.checksum = partial(self._dying, iter(weights.distinct[len(weights.distinct) // 2 :]))
+                buckets = [*weight_group.buckets_of(weights.tensors, SMALL)]
+                assert len(buckets) > 4
+                weight_group.checksum = partial(self._dying, iter(buckets[len(buckets) // 2 :]))
                 return super().receive(weights)
             own = self.engine.model.state_dict(keep_vars=True)
             for name in list(weights.state)[: len(weights.state) // 2]:
@@ -300,6 +311,7 @@ def test_a_rollout_that_is_killed_with_half_of_the_weights_of_a_group(
     command, address, undisturbed, trained, monkeypatch
 ):
     monkeypatch.setattr(reasoning, "LanguageRollout", DiesInReceive)
+    monkeypatch.setattr(reasoning, "LanguageActor", SendsSmallBuckets)
     ended = command(*RUN, *APART, f"cluster.address={address}", "rollout.weight_transfer=group")
     assert ended.code == 0, ended.err
     assert Path("killed").exists()

@@ -16,7 +16,8 @@ from sglang_engine import needs_sglang
 from rl_platform.engines.rollout.sglang.program import SGLangSetup
 from rl_platform.engines.rollout.sglang.sglang_client import SGLangEngine
 from rl_platform.records import SamplingParams, Weights
-from rl_platform.runtime.weights.group import WeightGroup, WeightSender, WeightsOffer, offer_fields, place_of
+from rl_platform.runtime.weights.group import GroupTransfer, JoinRequest, WeightGroup, offer_fields, place_of
+from rl_platform.runtime.weights.weight_transfer import WeightsToken
 
 GPUS = torch.cuda.device_count()
 pytestmark = [
@@ -81,16 +82,20 @@ def test_weights_on_a_gpu_are_read_where_they_are(start: Start, plain: Any, shar
 
 @two_gpus
 def test_weights_from_another_gpu_by_nccl(start: Start, plain: Any, shared: ModuleType) -> None:
-    engine, sender = start(1), WeightSender()
+    engine = start(1)
     state = shared.state_of(plain.cuda(0))
-    tensors = offer_fields(state)["tensors"]
+    fields = offer_fields(state, {})
+    token = WeightsToken("host0", "actor[0]", 1, 0, delta=False, **fields)
+    transfer = GroupTransfer(lambda: "127.0.0.1", lambda _: pytest.fail("fetched"))
 
-    def send(group: WeightGroup) -> list[bytes]:
-        assert group.backend == "nccl"
-        return sender.send(state, tensors, group)
+    def ask(request: JoinRequest | WeightGroup) -> Any:
+        if isinstance(request, JoinRequest):
+            return transfer.meet(token, request)
+        assert request.backend == "nccl"
+        return transfer.publish(token, state, request)
 
-    own = place_of(torch.device("cuda", 0))
-    offer = WeightsOffer(0, tensors, own, "127.0.0.1", fetch=lambda: pytest.fail("fetched"), send=send)
+    offer = transfer.receive(token, ask)
+    assert offer is not None
     device = torch.device("cuda", 1)
     assert offer.reaches([device]), "both sides are on GPUs of their own"
     assert not replace(offer, device=place_of(device)).reaches([device])

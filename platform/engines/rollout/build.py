@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rl_platform.config.rollout_backend import chosen_backend
+from rl_platform.config.rollout_backend import HOSTED, chosen_backend
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import ENGINE, EngineSetup, RolloutEngine
 from rl_platform.engines.rollout.hosted import visible_gpus
@@ -137,6 +137,20 @@ def generation_dtype(trained: str, device: torch.device) -> torch.dtype:
     else:  # without these instructions oneDNN converts to float32, which is slower than float32
         faster = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return torch.bfloat16 if faster else torch.float32
+
+
+def published_dtype(config: Config, device: torch.device) -> torch.dtype:
+    """Returns the type in which a learner on `device` gathers weights for the rollout: that of the engine.
+
+    The engine of a CPU may be on a machine with other instructions, and that of a user may want any type: float32.
+    """
+    rollout, trained = config.rollout, config.actor.model.dtype
+    backend, _ = chosen_backend(rollout.backend, device.type == "cuda")
+    if config.runner.task_type != "reasoning" or "dtype" in rollout.engine_args:
+        return torch.float32
+    if backend in HOSTED:
+        return torch.bfloat16 if trained == "bfloat16" else torch.float32
+    return generation_dtype(trained, device) if backend == "torch" and device.type == "cuda" else torch.float32
 
 
 def _architecture(model_config: PretrainedConfig) -> str:

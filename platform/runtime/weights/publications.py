@@ -14,11 +14,20 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime.lifecycle import RUNNER
 from rl_platform.runtime.waits import caller
-from rl_platform.runtime.weights.group import GroupTransfer, WeightsOffer, offer_fields
+from rl_platform.runtime.weights.group import (
+    Absence,
+    GroupTransfer,
+    JoinRequest,
+    WeightGroup,
+    WeightsOffer,
+    offer_fields,
+)
 from rl_platform.runtime.weights.store import StoreTransfer
 from rl_platform.runtime.weights.weight_transfer import WeightsToken, WeightTransfer
 
@@ -26,6 +35,7 @@ if TYPE_CHECKING:
     from rl_platform.runtime.ray.transport import RayTransport
 
 EXPORT_S = 600.0  # longest wait for a rank to hand out its weights
+Request = tuple[str, WeightGroup | None]  # transfer, and what it is asked
 RunInTurn = Callable[[str, Callable[[], object]], "Future[object]"]  # (rank, function): between two calls of the rank
 
 
@@ -36,13 +46,14 @@ class Publications:
     def __init__(self, host: str, transport: RayTransport, receives: bool = False) -> None:
         self._host, self._transport, self._receives = host, transport, receives
         self.store = StoreTransfer(transport)
+        self._group = GroupTransfer(lambda: transport.address(), self.copy)
         self._transfers: Mapping[str, WeightTransfer[Weights | WeightsOffer]] = {  # the first one that reaches is taken
-            "group": GroupTransfer(lambda: transport.address(), self.copy),
+            "group": self._group,
             "store": self.store,
         }
         self._published: dict[str, dict[int, Weights]] = {}  # by rank and number: its last publications
         self._count = 0
-        self._exports: tuple[int, dict[str, Future[object]]] = 0, {}  # of the last publication that was requested
+        self._exports: tuple[int, dict[Request, Future[object]]] = 0, {}  # of the last publication that was requested
         self._exporting = threading.Lock()
 
     def publish(self, weights: Weights) -> WeightsToken:
@@ -60,17 +71,40 @@ class Publications:
                 else:
                     deque(weights.gathered(), maxlen=0)  # ranks that do not store help to gather
                 return replace(token, held=False)
-            state = {name: tensor for names, tensor in weights.gathered() for name in names}
-            weights = replace(weights, state=state, gathered=None)
+            weights = replace(weights, state=self._gathered(weights), gathered=None)
         published = self._published.setdefault(caller(), {})
         published[self._count] = weights
         for number in list(published)[: -weights.readable]:
             del published[number]
-        return replace(token, **offer_fields(weights.state)) if weights.offered else token
+        return replace(token, **offer_fields(weights.state, weights.types)) if weights.offered else token
+
+    def _gathered(self, weights: Weights) -> dict[str, Tensor]:
+        """The tensors that the ranks of a learner gather, in the memory of older ones where nobody reads these.
+
+        The publications that may no longer be read are given up first: there is never memory for one more.
+        """
+        assert weights.gathered is not None
+        published, own = self._published.setdefault(caller(), {}), dict[str, Tensor]()
+        for number in list(published)[: max(0, len(published) - weights.readable + 1)]:
+            state = published.pop(number).state
+            own = dict(state) if weights.overwrites or not self._receives else {}
+            del state
+        gathered: dict[str, Tensor] = {}
+        for names, tensor in weights.gathered():
+            former = own.get(names[0])
+            if former is not None and _can_hold(former, tensor):
+                tensor = former.copy_(tensor)
+            gathered |= dict.fromkeys(names, tensor)
+            for name in names:
+                own.pop(name, None)
+            del former
+        return gathered
 
     def resolve(self, token: WeightsToken) -> Weights | WeightsOffer | WeightsToken:
         """The weights themselves if they are in this process, else what the first transfer gives."""
         if (here := token.at(self._host)) is not None:
+            if token.tensors is not None and token.receivers > 1:
+                self._ask(token, "group", Absence())
             return self.published(here)
         return token if self._host == RUNNER else self._receive(token, *self._transfers)
 
@@ -87,23 +121,29 @@ class Publications:
         assert isinstance(weights, Weights)
         return weights
 
-    def export(self, token: WeightsToken, transfer: str, request: object, run_in_turn: RunInTurn) -> object:
-        """The sender's part of a transfer. Receivers without a request of their own share one answer."""
+    def export(
+        self,
+        token: WeightsToken,
+        transfer: str,
+        request: JoinRequest | Absence | WeightGroup | None,
+        run_in_turn: RunInTurn,
+    ) -> object:
+        """The sender's part of a transfer. Receivers with equal requests share one answer."""
         if transfer == "store" and (manifest := self.store.stored(token)) is not None:
             return manifest
+        if isinstance(request, JoinRequest | Absence):
+            return self._group.meet(token, request)
         publish = partial(self._publish, token, transfer, request)
-        if request is not None:
-            return run_in_turn(token.label, publish).result()
         with self._exporting:
             if self._exports[0] != token.number:
                 self._exports = token.number, {}
             answers = self._exports[1]
-            if transfer not in answers:
-                answers[transfer] = run_in_turn(token.label, publish)
-            answer = answers[transfer]
+            if (transfer, request) not in answers:
+                answers[transfer, request] = run_in_turn(token.label, publish)
+            answer = answers[transfer, request]
         return answer.result()
 
-    def _publish(self, token: WeightsToken, transfer: str, request: object) -> object:
+    def _publish(self, token: WeightsToken, transfer: str, request: WeightGroup | None) -> object:
         return self._transfers[transfer].publish(token, self.published(token).state, request)
 
     def _receive(self, token: WeightsToken, *transfers: str) -> Weights | WeightsOffer:
@@ -111,4 +151,12 @@ class Publications:
         return next(weights for weights in received if weights is not None)
 
     def _ask(self, token: WeightsToken, transfer: str, request: object) -> object:
+        if token.host == self._host and isinstance(request, Absence):
+            return self._group.meet(token, request)
         return self._transport.call(token.host, "export", token, transfer, request, limit=EXPORT_S)
+
+
+def _can_hold(former: Tensor, tensor: Tensor) -> bool:
+    """Whether `tensor` fits into the memory of `former`, which is not swapped out and is not its own."""
+    alike = (former.shape, former.dtype, former.device) == (tensor.shape, tensor.dtype, tensor.device)
+    return alike and former.untyped_storage().nbytes() > 0 and former.data_ptr() != tensor.data_ptr()

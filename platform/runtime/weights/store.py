@@ -89,7 +89,7 @@ class StoreTransfer:
         """The last publication of the rank, with `delta`. Frees the oldest ones."""
         stored = self._stored.setdefault(token.label, {})
         last = next(reversed(stored.values()), None) if token.delta else None
-        for number in list(stored)[: len(stored) - (readable - 1)]:
+        for number in list(stored)[: max(0, len(stored) - readable + 1)]:
             del stored[number]
         return last
 

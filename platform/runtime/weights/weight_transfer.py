@@ -34,7 +34,7 @@ class WeightsToken:
 
     copies: the same weights as other ranks of a learner have published them. tensors: those that can be sent
     to a process group, on `device` (see `WeightsOffer`); None: they are not offered to one. held: the host has the
-    tensors; else only the object store has.
+    tensors; else only the object store has. receivers: how many get the token at the same time, and join one group.
     """
 
     host: str
@@ -46,6 +46,7 @@ class WeightsToken:
     tensors: tuple[TensorShape, ...] | None = None
     device: str = "cpu"
     held: bool = True
+    receivers: int = 1
 
     def at(self, host: str) -> WeightsToken | None:
         """The publication in the process of `host`, if there is one."""

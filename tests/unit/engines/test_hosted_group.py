@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from rl_platform.engines.rollout.vllm import client
 from rl_platform.engines.rollout.vllm.client import VLLMEngine, VLLMSetup
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
-from rl_platform.runtime.weights.group import WeightGroup, WeightsOffer, offer_fields
+from rl_platform.runtime.weights.group import JoinRequest, WeightGroup, WeightsOffer, offer_fields
 
 STATE = {"backbone.norm.weight": torch.ones(3), "head.weight": torch.zeros(2, 3)}
 # Answers to everything and writes down what was asked; in its first life it dies when weights are to come.
@@ -54,40 +55,77 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-def offer(send: Any) -> WeightsOffer:
-    return WeightsOffer(7, offer_fields(STATE)["tensors"], "cpu", "127.0.0.1", lambda: pytest.fail("fetched"), send)
+class Sender:
+    """Opens groups for the engine and `others`, sends by `send`. requests: for groups; groups: that were sent to."""
+
+    def __init__(self, send: Callable[[WeightGroup], None], others: Sequence[str] = ()) -> None:
+        self._send, self._others = send, others
+        self.requests: list[JoinRequest] = []
+        self.groups: list[WeightGroup] = []
+
+    def offer(self) -> WeightsOffer:
+        tensors = offer_fields(STATE, {})["tensors"]
+        return WeightsOffer(7, tensors, "cpu", lambda: pytest.fail("fetched"), self._join, self._sent)
+
+    def _join(self, request: JoinRequest) -> WeightGroup:
+        self.requests.append(request)
+        others = () if request.alone else self._others
+        ranks = (request.receiver, 1), *((other, 3 + number) for number, other in enumerate(others))
+        name = request.group or f"weights-{len(self.requests)}"
+        return WeightGroup(name, "127.0.0.1", 4000, 3 + len(others), "gloo", ranks, False, 2**20, len(self.requests))
+
+    def _sent(self, group: WeightGroup) -> list[bytes]:
+        self.groups.append(group)
+        self._send(group)
+        return []
 
 
 def test_stacked_experts_are_fetched_because_sglang_reads_them_one_by_one(start: Any) -> None:
     engine, _ = start(dies=False)
     stacked = {"backbone.layers.0.mlp.experts.down_proj": torch.ones(2, 3, 4)}
     weights = Weights(7, stacked)
-    fields = offer_fields(stacked)["tensors"]
+    fields = offer_fields(stacked, {})["tensors"]
     try:
-        assert engine._reachable(WeightsOffer(7, fields, "cpu", "127.0.0.1", lambda: weights, pytest.fail)) is weights
+        assert engine._reachable(WeightsOffer(7, fields, "cpu", lambda: weights, pytest.fail, pytest.fail)) is weights
     finally:
         engine.close()
 
 
-def test_an_engine_that_dies_while_it_receives_is_started_again_with_a_new_group(start: Any) -> None:
+def test_an_engine_that_dies_while_it_receives_is_started_again_with_a_group_of_its_own(start: Any) -> None:
     engine, log = start(dies=True)
-    groups: list[WeightGroup] = []
 
     def send(group: WeightGroup) -> None:
-        groups.append(group)
-        if len(groups) == 1:
+        if len(sender.groups) == 1:
             raise WorkerError("connection closed by peer")
 
-    engine.receive(offer(send))
+    sender = Sender(send, others=["rollout[1]"])
+    engine.receive(sender.offer())
     assert (engine.version, engine.restarts) == (7, 1)
-    assert len({group.name for group in groups}) == 2
-    assert {(group.receiver, group.world_size, group.backend) for group in groups} == {("rollout[0]", 3, "gloo")}
+    assert [(one.receiver, one.ranks, one.device, one.alone) for one in sender.requests] == [
+        ("rollout[0]", 2, "cpu", False),
+        ("rollout[0]", 2, "cpu", True),
+    ]
     asked = log.read_text().splitlines()
     assert [line.split()[0] for line in asked] == ["join", "load_from_group"] * 2
     assert "model.norm.weight" in asked[-1], "by the names of a Hugging Face folder"
-    engine.receive(offer(send))
-    assert len(groups) == 3
-    assert groups[2] == groups[1], "one group for all updates"
+    engine.receive(sender.offer())
+    assert sender.requests[-1].group == sender.groups[1].name, "one group for all updates"
+    assert [line.split()[0] for line in log.read_text().splitlines()[4:]] == ["load_from_group"]
+    engine.close()
+
+
+def test_an_engine_whose_neighbour_dies_requests_the_weights_again_alone(start: Any) -> None:
+    """It may have half of them, so it is started again."""
+    engine, _ = start(dies=False)
+
+    def send(group: WeightGroup) -> None:
+        if len(group.receivers) > 1:
+            raise WorkerError("connection closed by peer")
+
+    sender = Sender(send, others=["rollout[1]"])
+    engine.receive(sender.offer())
+    assert (engine.version, engine.restarts) == (7, 1)
+    assert [request.alone for request in sender.requests] == [False, True]
     engine.close()
 
 
@@ -99,7 +137,7 @@ def test_a_sender_that_fails_leaves_no_engine_with_half_of_its_weights(start: An
         raise failure
 
     with pytest.raises(type(failure), match="were replaced"):
-        engine.receive(offer(send))
+        engine.receive(Sender(send).offer())
     assert engine._process.child.ended
     engine.close()
 

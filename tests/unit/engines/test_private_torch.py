@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from signatures import found
 
 ROOT = Path(__file__).parents[3]
 TABLE = yaml.safe_load((Path(__file__).parent / "private_torch.yaml").read_text())
 FOLDERS = ("platform", "launch", "envs", "api")
 CDATA = "torch.UntypedStorage._cdata"
+
+
+def found(name: str) -> object:
+    """Returns the object of a dotted name, whose leading parts are modules; None if there is none."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            result: object = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[count:]:
+            result = getattr(result, part, None)
+        return result
+    return None
 
 
 def is_private(dotted: str) -> bool:

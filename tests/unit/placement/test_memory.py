@@ -153,6 +153,31 @@ def test_the_generator_shares_the_weights_of_a_single_rank_in_its_process_only()
     assert weights_of == {"shared": 0, "several ranks": whole, "another GPU": whole}
 
 
+@pytest.mark.parametrize(
+    ("where", "changes", "bytes_each"),
+    [
+        ({"actor,critic,reference,rollout,reward": "0"}, {}, 0),  # one rank shows its own tensors
+        ({"actor,critic,reference,rollout,reward": "0-3"}, {}, 0),  # the engine generates with the gathered ones
+        ({"actor,critic,reference,rollout,reward": "0-3"}, {"rollout.backend": "sglang"}, 2),
+        ({"actor,critic,reference": "0-3", "rollout,reward": "0-3"}, {}, 0),  # through the object store
+        ({"actor,critic,reference": "0-3", "rollout,reward": "4-7"}, {}, 2),  # rank 0 sends them to a process group
+        ({"actor,critic,reference": "0-3", "rollout,reward": "4-7"}, {"rollout.weight_transfer": "memory"}, 0),
+        ({"actor,critic,reference": "0-3", "rollout,reward": "4-7"}, {"rollout.backend": "vllm"}, 0),
+    ],
+)
+def test_a_sharded_learner_holds_one_publication_in_the_type_of_the_engine(
+    where: dict[str, str], changes: dict[str, str], bytes_each: int
+) -> None:
+    half = {"actor.model": "{path: smollm2-135m-instruct, dtype: bfloat16}"}
+    estimate = model(loaded(MANY | half | changes), layout(where))
+    parameters = estimate.shapes["actor"].parameters
+    actor = estimate.rank("actor")
+    assert actor.published == bytes_each * parameters
+    assert actor.lasting == actor.weights + actor.published + actor.optimizer
+    assert actor.held("nothing") == actor.published, "it stays while the actor is away"
+    assert estimate.rank("critic").published == estimate.rank("reference").published == 0
+
+
 def test_on_a_gpu_lasting_parts_add_up_and_the_largest_passing_one_counts() -> None:
     config = loaded(MANY)
     estimate = model(config, layout({"actor,critic,reference,rollout,reward": "all"}))

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from weight_readers import read_from_group
-from weight_senders import SendingProcess
+from weight_readers import read_from_group, receive_in_turn
+from weight_senders import Learner, SendingProcess
 
 from rl_platform.errors import WorkerError
 from rl_platform.runtime.weights import group as weight_group
 from rl_platform.runtime.weights.group import (
+    Absence,
+    GroupTransfer,
+    JoinRequest,
     WeightGroup,
     WeightReceiver,
     WeightSender,
     WeightsOffer,
+    buckets_of,
     offer_fields,
-    open_group,
 )
+from rl_platform.runtime.weights.weight_transfer import WeightsToken
 
 pytestmark = pytest.mark.timeout(120, method="thread")  # who waits in a collective hears no signal
 CPU = torch.device("cpu")
@@ -29,45 +35,72 @@ HEAD = torch.arange(12.0).view(3, 4)
 STATE = {"head": HEAD, "half": torch.ones(5, dtype=torch.bfloat16), "turned": HEAD.T.clone().T, "tied": HEAD}
 
 
+SMALL = 64  # bytes of a bucket
+TENSORS = offer_fields(STATE, {})["tensors"]
+
+
 @pytest.fixture
-def other() -> Any:
+def opened() -> Iterator[WeightGroup]:
+    """A group of one receiver, whose rendezvous lives as long as the test."""
+    transfer = GroupTransfer(lambda: "127.0.0.1", pytest.fail)
+    token = WeightsToken("host0", "actor[0]", 1, 1, delta=False, tensors=TENSORS)
+    group = transfer.meet(token, JoinRequest("rollout[0]", 1, "cpu", checked=True))
+    assert group is not None
+    yield replace(group, bucket=SMALL)
+    del transfer
+
+
+@pytest.fixture
+def other(opened: WeightGroup) -> Any:
     """The group, and the connection to the process that is its other rank."""
-    meeting, group = open_group("rollout[0]", "127.0.0.1", 2, CPU)
     context = multiprocessing.get_context("spawn")
     line, theirs = context.Pipe()
-    process = context.Process(target=read_from_group, args=(group, theirs))
+    process = context.Process(target=read_from_group, args=(opened, theirs))
     process.start()
     theirs.close()
-    yield group, line, process
+    yield opened, line, process
     process.kill()
     process.join()
-    del meeting
 
 
-def test_every_tensor_arrives_once_and_in_order(other: Any) -> None:
+def test_every_tensor_arrives_once_and_in_order_in_buckets_of_one_type(other: Any) -> None:
     group, line, _ = other
-    sender, tensors = WeightSender(), offer_fields(STATE)["tensors"]
-    wanted = [(tensor.shape, tensor.dtype) for tensor in tensors if tensor.same_as is None]
-    assert len(wanted) == 3, "tied weights are sent once"
+    sender = WeightSender()
+    buckets = [[tensor.name for tensor in bucket] for bucket in buckets_of(TENSORS, SMALL)]
+    assert buckets == [["head"], ["half"], ["turned"]], "tied weights are sent once, and types are not mixed"
+    assert [len(bucket) for bucket in buckets_of(TENSORS, 2**20)] == [1, 1, 1]
     for factor in (1, 2):  # the second time in the group that is there
         state = {name: tensor * factor for name, tensor in STATE.items()} | {"tied": None}
-        line.send(wanted)
-        sender.send(state, tensors, group)
+        line.send([48, 10, 48])
+        sender.send(state, TENSORS, group)
         if factor == 1:
             assert line.recv() == "joined"
-        assert line.recv() == [state[name].float().tolist() for name in ("head", "half", "turned")]
+        sent = [state[name].contiguous().view(torch.uint8).numpy().tobytes() for name in ("head", "half", "turned")]
+        assert line.recv() == sent
+
+
+def test_tensors_are_converted_to_the_type_of_the_engine(other: Any) -> None:
+    group, line, _ = other
+    state = {"head": HEAD / 3, "bias": torch.ones(2)}
+    tensors = offer_fields(state, {"head": torch.bfloat16})["tensors"]
+    line.send([24, 8])
+    WeightSender().send(state, tensors, group)
+    line.recv()
+    head, bias = line.recv()
+    assert head == (HEAD / 3).to(torch.bfloat16).view(torch.uint8).numpy().tobytes()
+    assert bias == torch.ones(2).view(torch.uint8).numpy().tobytes()
 
 
 def test_a_receiver_that_dies_is_told(other: Any) -> None:
     group, line, process = other
-    sender, tensors = WeightSender(), offer_fields(STATE)["tensors"]
-    line.send([(tensor.shape, tensor.dtype) for tensor in tensors if tensor.same_as is None])
-    sender.send(STATE, tensors, group)
+    sender = WeightSender()
+    line.send([48, 10, 48])
+    sender.send(STATE, TENSORS, group)
     process.kill()
     process.join()
     large = {"head": torch.zeros(2**22)}  # more than the system keeps on the way
     with pytest.raises(WorkerError, match=r"weights for rollout\[0\] could not be sent"):
-        sender.send(large, offer_fields(large)["tensors"], group)
+        sender.send(large, offer_fields(large, {})["tensors"], group)
 
 
 @pytest.fixture
@@ -98,7 +131,7 @@ def test_weights_are_written_over_those_of_before(learner: SendingProcess) -> No
         assert_arrived(own, state)
     assert {name: tensor.data_ptr() for name, tensor in own.items()} == places
     assert own["half"].dtype == torch.float32
-    assert learner.groups[0] == learner.groups[1], "one group for all updates"
+    assert learner.groups[0].same_as(learner.groups[1]), "one group for all updates"
 
 
 def test_what_differs_from_its_checksum_is_no_version(learner: SendingProcess) -> None:
@@ -148,6 +181,99 @@ def test_a_group_is_of_cpus_or_of_distinct_gpus(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(weight_group, "place_of", str)
     gpus = [torch.device("cuda", number) for number in range(3)]
     for device, reached, unreached in (("cpu", [[CPU]], [gpus]), ("cuda:0", [gpus[1:]], [[CPU], gpus, gpus[:1]])):
-        offer = WeightsOffer(0, (), device, "", fetch=lambda: pytest.fail("fetched"), send=lambda group: [])
+        offer = WeightsOffer(0, (), device, pytest.fail, pytest.fail, pytest.fail)
         assert all(offer.reaches(devices) for devices in reached)
         assert not any(offer.reaches(devices) for devices in unreached)
+
+
+class Rollouts:
+    """Processes that receive from one learner."""
+
+    def __init__(self, learner: SendingProcess, count: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.address, self.lines, self.processes = Learner(learner.address), [], []
+        for rank in range(count):
+            self.start(rank, context)
+
+    def start(self, rank: int, context: Any) -> None:
+        line, theirs = context.Pipe()
+        process = context.Process(target=receive_in_turn, args=(self.address, f"rollout[{rank}]", theirs), daemon=True)
+        process.start()
+        theirs.close()
+        self.lines[rank:] = [line, *self.lines[rank + 1 :]]
+        self.processes[rank:] = [process, *self.processes[rank + 1 :]]
+
+    def ask(self, state: Any, version: int, ranks: Any, dies: Any = None) -> None:
+        for rank in ranks:
+            self.lines[rank].send(pickle.dumps((state, version, len(ranks), (dies or {}).get(rank))))
+
+    def found(self, rank: int) -> Any:
+        return pickle.loads(self.lines[rank].recv_bytes())
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_all_receivers_are_in_one_group_and_each_bucket_is_sent_once(count: int) -> None:
+    learner = SendingProcess(bucket=SMALL)
+    rollouts = Rollouts(learner, count)
+    everybody = frozenset(f"rollout[{rank}]" for rank in range(count))
+    for version in (1, 2):
+        state = {name: tensor * version for name, tensor in STATE.items()}
+        rollouts.ask(state, version, range(count))
+        for rank in range(count):
+            own, groups = rollouts.found(rank)
+            assert_arrived(own, state)
+            assert groups == [everybody] * version
+    rollouts.close()
+    learner.kill()
+
+
+@pytest.mark.parametrize("arrived", [1, 3])
+def test_a_receiver_that_is_killed_while_weights_are_sent_costs_the_others_no_weights(arrived: int) -> None:
+    """The others request them again; with the successor of the killed one all are in one group again."""
+    learner = SendingProcess(bucket=2**22)
+    rollouts = Rollouts(learner, 3)
+    state = {f"layer {number}": torch.full((2**20,), float(number)) for number in range(4)}
+    rollouts.ask(state, 1, range(3))
+    for rank in range(3):
+        rollouts.found(rank)
+    rollouts.ask(state, 2, range(3), dies={1: arrived})
+    for rank in (0, 2):
+        own, groups = rollouts.found(rank)
+        assert_arrived(own, state)
+        assert groups[-1] in ({f"rollout[{rank}]"}, groups[0]), "alone, unless all had arrived"
+    with pytest.raises(EOFError):
+        rollouts.found(1)
+    rollouts.start(1, multiprocessing.get_context("spawn"))
+    rollouts.ask(state, 2, [1])
+    assert_arrived(rollouts.found(1)[0], state)
+    rollouts.ask(state, 3, range(3))
+    for rank in range(3):
+        own, groups = rollouts.found(rank)
+        assert_arrived(own, state)
+        assert len(groups[-1]) == 3
+    rollouts.close()
+    learner.kill()
+
+
+def test_receivers_that_do_not_come_or_get_the_weights_otherwise_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    transfer = GroupTransfer(lambda: "127.0.0.1", pytest.fail)
+    token = WeightsToken("host0", "actor[0]", 1, 1, delta=False, tensors=TENSORS, receivers=3)
+    assert transfer.meet(token, Absence()) is None
+    with ThreadPoolExecutor() as threads:
+        requests = [JoinRequest(f"rollout[{rank}]", ranks, "cpu", checked=False) for rank, ranks in ((0, 2), (2, 4))]
+        both = [found.result() for found in [threads.submit(transfer.meet, token, one) for one in requests]]
+    assert both[0] == both[1]
+    assert both[0] is not None
+    assert both[0].world_size == 7
+    assert sorted(rank for _, rank in both[0].first_ranks) in ([1, 3], [1, 5])
+    monkeypatch.setattr(weight_group, "JOIN_S", 0.0)
+    late = transfer.meet(replace(token, number=2), JoinRequest("rollout[0]", 1, "cpu", checked=False))
+    assert late is not None
+    assert late.receivers == {"rollout[0]"}

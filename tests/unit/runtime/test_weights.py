@@ -237,15 +237,16 @@ class TestGathered:
                 assert_equal(receive(token, manifest, store, None).state, states[version])
 
 
-def config(backend: str, tensor: int = 1, pipeline: int = 1) -> Config:
+def config(training: str, tensor: int = 1, pipeline: int = 1, dtype: str = "float32", **rollout: Any) -> Config:
     return Config(
         runner={"task_type": "reasoning", "seed": 5},
         cluster={"component_placement": {"actor,rollout,reward": "all"}},
         data={"max_prompt_length": 6, "max_response_length": 12},
         algorithm={"adv_type": "grpo", "group_size": 2},
+        rollout=rollout,
         actor={
-            "model": {"random_init": TINY, "tokenizer": "bytes"},
-            "training_backend": backend,
+            "model": {"random_init": TINY, "tokenizer": "bytes", "dtype": dtype},
+            "training_backend": training,
             "parallel": {"tensor": tensor, "pipeline": pipeline},
         },
     )
@@ -317,18 +318,19 @@ def test_with_delta_fewer_bytes_give_the_same_weights_in_every_process(start) ->
 
 
 class Watched(LanguageActor):
-    """Knows how many bytes of the tensors that were put together were alive in its process at a time, at most."""
+    """Knows how many bytes of the tensors of all its publications were alive in its process at a time, at most."""
+
+    most = 0
 
     def publish(self, version: int, copy: bool = False) -> Weights:
         weight_transfer.BUCKET = SMALL
-        self.most = 0
+        self.made: list[weakref.ref[torch.Tensor]] = getattr(self, "made", [])
         return super().publish(version, copy)
 
-    def _gathered(self) -> Iterator[tuple[Sequence[str], torch.Tensor]]:
-        made: list[weakref.ref[torch.Tensor]] = []
-        for names, tensor in super()._gathered():
-            made.append(weakref.ref(tensor))
-            alive = [living for one in made if (living := one()) is not None]
+    def _gathered(self, dtype: torch.dtype) -> Iterator[tuple[Sequence[str], torch.Tensor]]:
+        for names, tensor in super()._gathered(dtype):
+            self.made.append(weakref.ref(tensor))
+            alive = [living for one in self.made if (living := one()) is not None]
             self.most = max(self.most, sum(living.nbytes for living in alive))
             del alive
             yield names, tensor
@@ -367,6 +369,57 @@ def test_a_rank_beside_a_rollout_keeps_the_weights_for_it(start) -> None:
         assert beside.keys() == apart.keys()
         assert all(torch.equal(beside[name], tensor) for name, tensor in apart.items())
     sizes = {tensor.data_ptr(): tensor.nbytes for tensor in apart.values()}.values()
-    passing, keeping = held[0]
+    passing, keeping = held[1]
     assert passing <= SMALL + 2 * max(sizes)
-    assert keeping >= sum(sizes)
+    assert sum(sizes) <= keeping <= sum(sizes) + 2 * max(sizes), "one publication, and what is on the way into it"
+
+
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [
+        (("fsdp", 1, 1), {}),
+        (("fsdp", 1, 1), {"dtype": "bfloat16", "backend": "sglang"}),
+        (("megatron", 1, 2), {"dtype": "bfloat16", "backend": "sglang"}),
+    ],
+    ids=str,
+)
+def test_the_sender_to_a_process_group_holds_one_publication_in_the_type_of_the_engine(
+    start, layout: tuple[str, int, int], options: dict[str, str]
+) -> None:
+    component = ComponentSpec(Watched, {"config": config(*layout, weight_transfer="group", **options)})
+    groups = start({"actor": component}, [("actor", 0)], [("actor", 1)])
+    published = [merge_published(groups["actor"].publish(version).wait()) for version in (1, 2, 3)][-1]
+    assert isinstance(published, WeightsToken)
+    assert published.tensors is not None
+    sizes = [tensor.nbytes for tensor in published.tensors if tensor.same_as is None]
+    assert {str(tensor.dtype) for tensor in published.tensors} == {f"torch.{options.get('dtype', 'float32')}"}
+    keeping, passing = groups["actor"].beside().wait()
+    assert sum(sizes) <= keeping <= sum(sizes) + 2 * max(sizes)
+    assert passing <= 2 * max(sizes)
+    assert sum(sizes) > 4 * max(sizes), "a second publication would be seen"
+
+
+def test_gathered_weights_overwrite_those_of_before_unless_somebody_reads_them() -> None:
+    def gathered() -> Iterator[tuple[list[str], torch.Tensor]]:
+        for name in ("head", "body"):
+            yield [name, f"{name} again"], torch.full((4,), float(version))
+
+    for receives, overwrites, same in ((True, True, True), (True, False, False), (False, False, True)):
+        here, places = Publications("host0", Memory(), receives), []
+        for version in (1, 2):
+            weights = Weights(version, {}, offered=True, gathered=gathered, overwrites=overwrites)
+            state = here.published(here.publish(weights)).state
+            assert all(torch.equal(tensor, torch.full((4,), float(version))) for tensor in state.values())
+            assert state["head"] is state["head again"]
+            places.append(state)
+        assert (places[0]["body"] is places[1]["body"]) == same
+        if not same:
+            assert places[0]["body"][0] == 1.0
+
+
+def test_memory_that_was_swapped_out_is_not_written_to() -> None:
+    here, state = Publications("host0", Memory(), receives=True), {"head": torch.ones(4)}
+    weights = Weights(1, {}, gathered=lambda: iter([(["head"], state["head"].clone())]), overwrites=True)
+    first = here.published(here.publish(weights)).state["head"]
+    first.untyped_storage().resize_(0)
+    assert torch.equal(here.published(here.publish(weights)).state["head"], state["head"])

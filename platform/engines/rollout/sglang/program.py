@@ -192,33 +192,36 @@ class EngineHost:
         async with self._paused():
             _check(await self.manager.update_weights_from_disk(request, None))
 
-    async def join(self, number: int, name: str, address: str, port: int, backend: str) -> None:
-        """The engine's processes are ranks 1, 2, ... of a group, whose rank 0 will send weights."""
+    async def join(
+        self, number: int, name: str, address: str, port: int, backend: str, world_size: int, first: int
+    ) -> None:
+        """The engine's processes are ranks `first`, ... of a group, whose rank 0 will send weights."""
         from sglang.srt.managers import io_struct as messages
 
         request = messages.InitWeightsUpdateGroupReqInput(
             master_address=address,
             master_port=port,
-            rank_offset=1,
-            world_size=1 + self.setup.tensor_parallel,
+            rank_offset=first,
+            world_size=world_size,
             group_name=name,
             backend=backend,
         )
         _check(await self.manager.init_weights_update_group(request, None))
 
-    async def load_from_group(self, number: int, name: str, parts: list[list[Shape]]) -> None:
-        """As `load`, of tensors that the group's rank 0 sends in this order, each as it is described."""
+    async def load_from_group(self, number: int, name: str, buckets: list[list[Shape]]) -> None:
+        """As `load`, of tensors that the group's rank 0 sends in flat buckets, each as it is described."""
         from sglang.srt.managers import io_struct as messages
 
         async with self._paused(), self._updated():
-            for part in parts:
-                names, dtypes, shapes = map(list, zip(*part, strict=True))
+            for bucket in buckets:
+                names, dtypes, shapes = map(list, zip(*bucket, strict=True))
                 request = messages.UpdateWeightsFromDistributedReqInput(
                     names=names,
                     dtypes=dtypes,
                     shapes=shapes,
                     group_name=name,
-                    flush_cache=part is parts[-1],
+                    flush_cache=bucket is buckets[-1],
+                    load_format="flattened_bucket",
                 )
                 _check(await self.manager.update_weights_from_distributed(request, None))
 

@@ -19,12 +19,10 @@ from rl_platform.engines.rollout.sglang.start_failures import recognised
 from rl_platform.errors import Problem, WorkerDied, WorkerError
 from rl_platform.models.pretrained import empty_causal_lm
 from rl_platform.records import Weights
-from rl_platform.runtime.process_group import Rendezvous
-from rl_platform.runtime.weights.group import WeightGroup, WeightsOffer, open_group, reachable
+from rl_platform.runtime.weights.group import JoinRequest, WeightGroup, WeightsOffer, buckets_of, reachable
 
 logger = logging.getLogger(__name__)
 
-BUCKET = 256 * 2**20  # bytes that the engine gets from a group at a time
 EXPERTS = ".experts."  # in the names of their parameters
 DEATH_S = 5.0  # after which a process that broke a connection by its death is gone
 
@@ -41,7 +39,8 @@ class SGLangEngine(HostedEngine):
         variables = engine_environment(setup, sorted(os.sched_getaffinity(0)), visible_gpus())
         self._environment = variables | dict(environment)
         self._shared = SharedWeights()
-        self._group: tuple[Rendezvous, WeightGroup] | None = None
+        self._group: WeightGroup | None = None
+        self._requested: WeightsOffer | None = None
         super().__init__(label, setup.model_config, eos_token_ids)
 
     def _new_process(self) -> EngineProcess:
@@ -76,22 +75,30 @@ class SGLangEngine(HostedEngine):
             self._process.call("load_from_disk").wait()
 
     def _load_from_group(self, offer: WeightsOffer) -> None:
-        """The engine waits for what the offer sends. Should that fail the engine has half of it, and ends."""
-        joining = []
-        if self._group is None:
-            size = 1 + self._setup.tensor_parallel
-            self._group = open_group(self._label, offer.address, size, self._setup.device)
-            group = self._group[1]
-            joining = [self._process.call("join", group.name, group.address, group.port, group.backend)]
-        group = self._group[1]
-        loading = [*joining, self._process.call("load_from_group", group.name, parts_of(offer))]
+        """The engine waits for what the offer sends. Should that fail the engine has half of it, and ends.
+
+        All engines request an offer together. One that requests it again, after a restart or a failure, does so alone.
+        """
+        known = "" if self._group is None else self._group.name
+        ranks = self._setup.tensor_parallel
+        again, self._requested = self._requested is offer, offer
+        request = JoinRequest(self._label, ranks, self._setup.device, checked=False, group=known, alone=again)
+        group, joining = offer.join(request), []
+        if self._group is None or not group.same_as(self._group):
+            first = group.first_rank(self._label)
+            place = [group.name, group.address, group.port, group.backend, group.world_size, first]
+            joining = [self._process.call("join", *place)]
+        self._group = group
+        loading = [*joining, self._process.call("load_from_group", group.name, buckets(offer, group))]
         try:
             offer.send(group)
         except BaseException as error:
+            shared = len(group.receivers) > 1
             died = self._process.child.ends_within(DEATH_S)
             self._process.kill()
-            if died and isinstance(error, WorkerError):
-                raise WorkerDied(f"the engine died while weights were sent to it: {error}") from error
+            if isinstance(error, WorkerError) and (died or shared):
+                what = "the engine" if died else "another engine"
+                raise WorkerDied(f"{what} died while weights were sent to it: {error}") from error
             raise
         for call in loading:
             call.wait()
@@ -111,14 +118,9 @@ def with_single_experts(state: Mapping[str, Tensor], model_config: Mapping[str, 
     return single
 
 
-def parts_of(offer: WeightsOffer) -> list[list[Shape]]:
-    """The tensors of an offer in parts of which the engine has room for one beside its weights."""
-    parts: list[list[Shape]] = []
-    filled = BUCKET
-    for tensor in offer.distinct:
-        if filled + tensor.nbytes > BUCKET:
-            parts.append([])
-            filled = 0
-        parts[-1].append((exported(tensor.name), str(tensor.dtype).removeprefix("torch."), [*tensor.shape]))
-        filled += tensor.nbytes
-    return parts
+def buckets(offer: WeightsOffer, group: WeightGroup) -> list[list[Shape]]:
+    """The buckets of an offer as the engine reads them: name, type and shape of each tensor."""
+    return [
+        [(exported(one.name), str(one.dtype).removeprefix("torch."), [*one.shape]) for one in bucket]
+        for bucket in buckets_of(offer.tensors, group.bucket)
+    ]

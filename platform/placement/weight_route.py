@@ -1,0 +1,42 @@
+"""How new weights get from the policy's ranks to the rollout of a placement, and which ranks hold a copy of them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rl_platform.config.rollout_backend import HOSTED, may_go_by_group
+from rl_platform.config.schema import Config
+from rl_platform.placement.layout import Layout
+
+
+def weight_transfer(config: Config, layout: Layout) -> Literal["auto", "group", "memory"]:
+    """Returns `rollout.weight_transfer` without `auto` where a process group cannot connect policy and rollout.
+
+    NCCL needs a GPU of its own for each rank. Without this, rank 0 would hold weights that nobody can be sent.
+    """
+    asked = config.rollout.weight_transfer
+    return "memory" if asked == "auto" and "rollout" in layout.sharing[layout.policy] else asked
+
+
+def held_publications(config: Config, layout: Layout, *, on_gpu: bool) -> int:
+    """Returns how many whole published models a rank of a sharded learner holds, beside the rollout's weights.
+
+    Ranks with a rollout in their process hold them for that, and rank 0 for a process group.
+    """
+    ahead = config.runner.max_staleness
+    readable = 1 if ahead < 2 else ahead + 1
+    policy, rollout = layout.parts[layout.policy], layout.parts["rollout"]
+    if policy.ranks == 1:
+        return 0
+    if policy.key == rollout.key:  # the built-in engine generates with that copy, unless it converts it
+        own = config.rollout.backend not in HOSTED and published_type(config, on_gpu=on_gpu) == config.actor.model.dtype
+        return readable - own
+    by_group = weight_transfer(config, layout) != "memory" and may_go_by_group(config, on_gpu)
+    return int(by_group and readable == 1)
+
+
+def published_type(config: Config, *, on_gpu: bool) -> str:
+    """Returns the type of gathered weights, as `engines.rollout.build.published_dtype` does."""
+    plain = config.runner.task_type != "reasoning" or "dtype" in config.rollout.engine_args
+    converts = config.rollout.backend in HOSTED or (on_gpu and config.rollout.backend in ("auto", "torch"))
+    return config.actor.model.dtype if converts and not plain else "float32"
