@@ -211,17 +211,18 @@ class TestGathered:
     @pytest.mark.parametrize("receives", [False, True])
     @pytest.mark.parametrize("shared", [False, True])
     @pytest.mark.parametrize("delta", [False, True])
-    def test_older_ones_stay_readable(self, receives: bool, shared: bool, delta: bool) -> None:
+    @pytest.mark.parametrize("readable", [3, 5])
+    def test_older_ones_stay_readable(self, receives: bool, shared: bool, delta: bool, readable: int) -> None:
         """And are not exported between two calls of the rank, which may work for long."""
         store, states, tokens = Memory(), [], []
         here = Publications("host0", store, receives)
-        for version in range(5):
+        for version in range(readable + 2):
             state = {name: torch.full((8,), float(version if name == "a" else 0)) for name in "ab"}
             states.append(state)
             whole = (([name], tensor) for name, tensor in state.items())
             gathered = (lambda whole=whole: whole) if shared else None
             content = {} if shared else state
-            tokens.append(here.publish(Weights(version, content, delta, gathered=gathered, readable=3)))
+            tokens.append(here.publish(Weights(version, content, delta, gathered=gathered, readable=readable)))
         for version, token in enumerate(tokens):
             assert token.held == receives
             if receives:
