@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import yaml
 
@@ -85,7 +84,7 @@ CURVE_POINTS = 256
 RECENT_STEPS = 10
 
 
-def headline_of(config: Mapping[str, Any]) -> Headline:
+def headline_of(config: Mapping[str, Mapping[str, object]]) -> Headline:
     """Returns the headline of a run from its config (section, key, value)."""
     task = str(config["runner"]["task_type"])
     own = task == "reasoning" and (config.get("reward") or {}).get("type", "task") not in (*VERIFIERS, "code")

@@ -95,7 +95,7 @@ class RunInfo:
     resumed_step: int | None = None
     card: Sequence[tuple[str, str]] = ()
     placement: str = ""
-    config: Mapping[str, object] = field(default_factory=dict)
+    config: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
 class Reporter(Protocol):

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -133,7 +132,7 @@ def _read_manifest(path: Path) -> tuple[Checkpoint, dict[str, Written]]:
     return Checkpoint(path, body["step"], body["fingerprint"], body["parts"]), files
 
 
-def _mistyped(body: dict[str, Any]) -> Iterator[str]:
+def _mistyped(body: StateDict) -> Iterator[str]:
     """Yields what is wrong with the values of a manifest, which its seal does not vouch for."""
     for key, kind in (("step", int), ("fingerprint", str), ("parts", dict), ("files", dict)):
         if type(body.get(key)) is not kind:

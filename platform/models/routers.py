@@ -16,7 +16,9 @@ from torch.overrides import TorchFunctionMode
 from rl_platform.models.packed import PackedTokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
+
+    from transformers import PreTrainedModel
 
 
 class Routing(NamedTuple):
@@ -33,7 +35,7 @@ class Routing(NamedTuple):
         return cls(first, weights, last) if first.is_floating_point() else cls(last, weights, first)
 
 
-def routers(backbone: Any) -> dict[int, Any]:
+def routers(backbone: PreTrainedModel) -> dict[int, Any]:
     """The routers by the number of their layer, from 0; none of a dense model."""
     return {
         number: module
@@ -52,7 +54,7 @@ def scores(router: nn.Module, logits: Tensor) -> Tensor:
 class RecordedRouters:
     """Keeps the routes of a forward pass."""
 
-    def __init__(self, backbone: Any) -> None:
+    def __init__(self, backbone: PreTrainedModel) -> None:
         self._layers, self._routes = len(backbone.layers), dict[int, Tensor]()
         for layer, router in routers(backbone).items():
             router.register_forward_hook(partial(self._keep, layer))
@@ -74,7 +76,7 @@ class ReplayedRouters:
     replays the routes of the last one.
     """
 
-    def __init__(self, backbone: Any) -> None:
+    def __init__(self, backbone: PreTrainedModel) -> None:
         self._routes: Tensor | None = None
         for layer, router in routers(backbone).items():
             router.forward = partial(self._forward, layer, router, router.forward)
@@ -83,7 +85,7 @@ class ReplayedRouters:
         """`routes` [B,T,L,K] of sequences of `lengths` [B] that are `packed`; None: the routers select themselves."""
         self._routes = None if routes is None else packed_routes(routes, packed.flat_index, lengths, len(packed.tokens))
 
-    def _forward(self, layer: int, router: Any, forward: Callable[[Tensor], Any], hidden: Tensor) -> Any:
+    def _forward(self, layer: int, router: Any, forward: Callable[[Tensor], object], hidden: Tensor) -> object:
         if self._routes is None:
             return forward(hidden)
         with _Selected(self._routes[:, layer], router.num_experts):
@@ -100,7 +102,13 @@ class _Selected(TorchFunctionMode):
         super().__init__()
         self.routes, self.experts = routes, experts
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: object,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> Any:
         found = function(*args, **(kwargs or {}))
         if function not in (torch.topk, Tensor.topk) or args[0].dim() != 2:
             return found

@@ -10,7 +10,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Required, TypedDict
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import POLICIES, Model, RandomLM
@@ -41,6 +41,18 @@ GEMMA = ("gemma", "gemma2", "gemma3_text")
 MIXTURES = ("gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 
 Shape = ModelShape | PolicyShape
+
+
+class _MLP(TypedDict, total=False):
+    """The fields of a shape about its feed-forward layers."""
+
+    intermediate: Required[int]
+    experts: int
+    active_experts: int
+    shared: int
+    shared_gate: bool
+    dense_layers: int
+    dense_intermediate: int
 
 
 def shapes(config: Config) -> tuple[dict[str, Shape], dict[str, str]]:
@@ -130,9 +142,7 @@ def from_options(options: Options) -> ModelShape | str:
         always |= dict.fromkeys(("mistral", "ministral", "mixtral", "deepseek_v2", "deepseek_v3"), False)
         usual = {"qwen3": 128, "gpt_oss": 64} | dict.fromkeys(GEMMA, 256)
         head_dim = int(options.get("head_dim") or usual.get(kind, hidden // heads))
-        experts: dict[str, Any] = (
-            _experts(options) if kind in MIXTURES else {"intermediate": int(options["intermediate_size"])}
-        )
+        mlp = _experts(options) if kind in MIXTURES else _MLP(intermediate=int(options["intermediate_size"]))
         latent = _latent(options) if kind in ("deepseek_v2", "deepseek_v3") else None
         return ModelShape(
             vocabulary=int(options["vocab_size"]),
@@ -150,25 +160,25 @@ def from_options(options: Options) -> ModelShape | str:
             sinks=kind == "gpt_oss",
             expert_bias=kind == "gpt_oss",
             latent=latent,
-            **experts,
+            **mlp,
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         return f"config.json lacks or garbles {error}"
 
 
-def _experts(options: Options) -> dict[str, int]:
-    """Returns the fields of a shape about its experts."""
+def _experts(options: Options) -> _MLP:
     kind = options["model_type"]
     if kind == "gpt_oss":
-        names = {"intermediate": "intermediate_size", "experts": "num_local_experts"}
-        names["active_experts"] = "num_experts_per_tok"
-        return {field: int(options[name]) for field, name in names.items()}
+        return _MLP(
+            intermediate=int(options["intermediate_size"]),
+            experts=int(options["num_local_experts"]),
+            active_experts=int(options["num_experts_per_tok"]),
+        )
     width = int(options["intermediate_size" if kind == "mixtral" else "moe_intermediate_size"])
     number = next(name for name in ("num_experts", "num_local_experts", "n_routed_experts") if name in options)
-    fields = {"intermediate": width, "experts": int(options[number])}
-    fields["active_experts"] = int(options["num_experts_per_tok"])
+    fields = _MLP(intermediate=width, experts=int(options[number]), active_experts=int(options["num_experts_per_tok"]))
     if kind == "qwen2_moe":
-        fields |= {"shared": int(options["shared_expert_intermediate_size"]), "shared_gate": True}
+        fields["shared"], fields["shared_gate"] = int(options["shared_expert_intermediate_size"]), True
     layers, dense = int(options["num_hidden_layers"]), 0
     if kind in ("deepseek_v2", "deepseek_v3"):
         fields["shared"] = width * int(options.get("n_shared_experts") or 0)
@@ -177,7 +187,7 @@ def _experts(options: Options) -> dict[str, int]:
         without, every = options.get("mlp_only_layers") or (), int(options.get("decoder_sparse_step", 1))
         dense = sum(layer in without or (layer + 1) % every != 0 for layer in range(layers))
     if dense:
-        fields |= {"dense_layers": dense, "dense_intermediate": int(options["intermediate_size"])}
+        fields["dense_layers"], fields["dense_intermediate"] = dense, int(options["intermediate_size"])
     return fields
 
 

@@ -259,17 +259,17 @@ def _value(calculation: str) -> Fraction | None:
 # Formulas ------------------------------------------------------------------------------------------------------------
 
 
-def _parsed(expected: str) -> list[Any]:
+def _parsed(expected: str) -> list[object]:
     """The formula of an expected answer. No model wrote it, and reading it here makes copies of this process quick."""
     from math_verify import parse
 
-    gold = parse(f"\\boxed{{{expected}}}", parsing_timeout=None)
+    gold: list[object] = parse(f"\\boxed{{{expected}}}", parsing_timeout=None)
     if not gold:
         raise ValueError(f"math-verify cannot read the expected answer {expected!r}")
     return gold
 
 
-def _equal_formulas(gold: list[Any], given: str) -> bool:
+def _equal_formulas(gold: list[object], given: str) -> bool:
     from math_verify import parse, verify
 
     return verify(gold, parse(f"\\boxed{{{given}}}", parsing_timeout=None), timeout_seconds=None)
