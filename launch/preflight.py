@@ -46,6 +46,9 @@ BYTES_FROZEN = 4
 
 def check_cheap(config: Config, placement: Placement) -> None:
     """Raises ConfigError for a valid config that this version or this machine cannot run."""
+    if config.rollout.multi_turn:
+        with required("rl_platform.components.multi_turn", "rollout.multi_turn"):
+            importlib.import_module("rl_platform.components.multi_turn")
     problems = [
         *_engines(config, placement),
         *_processes(config, placement),

@@ -1,15 +1,15 @@
 """Rollout of language models: prompts in, trajectories out, each as soon as it is finished.
 
 `generate` completes all responses. `generate_until` stops when enough prompts are complete; the other responses go on
-in a later call. Responses of several turns are in conversations.py.
+in a later call. Responses of several turns are in `multi_turn/`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from rl_platform.components.conversations import Conversations
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.rollout import Sampling
 from rl_platform.engines.rollout.base import Completion, Request, RolloutEngine
@@ -23,6 +23,9 @@ from rl_platform.rng import derive_seed
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.host import ComponentContext
 from rl_platform.runtime.weights.group import WeightsOffer
+
+if TYPE_CHECKING:
+    from rl_platform.components.multi_turn.conversations import Conversations
 
 Group = Sequence[Trajectory]  # the responses to one prompt, complete or not
 
@@ -42,8 +45,11 @@ class LanguageRollout:
             config, context.label, model_config, self.ends, context.accelerators, context.seed, stop_texts
         )
         self.loaded: int | None = None  # version of the weights in the engine; None: they are not complete
-        turns = config.rollout.multi_turn
-        self.conversations = Conversations(context.label, config, self.engine, self.tokenizer) if turns else None
+        self.conversations: Conversations | None = None
+        if config.rollout.multi_turn:
+            from rl_platform.components.multi_turn.conversations import Conversations
+
+            self.conversations = Conversations(context.label, config, self.engine, self.tokenizer)
 
     def close(self) -> None:
         """Ends the processes of the engine and of the tool."""

@@ -60,6 +60,7 @@ LEVELS = (
 )
 LEVEL = {area: number for number, areas in enumerate(LEVELS) for area in areas}
 EXTRAS = {  # folders that may be removed: the core imports them only when a config needs them
+    "rl_platform.components.multi_turn": "platform/components/multi_turn",
     "rl_platform.components.reward_models": "platform/components/reward_models",
     "rl_platform.envs.reasoning.servers": "envs/reasoning/servers",
     "rl_platform.models.policies": "platform/models/policies",
@@ -82,6 +83,7 @@ NEEDS = {  # extras that an extra imports freely
     "rl_platform.components.reward_models": "rl_platform.envs.reasoning.servers",
 }
 SEAMS = (
+    "platform/components/rollout.py",
     "platform/components/reward.py",
     "platform/models/saved_policy.py",
     "platform/models/embodied_policy.py",
