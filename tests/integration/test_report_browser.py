@@ -29,6 +29,16 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
+# Cells of one word that take several lines.
+BROKEN_WORDS = """[...document.querySelectorAll("th, #phases td")].filter(cell => {
+  const text = document.createRange();
+  text.selectNodeContents(cell);
+  const lines = [...text.getClientRects()].map(box => Math.round(box.top / 15));
+  const word = !/\\s/.test(cell.textContent) && !cell.querySelector("svg");
+  return word && Math.max(...lines) - Math.min(...lines) > 1;
+}).map(cell => cell.textContent)"""
+
+
 class Opened:
     """A page that has drawn itself. problems: errors, and requests that leave the file."""
 
@@ -49,6 +59,15 @@ class Opened:
         self.page.locator("#tip").wait_for(state="visible", timeout=60_000)
         return self.page.locator("#tip").inner_text()
 
+    def tip_under_the_pointer(self, place: Any) -> str:
+        """The pointer comes back until the tip shows: a layout that settles late moves the place away below it."""
+        for _ in range(20):
+            place.hover()
+            if self.page.locator("#tip").is_visible():
+                break
+            self.page.mouse.move(0, 0)
+        return self.tip()
+
 
 def test_a_reasoning_run(browser: Any, tmp_path: Path) -> None:
     write(collect([make_run(tmp_path / "run")], tmp_path / "report.html"), tmp_path / "report.html")
@@ -61,9 +80,9 @@ def test_a_reasoning_run(browser: Any, tmp_path: Path) -> None:
     assert page.locator(".finding.bad b").all_inner_texts() == ["Losses or gradients are not finite"]
     assert "reward/mean went from 0.083 to 1.000" in page.locator("#verdict").inner_text()
     assert page.locator("#curves .chart svg path").count() >= 2
-    page.locator("#curves [data-metric='actor/approx_kl']").hover()
-    assert "how far the policy moved" in opened.tip()
-    assert "unit: nats" in opened.tip()
+    tip = opened.tip_under_the_pointer(page.locator("#curves [data-metric='actor/approx_kl']"))
+    assert "how far the policy moved" in tip
+    assert "unit: nats" in tip
     page.keyboard.press("Escape")
     page.locator("#tip").wait_for(state="hidden", timeout=60_000)
 
@@ -77,8 +96,8 @@ def test_a_reasoning_run(browser: Any, tmp_path: Path) -> None:
     assert page.get_by_role("button", name="ratio").get_attribute("aria-pressed") == "true"
     page.locator("#conversations .text[aria-label^=tokens]").press("ArrowRight")
     assert "log-prob" in opened.tip()
-    page.locator("#conversations .token").first.hover()
-    assert "1.11" in opened.tip()  # exp(-0.9 - -1)
+    tip = opened.tip_under_the_pointer(page.locator("#conversations .token").first)
+    assert "1.11" in tip  # exp(-0.9 - -1)
 
     page.get_by_placeholder("find a metric").fill("nonsense")
     assert "No metric has this" in page.locator("#curves").inner_text()
@@ -107,11 +126,14 @@ def test_two_runs_and_an_episode(browser: Any, tmp_path: Path) -> None:
 def test_a_narrow_page_scrolls_tables_and_pictures_alone(browser: Any, tmp_path: Path) -> None:
     names = ["a_run_with_a_name", "another_run_with_a_name", "third_run"]
     runs = [make_run(tmp_path / name, task="embodied", name=name) for name in names]
+    for run in runs:
+        row = {"val/return": 500.0, "episode/return": 124.5, "time/step": 1.0, "time/sync weights": 0.1}
+        write_lines(run / "metrics.jsonl", [row | {"step": step} for step in range(1, 4)])
     write(collect(runs, tmp_path / "report.html"), tmp_path / "report.html")
     page = Opened(browser, tmp_path / "report.html").page
     page.set_viewport_size({"width": 400, "height": 900})
     assert page.evaluate("document.documentElement.scrollWidth") == 400
-    assert page.evaluate("document.querySelector('#comparison .scroll').scrollWidth") > 400  # no word is broken
+    assert page.evaluate(BROKEN_WORDS) == []
 
 
 def test_a_followed_run_reads_the_file_again(browser: Any, tmp_path: Path) -> None:
