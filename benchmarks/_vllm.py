@@ -22,7 +22,7 @@ def main() -> None:
     setup = json.loads(sys.stdin.readline())
     engine = LLM(
         model=setup["model"],
-        dtype="float32",
+        dtype=setup["dtype"],
         max_model_len=setup["longest"],
         max_num_seqs=setup["count"],
         skip_tokenizer_init=True,

@@ -1,9 +1,9 @@
 """Tokens per second of the built-in rollout engine, next to other engines in the same run, and the machine's limit.
 
-SmolLM2-135M-Instruct, float32, temperature 1, no filters. Responses have lengths set beforehand and no end-of-text
+SmolLM2-135M-Instruct, temperature 1, no filters, every engine with weights, keys and values of `--dtype`. Responses have lengths set beforehand and no end-of-text
 token, so that all generate the same number of tokens:
 
-* equal: 16 requests, prompts cut to one length, 128 new tokens each.
+* equal: `--batch` requests, prompts cut to one length, 128 new tokens each.
 * mixed: 64 requests (spelling, counting and word problems, in turns), 16 to 128 new tokens. `generate` takes them as
   one padded batch as long as its longest response; the tokens beyond a response's own length do not count.
 
@@ -16,7 +16,8 @@ The limit is what this machine could do if nothing but the matrices mattered: re
 which memory is read, or their products with all tokens at the rate of one such product, whichever takes longer. Both
 rates are measured in the race. Not covered: several samples of one prompt, GPUs.
 
-    python benchmarks/rollout.py [--tokens 128] [--cases equal mixed] [--vllm-python PATH] [--rounds 3] [--quick]
+    python benchmarks/rollout.py [--tokens 128] [--cases equal mixed] [--batch 16] [--dtype float32]
+        [--vllm-python PATH] [--rounds 3] [--quick]
 """
 
 from __future__ import annotations
@@ -77,13 +78,13 @@ def ours(turns: Turns, settings: argparse.Namespace) -> None:
     from rl_platform.runtime.cpu import keep_freed_memory
 
     keep_freed_memory()
-    network = causal_lm()
-    engine = TorchRolloutEngine(network.config, (), settings.count, torch.device("cpu"))
+    network = causal_lm(settings)
+    engine = TorchRolloutEngine(network.config, (), settings.count, torch.device("cpu"), network.dtype)
     run_laps(turns, our_lap(engine, network, settings))
 
 
 def sglang(turns: Turns, settings: argparse.Namespace) -> None:
-    network = causal_lm()
+    network = causal_lm(settings)
     room = sum(len(prompt) + tokens + 1 for prompt, tokens in requests(settings))
     with sglang_on_cpu(network, settings.count, room, settings.threads) as engine:
         run_laps(turns, our_lap(engine, network, settings))
@@ -117,7 +118,7 @@ def our_lap(engine: Any, network: Any, settings: argparse.Namespace) -> Callable
 def generate(turns: Turns, settings: argparse.Namespace) -> None:
     import torch
 
-    network = causal_lm()
+    network = causal_lm(settings)
     network.generation_config.eos_token_id = None
     wanted = requests(settings)
     width = max(len(prompt) for prompt, _ in wanted)
@@ -138,7 +139,7 @@ def generate_batch(turns: Turns, settings: argparse.Namespace) -> None:
     from transformers import GenerationConfig
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-    network = causal_lm("sdpa")
+    network = causal_lm(settings, "sdpa")
     wanted = requests(settings)
     sampling = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, eos_token_id=-1, pad_token_id=0)
     blocks = settings.count * (1 + max(len(prompt) + tokens for prompt, tokens in wanted) // 256)
@@ -168,6 +169,7 @@ def vllm(turns: Turns, settings: argparse.Namespace) -> None:
     wanted = requests(settings)
     longest = max(len(prompt) + tokens for prompt, tokens in wanted)
     setup = {"model": model_folder(MODEL), "longest": longest, "count": settings.count, "requests": wanted}
+    setup["dtype"] = settings.dtype
     command = [str(settings.vllm_python), str(ROOT / "_vllm.py")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -203,11 +205,11 @@ def cpu_seconds_of_children() -> float:
     return found
 
 
-def causal_lm(attention: str | None = None) -> Any:
+def causal_lm(settings: argparse.Namespace, attention: str | None = None) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    options = {"dtype": torch.float32, "attn_implementation": attention}
+    options = {"dtype": getattr(torch, settings.dtype), "attn_implementation": attention}
     return AutoModelForCausalLM.from_pretrained(model_folder(MODEL), **options).eval()
 
 
@@ -217,8 +219,9 @@ def measure_rates(turns: Turns, settings: argparse.Namespace) -> None:
 
     from rl_platform.accel.packed_linear import PackedLinear
 
-    layer = torch.nn.Linear(576, 3072, bias=False)  # stays in the cache
-    product, states, memory = PackedLinear([layer]), torch.randn(settings.count, 576), torch.ones(2**26)
+    dtype = getattr(torch, settings.dtype)
+    layer = torch.nn.Linear(576, 3072, bias=False, dtype=dtype)  # stays in the cache
+    product, states, memory = PackedLinear([layer]), torch.randn(settings.count, 576).to(dtype), torch.ones(2**26)
 
     def fastest(call: Callable[[], Any], repeats: int) -> float:
         found = []
@@ -235,8 +238,8 @@ def measure_rates(turns: Turns, settings: argparse.Namespace) -> None:
             turns.next({"flops": flops, "bandwidth": memory.nbytes / fastest(memory.sum, 10)})
 
 
-def tokens_at_limit(laps: Sequence[Lap], wanted: Requests) -> float:
-    """Tokens per second that the measured rates allow."""
+def tokens_at_limit(laps: Sequence[Lap], wanted: Requests, size: int) -> float:
+    """Tokens per second that the measured rates allow, with weights of `size` bytes each."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model_folder(MODEL))
@@ -246,16 +249,16 @@ def tokens_at_limit(laps: Sequence[Lap], wanted: Requests) -> float:
     head = config.vocab_size * config.hidden_size
     new = sum(tokens for _, tokens in wanted)
     products = 2 * (layers * (new + sum(len(prompt) for prompt, _ in wanted)) + head * new)
-    read = 4 * (layers + head) * max(tokens for _, tokens in wanted)
+    read = size * (layers + head) * max(tokens for _, tokens in wanted)
     flops, bandwidth = (max(lap.numbers[name] for lap in laps) for name in ("flops", "bandwidth"))
     print(f"memory is read at {bandwidth / 1e9:.1f} GB/s, matrices are multiplied at {flops / 1e9:.0f} GFLOP/s")
     return new / max(products / flops, read / bandwidth)
 
 
-def report(case: str, laps: dict[str, list[Lap]], wanted: Requests) -> None:
+def report(case: str, laps: dict[str, list[Lap]], wanted: Requests, dtype: str) -> None:
     expected = sum(tokens for _, tokens in wanted)
-    print(f"\n{case}: {len(wanted)} requests, {expected} new tokens, float32")
-    at_limit = tokens_at_limit(laps.pop(LIMIT), wanted)
+    print(f"\n{case}: {len(wanted)} requests, {expected} new tokens, {dtype}")
+    at_limit = tokens_at_limit(laps.pop(LIMIT), wanted, 4 if dtype == "float32" else 2)
     print(f"{'':<28} {'tokens/s':>9} {'seconds':>8} {'CPU seconds':>12}")
     for name, done in laps.items():
         if any(lap.numbers["tokens"] != expected for lap in done):
@@ -273,6 +276,8 @@ def main() -> None:
     parser = new_parser(__doc__, rounds=3)
     parser.add_argument("--tokens", type=int, default=128, help="longest response")
     parser.add_argument("--cases", nargs="+", choices=("equal", "mixed"), default=("equal", "mixed"))
+    parser.add_argument("--batch", type=int, default=16, help="requests of the equal case")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--without", nargs="+", default=(), help="engines to leave out: words of their names")
     parser.add_argument("--vllm-python", type=Path, help="interpreter that can import vllm")
     options = parser.parse_args()
@@ -293,15 +298,16 @@ def main() -> None:
     found, results = machine(("torch", "transformers")), {}
     for case in options.cases:
         settings = argparse.Namespace(
-            count=64 if case == "mixed" else 16,
+            count=64 if case == "mixed" else options.batch,
             tokens=options.tokens,
             mixed=case == "mixed",
+            dtype=options.dtype,
             threads=options.threads,
             vllm_python=options.vllm_python,
         )
         entries = {name: Entry(run, settings, options.threads) for name, run in contestants.items()}
         results[case] = race(entries, options.warm_up, options.rounds)
-        report(case, dict(results[case]), requests(settings))
+        report(case, dict(results[case]), requests(settings), options.dtype)
     write_json(options.json, {"benchmark": "rollout", "options": vars(options), "machine": found, "laps": results})
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from rl_platform.accel.compiled_policy import CompiledPolicy
     from rl_platform.accel.compiled_training import CompiledEngine
     from rl_platform.accel.packed_linear import PackedLinear
+    from rl_platform.engines.rollout.decoder import RowOperations
+    from rl_platform.records import SamplingParams
 
 VARIABLE = "RL_PLATFORM_ACCELERATE"
 
@@ -100,16 +102,45 @@ def policy_class(policy: nn.Module, device: torch.device) -> type[CompiledPolicy
 
 
 def decode_attention() -> tuple[Any, Any] | None:
-    """`Readers` and `DecodeAttention` of engines/rollout/paged_attention.py as one compiled loop: float32, on a CPU."""
-    if not enabled():
-        return None
-    from rl_platform.accel.openmp_team import has_team
-
-    if not has_team():
+    """`Readers` and `DecodeAttention` of engines/rollout/paged_attention.py as one compiled loop, on a CPU."""
+    if not (enabled() and _has_team()):
         return None
     from rl_platform.accel.decode_kernel import CompiledDecodeAttention, PageTable  # imports numba, which takes 0.3 s
 
     return PageTable, CompiledDecodeAttention
+
+
+def row_operations(device: torch.device, dtype: torch.dtype) -> RowOperations | None:
+    """`RowOperations` of engines/rollout/decoder.py as compiled loops: bfloat16, on a CPU."""
+    if not (enabled() and _has_team() and _is_bfloat16_on_a_cpu(device, dtype)):
+        return None
+    from rl_platform.accel.row_kernels import CompiledRows
+
+    return CompiledRows()
+
+
+def sampling_function(
+    device: torch.device, dtype: torch.dtype, sampling: SamplingParams
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor]] | None:
+    """`engines.rollout.sampling.sample` as a compiled loop: bfloat16 logits on a CPU, neither top-k nor top-p."""
+    filtered = sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1)
+    if filtered or not (enabled() and _has_team() and _is_bfloat16_on_a_cpu(device, dtype)):
+        return None
+    from rl_platform.accel.sampling_kernel import compiled_sample
+
+    return compiled_sample
+
+
+def _has_team() -> bool:
+    from rl_platform.accel.openmp_team import has_team
+
+    return has_team()
+
+
+def _is_bfloat16_on_a_cpu(device: torch.device, dtype: torch.dtype) -> bool:
+    import torch
+
+    return device.type == "cpu" and dtype == torch.bfloat16
 
 
 def log_probs_function(device: torch.device) -> Callable[..., Any] | None:

@@ -1,9 +1,12 @@
-"""Attention of one new token per running sequence as one compiled loop: float32, on a CPU.
+"""Attention of one new token per running sequence as one compiled loop: float32 or bfloat16, on a CPU.
 
 The threads of torch's own operations take pairs of key head and sequence from a shared counter. Pages are read in
 place. The contribution of a page is computed while the page is in a core's cache, and added to the sum so far with
 weights relative to the largest score so far (Dao et al. 2022, FlashAttention). One thread computes each number in a
 fixed order, so the number of threads changes no bit.
+
+bfloat16 halves the memory that is read. Each page is converted once for all query heads that share it; scores, weights
+and sums are float32, and only the result is rounded.
 """
 
 from __future__ import annotations
@@ -12,30 +15,33 @@ import ctypes
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
 
-import numba
 import numpy as np
 import torch
-from llvmlite import ir
 from numba import carray
-from numba.extending import intrinsic
 from torch import Tensor
 
-from rl_platform.accel.compiling import ANY_ORDER, Array, cached
+from rl_platform.accel.compiling import Array
 from rl_platform.accel.openmp_team import run_by_team
+from rl_platform.accel.tensor_loops import (
+    FLOAT,
+    STORED_AS,
+    address_of,
+    at,
+    from_ordered,
+    inlined,
+    ordered,
+    power,
+    prefetch,
+    rounded,
+    taken,
+    widened,
+)
 from rl_platform.engines.rollout.kv_cache import KVCache
 from rl_platform.engines.rollout.paged_attention import RunningRow
 from rl_platform.models.attention import Features
 
-if TYPE_CHECKING:
-    from numba.core.base import BaseContext
-
-    Values = Sequence[ir.Value]
-    Emit = Callable[[BaseContext, ir.IRBuilder, object, Values], ir.Value]
-
-FLOAT, SIZE = np.float32, 4  # bytes
-LINE = 16  # floats that a core fetches together
+LINE = 64  # bytes that a core fetches together
 NO_SCORE = FLOAT(-3e38)
 
 
@@ -63,7 +69,7 @@ class PageTable:
     def __init__(self, cache: KVCache, rows: Sequence[RunningRow]) -> None:
         tensors = [[*(page.data for page in row.pages), cache.tails[:, :, slot]] for slot, row in enumerate(rows)]
         self.starts = np.cumsum([0] + [len(row) for row in tensors])
-        addresses = [(tensor.data_ptr(), tensor.stride(0) * SIZE) for row in tensors for tensor in row]
+        addresses = [(tensor.data_ptr(), tensor.stride(0) * tensor.itemsize) for row in tensors for tensor in row]
         self.pages = np.array(addresses, dtype=np.int64)
 
 
@@ -76,7 +82,7 @@ class CompiledDecodeAttention:
         _, _, _, heads, page, head_dim = cache.tails.shape
         starts, pages, places = (array.ctypes.data for array in self.arrays)
         self.call = _KernelArguments(rows=len(rows), heads=heads, page=page, starts=starts, pages=pages, filled=places)
-        self.kernel = _kernel(head_dim)
+        self.kernel = _kernel(head_dim, cache.tails.dtype)
         self.longest = max(row.stored for row in rows) + 1
 
     def __call__(
@@ -100,73 +106,32 @@ def _layout(tensor: Tensor) -> tuple[int, int, int]:
     """Address, and bytes from head to head and from row to row."""
     _, head, row, number = tensor.stride()
     assert number == 1
-    return tensor.data_ptr(), head * SIZE, row * SIZE
+    return tensor.data_ptr(), head * tensor.itemsize, row * tensor.itemsize
 
 
 @cache
-def _kernel(head_dim: int) -> int:
+def _kernel(head_dim: int, dtype: torch.dtype) -> int:
     """Address of `decode`, compiled at the first call."""
-    argument = numba.types.CPointer(numba.from_dtype(np.dtype(_KernelArguments)))
-    options = {"sig": numba.types.void(argument), "error_model": "numpy", "fastmath": set(ANY_ORDER)}
-    return int(cached(numba.cfunc, _loop(head_dim), **options).address)
+    return address_of(_loop(head_dim, STORED_AS[dtype]), _KernelArguments)
 
 
-@intrinsic
-def _at(_context: object, _address: object) -> tuple[object, Emit]:
-    """A pointer to an address, for `carray`."""
-
-    def generate(context: BaseContext, builder: ir.IRBuilder, _: object, arguments: Values) -> ir.Value:
-        return builder.inttoptr(arguments[0], context.get_value_type(numba.types.voidptr))
-
-    return numba.types.voidptr(numba.types.int64), generate
-
-
-@intrinsic
-def _taken(_context: object, pointer: object) -> tuple[object, Emit]:
-    """Increments the int64 at an address atomically and returns its old value."""
-
-    def generate(_: BaseContext, builder: ir.IRBuilder, __: object, arguments: Values) -> ir.Value:
-        counter = builder.bitcast(arguments[0], ir.IntType(64).as_pointer())
-        return builder.atomic_rmw("add", counter, ir.Constant(ir.IntType(64), 1), "monotonic")
-
-    return numba.types.int64(pointer), generate
-
-
-@intrinsic
-def _prefetch(_context: object, _address: object) -> tuple[object, Emit]:
-    """Prefetches memory into the cache; an invalid address has no effect."""
-
-    def generate(context: BaseContext, builder: ir.IRBuilder, _: object, arguments: Values) -> ir.Value:
-        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-        fetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-        builder.call(fetch, [builder.inttoptr(arguments[0], byte), number(0), number(3), number(1)])  # to read, soon
-        return context.get_dummy_value()
-
-    return numba.types.void(numba.types.int64), generate
-
-
-_inlined = numba.njit(inline="always")
-_SERIES = tuple(FLOAT(math.log(2) ** k / math.factorial(k)) for k in range(8))
-
-
-@_inlined
-def _power(x: float) -> float:
-    """2^x of x <= 0 up to float32's rounding; of NaN NaN."""
-    x = FLOAT(-126) if x < FLOAT(-126) else x  # what is smaller is no normal number
-    whole = np.int32(x - FLOAT(0.5))
-    part = x - FLOAT(whole)  # -1/2 to 1/2
-    a, b, c, d, e, f, g, h = _SERIES
-    fraction = a + part * (b + part * (c + part * (d + part * (e + part * (f + part * (g + part * h))))))
-    return fraction * np.int32((whole + np.int32(127)) << np.int32(23)).view(np.float32)
-
-
-@_inlined
-def _score(query: Array, keys: Array, count: int, scores: Array, values_at: int) -> None:
-    """query [Q,D], keys [page,D] -> scores [Q,page] of the first `count`. Their values will be needed next."""
+@inlined
+def _convert(stored: Array, count: int, numbers: Array) -> None:
+    """stored [page,D] -> numbers [page,D] float32, of the first `count`."""
     for token in range(count):
-        for place in range(0, keys.shape[1], LINE):
-            _prefetch(values_at + SIZE * (token * keys.shape[1] + place))
+        for place in range(stored.shape[1]):
+            numbers[token, place] = widened(stored[token, place])
+
+
+@inlined
+def _score(query: Array, keys: Array, count: int, scores: Array, values_at: int, size: int) -> None:
+    """query [Q,D], keys [page,D] -> scores [Q,page] of the first `count`.
+
+    Their values, of `size` bytes each, will be needed next.
+    """
+    for token in range(count):
+        for place in range(0, size * keys.shape[1], LINE):
+            prefetch(values_at + size * token * keys.shape[1] + place)
         for member in range(len(query)):
             score = FLOAT(0)
             for place in range(keys.shape[1]):
@@ -174,19 +139,20 @@ def _score(query: Array, keys: Array, count: int, scores: Array, values_at: int)
             scores[member, token] = score
 
 
-@_inlined
+@inlined
 def _weigh(scores: Array, largest: float) -> tuple[float, float]:
     """scores [count] become weights 2^(score - top) with top = max(scores, largest) -> (top, sum of the weights)."""
-    top, total = largest, FLOAT(0)
+    highest, total = ordered(largest), FLOAT(0)
     for score in scores:
-        top = score if score > top else top
+        highest = max(highest, ordered(score))
+    top = from_ordered(highest)
     for token in range(len(scores)):
-        scores[token] = _power(scores[token] - top)
+        scores[token] = power(scores[token] - top)
         total += scores[token]
     return top, total
 
 
-@_inlined
+@inlined
 def _add_up(weights: Array, values: Array, sums: Array) -> None:
     """sums [D] += weights [count] @ values [>= count,D]. Four at a time, as each time the sums are read and written."""
     fours = len(weights) & ~3
@@ -200,50 +166,69 @@ def _add_up(weights: Array, values: Array, sums: Array) -> None:
             sums[place] += weights[token] * values[token, place]
 
 
-def _loop(head_dim: int) -> Callable[[object], None]:
-    """What each thread runs, with the size of the heads as a constant."""
+def _loop(head_dim: int, stored_as: type[np.generic]) -> Callable[[object], None]:
+    """What each thread runs, with the size of the heads and the type of the tensors as constants."""
+    size, converts = np.dtype(stored_as).itemsize, stored_as is not FLOAT
 
     def decode(pointer: object) -> None:
         call = carray(pointer, 1)[0]
-        starts = carray(_at(call.starts), call.rows + 1, np.int64)
-        filled = carray(_at(call.filled), call.rows, np.int64)
-        pages = carray(_at(call.pages), (starts[call.rows], 2), np.int64)
+        starts = carray(at(call.starts), call.rows + 1, np.int64)
+        filled = carray(at(call.filled), call.rows, np.int64)
+        pages = carray(at(call.pages), (starts[call.rows], 2), np.int64)
         page, group = (call.page, head_dim), (call.group, head_dim)
         query, sums, scores = np.empty(group, FLOAT), np.empty(group, FLOAT), np.empty((call.group, call.page), FLOAT)
         tops, totals = np.empty(call.group, FLOAT), np.empty(call.group, FLOAT)
-        pair = _taken(pointer)
+        if converts:
+            numbers = np.empty(page, FLOAT)
+        pair = taken(pointer)
         while pair < call.rows * call.heads:
             head, row = pair // call.rows, pair % call.rows  # the rows of a head in turn: they may share pages
             for member in range(call.group):
-                at = call.query + row * call.query_row + (head * call.group + member) * call.query_head
-                given = carray(_at(at), head_dim, FLOAT)
+                given_at = call.query + row * call.query_row + (head * call.group + member) * call.query_head
+                given = carray(at(given_at), head_dim, stored_as)
                 for place in range(head_dim):
-                    query[member, place] = given[place] * FLOAT(call.scaling * math.log2(math.e))
+                    query[member, place] = widened(given[place]) * FLOAT(call.scaling * math.log2(math.e))
                     sums[member, place] = FLOAT(0)
                 tops[member], totals[member] = NO_SCORE, FLOAT(0)
             for number in range(starts[row], starts[row + 1]):
-                keys_at = pages[number, 0] + pages[number, 1] * call.layer + SIZE * head * call.page * head_dim
+                keys_at = pages[number, 0] + pages[number, 1] * call.layer + size * head * call.page * head_dim
                 values_at = keys_at + pages[number, 1] // 2
-                keys, values = carray(_at(keys_at), page, FLOAT), carray(_at(values_at), page, FLOAT)
+                keys, values = carray(at(keys_at), page, stored_as), carray(at(values_at), page, stored_as)
                 count = call.page
                 if number == starts[row + 1] - 1:  # the tail: the new token enters it
-                    new_key = carray(_at(call.key + row * call.key_row + head * call.key_head), head_dim, FLOAT)
-                    new_value = carray(_at(call.value + row * call.value_row + head * call.value_head), head_dim, FLOAT)
+                    key_at = call.key + row * call.key_row + head * call.key_head
+                    value_at = call.value + row * call.value_row + head * call.value_head
+                    new_key, new_value = (
+                        carray(at(key_at), head_dim, stored_as),
+                        carray(at(value_at), head_dim, stored_as),
+                    )
                     for place in range(head_dim):
                         keys[filled[row], place], values[filled[row], place] = new_key[place], new_value[place]
                     count = filled[row] + 1
-                _score(query, keys, count, scores, values_at)
+                if converts:
+                    _convert(keys, count, numbers)
+                    _score(query, numbers, count, scores, values_at, size)
+                    _convert(values, count, numbers)
+                else:
+                    _score(query, keys, count, scores, values_at, size)
                 for member in range(call.group):
                     top, total = _weigh(scores[member, :count], tops[member])
-                    shrink = _power(tops[member] - top)
+                    shrink = power(tops[member] - top)
                     tops[member], totals[member] = top, totals[member] * shrink + total
                     for place in range(head_dim):
                         sums[member, place] *= shrink
-                    _add_up(scores[member, :count], values, sums[member])
-            out = carray(_at(call.out + SIZE * (row * call.heads + head) * call.group * head_dim), group, FLOAT)
+                    if converts:
+                        _add_up(scores[member, :count], numbers, sums[member])
+                    else:
+                        _add_up(scores[member, :count], values, sums[member])
+            out = carray(at(call.out + size * (row * call.heads + head) * call.group * head_dim), group, stored_as)
             for member in range(call.group):
                 for place in range(head_dim):
-                    out[member, place] = sums[member, place] / totals[member]
-            pair = _taken(pointer)
+                    mean = sums[member, place] / totals[member]
+                    if converts:
+                        out[member, place] = rounded(mean)
+                    else:
+                        out[member, place] = mean
+            pair = taken(pointer)
 
     return decode

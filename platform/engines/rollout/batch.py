@@ -21,7 +21,7 @@ from rl_platform.engines.rollout.paged_attention import (
     decode_attention,
 )
 from rl_platform.engines.rollout.prefill import PartialPrompt, Prefill
-from rl_platform.engines.rollout.sampling import sample, uniforms
+from rl_platform.engines.rollout.sampling import sampler, uniforms
 from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.models.packed import Attention
 from rl_platform.models.routers import RecordedRouters
@@ -70,6 +70,7 @@ class ContinuousBatch:
         self.waiting = deque(requests)
         self.running: list[_Sequence] = []  # in the order of their slots
         self._readers, self._decode_attention = decode_attention(cache, plain=plain)
+        self._sample = sampler(cache.tails.device, cache.tails.dtype, sampling)
         self.readers: Any = None  # an instance of `_readers`; None if pages or running sequences have changed
         self.prefill = Prefill[_Sequence](cache, [request.token_ids for request in requests])
 
@@ -171,7 +172,7 @@ class ContinuousBatch:
 
     def _append(self, logits: Tensor) -> None:
         uniform = torch.stack([entry.random[len(entry.tokens)] for entry in self.running])
-        tokens, log_probs = sample(logits, uniform, self.sampling)
+        tokens, log_probs = self._sample(logits, uniform, self.sampling)
         for entry, token, log_prob in zip(self.running, tokens.tolist(), log_probs.tolist(), strict=True):
             entry.tokens.append(token)
             entry.log_probs.append(log_prob)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_platform import acceleration
 from rl_platform.models.attention import Features, window_of
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.packed import Attention
@@ -65,14 +66,45 @@ class TransformersDecoder:
         return self.model.logit_transform(self.model.head(states))
 
 
+class RowOperations:
+    """The operations between the matrix products. accel/row_kernels.py has the same for bfloat16 on a CPU."""
+
+    def norm(self, states: Tensor, module: Any, more: Tensor | None = None) -> Tensor:
+        """Adds `more` [N,H] to `states` [N,H] in place and returns the RMS norm of the sum [N,H].
+
+        Reads the weight of `module` at each call, because updates may replace the parameter.
+        """
+        if more is not None:
+            states += more
+        return F.rms_norm(states, module.weight.shape, module.weight, module.variance_epsilon)
+
+    def rotate(self, heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> Tensor:
+        """heads [N,heads,D] -> [N,>=count,D]: the first `count` with the rotary embedding; may overwrite `heads`.
+
+        cos, sin [N,1,D], the first half of sin negated.
+        """
+        heads = heads[:, :count]
+        # x cos + (-x2, x1) sin
+        return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), sin)
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        """[N,2I] -> [N,I]: silu(first half) times second half."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+
+PLAIN_ROWS = RowOperations()
+
+
 class FusedDecoder:
     """Computes the same as `TransformersDecoder` up to rounding, for the FAMILIES."""
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, rows: RowOperations | None = None) -> None:
         self.backbone: Any = model.backbone
+        self.rows = rows or PLAIN_ROWS
         windows = [window_of(model.config, number) for number in range(len(self.backbone.layers))]
         self.layers = [
-            _Layer(layer, number, window)
+            _Layer(layer, number, window, self.rows)
             for number, (layer, window) in enumerate(zip(self.backbone.layers, windows, strict=True))
         ]
         self.head = JoinedLinear(model.head)
@@ -84,9 +116,10 @@ class FusedDecoder:
         cos, sin = (part[0, :, None] for part in self.backbone.rotary_emb(states, positions[None]))
         half = sin.shape[-1] // 2
         sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+        more = None
         for layer in self.layers:
-            states = layer(states, cos, sin, attention)
-        return _norm(self.backbone.norm)(states)
+            more = layer(states, more, cos, sin, attention)
+        return self.rows.norm(states, self.backbone.norm, more)
 
     def logits(self, states: Tensor) -> Tensor:
         """As `TransformersDecoder.logits`."""
@@ -94,47 +127,44 @@ class FusedDecoder:
 
 
 class _Layer:
-    def __init__(self, layer: Any, number: int, window: int | None) -> None:
+    def __init__(self, layer: Any, number: int, window: int | None, rows: RowOperations) -> None:
         self.features = None if window is None else Features(window)
+        self.rows = rows
         attention, mlp = layer.self_attn, layer.mlp
         self.number, self.scaling, self.head_dim = number, attention.scaling, attention.head_dim
         self.key_heads = attention.k_proj.out_features // self.head_dim
         self.query_heads = attention.q_proj.out_features // self.head_dim
-        self.norm, self.mlp_norm = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
+        self.norm, self.mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
         norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
-        self.head_norms = [_norm(norm) for norm in norms if norm is not None]
+        self.head_norms = [norm for norm in norms if norm is not None]
         self.qkv = JoinedLinear(attention.q_proj, attention.k_proj, attention.v_proj)
         self.output = JoinedLinear(attention.o_proj)
         self.gate_up = JoinedLinear(mlp.gate_proj, mlp.up_proj)
         self.down = JoinedLinear(mlp.down_proj)
         self.linears = [self.qkv, self.output, self.gate_up, self.down]
 
-    def __call__(self, states: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
-        """states [N,H] -> [N,H]; cos, sin [N,1,D], the first half of sin negated."""
-        count = states.shape[0]
-        heads = self.qkv(self.norm(states)).view(count, -1, self.head_dim)
-        rotated = heads[:, : self.query_heads + self.key_heads]  # values have no position
+    def __call__(self, states: Tensor, more: Tensor | None, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
+        """Adds `more`, the last layer's result, and attention to `states` [N,H] in place; returns the MLP's [N,H].
+
+        cos, sin [N,1,D], the first half of sin negated.
+        """
+        count, rotated = states.shape[0], self.query_heads + self.key_heads  # values have no position
+        heads = self.qkv(self.rows.norm(states, self.norm, more)).view(count, -1, self.head_dim)
+        value = heads[:, rotated:]
         if self.head_norms:
-            parts = rotated.split([self.query_heads, self.key_heads], dim=1)
-            rotated = torch.cat([norm(part) for norm, part in zip(self.head_norms, parts, strict=True)], dim=1)
-        # rotary embedding: x cos + (-x2, x1) sin
-        rotated = torch.addcmul(rotated * cos, rotated.roll(self.head_dim // 2, -1), sin)
-        query, key = rotated.split([self.query_heads, self.key_heads], dim=1)
-        value = heads[:, self.query_heads + self.key_heads :]
+            parts = heads[:, :rotated].split([self.query_heads, self.key_heads], dim=1)
+            normed = [PLAIN_ROWS.norm(part, norm) for norm, part in zip(self.head_norms, parts, strict=True)]
+            heads = torch.cat(normed, dim=1)
+        placed = self.rows.rotate(heads, rotated, cos, sin)
+        query, key = placed[:, : self.query_heads], placed[:, self.query_heads : rotated]
         query, key, value = (part.transpose(0, 1)[None] for part in (query, key, value))
         seen = attention(self.number, query, key, value, self.scaling, self.features)
-        states = states + self.output(seen.reshape(count, -1))
-        gate, up = self.gate_up(self.mlp_norm(states)).chunk(2, dim=-1)
-        return states + self.down(F.silu(gate) * up)
+        normed_states = self.rows.norm(states, self.mlp_norm, self.output(seen.reshape(count, -1)))
+        return self.down(self.rows.gated(self.gate_up(normed_states)))
 
 
-def _norm(module: Any) -> Callable[[Tensor], Tensor]:
-    """A fused RMS norm. It reads the weight at each call, because updates may replace the parameter."""
-    return lambda states: F.rms_norm(states, module.weight.shape, module.weight, module.variance_epsilon)
-
-
-def decoder_for(model: LanguageModel) -> TransformersDecoder | FusedDecoder:
-    """Returns the fastest decoder that supports the model's config."""
+def decoder_for(model: LanguageModel, device: torch.device, dtype: torch.dtype) -> TransformersDecoder | FusedDecoder:
+    """Returns the fastest decoder that supports the model's config; device and dtype: of its weights."""
     config = model.config
     fused = config.model_type in FAMILIES and config.hidden_act == "silu"
-    return FusedDecoder(model) if fused else TransformersDecoder(model)
+    return FusedDecoder(model, acceleration.row_operations(device, dtype)) if fused else TransformersDecoder(model)

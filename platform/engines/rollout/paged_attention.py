@@ -255,7 +255,7 @@ def decode_attention(cache: KVCache, *, plain: bool = True) -> tuple[Any, Any]:
     `plain` False: some layers have `Features`, which the compiled ones do not compute.
     """
     compiled = None
-    if plain and cache.tails.device.type == "cpu" and cache.tails.dtype == torch.float32:
+    if plain and cache.tails.device.type == "cpu" and cache.tails.dtype in (torch.float32, torch.bfloat16):
         compiled = acceleration.decode_attention()
     return compiled or (Readers, DecodeAttention)
 

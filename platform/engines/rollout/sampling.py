@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rl_platform import acceleration
 from rl_platform.records import SamplingParams
 
 BLOCK = 64  # tokens
@@ -15,6 +18,13 @@ FIXED_POINT = 2.0**52  # units in a probability of 1: sums are exact in int64 an
 def uniforms(seed: int, count: int) -> Tensor:
     """Returns the random numbers of one request, [count] float64 in [0,1). They depend on its seed only."""
     return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def sampler(
+    device: torch.device, dtype: torch.dtype, sampling: SamplingParams
+) -> Callable[[Tensor, Tensor, SamplingParams], tuple[Tensor, Tensor]]:
+    """Returns `sample`, or its compiled equivalent, for the logits of a model whose weights have this type."""
+    return acceleration.sampling_function(device, dtype, sampling) or sample
 
 
 def sample(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:

@@ -69,7 +69,7 @@ class TorchRolloutEngine:
         self._lock = threading.RLock()  # one decoding step, or one update
         self._turn = threading.Lock()  # held by a waiting update, else decoding would take `_lock` again at once
         self._again = self._aborted = False
-        self._decoder = decoder_for(self.model)
+        self._decoder = decoder_for(self.model, device, dtype)
         self._recorder = RecordedRouters(self.model.backbone) if records_routes else None
         self._swap = Swap(self.model.parameters, device)
         self._receiver = WeightReceiver(label, device)

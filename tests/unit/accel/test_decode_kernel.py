@@ -25,10 +25,12 @@ LAYERS, LAYER, SCALING = 3, 1, 0.3
 LENGTHS = (1, 0, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE - 1, 3 * PAGE + 17, PAGE + 5)
 
 
-def sequences(heads: int, head_dim: int, lengths: Sequence[int] = LENGTHS) -> tuple[KVCache, list[Any]]:
+def sequences(
+    heads: int, head_dim: int, lengths: Sequence[int] = LENGTHS, dtype: torch.dtype = torch.float32
+) -> tuple[KVCache, list[Any]]:
     """A cache of random numbers and its rows. The last two share a page."""
     torch.manual_seed(0)
-    cache = KVCache(LAYERS, len(lengths), heads, head_dim, dtype=torch.float32, device=torch.device("cpu"))
+    cache = KVCache(LAYERS, len(lengths), heads, head_dim, dtype=dtype, device=torch.device("cpu"))
     rows = [SimpleNamespace(stored=length, pages=[]) for length in lengths]
     for row in rows:
         row.pages += [cache.take() for _ in range(row.stored // PAGE)]
@@ -46,15 +48,16 @@ def new_token(rows: int, group: int, heads: int, head_dim: int) -> list[Tensor]:
 
 
 def expected(cache: KVCache, rows: Sequence[Any], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """[n,Hq,D]"""
+    """[n,Hq,D], in float32"""
     outputs = []
     for slot, row in enumerate(rows):
         tail = cache.tails[LAYER, :, slot, :, : row.stored % PAGE]
         stored = torch.cat([*(page.data[LAYER] for page in row.pages), tail], dim=2)
         keys, values = (
-            torch.cat([old, new[0, :, slot, None]], dim=1) for old, new in zip(stored, (key, value), strict=True)
+            torch.cat([old, new[0, :, slot, None]], dim=1).float()
+            for old, new in zip(stored, (key, value), strict=True)
         )
-        asked = query[0, :, slot].view(len(keys), -1, keys.shape[-1])
+        asked = query[0, :, slot].float().view(len(keys), -1, keys.shape[-1])
         outputs.append(F.scaled_dot_product_attention(asked, keys, values, scale=SCALING).flatten(0, 1))
     return torch.stack(outputs)
 
@@ -75,6 +78,29 @@ def test_it_attends_to_all_tokens_so_far(head_dim: int, heads: int, group: int) 
         for which, tensor in enumerate(new[1:]):
             before[LAYER, which, slot, :, row.stored % PAGE] = tensor[0, :, slot]
     assert torch.equal(cache.tails, before), "the new keys and values are written, and nothing else"
+
+
+@pytest.mark.parametrize(("head_dim", "heads", "group"), [(16, 2, 1), (64, 3, 3), (96, 1, 8), (40, 2, 5)])
+def test_bfloat16_is_rounded_once(head_dim: int, heads: int, group: int) -> None:
+    cache, rows = sequences(heads, head_dim, dtype=torch.bfloat16)
+    new = [part.bfloat16() for part in new_token(len(rows), group, heads, head_dim)]
+    wanted = expected(cache, rows, *new)
+    found = computed(cache, rows, new)
+    assert found.dtype == torch.bfloat16
+    # half of the last of 8 bits, and float32's rounding before it
+    torch.testing.assert_close(found.float(), wanted, rtol=2**-8 + 1e-5, atol=1e-5)
+    for slot, row in enumerate(rows):
+        for which, tensor in enumerate(new[1:]):
+            assert torch.equal(cache.tails[LAYER, which, slot, :, row.stored % PAGE], tensor[0, :, slot])
+
+
+def test_bfloat16_that_is_no_number_stays_so_in_its_own_row() -> None:
+    cache, rows = sequences(1, 16, dtype=torch.bfloat16)
+    new = [part.bfloat16() for part in new_token(len(rows), 2, 1, 16)]
+    new[0][0, 1, 4] = torch.nan
+    broken = computed(cache, rows, new).isnan()
+    assert broken[4, 1].all()
+    assert broken.sum() == 16
 
 
 def test_scores_far_apart() -> None:
@@ -124,10 +150,10 @@ def test_several_components_at_the_same_time() -> None:
     assert not wrong
 
 
-def test_only_float32_on_a_cpu_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_float32_and_bfloat16_on_a_cpu_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     cache, _ = sequences(1, 16)
     assert decode_attention(cache) != (Readers, DecodeAttention)
-    half = KVCache(1, 1, 1, 16, dtype=torch.bfloat16, device=torch.device("cpu"))
+    half = KVCache(1, 1, 1, 16, dtype=torch.float16, device=torch.device("cpu"))
     other = KVCache(1, 1, 1, 16, dtype=torch.float32, device=torch.device("meta"))
     assert decode_attention(half) == decode_attention(other) == (Readers, DecodeAttention)
     monkeypatch.setattr("rl_platform.accel.openmp_team.has_team", lambda: False)
