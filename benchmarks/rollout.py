@@ -1,7 +1,7 @@
 """Tokens per second of the built-in rollout engine, next to other engines in the same run, and the machine's limit.
 
-SmolLM2-135M-Instruct, temperature 1, no filters, every engine with weights, keys and values of `--dtype`. Responses have lengths set beforehand and no end-of-text
-token, so that all generate the same number of tokens:
+SmolLM2-135M-Instruct, temperature 1, no filters, every engine with weights, keys and values of `--dtype`. Responses
+have lengths set beforehand and no end-of-text token, so that all generate the same number of tokens:
 
 * equal: `--batch` requests, prompts cut to one length, 128 new tokens each.
 * mixed: 64 requests (spelling, counting and word problems, in turns), 16 to 128 new tokens. `generate` takes them as

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rl_platform.accel.compiled_policy import CompiledPolicy
     from rl_platform.accel.compiled_training import CompiledEngine
     from rl_platform.accel.packed_linear import PackedLinear
-    from rl_platform.engines.rollout.decoder import RowOperations
+    from rl_platform.accel.row_kernels import CompiledRows
     from rl_platform.records import SamplingParams
 
 VARIABLE = "RL_PLATFORM_ACCELERATE"
@@ -110,7 +110,7 @@ def decode_attention() -> tuple[Any, Any] | None:
     return PageTable, CompiledDecodeAttention
 
 
-def row_operations(device: torch.device, dtype: torch.dtype) -> RowOperations | None:
+def row_operations(device: torch.device, dtype: torch.dtype) -> CompiledRows | None:
     """`RowOperations` of engines/rollout/decoder.py as compiled loops: bfloat16, on a CPU."""
     if not (enabled() and _has_team() and _is_bfloat16_on_a_cpu(device, dtype)):
         return None

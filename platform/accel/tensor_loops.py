@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Emit = Callable[[BaseContext, ir.IRBuilder, object, Values], ir.Value]
 
 FLOAT, BITS = np.float32, np.uint16
-STORED_AS = {torch.float32: FLOAT, torch.bfloat16: BITS}
+STORED_AS: dict[torch.dtype, type[np.generic]] = {torch.float32: FLOAT, torch.bfloat16: BITS}
 
 
 def address_of(loop: Callable[[object], None], arguments: type[ctypes.Structure]) -> int:

@@ -3,7 +3,8 @@
 A forward pass has one token of every running sequence and a bounded number of prompt tokens, so long prompts enter in
 parts while other sequences are decoded. A finished sequence leaves at once and a waiting one enters. Keys and values
 are stored in pages (`kv_cache`); common prefixes are computed and stored once (`prefill`); known architectures run with
-fewer operations (`decoder`); on a CPU a compiled loop computes attention (`accel/decode_kernel`). Weights of the same
+fewer operations (`decoder`). On a CPU a compiled loop computes attention (`accel/decode_kernel`), in bfloat16 also the
+operations between the matrix products (`accel/row_kernels`) and sampling (`accel/sampling_kernel`). Weights of the same
 device and type are references to the trainer's; on a CPU the matrices are repacked after each update
 (`accel/packed_linear`).
 
