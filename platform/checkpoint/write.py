@@ -15,12 +15,12 @@ import os
 import re
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO, cast
 
 import torch
 
@@ -291,7 +291,7 @@ def write_state(path: Path, state: Mapping[str, object]) -> Written:
     with open(path, "wb") as file, ThreadPoolExecutor(1) as pool:
         writer = HashingWriter(file, pool)
         try:
-            torch.save(state, writer)
+            torch.save(state, cast("IO[bytes]", writer))
         except RuntimeError:
             if writer.error is not None:
                 raise writer.error from None
@@ -325,12 +325,12 @@ def _measure(value: object, where: str, storages: dict[int, int]) -> None:
     if isinstance(value, torch.Tensor):
         storage = value.untyped_storage()
         storages[storage.data_ptr()] = storage.nbytes()
-    elif type(value) in (dict, OrderedDict):
+    elif isinstance(value, dict) and type(value) in (dict, OrderedDict):
         for key, item in value.items():
             if type(key) not in _SCALARS:
                 raise TypeError(f"checkpoint part {where}: key {key!r} is a {type(key).__name__}, not a plain value")
             _measure(item, f"{where}.{key}", storages)
-    elif type(value) in _CONTAINERS:
+    elif isinstance(value, Collection) and type(value) in _CONTAINERS:
         for index, item in enumerate(value):
             _measure(item, f"{where}[{index}]", storages)
     elif type(value) not in _SCALARS:

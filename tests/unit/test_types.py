@@ -19,7 +19,17 @@ run: rl.Run = rl.train("x.yaml", {"runner.seed": 2}, [rl.callbacks.StopAt("val/r
 print(run.metrics["step"].sum(), rl.plan({}).data["version"], rl.evaluate(run)[0])
 rl.trian
 """
-STRICT = ("rl_platform.algorithms", "rl_platform.placement", "rl_platform.config")
+STRICT = (
+    "rl_platform.algorithms",
+    "rl_platform.checkpoint",
+    "rl_platform.components.reward_models",
+    "rl_platform.config",
+    "rl_platform.launch.jobs",
+    "rl_platform.launch.tools.report",
+    "rl_platform.launch.tools.sweep",
+    "rl_platform.placement",
+    "rl_platform.planner",
+)
 
 
 def test_strict_types(tmp_path: Path) -> None:
