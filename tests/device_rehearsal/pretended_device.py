@@ -445,3 +445,13 @@ def pretended_device() -> Iterator[Device]:
         stack.enter_context(_Operations())
         stack.enter_context(_Functions())
         yield device
+
+
+def in_threads(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function for other threads of the block, which have no modes of torch of their own."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _Operations(), _Functions():
+            return function(*args, **kwargs)
+
+    return run

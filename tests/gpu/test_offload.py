@@ -22,6 +22,7 @@ from rl_platform.records import RolloutBatch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 MIB = 2**20
+WORKSPACE = 16 * MIB  # of a library, at most
 WIDE = RandomLM(hidden_size=512, num_layers=8, num_heads=8, intermediate_size=2048, max_positions=64)  # 29 M parameters
 
 
@@ -74,10 +75,10 @@ def test_a_trained_model_leaves_nothing_behind_and_learns_the_same() -> None:
             trained.evaluate(batch(), MicroBatches())
             trained.step(batch(), loss, MicroBatches())
             if isinstance(trained, OffloadingEngine):
-                full = torch.cuda.memory_allocated() - start
+                weights = sum(parameter.nbytes for parameter in trained.model.parameters())
+                assert torch.cuda.memory_allocated() - start >= 3 * weights, "with both moments"
                 trained.offload(weights=True)
-                assert full > 300 * MIB  # weights and both moments
-                assert torch.cuda.memory_allocated() - start < 16 * MIB, "a library's workspace, at most"
+                assert torch.cuda.memory_allocated() - start <= WORKSPACE
         learned.append({name: tensor.cpu().clone() for name, tensor in trained.weights().items()})
         del trained
     for name, tensor in learned[1].items():
