@@ -32,7 +32,7 @@ DEFECTS = {
         f"{ALGORITHMS}/test_dynamic_sampling.py::test_refills_until_the_step_is_full_in_the_order_of_prompts",
     ],
     "NeMo-RL: the loss of positive examples is normalised per micro-batch": [
-        f"{ALGORITHMS}/test_policy_kinds.py::test_the_denominator_is_the_mini_batchs"
+        f"{ALGORITHMS}/test_policy_loss_kinds.py::test_the_denominator_is_the_mini_batchs"
     ],
     "NeMo-RL: correctness and length of shaped rewards, a punishment without a floor": [
         f"{HERE}::test_a_correct_answer_with_a_shaped_reward_of_zero_is_still_correct",
@@ -74,7 +74,7 @@ DEFECTS = {
     ],
     "verl: PF-PPO pairs advantages with other rows": [
         f"{ALGORITHMS}/test_pf_ppo.py::test_resampled_rows_still_belong_together",
-        f"{RUNNERS}/test_schedule.py::test_both_models_train_on_the_draw_and_metrics_are_of_the_rollout",
+        f"{RUNNERS}/test_step_order.py::test_both_models_train_on_the_draw_and_metrics_are_of_the_rollout",
     ],
     "verl: balancing that cannot be chosen changes mini-batches; whitening per mini-batch": [
         "unit/engines/test_training.py::test_ranks_do_not_change_what_a_mini_batch_holds",
@@ -83,7 +83,7 @@ DEFECTS = {
     "verl: clip_ratio alone has no effect; warm-up is one step short": [
         "unit/config/test_explain.py::test_names_of_other_systems",
         f"{ALGORITHMS}/test_card.py::test_reasoning_card",
-        f"{RUNNERS}/test_schedule.py::test_exactly_k_steps_train_the_critic_only",
+        f"{RUNNERS}/test_step_order.py::test_exactly_k_steps_train_the_critic_only",
     ],
     "verl: seq-mean-token-sum-norm divides by the padded width and not by the sequences": [
         f"{ALGORITHMS}/test_aggregation.py::test_any_split_into_micro_batches_sums_to_the_golden",
