@@ -283,6 +283,7 @@ def test_the_names_of_the_package_are_those_that_type_checkers_read():
     assert not hasattr(rl_platform, "trian")
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_module_and_table_under_its_import_name(tmp_path: Path):
     tree = tmp_path / "tree"  # setuptools builds in the tree it is given
     for folder in SOURCES:

@@ -261,6 +261,7 @@ def test_tensorboard_has_steps_before_the_run_ends(tmp_path: Path) -> None:
     log.close()
 
 
+@pytest.mark.slow
 def test_tensorboard_shows_each_step_once_after_resume(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from rl_platform import rng
@@ -16,6 +17,7 @@ def test_derived_seeds_never_change() -> None:
     assert rng.derive_seed(1, "rollout", 3) == 6505403925511478214
 
 
+@pytest.mark.slow
 def test_derived_seeds_do_not_depend_on_the_process() -> None:
     code = "from rl_platform import rng; print(rng.derive_seed(7, 'env', 2))"
     seeds = {

@@ -12,6 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import pytest
+
 from rl_platform.config.describe import section_at, section_of, walk
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import NodeGroup
@@ -127,6 +129,7 @@ def keys_read() -> set[tuple[type[Section], str]]:
     return names
 
 
+@pytest.mark.slow
 def test_every_key_is_read() -> None:
     names = keys_read()
     unread = []

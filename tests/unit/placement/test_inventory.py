@@ -84,7 +84,7 @@ def test_only_visible_gpus_count_and_keep_their_names(
     [
         ("echo 'Driver/library version mismatch'; exit 18", "nvidia-smi failed (Driver/library version mismatch)"),
         ("echo 'cannot reach the driver' >&2; exit 9", "nvidia-smi failed (cannot reach the driver)"),
-        ("exec sleep 30", "nvidia-smi gave no answer"),
+        pytest.param("exec sleep 30", "nvidia-smi gave no answer", marks=pytest.mark.slow),
     ],
 )
 def test_a_broken_driver_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, reason: str) -> None:

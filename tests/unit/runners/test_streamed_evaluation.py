@@ -157,6 +157,7 @@ def layout(config: Config) -> Layout:
     return schedule(config.cluster, Inventory.emulated(1, DEVICES)).layout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("placement", "algorithm"),
     [
