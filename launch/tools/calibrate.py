@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,8 +25,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-from rl_platform.components.actor import embodied_policy
-from rl_platform.components.policy_rollout import Observations, PolicyInference
+from rl_platform.components.actor import EmbodiedActor
+from rl_platform.components.environment import Environment
+from rl_platform.components.policy_rollout import LocalPolicy, PolicyRollout
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
@@ -37,12 +39,12 @@ from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.forward import TokenPolicy
 from rl_platform.models.language import LanguageModel
-from rl_platform.models.policy import ActorCriticPolicy
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.placement.hardware import Device, device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.model_shape import FLOAT, ModelShape
 from rl_platform.records import RolloutBatch, SamplingParams, Weights
+from rl_platform.runtime.host import ComponentContext
 
 if TYPE_CHECKING:
     from rl_platform.planner.rates import Measured, Rates
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 OPTION = "--plan=calibrate"
 WIDTHS, ROWS, TYPES = (64, 128, 256, 512, 1024), (1, 16, 256, 2048), ("float32", "bfloat16")
 LEAST_S, MOST_S = 0.002, 0.3  # seconds of one round, which repeats short calls; seconds of all rounds
+ROUNDS, ENOUGH_S = 4, 15.0  # rollouts of an embodied policy; none begins after so many seconds
 EPISODES_S = 0.03  # seconds of one round of an environment, which has to begin new episodes in it
 BATCHES, DECODED = (1, 8, 32), 32
 STREAM_BYTES, FILE_BYTES = 2**28, 2**26
@@ -80,15 +83,16 @@ def calibrate(config: Config, inventory: Inventory) -> str:
     tree |= _language(data_sheet(kind), tree, device)
     several = inventory.accelerators > 1 and (device.type == "cpu" or torch.cuda.device_count() > 1)
     tree["all_reduce"] = _all_reduce(device.type) if several else known.get("all_reduce", {})
-    tree["environments"], tree["prompts"] = known.get("environments", {}), known.get("prompts", {})
+    tree |= {kind: known.get(kind, {}) for kind in ("environments", "policies", "prompts")}
+    names = {kind: fingerprint(config, kind) for kind in ("env", "policy", "data")}
     if config.runner.task_type == "embodied":
-        tree["environments"][fingerprint(config, "env")] = _environment(config)
+        tree["environments"][names["env"]] = _environment(config)
+        tree["policies"][names["policy"]] = _policy(config, device)
     else:
-        tree["prompts"][fingerprint(config, "data")] = _prompts(config)
+        tree["prompts"][names["data"]] = _prompts(config)
     _write(file, json.dumps(tree, indent=1))
-    name = fingerprint(config, "env" if config.runner.task_type == "embodied" else "data")
     stored = f"{time.monotonic() - began:.0f} s; later plans read {file}"
-    return "\n".join((*_lines(tree, config, name), stored)) + "\n"
+    return "\n".join((*_lines(tree, config, names), stored)) + "\n"
 
 
 def _device(kind: Device, inventory: Inventory) -> torch.device:
@@ -293,7 +297,7 @@ def _rank(rank: int, kind: str, folder: str) -> None:
 
 
 def _environment(config: Config) -> dict[str, float]:
-    """Returns the seconds of one environment's step on one worker, and of the policy's forward for all environments."""
+    """Returns the seconds of one environment's step on one worker."""
     env = config.env
     description, count, cpu = EnvDescription.of(env), env.num_envs, torch.device("cpu")
 
@@ -302,7 +306,7 @@ def _environment(config: Config) -> dict[str, float]:
         return envs, envs.reset(range(count))
 
     try:
-        envs, observations = start({}) if description.pixels is None else with_drawing(True, start)
+        envs, _ = start({}) if description.pixels is None else with_drawing(True, start)
     except CannotDraw as error:
         raise ConfigError([Problem("env.pixels", f"nothing can be drawn on this machine: {error}")]) from error
     try:
@@ -313,13 +317,47 @@ def _environment(config: Config) -> dict[str, float]:
         else:
             actions = np.zeros(shape, np.int64)
         seconds = {"step": _seconds(lambda: envs.step(actions), cpu, EPISODES_S) / count * max(1, env.num_workers)}
-        policy = embodied_policy(config, spaces, seed=0)
-        if type(policy) is ActorCriticPolicy:  # other policies read more than observations
-            inference = PolicyInference(policy, cpu, 0, None)
-            seconds["act"] = _seconds(lambda: inference.act(Observations(observations, ("calibrate",))), cpu)
     finally:
         envs.close()
     return seconds
+
+
+def _policy(config: Config, device: torch.device) -> dict[str, float]:
+    """Returns the seconds of a step of all environments with the policy's actions, of the log-probs of a row, and of an
+    optimizer step: the shortest of a few rollouts, with random weights and advantages of 0."""
+    accelerators = () if device.type == "cpu" else (0,)
+
+    def context(name: str) -> ComponentContext:
+        return ComponentContext(name, 0, 1, 0, accelerators, config.runner.seed)
+
+    algorithm = config.algorithm.model_copy(update={"ppo_epochs": 1, "target_kl": None})
+    once = config.model_copy(update={"algorithm": algorithm})
+    environment = Environment(context("env"), config)
+    try:
+        spaces = environment.envs.spaces
+        actor = EmbodiedActor(context("actor_critic"), once, spaces)
+        rollout = PolicyRollout(context("rollout"), config, spaces)
+        rollout.receive(actor.publish(0))
+        rounds: list[tuple[float, float, float]] = []
+        began = time.perf_counter()
+        while len(rounds) < ROUNDS and time.perf_counter() - began < ENOUGH_S:
+            start = time.perf_counter()
+            batch = environment.collect(len(rounds), LocalPolicy(rollout))[0]
+            collected = time.perf_counter()
+            fields = actor.evaluate(batch)
+            evaluated = time.perf_counter()
+            zeros = torch.zeros_like(batch.rewards)
+            actor.update(replace(batch, **fields, advantages=zeros, returns=zeros).flatten(), len(rounds))
+            rounds.append((collected - start, evaluated - collected, time.perf_counter() - evaluated))
+    finally:
+        environment.close()
+    rows = config.env.num_envs * config.env.rollout_steps
+    counts = {
+        "collect": config.env.rollout_steps,
+        "evaluate": rows,
+        "update": max(1, rows // config.mini_batch_size("actor")),
+    }
+    return {name: min(times) / counts[name] for name, times in zip(counts, zip(*rounds, strict=True), strict=True)}
 
 
 def _prompts(config: Config) -> list[int]:
@@ -333,7 +371,7 @@ def _prompts(config: Config) -> list[int]:
     return list(sampled([len(prompt.token_ids) for prompt in prompts]))
 
 
-def _lines(tree: Measured, config: Config, name: str) -> list[str]:
+def _lines(tree: Measured, config: Config, names: Mapping[str, str]) -> list[str]:
     best = {
         dtype: max(rate for points in widths.values() for _, rate in points) for dtype, widths in tree["matrix"].items()
     }
@@ -350,7 +388,12 @@ def _lines(tree: Measured, config: Config, name: str) -> list[str]:
         if found
     ]
     if config.runner.task_type == "embodied":
-        step = tree["environments"][name]["step"]
-        return [*lines, f"{config.env.name}: {1 / step:.0f} steps/s of a worker"]
-    prompts = tree["prompts"][name]
+        step, policy = tree["environments"][names["env"]]["step"], tree["policies"][names["policy"]]
+        lines.append(f"{config.env.name}: {1 / step:.0f} steps/s of a worker")
+        rate = config.env.num_envs / policy["collect"]
+        return [
+            *lines,
+            f"policy: {rate:.0f} steps/s with its actions, {policy['update'] * 1e3:.2g} ms per optimizer step",
+        ]
+    prompts = tree["prompts"][names["data"]]
     return [*lines, f"prompts: {sum(prompts) / len(prompts):.4g} tokens on average"]

@@ -32,6 +32,7 @@ from rl_platform.placement.memory import (
 )
 from rl_platform.placement.model_shape import FLOAT, ModelShape
 from rl_platform.placement.offload_order import OffloadOrder, PhaseMoves
+from rl_platform.placement.policy_shape import PolicyShape
 from rl_platform.planner.lengths import Lengths, decoding, limits
 from rl_platform.planner.rates import Rates, data_sheet
 
@@ -256,7 +257,10 @@ class CostModel:
         env = self.config.env
         simulation = env.num_envs * self.rates.env_step / max(env.num_workers, layout.parts["env"].ranks)
         bound = "simulation" if simulation > self.rates.act else "launches"
-        return [{bound: env.rollout_steps * (simulation + self.rates.act)}]
+        alone = layout.together(layout.policy, "rollout") and layout.parts["env"].ranks == 1
+        together = alone and (layout.one_process or layout.parts["env"].key == layout.parts["rollout"].key)
+        seconds = self.rates.collect if self.rates.collect and together else simulation + self.rates.act
+        return [{bound: env.rollout_steps * seconds}]
 
     def _score(self, layout: Layout) -> list[Bounds]:
         """One forward of every response by the reward model, which is whole on every rank."""
@@ -276,6 +280,8 @@ class CostModel:
         """One forward of every row, without gradient."""
 
         def estimate(layout: Layout) -> list[Bounds]:
+            if self.rates.evaluate and self._is_measured(name, layout):
+                return [{"arithmetic": self.rows * self.rates.evaluate}]
             return [self._passes(name, layout, self.rows, 1)]
 
         return estimate
@@ -287,8 +293,10 @@ class CostModel:
             algorithm = self.config.algorithm
             epochs = algorithm.critic_epochs if name == "critic" else algorithm.ppo_epochs
             forwards = BACKWARD if self.config.section(name).lora is None else BACKWARD_OF_ADAPTERS
-            passes = self._passes(name, layout, self.rows * epochs, forwards)
             steps = epochs * max(1, self.rows // self.config.mini_batch_size(name))
+            if self.rates.update and self._is_measured(name, layout):
+                return [{"arithmetic": steps * self.rates.update}]
+            passes = self._passes(name, layout, self.rows * epochs, forwards)
             shard = trained_parameters(self.config, name, self.shapes[name]) / layout.parts[name].ranks
             optimizer = steps * shard * OPTIMIZER_BYTES / self.rates.memory
             section, part = self.config.section(name), layout.parts[name]
@@ -300,6 +308,10 @@ class CostModel:
             return [{bound: seconds + optimizer for bound, seconds in passes.items()}]
 
         return estimate
+
+    def _is_measured(self, name: str, layout: Layout) -> bool:
+        """Whether the rates of the embodied policy hold for a component."""
+        return isinstance(self.shapes[name], PolicyShape) and layout.parts[name].ranks == 1
 
     def _passes(self, name: str, layout: Layout, rows: int, forwards: int) -> Bounds:
         """Returns the bounds of `forwards` passes over `rows` rows, shared by the ranks.

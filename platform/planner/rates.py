@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -28,7 +28,7 @@ from rl_platform.placement.hardware import Device
 from rl_platform.placement.inventory import Inventory
 from rl_platform.planner.lengths import Lengths, limits
 
-FORM = 1  # version of the file's form
+FORM = 2  # version of the file's form
 FOLDER = "machines"
 OPTION = "--plan=calibrate"
 
@@ -44,6 +44,8 @@ DISK = 500e6  # bytes/s of a checkpoint
 START_S = 10.0  # from the command to the first step, without reading the weights
 
 Measured = dict[str, Any]  # the stored measurement of a machine
+ENVIRONMENT = {"id", "backend", "kwargs", "tasks", "pixels", "num_envs", "num_workers"}  # keys of a measurement
+
 Points = Sequence[tuple[int, float]]
 _Positive = Annotated[float, Field(gt=0)]
 _Least = Annotated[float, Field(ge=0)]
@@ -65,6 +67,7 @@ class _Stored(BaseModel):
     start: _Least
     all_reduce: dict[_Rows, _Least]
     environments: dict[str, dict[str, _Positive]]
+    policies: dict[str, dict[Literal["collect", "evaluate", "update"], _Positive]]
     prompts: dict[str, Annotated[list[_Rows], Field(min_length=1)]]
 
 
@@ -79,6 +82,8 @@ class Rates:
     launch: the operators of one layer; decode_layer: the same in the generation engine.
     decode_sequence: overhead of one running sequence for each token.
     env_step: a step of one environment on one worker; act: the policy's forward for one step of all environments.
+    collect, evaluate, update: of an embodied policy in one process, 0 if not measured: a step of all environments with
+    its actions, the log-probs of a row, and an optimizer step.
     source: the source of the rates in words, for the plan.
     """
 
@@ -94,6 +99,9 @@ class Rates:
     decode_sequence: float = 0.0
     env_step: float = ENV_STEP_S
     act: float = ACT_S
+    collect: float = 0.0
+    evaluate: float = 0.0
+    update: float = 0.0
     disk: float = DISK
     start: float = START_S
     source: str = ""
@@ -143,7 +151,7 @@ class Machine:
 
     def rates(self, device: Device, config: Config, share: float) -> Rates:
         """Returns the rates of a device. share: its part of the machine, as a CPU worker has a part of the cores."""
-        tree, environments = self.tree, self.tree["environments"]
+        tree = self.tree
         names = ("launch", "decode_layer", "decode_sequence", "disk", "start")
         rates = replace(
             data_sheet(device),
@@ -153,8 +161,10 @@ class Machine:
             source=f"rates of this machine, measured on {tree['date']}",
             **{name: tree[name] for name in names},
         )
-        if (measured := environments.get(fingerprint(config, "env"))) is not None:
-            rates = replace(rates, env_step=measured["step"], act=measured.get("act", rates.act))
+        if (measured := tree["environments"].get(fingerprint(config, "env"))) is not None:
+            rates = replace(rates, env_step=measured["step"])
+        if share == 1:
+            rates = replace(rates, **tree["policies"].get(fingerprint(config, "policy"), {}))
         if tree["all_reduce"]:
             (_, least), *_, (size, most) = [(int(size), seconds) for size, seconds in tree["all_reduce"].items()]
             rates = replace(rates, transfer=least, link=size / max(most - least, 1e-9))
@@ -169,10 +179,15 @@ class Machine:
 
 
 def fingerprint(config: Config, kind: str) -> str:
-    """Returns the key of a config's measurement. kind: env (its environments) or data (its prompts)."""
+    """Returns the key of a config's measurement. kind: env (its environments), policy (its embodied policy in them) or
+    data (its prompts)."""
     if kind == "env":
-        keys = {"id", "backend", "kwargs", "tasks", "pixels", "num_envs", "num_workers"}
-        text = config.env.model_dump_json(include=keys)
+        text = config.env.model_dump_json(include=ENVIRONMENT)
+    elif kind == "policy":
+        keys = {"model", "lora", "training_backend", "gradient_checkpointing", "micro_batch_size"}
+        text = config.env.model_dump_json(include={*ENVIRONMENT, "sequence_length", "max_episode_steps"})
+        text += config.actor.model_dump_json(include=keys) + config.algorithm.loss_type
+        text += str(config.mini_batch_size("actor"))
     else:
         keys = {"system_prompt", "prompt_template", "use_chat_template", "max_prompt_length", "task", "sources"}
         model = config.actor.model.model_dump_json(include={"path", "tokenizer"})

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rl_platform.config import load_config
 from rl_platform.errors import ConfigError
@@ -47,7 +48,9 @@ def test_measurements_of_both_tasks_are_stored_and_used(command: Any, small: Pat
     assert len(tree["prompts"]) == len(tree["environments"]) == 1  # the second keeps what the first measured
     (rates,) = tree["environments"].values()
     assert rates["step"] > 0
-    assert rates["act"] > 0
+    (policy,) = tree["policies"].values()
+    assert sorted(policy) == ["collect", "evaluate", "update"]
+    assert min(policy.values()) > 0
     assert list(tree["tokens_per_second"]) == ["1", "2", "3"]
     assert 0 < tree["passes"] <= 1
     for config in ("reasoning.yaml", "embodied.yaml"):
@@ -57,9 +60,11 @@ def test_measurements_of_both_tasks_are_stored_and_used(command: Any, small: Pat
 
 
 @pytest.mark.parametrize("name", ["examples/env_backend.yaml", "configs/embodied/masked_cartpole.yaml"])
-def test_environments_of_any_kind_are_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environments_and_policies_of_any_kind_are_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    assert calibrate._environment(load_config(name).config)["step"] > 0
+    config = load_config(name, ["env.num_envs=4", "env.rollout_steps=32", "data.mini_batch_size=32"]).config
+    assert calibrate._environment(config)["step"] > 0
+    assert min(calibrate._policy(config, torch.device("cpu")).values()) > 0
 
 
 def test_images_are_drawn_by_the_library_that_works(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,7 @@ def store(**changes: Any) -> None:
         "start": 7.0,
         "all_reduce": {},
         "environments": {},
+        "policies": {},
         "prompts": {},
     }
     file = machine_file("cpu")
@@ -86,17 +87,38 @@ def test_validation_checkpoints_and_start_have_their_share_of_a_step() -> None:
     assert [one.name for one in rare.other_work] == ["start"]
 
 
+def seconds_of(config: Config) -> dict[str, float]:
+    return {span.phase: span.seconds for span in report(config).spans}
+
+
 def test_rates_of_environments_and_links() -> None:
     config = config_of("embodied/cartpole.yaml")
-    usual = {span.phase: span.seconds for span in report(config).spans}["collect"]
-    store(environments={fingerprint(config, "env"): {"step": 0.1, "act": 0.2}}, all_reduce={"4": 1e-3, "1001000": 2e-3})
+    usual = seconds_of(config)["collect"]
+    store(environments={fingerprint(config, "env"): {"step": 0.1}}, all_reduce={"4": 1e-3, "1001000": 2e-3})
     env = config.env
-    slow = {span.phase: span.seconds for span in report(config).spans}["collect"]
-    assert slow == pytest.approx(env.rollout_steps * (env.num_envs * 0.1 / max(1, env.num_workers) + 0.2))
+    slow = seconds_of(config)["collect"]
+    act = data_sheet(device_of(LAPTOP)).act
+    assert slow == pytest.approx(env.rollout_steps * (env.num_envs * 0.1 / max(1, env.num_workers) + act))
     assert slow > usual
     basis = stored_basis(config, LAPTOP)
     assert basis.rates is not None
     assert (basis.rates.transfer, basis.rates.link) == (1e-3, pytest.approx(1.001e9))
+
+
+def test_rates_of_an_embodied_policy_hold_for_that_policy() -> None:
+    config = config_of("embodied/cartpole.yaml", "algorithm.ppo_epochs=3")
+    store(policies={fingerprint(config, "policy"): {"collect": 0.5, "evaluate": 0.25, "update": 2.0}})
+    seconds, env = seconds_of(config), config.env
+    rows = env.num_envs * env.rollout_steps
+    assert seconds["collect"] == env.rollout_steps * 0.5
+    assert seconds["log-probs"] == rows * 0.25
+    assert seconds["train actor"] == 3 * (rows // config.data.mini_batch_size) * 2.0
+    longer = seconds_of(config_of("embodied/cartpole.yaml", "env.rollout_steps=64"))
+    assert longer["collect"] == 64 * 0.5
+    for change in ("actor.model.hidden_sizes=[8]", "data.mini_batch_size=16"):
+        other = config_of("embodied/cartpole.yaml", change)
+        steps = other.algorithm.ppo_epochs * (rows // other.data.mini_batch_size)
+        assert seconds_of(other)["train actor"] < steps * 0.5  # of data sheets
 
 
 def test_other_physics_and_backends_are_other_environments() -> None:
