@@ -276,7 +276,7 @@ def test_another_user_reaches_nothing_of_a_run_and_nothing_outlives_its_launcher
 
     address = re.search(r"--gcs-address=(\S+)", " ".join(named(started, "raylet").cmdline()))
     assert address is not None
-    assert joined(address[1], token.read_text()) == "joined", "else the next line says nothing"
+    assert joined(address[1], token.read_text(), patience_s=60) == "joined", "else the next line says nothing"
     assert joined(address[1], "0" * 64) != "joined"
     assert joined(address[1], None) != "joined"
 
@@ -289,9 +289,9 @@ def listening(process: psutil.Process) -> list[Any]:
     return [found for found in process.net_connections("inet") if found.status == psutil.CONN_LISTEN]
 
 
-def joined(address: str, token: str | None) -> str:
+def joined(address: str, token: str | None, patience_s: int = 5) -> str:
     """What becomes of another Ray process that connects with this token."""
-    code = f"from ray._raylet import GcsClient; GcsClient(address='{address}').get_all_node_info(timeout=5)"
+    code = f"from ray._raylet import GcsClient; GcsClient(address='{address}').get_all_node_info(timeout={patience_s})"
     secret = {"RAY_AUTH_MODE": "disabled"} if token is None else {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
     try:
         ended = subprocess.run(
@@ -299,7 +299,7 @@ def joined(address: str, token: str | None) -> str:
             env=os.environ | secret,
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=15 + patience_s,
             check=False,
         )
     except subprocess.TimeoutExpired:
