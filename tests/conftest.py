@@ -64,7 +64,6 @@ FAST = (
     "unit/engines/test_sampling.py",
     "unit/engines/test_state_files.py",
     "unit/launch/test_cli.py",
-    "unit/launch/test_preflight.py",
     "unit/envs_reasoning/test_prompts.py",
     "unit/envs_reasoning/test_tasks.py",
     "unit/envs_reasoning/test_tools.py",
@@ -76,24 +75,28 @@ FAST = (
     "integration/test_two_steps.py",
 )
 
-OF_EXTRAS = (  # in these folders: tests of parts that most changes of the core never touch
+NOT_FAST = (  # in these folders: tests of extras and of other parts that most changes of the core never touch
     "unit/components/test_action_chunks.py",
     "unit/components/test_classifier_server.py",
     "unit/components/test_conversations.py",
     "unit/components/test_model_scorer.py",
+    "unit/components/test_policy_kinds.py",
     "unit/components/test_recurrent.py",
     "unit/models/test_chunk_policy.py",
     "unit/models/test_classifier.py",
     "unit/models/test_recurrent_policy.py",
+    "unit/models/test_routers.py",
     "unit/models/test_vla.py",
+    "unit/runners/test_hang_watch.py",
+    "unit/runners/test_streamed_evaluation.py",
 )
-MISSING = [name for name in (*FAST, *OF_EXTRAS) if not (TESTS / name).exists()]
+MISSING = [name for name in (*FAST, *NOT_FAST) if not (TESTS / name).exists()]
 assert not MISSING, MISSING
 
 
 @cache
 def is_fast(path: Path) -> bool:
-    return any(path.is_relative_to(TESTS / name) for name in FAST) and path not in {TESTS / name for name in OF_EXTRAS}
+    return any(path.is_relative_to(TESTS / name) for name in FAST) and path not in {TESTS / name for name in NOT_FAST}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
