@@ -196,7 +196,8 @@ class Learner(Evaluator):
         """The parameters under the model's own names, by reference in one process unless `copy`: a copy does not
         change while training goes on. Adapters are merged into new matrices. `version`: updates so far."""
         delta, ahead = self.config.rollout.sync == "delta", self.config.runner.max_staleness
-        readable = 1 if ahead < 2 else ahead + 1  # the ones to come, and those of a rollout rank that starts again
+        # the ones to come, and those of a rollout rank that starts again
+        readable = ahead + 1 if ahead > 1 or self.config.updates_at_once else 1
         offered = readable == 1 and may_go_by_group(self.config, self.device.type == "cuda")
         dtype = published_dtype(self.config, self.device)
         if self.context.world_size > 1:

@@ -6,7 +6,9 @@ in a later call. Responses of several turns are in `multi_turn/`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,7 @@ from rl_platform.config.schema.rollout import Sampling
 from rl_platform.engines.rollout.base import Completion, Request, RolloutEngine
 from rl_platform.engines.rollout.build import rollout_engine
 from rl_platform.engines.rollout.stop_texts import StopTexts
-from rl_platform.errors import WorkerError
+from rl_platform.errors import ChannelClosed, WorkerError
 from rl_platform.models.pretrained import load_config
 from rl_platform.models.tokenizer import load_tokenizer, stops
 from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights, WeightsReceived, numbered
@@ -27,6 +29,7 @@ from rl_platform.runtime.weights.group import WeightsOffer
 if TYPE_CHECKING:
     from rl_platform.components.multi_turn.conversations import Conversations
 
+NO_DEADLINE_S = 1e8  # training may take any time until it publishes weights
 Group = Sequence[Trajectory]  # the responses to one prompt, complete or not
 
 
@@ -79,14 +82,19 @@ class LanguageRollout:
         sink: Channel[Trajectory],
         version: int | None = None,
         answered: Sequence[tuple[int, int]] = (),
+        updates: Channel[Weights | WeightsOffer] | None = None,
     ) -> None:
         """`samples` responses to each prompt into `sink`, in the order they finish.
 
         A response's random numbers depend on the run's seed, `purpose`, `step`, the prompt, the sample and the turn
         alone, not on ranks, placement or other responses. answered: (prompt index, sample) of responses
-        that exist already. Raises WorkerError unless all of weights `version` are loaded (None: of any version).
+        that exist already. updates: newer weights for this rank, under its number as key, until it is closed; see
+        `rollout.on_update`. Raises WorkerError unless all of weights `version` are loaded (None: of any version).
         """
         self._check_weights(version)
+        if updates is not None:
+            with self._receiving(updates):
+                return self.generate(prompts, samples, sampling, purpose, step, sink, version, answered)
         there = set(answered)
         left = [
             (prompt, sample) for prompt, sample in numbered(prompts, samples) if (prompt.index, sample) not in there
@@ -107,7 +115,7 @@ class LanguageRollout:
 
         def on_finished(completion: Completion) -> None:
             prompt, sample = wanted[completion.index]
-            text = self.tokenizer.decode(completion.token_ids)
+            text, segments = self.tokenizer.decode(completion.token_ids), completion.segments
             deliver(
                 Trajectory(
                     prompt,
@@ -115,8 +123,9 @@ class LanguageRollout:
                     completion.token_ids,
                     completion.log_probs,
                     completion.finish_reason,
-                    self.engine.version,
+                    segments[0][0] if segments else self.engine.version,
                     text,
+                    segments=segments if len(segments) > 1 else (),
                     routes=completion.routes,
                 )
             )
@@ -128,6 +137,24 @@ class LanguageRollout:
                 Request(index, prompt.token_ids, seed(prompt, sample)) for index, (prompt, sample) in enumerate(wanted)
             ]
             self.engine.generate(requests, self._params(sampling), on_finished)
+
+    @contextmanager
+    def _receiving(self, updates: Channel[Weights | WeightsOffer]) -> Iterator[None]:
+        """Loads weights as they arrive. Ends when the channel is closed; raises the error of a load."""
+
+        def receive() -> None:
+            with suppress(ChannelClosed):
+                while True:
+                    self.receive(updates.get(key=self.context.rank, timeout=NO_DEADLINE_S))
+
+        with ThreadPoolExecutor(1, thread_name_prefix=f"{self.context.label}-weights") as executor:
+            receiving = executor.submit(receive)
+            try:
+                yield
+            except BaseException:
+                updates.close()  # else nobody would, and this would wait for it
+                raise
+            receiving.result()
 
     def generate_until(
         self,

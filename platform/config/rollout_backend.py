@@ -30,6 +30,7 @@ def may_go_by_group(config: Config, on_gpu: bool) -> bool:
     so it never uses a group; nor does vLLM, whose process may have another torch. A group holds no copy, so generation
     that is several updates ahead could not read older weights.
     """
-    rollout, reasoning = config.rollout, config.runner.task_type == "reasoning" and config.runner.max_staleness < 2
+    alternates = config.runner.max_staleness < 2 and not config.updates_at_once
+    rollout, reasoning = config.rollout, config.runner.task_type == "reasoning" and alternates
     wanted = rollout.weight_transfer == "group" or (rollout.weight_transfer == "auto" and on_gpu)
     return reasoning and wanted and rollout.sync == "full" and rollout.backend in ("auto", "torch", "sglang")

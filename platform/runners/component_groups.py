@@ -80,6 +80,7 @@ class RolloutGroup(Ranks, Protocol):
         sink: Channel[Trajectory],
         version: int | None = None,
         answered: Sequence[tuple[int, int]] = (),
+        updates: Channel[Weights | WeightsToken] | None = None,
     ) -> Handle[None]: ...
     def generate_until(
         self,

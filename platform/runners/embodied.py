@@ -63,6 +63,9 @@ class EmbodiedRunner:
     def receive(self, weights: Weights | WeightsToken) -> dict[str, float]:
         return sync_metrics(self.simulation.sync(weights))
 
+    def update(self, weights: Weights | WeightsToken) -> bool:
+        raise NotImplementedError("rollout.on_update is refused for embodied runs")
+
     def collect(self, step: int) -> Collected:
         with self.reporter.phase("collect"):
             batch, metrics = self.simulation.collect(lambda: self._collect(step))

@@ -79,6 +79,9 @@ class TaskRunner(Protocol):
     def receive(self, weights: Weights | WeightsToken) -> Metrics:
         """Gives the rollout published weights."""
 
+    def update(self, weights: Weights | WeightsToken) -> bool:
+        """Gives the rollout published weights while it generates; False if it does not generate."""
+
     def collect(self, step: int) -> Collected:
         """Returns one rollout batch, scored."""
 
@@ -125,7 +128,7 @@ def train(
         compute_alone()  # a step computes a few thousand numbers here; starting a thread pool would take longer
     ppo = PPO(config, runner.learners, reporter)
     steps = config.runner.max_steps
-    rollouts = Rollouts(runner, config.runner.max_staleness, steps)
+    rollouts = Rollouts(runner, config.runner.max_staleness, steps, config.updates_at_once)
     with reporter.phase("load"):
         step = state.restore(runner, ppo, rollouts)
         runner.check_samples([rollout.batch for rollout in rollouts.ready])

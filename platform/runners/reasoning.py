@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +28,7 @@ from rl_platform.config.schema.rollout import Sampling
 from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.verifiers import DECIDING
+from rl_platform.errors import ChannelClosed, WorkerDied
 from rl_platform.models.tokenizer import Tokenizer, load_tokenizer
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory, Weights
@@ -56,10 +59,12 @@ from rl_platform.runners.trajectories import (
     with_baselines,
 )
 from rl_platform.runtime import ComponentSpec, Runtime
+from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.weights.weight_transfer import WeightsToken, merge_published
 from rl_platform.runtime.worker_group import WorkerGroup
 
 CHANNEL_CAPACITY = 1024
+UPDATES = 1024  # of weights, by reference
 GATHER_S = 0.05  # how long scored responses wait for others, as each message interrupts the engine's process
 
 
@@ -109,6 +114,8 @@ class ReasoningRunner:
             self.typed["actor"].receive_reference_head(head).wait()
         self.warned_of_clipped_scores = False
         self.recovery = Recovery(runtime, self.typed["rollout"])
+        self.updating = threading.Lock()
+        self.updates: Channel[Weights | WeightsToken] | None = None  # while responses are generated
         self.ledger = SampleLedger()
         unfinished = PartialRollouts(config, runtime, self.recovery, self.groups, reporter, self.loader, self.ledger)
         self.partial = None if config.rollout.partial_rollout is None else unfinished
@@ -126,6 +133,17 @@ class ReasoningRunner:
 
     def receive(self, weights: Weights | WeightsToken) -> dict[str, float]:
         return sync_metrics(self.recovery.sync(weights))
+
+    def update(self, weights: Weights | WeightsToken) -> bool:
+        """Gives the rollout weights while it generates. False: it does not generate, so they wait."""
+        with self.updating:
+            if self.updates is None:
+                return False
+            with suppress(ChannelClosed):  # by a death: the attempt that follows loads them
+                for rank in range(self.typed["rollout"].world_size):
+                    self.updates.put(weights, key=rank)
+            self.recovery.update(weights)
+            return True
 
     def collect(self, step: int) -> Collected:
         metrics: dict[str, float] = {}
@@ -156,6 +174,8 @@ class ReasoningRunner:
         metrics |= trajectory_metrics(trajectories) | conversation_metrics(trajectories)
         metrics |= source_metrics(trajectories) | function_metrics(trajectories, self.config.reward.labels)
         metrics |= program_metrics(trajectories)
+        if self.config.updates_at_once:
+            metrics["staleness/mixed_frac"] = sum(bool(one.segments) for one in trajectories) / len(trajectories)
         return Collected(batch, metrics | shaped.metrics | self.recovery.metrics(), samples)
 
     def _with_baselines(
@@ -286,9 +306,12 @@ class ReasoningRunner:
             generated = self.runtime.channel("trajectories", CHANNEL_CAPACITY, ["rollout"], ["reward"])
             scored = self.runtime.channel("scored", CHANNEL_CAPACITY, ["reward"], ["runner"])
             answered = [(trajectory.prompt.index, trajectory.sample) for trajectory in trajectories]
-            with self.recovery.working(generated, scored) as calls:
+            live = self.config.updates_at_once
+            updates = self.runtime.channel("updates", UPDATES, ["runner"], ["rollout"]) if live else None
+            with self.recovery.working(generated, scored) as calls, self._takes(updates):
                 arguments = prompts, samples, sampling, purpose, step, generated  # starts first, as it takes longest
-                calls.append(generating := self.typed["rollout"].generate(*arguments, self.recovery.version, answered))
+                version = self.recovery.version
+                calls.append(generating := self.typed["rollout"].generate(*arguments, version, answered, updates))
                 calls.append(scoring := self.typed["reward"].stream(generated, scored))
                 while len(trajectories) < total:
                     arrived = scored.get_many(total - len(trajectories), linger=GATHER_S)
@@ -296,6 +319,7 @@ class ReasoningRunner:
                     if on_arrival is not None:
                         on_arrival(arrived)
                     self.reporter.progress(len(trajectories), total, "responses")
+                self._takes_no_more()
                 generating.wait()
                 generated.close()
                 scored.close()  # without waiting for the result of `stream`
@@ -304,6 +328,23 @@ class ReasoningRunner:
         self.recovery.run(fill)
         place = {prompt.index: position for position, prompt in enumerate(prompts)}
         return sorted(trajectories, key=lambda trajectory: (place[trajectory.prompt.index], trajectory.sample))
+
+    @contextmanager
+    def _takes(self, updates: Channel[Weights | WeightsToken] | None) -> Iterator[None]:
+        """`update` sends weights into this channel until `_takes_no_more`."""
+        with self.updating:
+            self.updates = updates
+        try:
+            yield
+        finally:
+            self._takes_no_more()
+
+    def _takes_no_more(self) -> None:
+        with self.updating:
+            updates, self.updates = self.updates, None
+        if updates is not None:
+            with suppress(WorkerDied):  # it lived in the process that died
+                updates.close()
 
 
 def _text_of(tokenizer: Tokenizer, token: int) -> str:

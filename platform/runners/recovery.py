@@ -29,16 +29,23 @@ class Recovery:
         self._weights: Weights | WeightsToken | None = None
         self._received: list[WeightsReceived] = []
         self._behind: set[int] = set()  # ranks without these weights
+        self._updated = False  # since the last `sync`
         self._calls: list[Handle[object]] = []  # of an attempt that failed
 
     def sync(self, weights: Weights | WeightsToken, again: Callable[[], object] | None = None) -> list[WeightsReceived]:
         """Sends weights to all ranks of the rollout; returns their receipts. `again`: as in `run`."""
-        self._weights, self.version = weights, weights.version
+        self._weights, self.version, self._updated = weights, weights.version, False
         self._behind, self._received = set(range(self.rollout.world_size)), []
         self.run(lambda: None, again)
         if isinstance(weights, Weights):  # tensors by reference: the rollout is in this process and cannot restart
             self._weights = None
         return self._received
+
+    def update(self, weights: Weights | WeightsToken) -> None:
+        """Stores weights that the rollout receives while it works. After a death every rank gets them again."""
+        self.version, self._updated = weights.version, True
+        if not isinstance(weights, Weights):
+            self._weights = weights
 
     def run(self, attempt: Callable[[], T], again: Callable[[], object] | None = None) -> T:
         """The result of `attempt`; repeated after a death, once the rollout has its weights and `again()` has returned.
@@ -55,6 +62,8 @@ class Recovery:
             except WorkerDied as error:
                 restarted, failed = self.runtime.restart(error, self._settle), True
             self._behind |= {rank for component, rank in restarted if component == self.rollout.name}
+            if self._updated:  # a channel that was closed may have held the weights
+                self._behind = set(range(self.rollout.world_size))
 
     @contextmanager
     def working(self, *channels: Channel[object]) -> Iterator[list[Handle[object]]]:

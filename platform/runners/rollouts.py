@@ -42,15 +42,18 @@ class Collects(Protocol):
 
     def receive(self, weights: Weights | WeightsToken) -> dict[str, float]: ...
 
+    def update(self, weights: Weights | WeightsToken) -> bool: ...
+
 
 class Rollouts:
-    """The rollouts of steps 0 to `steps` - 1. ahead: `runner.max_staleness`.
+    """The rollouts of steps 0 to `steps` - 1. ahead: `runner.max_staleness`. at_once: the generation gets weights as
+    soon as they are published, while it generates too (`rollout.on_update`); results then depend on timing.
 
     One thread calls all methods. A second one collects while it may, and ends when it has to wait.
     """
 
-    def __init__(self, runner: Collects, ahead: int, steps: int) -> None:
-        self.runner, self.ahead, self.steps = runner, ahead, steps
+    def __init__(self, runner: Collects, ahead: int, steps: int, at_once: bool = False) -> None:
+        self.runner, self.ahead, self.steps, self.at_once = runner, ahead, steps, at_once
         self._changed = threading.Condition()
         self._ready: deque[Collected] = deque()  # collected and not taken
         self._next = 0  # the step whose rollout is collected next
@@ -92,19 +95,24 @@ class Rollouts:
         self._wait(lambda: bool(self._ready))
         with self._changed:
             rollout = self._ready.popleft()
-        return rollout if self.ahead < 2 else with_metrics(rollout, {"perf/rollouts_ready": float(waiting)})
+        beside = self.ahead > 1 or self.at_once
+        return with_metrics(rollout, {"perf/rollouts_ready": float(waiting)}) if beside else rollout
 
     def publish(self, step: int, version: int) -> dict[str, float]:
         """The weights after `step` updates are for rollouts from `step + ahead` on. Returns metrics.
 
         Without a wait if the generation is more than one update ahead: it receives them when it needs them.
         """
-        if self.ahead < 2:
+        if self.ahead < 2 and not self.at_once:
             self.settle()
             return self.runner.sync_weights(version)
         weights = self.runner.publish(version)
+        sent = self.at_once and self.runner.update(weights)
         with self._changed:
-            self._published.append((step, weights))
+            if sent:
+                self._published.clear()  # they are older
+            else:
+                self._published.append((step, weights))
         return {}
 
     def settle(self) -> None:
@@ -130,9 +138,9 @@ class Rollouts:
         recorder.settle("run", "runner (ahead)")
         try:
             while self._goes_on():
-                self._receive(self._next - self.ahead)
+                self._receive(self.steps if self.at_once else self._next - self.ahead)
                 rollout = self.runner.collect(self._next)
-                if self.ahead > 1:
+                if self.ahead > 1 or self.at_once:
                     rollout, self._received = with_metrics(rollout, self._received), dict.fromkeys(self._received, 0.0)
                 with self._changed:
                     self._ready.append(rollout)

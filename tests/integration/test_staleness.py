@@ -71,3 +71,23 @@ def test_it_resumes_to_the_state_that_it_would_have_had(command, folder, final_s
         assert all(age >= least for age, least in zip(ages, expected, strict=True))
     elif name != "dynamic sampling":  # which trains surplus groups later
         assert ages == expected
+
+
+@pytest.mark.parametrize("on_update", ["continue", "abort"])
+def test_weights_that_change_while_responses_are_generated(command, folder, final_state, on_update: str) -> None:
+    """What they change depends on timing; the age has a limit, and nothing is lost when the run resumes."""
+    (folder / "my_tools.py").write_text(TOOLS)
+    run = (
+        *("reasoning.yaml", "runner.max_staleness=2", f"runner.max_steps={STEPS}", "runner.save_interval=2"),
+        *("algorithm.rollout_is={}", "reward.type=my_tools:score", "rollout.backend=torch", "data.train_size=24"),
+        *(f"rollout.on_update={on_update}", "data.max_response_length=8", "rollout.max_running_requests=2"),
+        *("algorithm.group_size=2", "runner.keep_checkpoints=10"),
+    )
+    ended = command(*run, "runner.output_dir=whole")
+    assert ended.code == 0, ended.err
+    ended = command(*run, f"runner.resume=whole/checkpoints/step-{HALF:08d}", "runner.output_dir=again")
+    assert ended.code == 0, ended.err
+    for place in ("whole", "again"):
+        counts = final_state(place, STEPS)["run"]["task"]["samples"]["counts"]
+        assert counts == {"issued": STEPS * 8 * 2, "trained": STEPS * 8 * 2, "rejected": 0, "dropped": 0}
+        assert all(row["staleness/max"] <= 2 for row in read_metrics(folder / place)[1:])

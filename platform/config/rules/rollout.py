@@ -45,9 +45,29 @@ def refused(config: Config) -> Iterator[Problem]:
             yield Problem(f"{_MULTI_TURN}.max_observation_tokens", message, hint=hint)
     if when(lambda: rollout.partial_rollout is not None):
         yield from _partial_rollout(config)
-    if when(lambda: rollout.weight_transfer == "group" and config.runner.max_staleness > 1):
-        message = "a process group holds no copy of older weights, which generation several updates ahead needs"
+    yield from _on_update(config)
+    if when(lambda: rollout.weight_transfer == "group" and (config.runner.max_staleness > 1 or config.updates_at_once)):
+        message = "a process group holds no copy of older weights, which generation beside training needs"
         yield Problem("rollout.weight_transfer", message, hint="rollout.weight_transfer: memory")
+
+
+def _on_update(config: Config) -> Iterator[Problem]:
+    rollout, key, off = config.rollout, "rollout.on_update", "rollout.on_update: finish"
+    if not when(lambda: config.updates_at_once):
+        return
+    if when(lambda: rollout.backend != "torch"):
+        message = f"only the torch engine loads weights while it generates; rollout.backend is {rollout.backend}"
+        yield Problem(key, message, hint="rollout.backend: torch, or " + off)
+    if when(lambda: config.runner.deterministic):
+        message = "the token from which new weights count depends on timing, so results do not repeat"
+        yield Problem(key, message, hint=f"runner.deterministic: false, or {off}")
+    if when(lambda: rollout.multi_turn is not None):
+        yield Problem(key, "the tokens of a conversation have no record of their versions", hint=off)
+    if when(lambda: rollout.partial_rollout is not None):
+        yield Problem(key, "rollout.partial_rollout already continues responses with newer weights", hint=off)
+    if when(lambda: config.actor.router_replay and rollout.on_update == "continue"):
+        message = "a continued response computes its tokens anew with other weights, and so with other experts"
+        yield Problem(key, message, hint=off)
 
 
 def _user_engine(config: Config) -> Iterator[Problem]:
@@ -82,8 +102,12 @@ def unread(config: Config) -> Iterator[Unread]:
         yield from unread_keys("rollout", names, "embodied policies choose actions and generate no text", TASK)
         reason = "embodied policies are small and always sent through main memory"
         yield Unread("rollout.weight_transfer", reason, (TASK,))
+        yield Unread("rollout.on_update", "an embodied rollout is collected with one version of the weights", (TASK,))
         yield Unread(_PARTIAL, "embodied rollouts have equal lengths, so none is unfinished", (TASK,))
     elif when(lambda: reasoning(config)):
+        if not when(lambda: config.runner.max_staleness):
+            reason = "weights change between rollouts only, as runner.max_staleness is 0"
+            yield Unread("rollout.on_update", reason, ("runner.max_staleness",))
         if when(lambda: config.rollout.sync == "delta"):
             reason = "rollout.sync delta compares and sends weights in main memory"
             yield Unread("rollout.weight_transfer", reason, ("rollout.sync",))

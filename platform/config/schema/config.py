@@ -40,6 +40,11 @@ class Config(Section):
         return self.algorithm.needs_reference and self.actor.lora is not None and self.reference.model is None
 
     @property
+    def updates_at_once(self) -> bool:
+        """True if weights are loaded while responses are generated."""
+        return self.runner.max_staleness > 0 and self.rollout.on_update != "finish"
+
+    @property
     def has_reference(self) -> bool:
         """True if the run has a component `reference`."""
         return self.algorithm.needs_reference and not self.reference_is_base

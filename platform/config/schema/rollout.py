@@ -74,6 +74,11 @@ class Rollout(Section):
         None,
         "interrupt unfinished responses when a step has enough, and continue them in the next step; null: wait for all",
     )
+    on_update: Literal["finish", "continue", "abort"] = key(
+        "finish",
+        "weights that arrive while responses are generated. finish: they wait for the next rollout; continue: the next "
+        "token is sampled with them; abort: unfinished responses start again with them",
+    )
     max_running_requests: int | None = key(
         None,
         f"largest number of sequences decoded together; null: {RUNNING}; sglang and vllm on GPUs: as many as fit into "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
@@ -42,7 +42,8 @@ class Completion:
     """A response: token ids including a sampled EOS, and the log-prob of each. "abort": `abort` ended it early.
 
     routes: experts of all tokens of prompt and response but the last, int16 [tokens,layers,K], of engines that were
-    asked for them.
+    asked for them. segments: (version of the weights, tokens) in order, of engines that record them; empty: all tokens
+    are of the engine's version.
     """
 
     index: int
@@ -50,6 +51,7 @@ class Completion:
     log_probs: tuple[float, ...]
     finish_reason: Literal["stop", "length", "abort"]
     routes: Tensor | None = None
+    segments: tuple[tuple[int, int], ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class RolloutEngine(Protocol):
     def receive(self, weights: Weights | WeightsOffer) -> WeightsReceived:
         """Loads weights; an offer that does not reach the engine's devices is fetched.
 
-        Unfinished responses start again, so that no response mixes two versions.
+        Unfinished responses start again, so that no response mixes two versions; the torch engine may also continue
+        them (`rollout.on_update`).
         """
 
     def generate(

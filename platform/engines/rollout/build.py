@@ -48,6 +48,7 @@ def rollout_engine(
             label,
             stop_texts,
             records_routes=config.actor.router_replay,
+            continues=rollout.on_update == "continue",
         )
     ranks = rollout.tensor_parallel_size or max(1, len(accelerators))
     check_ranks(model_config, ranks)

@@ -26,6 +26,7 @@ from rl_platform.engines.rollout.batch import ContinuousBatch
 from rl_platform.engines.rollout.decoder import decoder_for
 from rl_platform.engines.rollout.kv_cache import KVCache
 from rl_platform.engines.rollout.stop_texts import StopTexts
+from rl_platform.engines.rollout.unfinished import UnfinishedResponses
 from rl_platform.engines.swap import Swap
 from rl_platform.models.attention import cached_heads, is_plain
 from rl_platform.models.language import LanguageModel
@@ -43,6 +44,8 @@ class TorchRolloutEngine:
 
     dtype: of weights, keys and values; received weights of another type are converted and therefore copied.
     label: the name of this rank for senders of weights. records_routes: completions have the experts of their tokens.
+    continues: weights that arrive during `generate` are for the next tokens of unfinished responses, whose keys and
+    values are computed again; else these responses start again.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class TorchRolloutEngine:
         label: str = "rollout",
         stop_texts: StopTexts | None = None,
         records_routes: bool = False,
+        continues: bool = False,
     ) -> None:
         from accelerate import init_empty_weights
         from transformers import AutoModelForCausalLM
@@ -64,7 +68,7 @@ class TorchRolloutEngine:
         self.model = LanguageModel(network).eval()
         self.config = model_config
         self.eos, self.stop_texts = frozenset(eos_token_ids), stop_texts
-        self.max_running = max_running
+        self.max_running, self.continues = max_running, continues
         self.device, self.dtype = device, dtype
         self.version = -1
         self._lock = threading.RLock()  # one decoding step, or one update
@@ -140,19 +144,22 @@ class TorchRolloutEngine:
         self, requests: Sequence[Request], sampling: SamplingParams, on_finished: Callable[[Completion], None]
     ) -> None:
         self._onload()
-        batch = self._new_batch(requests, sampling)
-        self._again = self._aborted = False
+        work = UnfinishedResponses(requests, sampling)
+        with self._lock:
+            batch, version = self._new_batch(requests, sampling), self.version
+            self._again = self._aborted = False
         while not batch.over and not self._aborted:
             with self._turn:
                 pass
             with self._lock:
-                if self._again:  # no response mixes two versions of weights
-                    batch, self._again = self._new_batch(batch.left, sampling), False
+                if self._again:
+                    left = work.continued(batch.cut(), version) if self.continues else batch.left
+                    batch, version, self._again = self._new_batch(left, sampling), self.version, False
                 batch.step()
             for completion in batch.finished(self.eos, self.stop_texts):
-                on_finished(completion)
+                on_finished(work.whole(completion, version))
         for completion in batch.cut():
-            on_finished(completion)
+            on_finished(work.whole(completion, version))
 
     def _new_batch(self, requests: Sequence[Request], sampling: SamplingParams) -> ContinuousBatch:
         config = self.config

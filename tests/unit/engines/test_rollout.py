@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rl_platform.engines.rollout.base import Completion, Request
+from rl_platform.engines.rollout.batch import ContinuousBatch
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.models.language import LanguageModel
 from rl_platform.records import SamplingParams, Weights
@@ -247,3 +248,63 @@ class TestWeights:
                 expected = teacher_forced(copy.deepcopy(plain), requests[index], completion)
                 errors.append((torch.tensor(completion.log_probs) - expected).abs())
             assert torch.cat(errors).mean() < 0.06  # other weights are off by more than 0.3
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("continues", [True, False], ids=["continue", "abort"])
+def test_weights_that_arrive_while_responses_are_generated(continues: bool, temperature: float) -> None:
+    """Each token has the log-prob of the weights that made it, and its version says which these are."""
+    models = [causal_lm("llama"), causal_lm("llama")]
+    for parameter in models[1].parameters():
+        parameter.data.mul_(0.9)
+    engine = TorchRolloutEngine(copy.deepcopy(models[0].config), (NEVER,), 3, torch.device("cpu"), continues=continues)
+    engine.receive(Weights(7, state_of(copy.deepcopy(models[0]))))
+    requests = [replace(request, max_new_tokens=4 + request.index % 5) for request in prompts()]
+    completions: dict[int, Completion] = {}
+
+    def on_finished(completion: Completion) -> None:
+        if not completions:
+            engine.receive(Weights(8, state_of(models[1])))
+        completions[completion.index] = completion
+
+    engine.generate(requests, SamplingParams(30, temperature=temperature), on_finished)
+    assert sorted(completions) == [request.index for request in requests]
+    for request in requests:
+        completion = completions[request.index]
+        assert len(completion.token_ids) == len(completion.log_probs) == request.max_new_tokens
+        assert sum(count for _, count in completion.segments) == request.max_new_tokens
+        first = 0
+        for version, count in completion.segments:
+            expected = teacher_forced(models[version - 7], request, completion, temperature)[first : first + count]
+            found = torch.tensor(completion.log_probs[first : first + count])
+            torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+            first += count
+    versions = [tuple(version for version, _ in completion.segments) for completion in completions.values()]
+    assert versions[0] == (7,)
+    assert ((7, 8) in versions) == continues, "else a response has one version"
+    assert (8,) in versions
+    again = answers(engine, requests, SamplingParams(30, temperature=temperature))
+    assert all(completion.segments == ((8, len(completion.token_ids)),) for completion in again.values())
+
+
+def test_a_continued_response_draws_other_numbers_and_ends_where_it_would_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = causal_lm("llama")
+    engine = TorchRolloutEngine(copy.deepcopy(plain.config), (5,), 64, torch.device("cpu"), continues=True)
+    engine.receive(Weights(0, state_of(plain)))
+    version, step = 0, ContinuousBatch.step
+
+    def updated(batch: ContinuousBatch) -> None:
+        nonlocal version
+        step(batch)
+        version += 1
+        engine.receive(Weights(version, state_of(plain)))  # after every token
+
+    monkeypatch.setattr(ContinuousBatch, "step", updated)
+    found = answers(engine, prompts(), SamplingParams(12, temperature=2.0))
+    for completion in found.values():
+        assert len(completion.token_ids) <= 12
+        assert (completion.token_ids[-1] == 5) == (completion.finish_reason == "stop")
+        assert 5 not in completion.token_ids[:-1]
+        assert len(completion.segments) == len(completion.token_ids)
+    long = max(found.values(), key=lambda completion: len(completion.token_ids))
+    assert len(set(long.token_ids)) > 2, "the same random number at every token would repeat itself"

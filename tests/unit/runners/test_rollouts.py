@@ -32,6 +32,7 @@ class Task:
     def __init__(self, steps: int = 100, broken: int = -1) -> None:
         self.asked: list[tuple[int, str]] = []
         self.let = threading.Semaphore(1000)
+        self.began, self.takes = threading.Semaphore(0), False  # weights while it generates
         self.held: list[int] = []  # versions that were published and not received
         self.version, self.data, self.broken = -1, steps, broken
 
@@ -47,11 +48,17 @@ class Task:
         self.held = [version for version in self.held if version > weights.version]
         return {"weights/bytes": float(weights.version)}
 
+    def update(self, weights: Weights) -> bool:
+        if self.takes:
+            self.receive(weights)
+        return self.takes
+
     def exhausted(self) -> bool:
         return len(self.asked) >= self.data
 
     def collect(self, step: int) -> Collected:
         self.asked.append((step, threading.current_thread().name))
+        self.began.release()
         assert self.let.acquire(timeout=60)
         if step == self.broken:
             raise Diverged("no rollout")
@@ -199,3 +206,26 @@ def test_an_error_of_the_collection_is_raised_where_the_run_waits() -> None:
     for wait in (rollouts.settle, lambda: rollouts.more(1), lambda: rollouts.take(1)):
         with pytest.raises(Diverged, match="no rollout"):
             wait()
+
+
+def test_weights_at_once() -> None:
+    """They go to a rollout that is being generated, else to the next one; older ones never follow newer ones."""
+    task = Task()
+    rollouts = Rollouts(task, 2, 9, at_once=True)
+    rollouts.start(0, 0)
+    shut(task)
+    task.let.release(2)
+    assert taken(rollouts, 0) == 0
+    for _ in range(3):
+        assert task.began.acquire(timeout=60)  # rollout 2 is being generated
+    rollouts.publish(1, 1)
+    assert task.version == 0
+    task.takes = True
+    rollouts.publish(2, 2)
+    assert task.version == 2
+    task.takes = False
+    task.let.release(2)
+    assert taken(rollouts, 1) == 0
+    rollouts.settle()
+    assert (task.version, task.held) == (2, [])
+    assert taken(rollouts, 2) == 2
