@@ -125,7 +125,7 @@ def of_learners(key: str) -> Rule:
 
 def _trainer(value: Any, source: ForeignConfig) -> Outcome:
     ppo, count = value == "PPO", processes(source)
-    kl = ppo or (source("beta") or 0) > 0
+    kl = (source("kl_coef" if ppo else "beta") or 0) > 0
     learners = ["actor", *(["critic"] if ppo else []), *(["reference"] if kl else [])]
     engine = int(source("vllm_tensor_parallel_size") or 1) if source("use_vllm") else 1
     if engine == 1:

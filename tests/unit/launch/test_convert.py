@@ -237,6 +237,17 @@ def test_json_of_arguments_goes_to_standard_output(tool: Any, tmp_path: Path) ->
     assert "hf_abcdefgh12345" not in ended.err + ended.out
 
 
+@pytest.mark.parametrize("kl_coef", [0.0, 0.05])
+def test_a_script_of_trl_has_a_reference_if_it_has_a_kl_penalty(tool: Any, tmp_path: Path, kl_coef: float) -> None:
+    arguments = {"kl_coef": kl_coef, "sft_model_path": "org/model", "reward_model_path": "org/reward"}
+    file = tmp_path / "ppo.json"
+    file.write_text(json.dumps({**arguments, "dataset_name": "org/data", "total_episodes": 64}), encoding="utf-8")
+    ended = tool("convert", str(file), "--from", "trl")
+    assert ended.code == 0, ended.err
+    (placed,) = yaml.safe_load(ended.out)["cluster"]["component_placement"]
+    assert ("reference" in placed.split(",")) == (kl_coef > 0)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "arguments", "words"),
     [
