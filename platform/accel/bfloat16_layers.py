@@ -82,11 +82,10 @@ def _add(parameter: nn.Parameter, gradient: Tensor) -> None:
         parameter.grad += gradient
 
 
-def rotated(states: Tensor, rotation: Rotation) -> Tensor:
+def rotate(states: Tensor, rotation: Rotation, out: Tensor) -> Tensor:
     """Turns the pairs (i, i + D/2) of `states` [N,heads,D] by the angles of their positions."""
     cos, sin = rotation
     first, second = states.chunk(2, dim=-1)
-    out = torch.empty_like(states)
     out_first, out_second = out.chunk(2, dim=-1)
     torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)
     torch.mul(second, cos, out=out_second).addcmul_(first, sin)
@@ -132,7 +131,7 @@ class HalfLayer:
         normalised = normed.to(HALF)
         joined = F.linear(normalised, self.qkv()).float().unflatten(1, (-1, self.head_dim))
         turned, value = joined.split([self.heads[0] + self.heads[1], self.heads[2]], dim=1)
-        query, key = rotated(turned, rotation).split(self.heads[:2], dim=1)
+        query, key = rotate(turned, rotation, torch.empty_like(turned)).split(self.heads[:2], dim=1)
         heads = [part.detach().requires_grad_(training) for part in (query, key, value)]
         with torch.set_grad_enabled(training):
             query, key, value = (part.transpose(0, 1)[None] for part in heads)
@@ -162,10 +161,14 @@ class HalfLayer:
         half = gradient.to(HALF)
         self.out.add_gradient(half, saved.mixed)
         of_attended = product(half, self.out(), torch.empty_like(saved.attended))
-        of_query, of_key, of_value = torch.autograd.grad(saved.attended, saved.heads, of_attended)
+        of_heads = torch.autograd.grad(saved.attended, saved.heads, of_attended)
+        joined = torch.empty(len(gradient), sum(self.heads), self.head_dim)
         cos, sin = saved.rotation
-        of_turned = rotated(torch.cat([of_query, of_key], dim=1), (cos, -sin))
-        of_joined = torch.cat([of_turned, of_value], dim=1).flatten(1).to(HALF)
+        of_query, of_key, of_value = joined.split(self.heads, dim=1)
+        rotate(of_heads[0], (cos, -sin), of_query)
+        rotate(of_heads[1], (cos, -sin), of_key)
+        of_value.copy_(of_heads[2])
+        of_joined = joined.flatten(1).to(HALF)
         self.qkv.add_gradient(of_joined, saved.normalised)
         of_normed = product(of_joined, self.qkv(), torch.empty_like(gradient))
         return self.norm.backward(of_normed, saved.states, saved.root).add_(gradient)
@@ -177,7 +180,7 @@ def _silu_backward(of_product: Tensor, gates: Tensor) -> Tensor:
     result = torch.empty_like(gates)
     of_gate, of_up = result.chunk(2, dim=1)
     torch.mul(of_product, F.silu(gate), out=of_up)
-    of_gate.copy_(torch.ops.aten.silu_backward(of_product.mul_(up), gate))
+    torch.ops.aten.silu_backward(of_product.mul_(up), gate, grad_input=of_gate)
     return result
 
 
@@ -236,7 +239,7 @@ class HeadLogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, targets: Tensor, head: HalfWeights, temperature: float, entropy: bool
+        ctx: Any, states: Tensor, targets: Tensor, head: HalfWeights, temperature: float, entropy: bool, training: bool
     ) -> tuple[Tensor, Tensor]:
         half, weight = states.to(HALF), head()
         logits = product(half, weight.t(), torch.empty(len(states), len(weight)))
@@ -244,9 +247,12 @@ class HeadLogProbs(torch.autograd.Function):
             logits /= temperature
         norm = torch.logsumexp(logits, dim=1)
         log_probs = logits.gather(1, targets[:, None]).squeeze(1) - norm
+        entropies = torch.zeros_like(norm)
+        if not (training or entropy):
+            return log_probs, entropies
         probs = torch.sub(logits, norm[:, None]).exp_()
-        # H = logsumexp(z) - sum_v softmax(z)_v z_v
-        entropies = norm - torch.linalg.vecdot(probs, logits) if entropy else torch.zeros_like(norm)
+        if entropy:  # H = logsumexp(z) - sum_v softmax(z)_v z_v
+            entropies = norm - torch.linalg.vecdot(probs, logits)
         ctx.head, ctx.temperature = head, temperature
         ctx.save_for_backward(half, targets, probs)
         ctx.mark_non_differentiable(entropies)
@@ -260,4 +266,4 @@ class HeadLogProbs(torch.autograd.Function):
         factor = of_log_probs[:, None] / ctx.temperature
         gradient = (probs * -factor).scatter_add_(1, targets[:, None], factor).to(HALF)
         ctx.head.add_gradient(gradient, half)
-        return product(gradient, ctx.head(), torch.empty(half.shape)), None, None, None, None
+        return product(gradient, ctx.head(), torch.empty(half.shape)), *(None,) * 5

@@ -85,5 +85,6 @@ class HalfLanguage:
         return log_probs, entropies if statistic == "entropy" else None
 
     def _chunk(self, states: Tensor, targets: Tensor, temperature: float, entropy: bool) -> tuple[Tensor, Tensor]:
-        log_probs, entropies = HeadLogProbs.apply(states, targets, self.head, temperature, entropy)
+        options = temperature, entropy, torch.is_grad_enabled()
+        log_probs, entropies = HeadLogProbs.apply(states, targets, self.head, *options)
         return log_probs, entropies
