@@ -22,12 +22,17 @@ _NAME = re.compile(  # not max_tokens, tokenizer, api_key_env, sort_key
 )
 # bounded, so that a text of any kind takes time in proportion to its length
 _USER = re.compile(r"(:\\?/\\?/)[^\s'\"/?#]{0,500}@")
-_USER_WITHOUT_SCHEME = re.compile(r"(\b[\w.%+-]{1,100}:)[^\s'\"/?#@:{}]{3,200}@(?=[\w-]{1,100}[.:])")
+# an address without `://`: a port or a path follows, or the password has a digit. Not the text name:value@x.y
+_USER_WITHOUT_SCHEME = re.compile(
+    r"(\b[\w.%+-]{1,100}:)(?:[^\s'\"/?#@:{}]{3,200}@(?=[\w.-]{1,200}(?::\d|/))"
+    r"|(?=\D{0,200}\d)[^\s'\"/?#@:{}]{6,200}@(?=[\w-]{1,100}[.:]))"
+)
 _USER_WITH_SLASH = re.compile(r"(://)[^\s'\"/@:]{1,200}:[^\s'\"]{0,500}(?=@)")  # a password that holds a slash
-_QUERY = re.compile(rf"(?i)([?&;][^=&\s]{{0,60}}(?:{_WORDS}|key|sig|signature|auth|session|code)=)[^&\s'\"#]+")
+_QUERY = re.compile(rf"(?i)([?&;][^=&;?\s]{{0,60}}(?:{_WORDS}|key|sig|signature|auth|session|code)=)[^&\s'\"#]+")
 _ANY_QUERY = re.compile(r"(\w://[^\s'\"?]{0,500}\?)[^\s'\"]+")
 _FORMS = re.compile(
-    r"\b(?:(?:sk-|sk_live_|hf_|gh[pousr]_|github_pat_|xox[abprs]-|glpat-|nvapi-|AKIA|AIza)[A-Za-z0-9_-]{8,}"
+    r"\b(?:hf_(?=[a-z]{0,99}[A-Z\d])[A-Za-z\d]{8,}(?!\w)|sk-(?=[a-z_-]{0,99}[A-Z\d])[\w-]{8,}"  # not hf_math_verify
+    r"|(?:sk_live_|gh[pousr]_|github_pat_|xox[abprs]-|glpat-|nvapi-|AKIA|AIza)[A-Za-z0-9_-]{8,}"
     r"|ASIA[A-Z0-9]{12,}|(?:npm_|r8_)[A-Za-z0-9]{30,}|pypi-AgE[A-Za-z0-9_-]{8,}|eyJ[\w-]{10,}\.[\w-]{10,}(?:\.[\w-]*)?)"
     r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[^-]{0,20000}"
 )

@@ -54,6 +54,8 @@ reward: {{type: http, url: "{url}"}}
         f"--api-key {SECRET}",
         f"machine host login bob password {SECRET}",
         f"passphrase: {SECRET}",
+        f"bob:{SECRET}@example.org",
+        f"bob:{SECRET.replace('2', '')}@example.org/path",
     ],
 )
 def test_messages_have_no_secrets(text: str) -> None:
@@ -73,6 +75,10 @@ def test_messages_have_no_secrets(text: str) -> None:
         "a@b",
         "1e-5",
         "api_key_env: X",
+        "name:value@x.y",
+        "the metric val:reward@step.mean",
+        "reward.type: hf_math_verify",
+        "hf_hub_download of sk-learn-extra",
     ],
 )
 def test_other_messages_stay(text: str) -> None:
@@ -97,6 +103,12 @@ def test_other_messages_stay(text: str) -> None:
         "token= ",
         "bearer ",
         "sk-",
+        "?",
+        ";",
+        "&",
+        "x:1",
+        "@",
+        "hf_",
     ],
 )
 def test_long_texts_take_little_time(piece: str) -> None:
