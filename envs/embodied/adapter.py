@@ -1,4 +1,4 @@
-"""Adapts environments of other packages: flattens Dict and Tuple observations, and seeds older environments."""
+"""Adapts environments of other packages: makes vectors of their observations, and seeds older environments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Dict, Space, Tuple
+from gymnasium.spaces import Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from gymnasium.spaces.utils import flatten, flatten_space
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FlatObservations(gymnasium.ObservationWrapper[object, object, object]):
-    """Concatenates the parts of a Dict or Tuple observation in the order of the space.
+    """Concatenates the parts of a Dict or Tuple observation in the order of the space; choices become one-hot.
 
     Gymnasium sorts a Dict space that is built from a plain dict by key (achieved_goal, desired_goal, observation).
     """
@@ -41,9 +41,10 @@ def leaves(space: Space[object], name: str = "") -> Iterator[tuple[str, Space[ob
 
 
 def flattened(env: AnyEnv) -> AnyEnv:
-    """Returns `env`, wrapped in `FlatObservations` if its observations have several parts of fixed sizes."""
+    """Returns `env`, wrapped in `FlatObservations` if it observes choices or several parts of fixed sizes."""
     space = env.observation_space
-    return FlatObservations(env) if isinstance(space, Dict | Tuple) and space.is_np_flattenable else env
+    parts = isinstance(space, Dict | Tuple | Discrete | MultiDiscrete | MultiBinary)
+    return FlatObservations(env) if parts and space.is_np_flattenable else env
 
 
 def reset_env(env: AnyEnv, seed: int | None) -> object:

@@ -44,6 +44,7 @@ NATIVE = b"native 1:"  # begins the state of an environment that is stepped with
 _HARMLESS = {
     ("collections", "deque"),
     ("collections", "OrderedDict"),
+    ("random", "Random"),
     ("numpy", "dtype"),
     ("numpy", "ndarray"),
     *(

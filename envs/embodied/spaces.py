@@ -294,7 +294,13 @@ def read_spaces(env: AnyEnv, env_id: str, key: str = "env.id") -> EnvSpaces:
     if not isinstance(observation, Box):
         hint = "wrap it with gymnasium.wrappers.FlattenObservation and register the wrapped environment"
         problems.append(
-            _unusable(key, f"observation space of {env_id}", observation, "Box, Dict and Tuple of Boxes", hint)
+            _unusable(
+                key,
+                f"observation space of {env_id}",
+                observation,
+                "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them",
+                hint,
+            )
         )
     choices = isinstance(action, Discrete | MultiDiscrete | MultiBinary)
     if not choices and not (isinstance(action, Box) and np.issubdtype(action.dtype, np.floating)):

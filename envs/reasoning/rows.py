@@ -35,7 +35,8 @@ def stored_questions(data: Data, task: Task) -> Split:
         return Split(train=questions, validation=[])
     if task.val_path is not None or task.val_split is not None:
         validation = _read(task, task.val_path or task.path, task.val_split)
-        return Split(train=questions, validation=validation[: data.val_size])
+        unused = max(len(validation) - data.val_size, 0)
+        return Split(train=questions, validation=validation[: data.val_size], unused=unused)
     if len(questions) <= data.val_size:
         raise DataError(
             f"{task.path}: {len(questions)} questions, of which data.val_size: {data.val_size} are held out for "

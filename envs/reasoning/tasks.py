@@ -30,7 +30,8 @@ def build_questions(data: Data, seed: int) -> Split:
             place = task.path or task.name or task.type
             raise DataError(f"{place}: all {len(split.train)} training questions are also validation questions.")
         train += distinct
-    return Split(train, validation, removed=sum(len(split.train) for _, split in splits) - len(train))
+    removed = sum(len(split.train) for _, split in splits) - len(train)
+    return Split(train, validation, removed, unused=sum(split.unused for _, split in splits))
 
 
 def _split(data: Data, key: str, task: Task, seed: int) -> Split:
@@ -39,7 +40,8 @@ def _split(data: Data, key: str, task: Task, seed: int) -> Split:
     sizes = {"val_size": data.validation_size(task), "train_size": data.train_size if task.weight else 0}
     with problems_of(key, "data.task"):
         split = _questions(data.model_copy(update=sizes), task, seed)
-    return Split(*([_of_source(question, task.label) for question in part] for part in (split.train, split.validation)))
+    train, validation = ([_of_source(each, task.label) for each in part] for part in (split.train, split.validation))
+    return Split(train, validation, unused=split.unused)
 
 
 def _of_source(question: Question, label: str) -> Question:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
+import os
 import shutil
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -33,6 +36,8 @@ from rl_platform.launch.session import spaces_of
 from rl_platform.placement.scheduler import Placement
 
 DEADLINE_S = 1800.0  # of one of the two runs; waits inside them have deadlines of their own
+_PREFIX, _LOCK = "rl-rehearse-", ".lock"  # of temporary folders, and a file in each
+_JUST_MADE_S = 3600.0  # age up to which a folder without a lock file may be that of a rehearsal that starts
 LEAST_FREE = 2**20  # bytes of a disk; with less it is full
 
 
@@ -106,7 +111,9 @@ def rehearse(loaded: LoadedConfig, placement: Placement, parent: str | None = No
 def _folder(parent: str | None) -> Iterator[Path]:
     """A temporary folder that is removed at the end."""
     try:
-        folder = Path(tempfile.mkdtemp(prefix="rl-rehearse-", dir=parent))
+        _remove_stale(Path(parent or tempfile.gettempdir()))
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        lock = _locked(folder)
     except OSError as error:
         key, value = ("--rehearse-in", parent) if parent else ("TMPDIR", tempfile.gettempdir())
         message = f"no folder can be made there: {error.strerror}"
@@ -123,6 +130,40 @@ def _folder(parent: str | None) -> Iterator[Path]:
         raise DataError(message) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _locked(folder: Path) -> int | None:
+    """Locks the folder as long as this process lives, so that a later rehearsal tells it from a stale one. None if
+    another process holds the lock or there is no lock file."""
+    try:
+        file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        return None
+    return file
+
+
+def _remove_stale(parent: Path) -> None:
+    """Deletes this user's folders of rehearsals that were killed. Those without a lock file may be just being made, so
+    they count as stale after an hour."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        try:
+            found = folder.lstat()
+        except OSError:
+            continue
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            continue
+        if not (folder / _LOCK).exists() and time.time() - found.st_mtime < _JUST_MADE_S:
+            continue
+        if (lock := _locked(folder)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
 
 
 def _materials(config: Config, known: dict[str, materials.Architecture], folder: Path, stack: ExitStack) -> Materials:

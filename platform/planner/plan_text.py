@@ -67,6 +67,11 @@ def _of_run(given: Path, config: Config, inventory: Inventory, load: Load) -> tu
         message = "the run's config.yaml is missing beside it, so the measured config is unknown"
         raise ConfigError([Problem(OPTION, message, value=str(measured.file), hint="as runs/ppo/metrics.jsonl")])
     loaded, placement, machines = load(str(own), [])
+    task = loaded.config.runner.task_type
+    if task != config.runner.task_type:
+        message = f"the run is {task}, the config is {config.runner.task_type}: they have other phases and lengths"
+        hint = f"a run of a {config.runner.task_type} config, or no --calibrate"
+        raise ConfigError([Problem(OPTION, message, value=str(given), hint=hint)])
     uncorrected = replace(run_basis(measured, loaded.config, machines), other_seconds={})
     earlier = plan_report(loaded.config, placement, machines, uncorrected)
     steps = f"{measured.steps} step{'s' if measured.steps > 1 else ''}"

@@ -88,6 +88,9 @@ class ReasoningRunner:
         for what, count in (("training", train.too_long), ("validation", validation.too_long)):
             if count:
                 reporter.note(f"{count} {what} prompts are longer than data.max_prompt_length and were left out")
+        if questions.unused:
+            used, rows = len(questions.validation), questions.unused
+            reporter.note(f"validation uses {used} questions and leaves out {rows} more of its files: data.val_size")
         self.validation = validation.prompts
         self.prompts = {prompt.index: prompt for prompt in train.prompts}
         data, options = config.data, config.algorithm.dynamic_sampling

@@ -11,7 +11,7 @@ from rl_platform.envs.embodied.spaces import EnvDescription
 from rl_platform.envs.embodied.vector import VectorEnv
 
 TOYS = '''
-import os, time
+import os, random, time
 import gymnasium, numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Tuple
 
@@ -55,6 +55,17 @@ class Toy(gymnasium.Env):
             if self.fault == "inf observation":
                 observation[0, 1] = np.inf
         return observation, reward, self.step_count == self.terminate_at, False, {}
+
+
+class Drawing(Toy):
+    """Observes numbers of Python's own generator."""
+
+    def reset(self, *, seed=None, options=None):
+        self.generator = random.Random(seed)
+        return super().reset(seed=seed, options=options)
+
+    def observe(self):
+        return np.array([[self.generator.random(), self.generator.gauss(0, 1)]])
 
 
 class Started(Toy):
@@ -177,7 +188,7 @@ class OwnSeed(Toy):
 
 for name in (
     "Toy", "Started", "Flaky", "BadReset", "Unsavable", "OddSpaces", "OtherShape", "WholeActions", "Goals", "OwnSeed",
-    "Choices", "Pictured"
+    "Choices", "Pictured", "Drawing"
 ):
     gymnasium.register(f"{name}-v0", entry_point=f"{__name__}:{name}", max_episode_steps=5)
 '''

@@ -119,3 +119,14 @@ def test_the_older_seed_method_is_heard(make) -> None:
     assert np.array_equal(once, again)
     assert not np.array_equal(once[0], other[0])
     assert np.array_equal(once[1], other[1])
+
+
+@pytest.mark.parametrize(("env_id", "size"), [("FrozenLake-v1", 16), ("Taxi-v4", 500), ("Blackjack-v1", 32 + 11 + 2)])
+def test_observations_that_are_choices_become_one_hot(make, env_id: str, size: int) -> None:
+    envs = make(env_id, 2, 0)
+    first = envs.reset([0, 1])
+    assert (envs.spaces.observation_shape, envs.spaces.images) == ((size,), False)
+    assert set(envs.spaces.normalized) == {False}
+    parts = len(envs.spaces.parts)
+    assert sorted(np.unique(first)) == [0.0, 1.0]
+    np.testing.assert_array_equal(first.sum(axis=1), [parts, parts])

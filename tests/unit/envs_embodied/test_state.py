@@ -131,6 +131,21 @@ def test_usual_environments_hold_no_code(make, env_id: str) -> None:
     refuse_code(envs.state_dict()["envs"])
 
 
+def test_generators_of_python_are_stored_exactly_and_hold_no_code(make) -> None:
+    envs = make(EnvDescription("toy_envs:Drawing-v0"), NUM_ENVS, 0)
+    envs.reset([5, 6, 7])
+    actions = np.zeros((NUM_ENVS, 2), np.float32)
+    envs.step(actions)
+    saved = envs.state_dict()
+    refuse_code(saved["envs"])
+    expected = [envs.step(actions).observations.copy() for _ in range(3)]
+    again = make(EnvDescription("toy_envs:Drawing-v0"), NUM_ENVS, 0)
+    again.reset([1, 2, 3])
+    again.load_state_dict(saved)
+    for each in expected:
+        np.testing.assert_array_equal(again.step(actions).observations, each)
+
+
 def test_code_in_a_state_is_found_and_not_run(make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     envs = make(EnvDescription("CartPole-v1"), NUM_ENVS, 0)

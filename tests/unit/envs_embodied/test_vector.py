@@ -268,7 +268,7 @@ def test_both_unusable_spaces_are_listed_and_too_many_workers_refused() -> None:
     assert observation.message == "observation space of toy_envs:OddSpaces-v0 cannot be used"
     assert (observation.value, observation.allowed) == (
         "Sequence(Discrete(2), stack=False)",
-        "Box, Dict and Tuple of Boxes",
+        "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them",
     )
     assert "FlattenObservation" in observation.hint
     assert action.message == "action space of toy_envs:OddSpaces-v0 cannot be used"

@@ -113,7 +113,7 @@ def test_jsonl_with_a_validation_file(tmp_path: Path) -> None:
     split = build_questions(jsonl(path, val_path=str(val)), seed=1)
     assert [q.answer for q in split.train] == ["1", "2"]
     assert [q.answer for q in split.validation] == ["5", "6"]
-    assert split.removed == 1
+    assert (split.removed, split.unused) == (1, 1)
 
 
 def test_columns_can_be_renamed_and_others_are_kept(tmp_path: Path) -> None:

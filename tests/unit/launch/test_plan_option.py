@@ -148,6 +148,9 @@ def test_calibration_by_a_run_on_another_device_or_without_its_config_is_refused
     ended = command("reasoning.yaml", CLUSTER, "--plan", "--calibrate", "out/metrics.jsonl")
     assert ended.code == 2
     assert "--calibrate: the run was timed on cpu, the plan is for h100" in ended.err
+    ended = command("embodied.yaml", "--plan", "--calibrate", "out")
+    assert ended.code == 2
+    assert "--calibrate: the run is reasoning, the config is embodied" in ended.err
     (folder / "copy.jsonl").write_bytes((folder / "out" / "metrics.jsonl").read_bytes())
     ended = command("reasoning.yaml", "--plan", "--calibrate", "copy.jsonl")
     assert ended.code == 2

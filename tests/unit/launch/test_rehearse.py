@@ -20,6 +20,7 @@ from rl_platform.launch.command import load
 from rl_platform.launch.preflight import check_cheap
 from rl_platform.launch.rehearse.findings import check_sizes
 from rl_platform.launch.rehearse.materials import architectures, write_questions
+from rl_platform.launch.rehearse.rehearsal import _folder
 from rl_platform.launch.rehearse.rehearsed_runs import CpuSeconds
 from rl_platform.launch.rehearse.shrink import Materials, flat_keys, shrunk
 from rl_platform.launch.rehearse.small_models import options_of, small_options
@@ -246,3 +247,15 @@ def test_cpu_seconds_count_children_that_nobody_waits_for():
             cpu.read()
         os.killpg(process.pid, 9)
     assert 0.3 <= cpu.total() - before < 5
+
+
+def test_folders_of_killed_rehearsals_are_deleted_by_the_next(tmp_path: Path) -> None:
+    killed, young, old, others = (tmp_path / f"rl-rehearse-{name}" for name in ("killed", "young", "old", "others"))
+    for folder in (killed, young, old):
+        folder.mkdir()
+    (killed / ".lock").touch()
+    os.utime(old, (0, 0))
+    others.symlink_to(tmp_path)
+    with _folder(str(tmp_path)) as first, _folder(str(tmp_path)) as second:
+        assert {*tmp_path.iterdir()} == {young, others, first, second}
+    assert {*tmp_path.iterdir()} == {young, others}
