@@ -22,11 +22,7 @@ _NAME = re.compile(  # not max_tokens, tokenizer, api_key_env, sort_key
 )
 # bounded, so that a text of any kind takes time in proportion to its length
 _USER = re.compile(r"(:\\?/\\?/)[^\s'\"/?#]{0,500}@")
-# an address without `://`: a port or a path follows, or the password has a digit. Not the text name:value@x.y
-_USER_WITHOUT_SCHEME = re.compile(
-    r"(\b[\w.%+-]{1,100}:)(?:[^\s'\"/?#@:{}]{3,200}@(?=[\w.-]{1,200}(?::\d|/))"
-    r"|(?=\D{0,200}\d)[^\s'\"/?#@:{}]{6,200}@(?=[\w-]{1,100}[.:]))"
-)
+_USER_WITHOUT_SCHEME = re.compile(r"(\b[\w.%+-]{1,100}:)[^\s'\"/?#@:{}]{3,200}@(?=[\w-]{1,100}[.:])")
 _USER_WITH_SLASH = re.compile(r"(://)[^\s'\"/@:]{1,200}:[^\s'\"]{0,500}(?=@)")  # a password that holds a slash
 _QUERY = re.compile(rf"(?i)([?&;][^=&;?\s]{{0,60}}(?:{_WORDS}|key|sig|signature|auth|session|code)=)[^&\s'\"#]+")
 _ANY_QUERY = re.compile(r"(\w://[^\s'\"?]{0,500}\?)[^\s'\"]+")
