@@ -106,10 +106,6 @@ REFUSED = {
             ["env.id=no_such_module:CartPole-v1"],
             ["env.id: its module cannot be imported", "install the package of no_such_module"],
         ),
-        (
-            ["env.id=FrozenLake-v1"],
-            ["env.id: observation space of FrozenLake-v1 cannot be used", "Discrete(16)", "Box"],
-        ),
         (["env.kwargs={gravity: 0}"], ["command line: env.kwargs: CartPole-v1 cannot be built", "gravity"]),
         (
             ["algorithm.group_size=2"],
