@@ -142,7 +142,7 @@ class ReasoningRunner:
         with self.updating:
             if self.updates is None:
                 return False
-            with suppress(ChannelClosed):  # by a death: the attempt that follows loads them
+            with suppress(ChannelClosed, WorkerDied):  # the attempt that follows a death loads them
                 for rank in range(self.typed["rollout"].world_size):
                     self.updates.put(weights, key=rank)
             self.recovery.update(weights)
@@ -311,9 +311,9 @@ class ReasoningRunner:
             answered = [(trajectory.prompt.index, trajectory.sample) for trajectory in trajectories]
             live = self.config.updates_at_once
             updates = self.runtime.channel("updates", UPDATES, ["runner"], ["rollout"]) if live else None
+            version = self.recovery.version  # before `update` may raise it
             with self.recovery.working(generated, scored) as calls, self._takes(updates):
                 arguments = prompts, samples, sampling, purpose, step, generated  # starts first, as it takes longest
-                version = self.recovery.version
                 calls.append(generating := self.typed["rollout"].generate(*arguments, version, answered, updates))
                 calls.append(scoring := self.typed["reward"].stream(generated, scored))
                 while len(trajectories) < total:
@@ -346,7 +346,7 @@ class ReasoningRunner:
         with self.updating:
             updates, self.updates = self.updates, None
         if updates is not None:
-            with suppress(WorkerDied):  # it lived in the process that died
+            with suppress(ChannelClosed, WorkerDied):  # after a death; the calls that it broke raise its error
                 updates.close()
 
 
