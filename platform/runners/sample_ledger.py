@@ -25,7 +25,7 @@ class SampleLedger:
     """Counts responses by the index of their prompt; thread-safe.
 
     trained: rows of updates, including those that masks leave out of the loss. rejected: by dynamic sampling.
-    dropped: too old (`runner.stale: drop`).
+    dropped: given up for another reason, which nothing does yet.
     """
 
     def __init__(self) -> None:
