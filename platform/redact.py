@@ -27,8 +27,7 @@ _USER_WITH_SLASH = re.compile(r"(://)[^\s'\"/@:]{1,200}:[^\s'\"]{0,500}(?=@)")  
 _QUERY = re.compile(rf"(?i)([?&;][^=&;?\s]{{0,60}}(?:{_WORDS}|key|sig|signature|auth|session|code)=)[^&\s'\"#]+")
 _ANY_QUERY = re.compile(r"(\w://[^\s'\"?]{0,500}\?)[^\s'\"]+")
 _FORMS = re.compile(
-    r"\b(?:hf_(?=[a-z]{0,99}[A-Z\d])[A-Za-z\d]{8,}(?!\w)|sk-(?=[a-z_-]{0,99}[A-Z\d])[\w-]{8,}"  # not hf_math_verify
-    r"|(?:sk_live_|gh[pousr]_|github_pat_|xox[abprs]-|glpat-|nvapi-|AKIA|AIza)[A-Za-z0-9_-]{8,}"
+    r"\b(?:hf_[A-Za-z\d]{8,}|(?:sk-|sk_live_|gh[pousr]_|github_pat_|xox[abprs]-|glpat-|nvapi-|AKIA|AIza)[\w-]{8,}"
     r"|ASIA[A-Z0-9]{12,}|(?:npm_|r8_)[A-Za-z0-9]{30,}|pypi-AgE[A-Za-z0-9_-]{8,}|eyJ[\w-]{10,}\.[\w-]{10,}(?:\.[\w-]*)?)"
     r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[^-]{0,20000}"
 )

@@ -34,7 +34,8 @@ class Learner:
 
     def offer(self, state: State, version: int, receivers: int = 1) -> WeightsOffer:
         """The weights as those of another process; that they are not fetched through main memory is part of it."""
-        ask = partial(self._ask, dict(state), version, receivers)
+        state = {name: tensor.clone() for name, tensor in state.items()}  # a pickle forgets which share their memory
+        ask = partial(self._ask, state, version, receivers)
         fields = offer_fields(state, {})
         return WeightsOffer(version, fields["tensors"], "cpu", lambda: pytest.fail("fetched"), ask, ask)
 

@@ -110,7 +110,9 @@ def by_ray(setup: Setup, report: Report) -> None:
 
     _, state = learner_state(setup)
     size = size_of(state)
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=max(2 * size, 2**27))
+    ray.init(
+        "local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=max(2 * size, 2**27)
+    )
     try:
         receiver = ray.remote(Receiver).options(num_cpus=0).remote()
         seconds = setup.seconds(lambda: ray.get(receiver.receive.remote(publish(state, RayStore(), None))), rounds=3)

@@ -25,9 +25,9 @@ def held_publications(config: Config, layout: Layout, *, on_gpu: bool) -> int:
     """
     ahead = config.runner.max_staleness
     readable = 1 if ahead < 2 else ahead + 1
-    policy, rollout = layout.parts[layout.policy], layout.parts["rollout"]
-    if policy.ranks == 1:
+    if "rollout" not in layout.parts or layout.parts[layout.policy].ranks == 1:
         return 0
+    policy, rollout = layout.parts[layout.policy], layout.parts["rollout"]
     if policy.key == rollout.key:  # the built-in engine generates with that copy, unless it converts it
         own = config.rollout.backend not in HOSTED and published_type(config, on_gpu=on_gpu) == config.actor.model.dtype
         return readable - own

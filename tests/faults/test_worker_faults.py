@@ -234,7 +234,7 @@ def test_a_rollout_that_is_killed_while_it_generates_and_with_half_of_the_weight
     monkeypatch.setattr(reasoning, "LanguageRollout", DiesWhileItGenerates)
     ended = command(*RUN, *APART, f"cluster.address={address}")
     assert ended.code == 0, ended.err
-    first, second, again, _ = [list(args[-1]) for args in calls if args[6] == 1]  # two ranks, then both again
+    first, second, again, _ = [list(args[7]) for args in calls if args[6] == 1]  # two ranks, then both again
     assert (first, second) == ([], [])
     assert 1 <= len(again) < 8, "the rollout should have been killed when some were done and others not"
     assert Path("killed").exists()
