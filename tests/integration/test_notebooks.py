@@ -31,7 +31,8 @@ def kinds(cell: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["embodied", "reasoning"])
-def test_cells_run_in_order(name: str, folder: Path) -> None:
+def test_cells_run_in_order(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore:IProgress not found")  # of tqdm, where ipywidgets is not installed
     cells = nbformat.read(ROOT / "examples" / "notebooks" / f"{name}.ipynb", as_version=4).cells
     assert not any(cell.get("outputs") for cell in cells)  # results of one machine do not belong into the file
     (parameters,) = [cell for cell in cells if "parameters" in cell.metadata.get("tags", [])]
@@ -40,7 +41,9 @@ def test_cells_run_in_order(name: str, folder: Path) -> None:
     shown = executed(cells, folder)
     for cell in shown:
         if "show=False" in cell.source:
-            assert kinds(cell) == ["execute_result"]  # the value of the cell, and nothing that the call printed
+            assert kinds(cell) == ["execute_result"], [
+                output.get("text") for output in cell.outputs
+            ]  # the value of the cell, and nothing that the call printed
         if "plot" in cell.metadata.get("tags", []):
             assert "image/png" in cell.outputs[-1].data
     assert (folder / "out" / "model").is_dir()
