@@ -10,6 +10,7 @@ of rounds. Not covered: what a step teaches (docs/staleness.md has the accuracy)
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import subprocess
@@ -70,7 +71,7 @@ def measured(load: str, ahead: int, steps: int) -> dict[str, float]:
     return {
         "seconds": total / len(rows),
         **idle,
-        "ready": statistics.mean(row.get("perf/rollouts_ready", 0) for row in rows),
+        "ready": statistics.mean(row.get("perf/rollouts_ready", math.nan) for row in rows),  # NaN: not recorded
     }
 
 

@@ -210,14 +210,15 @@ def search(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inv
     text, best = plan_search((loaded, placement, inventory), arguments.calibrate, load, changed)
     if arguments.write is None:
         return text
+    written = changed(best).resolved_yaml()
     try:
         with open(arguments.write, "x", encoding="utf-8") as file:
-            file.write(changed(best).resolved_yaml())
+            file.write(written)
     except OSError as error:
         hint = "the name of a file that does not exist yet" if isinstance(error, FileExistsError) else ""
         reason = f"cannot be written: {error.strerror or error}"
         raise ConfigError([Problem("--write", reason, value=arguments.write, hint=hint)]) from error
-    return f"{text}\n{arguments.write} has the config with the first\n"
+    return f"{text}\nThe config with the first is in {arguments.write}\n"
 
 
 def evaluate_run(name: str, overrides: Sequence[str]) -> None:

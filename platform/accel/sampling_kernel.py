@@ -46,6 +46,7 @@ class _SamplingArguments(ctypes.Structure):
 
 def compiled_sample(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
     """As `engines.rollout.sampling.sample`, of bfloat16 logits; `sampling` must have neither top-k nor top-p."""
+    assert logits.dtype == torch.bfloat16
     assert logits.stride(1) == 1
     assert uniform.is_contiguous()
     rows, width = logits.shape

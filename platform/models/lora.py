@@ -107,6 +107,7 @@ def merged_parts(parts: Iterable[tuple[Sequence[str], Tensor]], lora: Lora) -> I
         if len(found) == 3:
             del waiting[layer]
             yield [f"{layer}.weight"], found["W"] + (found["B"] @ found["A"]) * (lora.alpha / lora.rank)
+    assert not waiting, f"a matrix or an adapter is missing of {', '.join(waiting)}"
 
 
 def _of_adapter(name: str) -> tuple[str, str]:

@@ -1,6 +1,6 @@
-"""The conservation law of a reasoning run: every response that was issued is trained on once, or rejected, or dropped.
+"""Counts the responses of a reasoning run: each is trained on once, or rejected.
 
-    issued = trained + rejected + dropped + in flight
+    issued = trained + rejected + in flight
 
 Counts are per prompt, so a response that is lost and another that is trained on twice do not cancel out.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from rl_platform.errors import PlatformError
 from rl_platform.records import Prompt, StateDict, Trajectory
 
-ENDS = ("trained", "rejected", "dropped")
+ENDS = ("trained", "rejected")
 
 
 class Unaccounted(PlatformError):
@@ -25,7 +25,6 @@ class SampleLedger:
     """Counts responses by the index of their prompt; thread-safe.
 
     trained: rows of updates, including those that masks leave out of the loss. rejected: by dynamic sampling.
-    dropped: given up for another reason, which nothing does yet.
     """
 
     def __init__(self) -> None:
@@ -46,9 +45,6 @@ class SampleLedger:
 
     def rejected(self, trajectories: Iterable[Trajectory]) -> None:
         self._end("rejected", (trajectory.prompt.index for trajectory in trajectories))
-
-    def dropped(self, prompts: Iterable[int]) -> None:
-        self._end("dropped", prompts)
 
     def _end(self, how: str, prompts: Iterable[int]) -> None:
         ended = Counter(prompts)
@@ -76,8 +72,8 @@ class SampleLedger:
     def metrics(self) -> dict[str, float]:
         """Totals of the run so far."""
         with self._lock:
-            ended = {f"samples/{name}": float(self._counts[name]) for name in ENDS[1:]}
-            return ended | {"perf/samples_in_flight": float(self._open.total())}
+            rejected, in_flight = self._counts["rejected"], self._open.total()
+            return {"samples/rejected": float(rejected), "perf/samples_in_flight": float(in_flight)}
 
     def state_dict(self) -> StateDict:
         return {"open": dict(self._open), "counts": dict(self._counts)}

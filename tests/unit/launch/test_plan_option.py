@@ -81,8 +81,8 @@ def test_the_proposed_lines_can_be_pasted(command, folder: Path):
 def test_the_best_config_is_written_and_nothing_is_overwritten(command, folder: Path):
     sizes = [f"{role}.micro_batch_size=1" for role in ("actor", "critic")]
     ended = command("reasoning.yaml", CLUSTER, *sizes, "--plan=search", "--write", "new.yaml")
-    assert ended.out.endswith("new.yaml has the config with the first\n")
-    pasted = yaml.safe_load(ended.out[ended.out.index("\ncluster:") : ended.out.index("\nnew.yaml has")])
+    assert ended.out.endswith("The config with the first is in new.yaml\n")
+    pasted = yaml.safe_load(ended.out[ended.out.index("\ncluster:") : ended.out.index("\nThe config with")])
     written = yaml.safe_load((folder / "new.yaml").read_text())
     assert written["cluster"]["component_placement"] == pasted["cluster"]["component_placement"]
     assert written["actor"]["micro_batch_size"] == pasted["actor"]["micro_batch_size"] > 1
