@@ -1,6 +1,6 @@
 """Seeded absurd input of every kind ends with exit code 0, 2 or 65, within seconds and without a traceback.
 
-800 cases run each time, and 51,200 others with `pytest -m release`. A failure names the command that
+2,000 cases run each time, and 50,000 others with `pytest -m release`. A failure names the command that
 replays its case, see `cases.py`.
 """
 
@@ -15,8 +15,8 @@ import pytest
 import torch
 from fuzz.cases import Ended, Kind, make, run
 
-CASES = {"configs": 160, "placements": 120, "questions": 400, "models": 60, "checkpoints": 60}
-RELEASE = {"configs": 12_240, "placements": 12_180, "questions": 18_600, "models": 4_090, "checkpoints": 4_090}
+CASES = {"configs": 400, "placements": 300, "questions": 1_000, "models": 150, "checkpoints": 150}
+RELEASE = {"configs": 12_000, "placements": 12_000, "questions": 18_000, "models": 4_000, "checkpoints": 4_000}
 
 
 @pytest.fixture(scope="module", params=CASES)
