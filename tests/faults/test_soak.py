@@ -2,7 +2,8 @@
 faults, in which nothing grows.
 
 Environments raise in 1 % of their episodes, and some hang; processes of environments, rewards and rollouts are killed.
-The short soak lasts RL_PLATFORM_SOAK_STEPS steps of each task (default 1,200: about five minutes for both), the long one 15 minutes of each.
+The short soak lasts RL_PLATFORM_SOAK_STEPS steps of each task (default 1,200: about five minutes for both), the long
+one 15 minutes of each.
 """
 
 from __future__ import annotations

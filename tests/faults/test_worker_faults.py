@@ -10,6 +10,7 @@ import shutil
 import signal
 import string
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -45,7 +46,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SMALL = 4096  # bytes of a bucket
 
-STEPS = 3
+STEPS, NOTICED_S, GIVEN_UP_S = 3, 10.0, 60.0
 RUN = [
     "reasoning.yaml",
     f"runner.max_steps={STEPS}",
@@ -130,20 +131,21 @@ def kill(worker: WorkerProxy) -> None:
 
 
 def test_rollouts_that_are_killed_again_and_again(command, address, monkeypatch, folder):
-    kills: list[str] = []
+    kills: list[tuple[str, float]] = []
     submit = WorkerProxy.submit
 
     def fatal(self: WorkerProxy, method: str, args: tuple[Any, ...], kwargs: Any) -> Any:
         future = submit(self, method, args, kwargs)
         if method == "generate":
-            kills.append(self.label)
+            kills.append((self.label, time.time()))
             kill(self)
         return future
 
     monkeypatch.setattr(WorkerProxy, "submit", fatal)
     ended = command(*RUN, *APART, f"cluster.address={address}", "cluster.restarts=1")
+    assert time.time() - kills[0][1] < GIVEN_UP_S
     assert ended.code == 75, ended.err
-    assert sorted(kills) == ["rollout[0]"] * 2 + ["rollout[1]"] * 2
+    assert sorted(label for label, _ in kills) == ["rollout[0]"] * 2 + ["rollout[1]"] * 2
     assert "was started again 1 times (cluster.restarts)" in ended.err
     assert "rollout[" in ended.err
 
@@ -238,6 +240,8 @@ def test_a_rollout_that_is_killed_while_it_generates_and_with_half_of_the_weight
     assert (first, second) == ([], [])
     assert 1 <= len(again) < 8, "the rollout should have been killed when some were done and others not"
     assert Path("killed").exists()
+    noticed = next(record.created for record in caplog.records if "is started again" in record.getMessage())
+    assert noticed - Path("killed in generate").stat().st_mtime < NOTICED_S
     warnings = [text for text in caplog.messages if "is started again" in text]
     for warning, left in zip(warnings, ("2 restarts are left", "1 restarts are left"), strict=True):
         assert warning.startswith("rollout[1]")
@@ -548,6 +552,7 @@ def test_a_worker_that_is_stopped_below_and_beyond_the_deadline(start, folder):
     waited_for(lambda: stacks.exists() and f"process {host.pid} did not answer within 3 s" in stacks.read_text())
     host.resume()
     _, errors = run.communicate(timeout=4 * HANG_S)
+    assert time.time() - Path("stopped in 2").stat().st_mtime < 75
     assert run.returncode == 75, errors
     assert re.search("Deadline: runner waited 16 s (for|on channel) ", errors), errors
     assert "env[0] busy in collect" in errors

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from waiting import HANG_S, assert_gone, until
 
 STEPS = 3
+DIED_S, LOST_S = 20.0, 15.0  # promised: from the death of a process, and of Ray, to the end of the run
 REASONING = {
     "shared": ["cluster.runtime=ray"],
     "apart, two learning ranks": [
@@ -176,8 +178,10 @@ def hosts_of(processes: list[psutil.Process]) -> list[psutil.Process]:
 def test_a_killed_learner_ends_the_run_with_a_way_to_go_on(launched) -> None:
     process, started = launched("cluster.runtime=ray", "cluster.restarts=0")
     (host,) = hosts_of(started)
+    began = time.monotonic()
     os.kill(host.pid, signal.SIGKILL)
     _, errors = process.communicate(timeout=HANG_S)
+    assert time.monotonic() - began < DIED_S
     assert process.returncode == 75, errors
     assert "HostDied: the process of actor_critic,env,rollout[0] died" in errors
     assert "the same command goes on from step" in errors
@@ -190,8 +194,10 @@ def named(processes: list[psutil.Process], name: str) -> psutil.Process:
 
 
 def assert_lost(process: Any, started: list[psutil.Process], what: str) -> None:
-    """The run ends with exit code 75, names `what` and the step it goes on from, and leaves no process."""
+    """The run ends in time with exit code 75, names `what` and the step it goes on from, and leaves no process."""
+    began = time.monotonic()
     _, errors = process.communicate(timeout=HANG_S)
+    assert time.monotonic() - began < LOST_S
     assert process.returncode == 75, errors
     assert f"RayLost: {what} at " in errors
     assert "the same command goes on from step" in errors
