@@ -1,8 +1,9 @@
 """Seconds of new weights from a learner to several rollout engines in other processes, by process groups (gloo).
 
 Two ways, in turns within one run: one group with all engines, and one group for each engine, served one after the
-other. 64 float32 tensors of 8 MB; a learner that publishes bfloat16 sends half of the bytes. All is the product's code
-but the connections for requests. What arrived is compared with what was sent. Not covered: NCCL, several nodes.
+other. 64 float32 tensors of 8 MB; a learner that publishes bfloat16 sends half of the bytes. Only the
+connections for requests are not the product's code. Received and sent tensors are compared. Not covered: NCCL, several
+nodes.
 
     python benchmarks/weight_groups.py [--rounds 5] [--json FILE]
 """

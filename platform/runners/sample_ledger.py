@@ -70,10 +70,10 @@ class SampleLedger:
                 raise Unaccounted(_message("are held and were not issued", surplus))
 
     def metrics(self) -> dict[str, float]:
-        """Totals of the run so far."""
+        """Returns totals so far. They depend on the clock: rollouts that are ahead of training count."""
         with self._lock:
             rejected, in_flight = self._counts["rejected"], self._open.total()
-            return {"samples/rejected": float(rejected), "perf/samples_in_flight": float(in_flight)}
+            return {"perf/samples_rejected": float(rejected), "perf/samples_in_flight": float(in_flight)}
 
     def state_dict(self) -> StateDict:
         return {"open": dict(self._open), "counts": dict(self._counts)}

@@ -50,6 +50,7 @@ class ChannelRegistry:
         self._status = status
         self._lock = threading.Lock()
         self._homes: dict[str, ServedChannel] = {}
+        self._failures: list[tuple[str | None, PlatformError | None, float]] = []
         self._send_buffers: WeakValueDictionary[int, SendBuffer] = WeakValueDictionary()
 
     def channel(self, address: ChannelAddress) -> Channel[object] | ChannelProxy:
@@ -62,6 +63,13 @@ class ChannelRegistry:
             # a name may be used again once its channel is closed
             if channel is None or channel.address.number < address.number:
                 channel = self._homes[address.name] = ServedChannel(address, self, self._status)
+                for (
+                    label,
+                    error,
+                    before,
+                ) in self._failures:  # a failure may be heard of before the first use of a channel
+                    if _concerns(label, before, channel):
+                        channel.close(error)
             elif channel.address.number > address.number:
                 raise WorkerDied(f"channel '{address.name}' was closed and is gone")
             return channel
@@ -69,13 +77,14 @@ class ChannelRegistry:
     def fail(self, label: str | None, error: PlatformError | None, before: float = math.inf) -> list[PlatformError]:
         """Closes the channels here that name this producer or consumer (None: all); what was wrong with them.
 
-        before: those of this number or a higher one were made after the failure, which they may have overtaken.
+        before: those of this number or a higher one were made after the failure, which they may have overtaken. A
+        channel of a lower number that is used here for the first time later is closed then.
         """
         with self._lock:
-            homes = [home for home in self._homes.values() if home.address.number < before]
-        return close_channels(
-            (home for home in homes if label is None or label in (*home.producers, *home.consumers)), error
-        )
+            if before < math.inf:
+                self._failures.append((label, error, before))
+            homes = [home for home in self._homes.values() if _concerns(label, before, home)]
+        return close_channels(homes, error)
 
     def serve(self, address: ChannelAddress, operation: str, arguments: tuple[object, ...], producer: str) -> object:
         """A call of another process, in a thread that bears the caller's name while it waits."""
@@ -118,6 +127,11 @@ class ChannelRegistry:
 
     def unpacked(self, items: Sequence[object]) -> list[object]:
         return unpack_items(items, self.references, self.transport)
+
+
+def _concerns(label: str | None, before: float, channel: ServedChannel) -> bool:
+    named = label is None or label in (*channel.producers, *channel.consumers)
+    return named and channel.address.number < before
 
 
 class ServedChannel(Channel[object]):

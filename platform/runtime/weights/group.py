@@ -349,7 +349,8 @@ class GroupTransfer:
             if isinstance(request, Absence):
                 meeting.absent += 1
             else:
-                meeting.requests.append(request)
+                others = [one for one in meeting.requests if one.receiver != request.receiver]
+                meeting.requests = [*others, request]  # one that was started again asks a second time
             if meeting.complete and meeting.requests:
                 meeting.group = self._group_of(meeting.requests)
             self._changed.notify_all()

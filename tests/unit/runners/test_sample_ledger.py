@@ -22,7 +22,7 @@ def ledger() -> SampleLedger:
 def test_counts(ledger: SampleLedger) -> None:
     ledger.trained([0, 0, 1])
     ledger.rejected([Trajectory(prompt(1), 1, (), (), "stop", 0)])
-    assert ledger.metrics() == {"samples/rejected": 1, "perf/samples_in_flight": 2}
+    assert ledger.metrics() == {"perf/samples_rejected": 1, "perf/samples_in_flight": 2}
     ledger.check({0: 2})
     again = SampleLedger()
     again.load_state_dict(ledger.state_dict())

@@ -306,3 +306,15 @@ def test_a_failure_that_is_told_late_closes_no_channel_that_was_made_after_it() 
     assert (earlier.closed, later.closed) == (True, False)
     registry.fail("rollout[0]", WorkerDied("gone"))
     assert later.closed
+
+
+def test_a_failure_that_is_told_before_the_first_use_of_a_channel_closes_it() -> None:
+    registry = ChannelRegistry("host0", Any, NO_REFERENCES, str)  # type: ignore[arg-type]
+    registry.fail("rollout[0]", WorkerDied("gone"), before=7)
+    mine, others, later = (
+        registry.home(ChannelAddress(number, f"channel {number}", "host0", 4, 1.0, (producer,), ()))
+        for number, producer in ((5, "rollout[0]"), (6, "rollout[1]"), (8, "rollout[0]"))
+    )
+    assert (mine.closed, others.closed, later.closed) == (True, False, False)
+    with pytest.raises(WorkerDied, match="gone"):
+        mine.get()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from waiting import until
 from weight_readers import read_from_group, receive_in_turn
 from weight_senders import Learner, SendingProcess
 
@@ -277,3 +278,17 @@ def test_receivers_that_do_not_come_or_get_the_weights_otherwise_are_not_waited_
     late = transfer.meet(replace(token, number=2), JoinRequest("rollout[0]", 1, "cpu", checked=False))
     assert late is not None
     assert late.receivers == {"rollout[0]"}
+
+
+def test_a_receiver_that_was_started_again_counts_once() -> None:
+    transfer = GroupTransfer(lambda: "127.0.0.1", pytest.fail)
+    token = WeightsToken("host0", "actor[0]", 1, 1, delta=False, tensors=TENSORS, receivers=2)
+    first, second = (JoinRequest(f"rollout[{rank}]", 1, "cpu", checked=False) for rank in (0, 1))
+    with ThreadPoolExecutor(3) as threads:
+        asked = [threads.submit(transfer.meet, token, first) for _ in range(2)]
+        until(lambda: len(transfer._changed._waiters) == 2)
+        group = threads.submit(transfer.meet, token, second).result()
+        assert group is not None
+        assert group.world_size == 3
+        assert group.receivers == {"rollout[0]", "rollout[1]"}
+        assert {found.result().name for found in asked if found.result() is not None} == {group.name}
