@@ -1,67 +1,21 @@
-"""Selects the runtime of a run and starts or joins the Ray cluster under it.
-
-A cluster that the run starts keeps its files in a temporary folder, has no dashboard and a bounded object store, and
-ends with the run without leaving a process. Its ports are bound to the loopback interface. Its token is new for each
-run. Only the user can enter the folder of its files. Runs on one cluster are separate: each has its own names and its
-own placement group.
-"""
+"""Selects the runtime of a run and applies the settings of its processes."""
 
 from __future__ import annotations
 
-import logging
-import os
-import secrets
-import shutil
-import signal
-import socket
 import sys
-import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-
-import psutil
-import torch
 
 from rl_platform.acceleration import accelerating, wait_passively_when_crowded
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
-from rl_platform.errors import PlacementError, Problem, RayLost, WorkerDied
-from rl_platform.interrupts import HELD_FROM_CHILDREN, take_back
+from rl_platform.interrupts import take_back
 from rl_platform.launch.extras import required
 from rl_platform.numerics import computing
 from rl_platform.placement.scheduler import Placement
 from rl_platform.runtime import Runtime
-from rl_platform.runtime.child import Child, Death
 from rl_platform.runtime.local import LocalRuntime
-
-STORE_SHARE = 8  # the object store gets this fraction (1 / n) of the free memory
-KNOCK_S = 5.0
-STARTS = 3  # a node of Ray gives up if a helper process needs over 15 s to start, as on a crowded machine
-_GUARD = """
-import os, psutil, shutil, sys, time
-os.read(int(sys.argv[1]), 1)  # until the launcher has ended
-time.sleep(2)
-for fact in sys.argv[3:]:
-    pid, created = fact.split(":")
-    try:
-        process = psutil.Process(int(pid))
-        if process.create_time() == float(created):
-            process.kill()
-    except psutil.Error:
-        pass
-shutil.rmtree(sys.argv[2], ignore_errors=True)
-"""
-ENDING_S = 5.0  # for Ray's processes to end by themselves
-SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
-OWN_SETTINGS = {  # read by Ray's processes when they start
-    "RAY_enable_metrics_collection": "0",  # nobody would look at them
-    "RAY_task_events_report_interval_ms": "0",
-    "RAY_worker_niceness": "0",  # 15 by default: computing processes would have the lowest priority
-    "MALLOC_ARENA_MAX": "1",  # `keep_freed_memory` is too late: Ray's threads have created theirs
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's only switch for loopback addresses, read when Ray is imported
-    "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
-}
 
 
 @contextmanager
@@ -84,15 +38,11 @@ def runtime_for(
             yield stack.enter_context(LocalRuntime(placement, deadline_s, seed, start_s))
             return
         take_back()
-        with required("rl_platform.runtime.ray", "cluster.runtime", hint="cluster.runtime=local"):
-            from rl_platform.runtime.ray.runtime import RayRuntime
+        from rl_platform.runtime.ray.runtime import RayRuntime
 
-        trace, restarts, collective_s = (
-            config.runner.trace_steps > 0,
-            config.cluster.restarts,
-            config.cluster.collective_timeout_s,
-        )
-        yield stack.enter_context(RayRuntime(placement, deadline_s, seed, trace, restarts, start_s, collective_s))
+        trace, cluster = config.runner.trace_steps > 0, config.cluster
+        options = trace, cluster.restarts, start_s, cluster.collective_timeout_s
+        yield stack.enter_context(RayRuntime(placement, deadline_s, seed, *options))
 
 
 def _computing(config: Config, placement: Placement) -> AbstractContextManager[None]:
@@ -115,6 +65,9 @@ def cluster_for(cluster: Cluster, placement: Placement) -> Iterator[Callable[[],
     if not uses_ray(cluster, placement):
         yield lambda: None
         return
+    with required("rl_platform.runtime.ray", "cluster.runtime", hint="cluster.runtime=local"):
+        from rl_platform.runtime.ray.cluster_start import ray_cluster
+
     ray = ray_cluster(cluster, len(placement.hosts))
     with ThreadPoolExecutor(1, thread_name_prefix="ray start") as pool:
         entered = pool.submit(ray.__enter__)
@@ -130,167 +83,3 @@ def uses_ray(cluster: Cluster, placement: Placement) -> bool:
     if cluster.runtime == "auto":
         return cluster.address is not None or not placement.fits_one_process
     return cluster.runtime == "ray"
-
-
-@contextmanager
-def ray_cluster(cluster: Cluster, processes: int = 1) -> Iterator[None]:
-    """Connects to Ray: joins it at `cluster.address`, or starts it for this block and this number of processes."""
-    settings = dict(SETTINGS)
-    if cluster.address is None:
-        threads = max(1, torch.get_num_threads() // processes)  # else 1; see `prepare_process`
-        settings |= OWN_SETTINGS | {"OMP_NUM_THREADS": str(threads)}
-    with _environment({name: value for name, value in settings.items() if name not in os.environ}):
-        if cluster.address is None:
-            with _started(processes):
-                yield
-            return
-        with _joined(cluster.address):
-            yield
-
-
-@contextmanager
-def _joined(address: str) -> Iterator[None]:
-    try:
-        _knock(address)
-        _connect(address=address)
-    except (OSError, ValueError, RuntimeError) as error:
-        hint = "`ray status` on that machine shows whether a cluster runs there"
-        message = f"no Ray cluster can be joined: {' '.join(str(error).split())}"
-        raise PlacementError([Problem("cluster.address", message, value=address, hint=hint)]) from error
-    try:
-        yield
-    finally:
-        _disconnect()
-
-
-@contextmanager
-def _started(processes: int) -> Iterator[None]:
-    before = set(_descendants())
-    folder = tempfile.mkdtemp(prefix="rl-", dir="/tmp" if os.path.isdir("/tmp") else None)  # sockets need short paths
-    with ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        stack.enter_context(_token(folder))
-        stack.callback(_end_processes, before)
-        for left in reversed(range(STARTS)):
-            try:
-                _connect(
-                    address="local",
-                    num_cpus=min(processes, os.cpu_count() or 1),  # processes that start at once, before the hosts
-                    num_gpus=torch.cuda.device_count(),
-                    include_dashboard=False,
-                    object_store_memory=_store_bytes(),
-                    _temp_dir=os.path.join(folder, "ray"),  # in a private folder: Ray's are open to all users
-                )
-                break
-            except Exception as error:
-                if not left:
-                    raise WorkerDied(f"Ray did not start on this machine: {' '.join(str(error).split())}") from error
-                _end_processes(before)
-        with _guarded(folder, [process for process in _descendants() if process not in before]):
-            yield
-
-
-def _end_processes(before: Collection[psutil.Process]) -> None:
-    """Ends Ray and all processes that started since, whatever state they are in."""
-    started = [process for process in _descendants() if process not in before]
-    _disconnect()
-    _, left = psutil.wait_procs(started, 0 if _is_lost() else ENDING_S)
-    for process in left:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(left, ENDING_S)
-
-
-@contextmanager
-def _token(folder: str) -> Iterator[None]:
-    """Gives the Ray that starts in this block a new token, in a file in `folder`: processes must read it to join."""
-    path = os.path.join(folder, "token")
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(secrets.token_hex(32))
-    try:
-        with _environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": path, "RAY_AUTH_TOKEN": None}):
-            _read_token()
-            yield
-    finally:
-        if not _is_lost():
-            _read_token()
-
-
-def _read_token() -> None:
-    """Makes Ray read mode and token again: it reads them once per process, and a process may have several runs."""
-    from ray._raylet import AuthenticationTokenLoader, Config
-
-    Config.initialize("")  # first: threads of Ray may read a token while the mode requires one
-    AuthenticationTokenLoader.instance().reset_cache()
-
-
-@contextmanager
-def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
-    """Sets these variables, or removes those that are None, until the block ends."""
-    before = {name: os.environ.get(name) for name in values}
-    _set_environment(values)
-    try:
-        yield
-    finally:
-        _set_environment(before)
-
-
-def _set_environment(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
-@contextmanager
-def _guarded(folder: str, processes: Sequence[psutil.Process]) -> Iterator[None]:
-    """Starts a process that ends Ray's processes and removes its files if the launcher is killed."""
-    facts = [f"{process.pid}:{process.create_time()}" for process in processes if process.is_running()]
-    guard = Child(_GUARD, Death.NEVER, [folder, *facts])
-    try:
-        yield
-    finally:
-        guard.kill()
-
-
-def _knock(address: str) -> None:
-    """Raises OSError if nothing listens at the address. Ray would try for minutes."""
-    host, colon, port = address.rpartition(":")
-    if colon:
-        socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
-
-
-def _connect(**options: object) -> None:
-    """Connects with Ctrl-C blocked. Ray's processes inherit that, so only the command handles it and saves."""
-    import ray
-
-    ray.shutdown()  # of one that was lost; else it does nothing
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_FROM_CHILDREN)
-    try:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
-def _disconnect() -> None:
-    """Disconnects without waiting: Ray would wait for processes that have ended."""
-    import ray
-
-    if not _is_lost():
-        ray.shutdown()
-
-
-def _is_lost() -> bool:
-    return isinstance(sys.exception(), RayLost)
-
-
-def _descendants() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
-
-
-def _store_bytes() -> int:
-    shared = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else psutil.virtual_memory().total
-    return max(100 * 2**20, min(psutil.virtual_memory().available // STORE_SHARE, shared * 9 // 10))

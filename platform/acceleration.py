@@ -10,12 +10,14 @@ The switch is an environment variable, so every process that a run starts inheri
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from rl_platform.environment_variables import changed_variables
 
 if TYPE_CHECKING:
     import torch
@@ -31,18 +33,9 @@ if TYPE_CHECKING:
 VARIABLE = "RL_PLATFORM_ACCELERATE"
 
 
-@contextmanager
-def accelerating(mode: str) -> Iterator[None]:
+def accelerating(mode: str) -> AbstractContextManager[None]:
     """Applies `runner.accelerate` to this process and to processes that start within the block."""
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = mode
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before
+    return changed_variables({VARIABLE: mode})
 
 
 def environment() -> dict[str, str]:

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 import torch
 
+from rl_platform.environment_variables import changed_variables
+
 VARIABLE = "RL_PLATFORM_NUMERICS"
 # Libraries read these when a process first uses CUDA. cuBLAS adds in a fixed order only with workspaces of a fixed
 # size; Transformer Engine selects deterministic kernels of attention.
@@ -24,27 +26,23 @@ def computing(precision: str, *, deterministic: bool, here: bool) -> Iterator[No
 
     here: applies them to this process too, and restores its own settings after the block.
     """
-    names = (VARIABLE, *_DETERMINISTIC)
-    variables = {name: os.environ.get(name) for name in names}
     backends = torch.backends
     before = (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark)
     was_deterministic = torch.are_deterministic_algorithms_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory
-    os.environ[VARIABLE] = f"{precision} deterministic" if deterministic else precision
+    # `apply` may set those of `_DETERMINISTIC`: they are restored too
+    variables: dict[str, str | None] = {VARIABLE: f"{precision} deterministic" if deterministic else precision}
+    variables |= {name: os.environ.get(name) for name in _DETERMINISTIC}
     try:
-        if here:
-            apply()
-        yield
+        with changed_variables(variables):
+            if here:
+                apply()
+            yield
     finally:
         if here:
             backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark = before
             torch.use_deterministic_algorithms(was_deterministic)
             torch.utils.deterministic.fill_uninitialized_memory = filled
-        for name, value in variables.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def environment() -> dict[str, str]:

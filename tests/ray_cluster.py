@@ -22,7 +22,7 @@ def start_ray(start: Callable[[], T]) -> T:
     """Returns what `start` returns, at its third try at the latest.
 
     A node of Ray ends if one of its helper processes needs more than 15 s to start, a limit that cannot be changed.
-    A crowded machine may miss it. `rl_platform.launch.cluster` tries as often.
+    A crowded machine may miss it. `rl_platform.runtime.ray.cluster_start` tries as often.
     """
     before = set(psutil.Process().children(recursive=True))
     for left in reversed(range(STARTS)):

@@ -30,6 +30,7 @@ SOURCES = {
 LEVELS = (
     {
         "acceleration",
+        "environment_variables",
         "errors",
         "device_copy",
         "interrupts",
@@ -219,8 +220,8 @@ def test_no_two_files_share_a_name():
     assert [where for name, where in paths.items() if len(where) > 1 and name not in wanted] == []
 
 
-def test_ray_is_imported_by_the_runtime_and_the_cluster_start_only():
-    allowed = {*(ROOT / "platform" / "runtime" / "ray").glob("*.py"), *(ROOT / "launch").glob("*.py")}
+def test_ray_is_imported_by_its_runtime_only():
+    allowed = {*(ROOT / "platform" / "runtime" / "ray").glob("*.py")}
     for path in source_files():
         names = {name.split(".")[0] for name, _ in imports(tree_of(path))}
         assert "ray" not in names or path in allowed, path

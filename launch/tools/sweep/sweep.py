@@ -7,7 +7,6 @@ import os
 import shlex
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from rl_platform.config import LoadedConfig
 from rl_platform.config.differences import differences
 from rl_platform.config.source import COMMAND_LINE, Tree
 from rl_platform.disk import make_folder
+from rl_platform.environment_variables import changed_variables
 from rl_platform.errors import ConfigError, PlatformError, Problem
 from rl_platform.interrupts import shutting_down
 from rl_platform.launch.command import load
@@ -105,7 +105,7 @@ def sweep(
 ) -> None:
     """Runs a sweep. Raises ConfigError with all problems before the first point starts, PointsFailed at the end."""
     environments = shares(jobs)
-    with _variables(environments[0]):  # a point sees these GPUs
+    with changed_variables(environments[0]):  # a point sees these GPUs
         checked = check(config, arguments, optuna, metric)
     folder = (output or checked.default_folder).absolute()
     fresh = _folder_problems(folder, checked)
@@ -303,17 +303,3 @@ def _headline(checked: Checked, folder: Path, environments: Sequence[Mapping[str
         gpus = f" and GPUs {environments[0][VISIBLE_DEVICES]} ..." if VISIBLE_DEVICES in environments[0] else ""
         part = f", {len(environments)} at a time with {threads} thread{'s' if threads != '1' else ''}{gpus}"
     return f"{what}{part}, in {folder}"
-
-
-@contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

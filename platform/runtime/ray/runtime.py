@@ -3,7 +3,7 @@ ends them all.
 
 `RayActors` starts the processes, `RayTransport` carries calls, `Restarts` decides which processes are started again
 when they die. Not covered: what the ranks of such a process were doing and the weights they had, which the callers
-give again; and starting or joining Ray, see `launch/cluster.py`.
+give again; and starting or joining Ray, see `cluster_start.py`.
 """
 
 from __future__ import annotations

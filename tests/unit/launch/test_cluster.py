@@ -13,9 +13,10 @@ import torch
 
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import PlacementError, WorkerDied
-from rl_platform.launch import cluster as cluster_module
-from rl_platform.launch.cluster import ray_cluster, runtime_for, uses_ray
+from rl_platform.launch.cluster import runtime_for, uses_ray
 from rl_platform.launch.command import load
+from rl_platform.runtime.ray import cluster_start
+from rl_platform.runtime.ray.cluster_start import ray_cluster
 
 BFLOAT16 = "actor.model.dtype=bfloat16"
 APART = "cluster.component_placement={actor_critic: 0, 'env,rollout': 1}"
@@ -123,7 +124,7 @@ def test_an_address_where_nobody_answers_is_told_soon(monkeypatch: pytest.Monkey
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-    monkeypatch.setattr(cluster_module, "_connect", lambda **_: pytest.fail("Ray would try for minutes"))
+    monkeypatch.setattr(cluster_start, "_connect", lambda **_: pytest.fail("Ray would try for minutes"))
     joined = ray_cluster(Cluster(component_placement={}, address=address))
     with pytest.raises(PlacementError, match="no Ray cluster can be joined") as refused, joined:
         pass
