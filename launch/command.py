@@ -137,6 +137,8 @@ def launch(arguments: Arguments) -> None:
 def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> None:
     if arguments.plan == "search":
         print(search(arguments, loaded, placement, inventory), end="")
+    elif arguments.plan == "html":
+        print(page(arguments, loaded, placement, inventory), end="")
     elif arguments.plan is not None:
         print(plan(arguments.plan, loaded, placement, inventory, arguments.calibrate), end="")
     if arguments.slurm is not None:
@@ -190,6 +192,17 @@ def plan(
 
     check_shards(loaded.config, placement)
     return plan_text(form, (loaded, placement, inventory), calibrate, load)
+
+
+def page(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> str:
+    """Returns the HTML of `--plan=html`. Raises ConfigError as `plan` does."""
+    with required("rl_platform.launch.tools", "--plan=html"):
+        from rl_platform.launch.tools.plan_page import plan_page
+    from rl_platform.launch.sharding import check_shards
+
+    check_shards(loaded.config, placement)
+    given = loaded, placement, inventory
+    return plan_page(arguments.config, arguments.overrides, given, arguments.calibrate, load)
 
 
 def search(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> str:

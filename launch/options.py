@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-PlanForm = Literal["text", "json", "svg", "search", "calibrate"]
+PlanForm = Literal["text", "json", "svg", "html", "search", "calibrate"]
 
 Config = Annotated[
     str,
@@ -23,9 +23,9 @@ Plan = Annotated[
     PlanForm | None,
     typer.Option(
         "--plan",
-        metavar="[=json|svg|search|calibrate]",
-        help="Print the ranks of each GPU, memory and time of a step, and stop; nothing is started. search: better "
-        "placements. calibrate: measure this machine for later plans.",
+        metavar="[=json|svg|html|search|calibrate]",
+        help="Print the ranks of each GPU, memory and time of a step, and stop; nothing is started. html: a page "
+        "with sliders. search: better placements. calibrate: measure this machine for later plans.",
     ),
 ]
 Calibrate = Annotated[

@@ -33,7 +33,7 @@ def plan_text(form: str, planned: Planned, calibrate: str | None, load: Load) ->
     ConfigError if the file cannot be read or was measured on another kind of device.
     """
     loaded, placement, inventory = planned
-    basis, _ = _basis(loaded.config, inventory, calibrate, load)
+    basis, _ = basis_of(loaded.config, inventory, calibrate, load)
     return _DRAW[form](plan_report(loaded.config, placement, inventory, basis))
 
 
@@ -46,13 +46,13 @@ def plan_search(
     `plan_text` and `search` do, and that of `check` if no candidate is left.
     """
     loaded, placement, inventory = planned
-    basis, source = _basis(loaded.config, inventory, calibrate, load)
+    basis, source = basis_of(loaded.config, inventory, calibrate, load)
     report = plan_report(loaded.config, placement, inventory, basis)
     result = search(loaded.config, inventory, basis).checked(check)
     return search_text(result, inventory, report.spans, source, report.source), result.candidates[0]
 
 
-def _basis(config: Config, inventory: Inventory, calibrate: str | None, load: Load) -> tuple[Basis, str]:
+def basis_of(config: Config, inventory: Inventory, calibrate: str | None, load: Load) -> tuple[Basis, str]:
     """Returns the basis, and the source of its corrections in words."""
     if calibrate is None:
         return stored_basis(config, inventory), ""

@@ -19,7 +19,7 @@ WIDTH, MARGIN = 960, 24
 CELL, BAND, GAP = 64, 20, 6  # a GPU's width, height of a component in it, space between GPUs
 MOST_NODES = 12  # groups of nodes that are drawn; the rest is counted
 LABELS = 190  # left of the bars
-_COLOURS = {
+COLOURS = {
     "actor": "#4c78a8",
     "actor_critic": "#4c78a8",
     "critic": "#e8833a",
@@ -73,12 +73,12 @@ class _Canvas:
         self.elements.append(f'<line x1="{x:.1f}" y1="{top:.1f}" x2="{x:.1f}" y2="{bottom:.1f}" class="grid"/>')
 
 
-def report_svg(report: Report) -> str:
-    """Returns the picture as one SVG document."""
+def report_svg(report: Report, step: bool = True) -> str:
+    """Returns the picture as one SVG document. step: with the phases of a step."""
     canvas = _Canvas()
     _legend(canvas, report)
     _nodes(canvas, report)
-    if report.spans:
+    if step and report.spans:
         _step(canvas, report)
     height = canvas.bottom + MARGIN
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" role="img">'
@@ -94,7 +94,7 @@ def _legend(canvas: _Canvas, report: Report) -> None:
     canvas.text(MARGIN, canvas.bottom + 10, f"{report.config.runner.experiment_name}: {machines}", "title")
     x, y = float(MARGIN), canvas.bottom + 24
     for name in report.placement.components:
-        canvas.box(x, y, 12, 12, fill=_COLOURS[name])
+        canvas.box(x, y, 12, 12, fill=COLOURS[name])
         ranks = report.placement.world_size(name)
         words = f"{name} ({ranks} rank{'s' if ranks > 1 else ''})"
         canvas.text(x + 18, y + 11, words)
@@ -150,7 +150,7 @@ def _gpu(canvas: _Canvas, report: Report, use: DeviceUse, x: float, y: float, he
     canvas.box(x, y, CELL, height, style="gpu")
     for index, (name, ranks) in enumerate(use.ranks.items()):
         top = y + 3 + index * (BAND + 2)
-        canvas.box(x + 3, top, CELL - 6, BAND, fill=_COLOURS[name], tip=f"{name} ranks {number_ranges(ranks)}")
+        canvas.box(x + 3, top, CELL - 6, BAND, fill=COLOURS[name], tip=f"{name} ranks {number_ranges(ranks)}")
         shown = f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
         canvas.text(x + CELL / 2, top + 14, shown, "on", "middle")
     label = "cpu" if use.number is None else f"{report.inventory.noun} {use.number}"
@@ -183,6 +183,6 @@ def _step(canvas: _Canvas, report: Report) -> None:
         canvas.text(MARGIN, y + 14, f"{span.component}: {span.phase}")
         start, stop = (left + width * moment / report.seconds for moment in (span.start, span.stop))
         tip = span.note or f"{duration(span.seconds)}, bound by {span.bound}"
-        canvas.box(start, y, max(stop - start, 2), BAND, fill=_COLOURS[span.component], tip=tip)
+        canvas.box(start, y, max(stop - start, 2), BAND, fill=COLOURS[span.component], tip=tip)
         canvas.text(max(stop, start + 2) + 6, y + 14, duration(span.seconds), "small")
     canvas.bottom = top + len(report.spans) * row + 20

@@ -144,3 +144,19 @@ def test_a_followed_run_reads_the_file_again(browser: Any, tmp_path: Path) -> No
     write(collect([folder], path), path)
     opened.page.get_by_text("step 30 of").wait_for(timeout=60_000)
     assert opened.page.locator("nav .live").count() == 0  # it is final
+
+
+def test_the_sliders_of_a_plan(browser: Any, tmp_path: Path, command: Any) -> None:
+    config = Path(__file__).parents[2] / "configs/reasoning/recipes/deepseek_r1_7b_dapo_64gpu.yaml"
+    (tmp_path / "plan.html").write_text(command("--plan=html", config).out, encoding="utf-8")
+    opened = Opened(browser, tmp_path / "plan.html")
+    page = opened.page
+    before = page.locator("#step").inner_text()
+    assert "max_response_length" not in page.locator("#command").inner_text()
+    page.get_by_label("longest response").fill("4")
+    assert page.locator("#step").inner_text() != before
+    assert "data.max_response_length=32768" in page.locator("#command").inner_text()
+    assert page.locator("text=cannot hold").count() == 1
+    assert page.locator(".bar i").count() >= 7
+    assert page.evaluate("document.querySelector('img').naturalWidth") > 0
+    assert opened.problems == []

@@ -7,7 +7,6 @@ every text, and a content security policy allows that script alone and no networ
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import math
 import os
@@ -25,6 +24,7 @@ from rl_platform.launch.tools.report.collect import LoggedConversation, Reported
 from rl_platform.launch.tools.report.definitions import definition_of, definitions
 from rl_platform.launch.tools.report.verdict import judge, progress
 from rl_platform.launch.tools.report.verdict_rules import FEW_STEPS
+from rl_platform.launch.tools.self_contained import filled
 
 POINTS = 400  # of a curve; longer ones are drawn as means over windows of steps
 OPEN_GROUPS = 2  # groups of curves that are unfolded at first
@@ -36,12 +36,8 @@ Tree = dict[str, object]
 
 def page(runs: Sequence[ReportedRun], follow: int = 0) -> str:
     """Returns the report as HTML. follow: seconds after which the page reads the file again; 0: never."""
-    html = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    script = html[html.index('<script>\n"use strict"') + len("<script>") : html.rindex("</script>")]
-    hashed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    # without `<` the text cannot end the script element it is in, whatever it holds
-    data = json.dumps(_plain(_data(runs, follow)), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    return html.replace("@HASH@", hashed, 1).replace("@DATA@", data, 1)
+    template = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+    return filled(template, _plain(_data(runs, follow)))
 
 
 def write(runs: Sequence[ReportedRun], path: Path, follow: int = 0) -> None:

@@ -40,7 +40,7 @@ def test_plan_as_json_and_as_a_picture(command):
 def test_plan_of_another_form_is_wrong_usage(command):
     ended = command("reasoning.yaml", "--plan=xml")
     assert ended.code == 2
-    assert "'xml' is not one of 'text', 'json', 'svg', 'search'" in ended.err
+    assert "'xml' is not one of 'text', 'json', 'svg', 'html', 'search'" in ended.err
 
 
 @pytest.mark.parametrize(
