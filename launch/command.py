@@ -196,7 +196,7 @@ def plan(
 
 def page(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> str:
     """Returns the HTML of `--plan=html`. Raises ConfigError as `plan` does."""
-    with required("rl_platform.launch.tools", "--plan=html"):
+    with required("rl_platform.planner", "--plan"), required("rl_platform.launch.tools", "--plan=html"):
         from rl_platform.launch.tools.plan_page import plan_page
     from rl_platform.launch.sharding import check_shards
 

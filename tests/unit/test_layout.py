@@ -81,6 +81,7 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
 }
 NEEDS = {  # extras that an extra imports freely
     "rl_platform.envs.reasoning.sandbox": "rl_platform.envs.reasoning.servers",
+    "rl_platform.launch.tools": "rl_platform.planner",
     "rl_platform.components.reward_models": "rl_platform.envs.reasoning.servers",
 }
 SEAMS = (
