@@ -23,7 +23,8 @@ FOLDER = "/workspace"  # of the image: configs and data of relative paths
 RUNS = "/runs"  # the volume that all pods share, and that outlives them
 RETRIES = 3  # each makes a new cluster, which resumes from the newest checkpoint in RUNS
 _NAME_LENGTH = 47  # KubeRay appends to the name of a job, and Kubernetes allows 63 characters
-_IMAGE = re.compile(r"[a-z0-9][\w.:/@-]*")
+_PART = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
+_IMAGE = re.compile(rf"(?:{_PART}:\d+/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?", re.ASCII)
 _CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _LIMIT = re.compile(r"[a-z0-9][\w./-]*=[0-9]+(\.[0-9]+)?(m|k|[KMGTP]i?)?")
 
@@ -112,8 +113,9 @@ def _job_name(config: Config) -> str:
 def _check(options: KubeRayOptions) -> None:
     problems = []
     if not _IMAGE.fullmatch(options.image):
-        allowed = "the name of a container image, without blanks"
-        problems.append(Problem("--image", "not an image", value=options.image, allowed=allowed, hint="as NAME:TAG"))
+        allowed = "the name of a container image in lower case, with a tag: NAME:TAG or ADDRESS/NAME:TAG"
+        message = "not an image"
+        problems.append(Problem("--image", message, value=options.image, allowed=allowed, hint=_image_hint(options.image)))
     if not _CLAIM.fullmatch(options.claim):
         allowed = "lower case letters, digits, dots and dashes"
         problems.append(Problem("--claim", "not the name of a claim", value=options.claim, allowed=allowed))
@@ -130,3 +132,12 @@ def _check(options: KubeRayOptions) -> None:
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def _image_hint(image: str) -> str:
+    """What to write instead of a name that is no image's."""
+    if image.startswith("REGISTRY/"):
+        return "REGISTRY stands for the address of your registry, as ghcr.io/me"
+    name, colon, tag = image.partition("://")[2].rpartition(":") if "://" in image else image.rpartition(":")
+    lower = f"{name.lower()}{colon}{tag}" if colon else tag.lower()
+    return f"did you mean {lower}?" if _IMAGE.fullmatch(lower) else "as ghcr.io/me/rl-platform:cpu"

@@ -118,6 +118,31 @@ def test_options_that_kubernetes_would_refuse_are_listed_together(command, folde
 
 
 @pytest.mark.parametrize(
+    ("image", "hint"),
+    [
+        ("REGISTRY/rl-platform:cpu", "REGISTRY stands for the address of your registry, as ghcr.io/me"),
+        ("reg.example/RL:v1.A", "did you mean reg.example/rl:v1.A?"),
+        ("RL", "did you mean rl?"),
+        ("https://reg.example/rl:1", "did you mean reg.example/rl:1?"),
+        ("rl:", "as ghcr.io/me/rl-platform:cpu"),
+        ("a:b:c", "as ghcr.io/me/rl-platform:cpu"),
+        ("", "as ghcr.io/me/rl-platform:cpu"),
+    ],
+)
+def test_an_image_that_no_registry_has(command, folder: Path, image: str, hint: str):
+    ended = command("--kuberay", "--image", image, "reasoning.yaml")
+    assert (ended.code, "Traceback" in ended.err) == (2, False)
+    assert "--image: not an image" in ended.err
+    assert f"hint: {hint}\n" in ended.err
+    assert not list(folder.glob("*.rayjob.yaml"))
+
+
+@pytest.mark.parametrize("image", ["rl", "me/rl_x:V1", "localhost:5000/me/rl:cpu", "r.io/a/b@sha256:" + "0" * 64])
+def test_images(command, folder: Path, image: str):
+    assert command("--kuberay", "--image", image, "reasoning.yaml").code == 0
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--kuberay",), "--kuberay needs --image"),
