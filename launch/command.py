@@ -6,10 +6,13 @@ codes are in `cli`.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -17,6 +20,7 @@ import typer
 from rl_platform.config import LoadedConfig, load_config
 from rl_platform.config.rollout_backend import chosen_backend
 from rl_platform.config.schema.cluster import Cluster
+from rl_platform.disk import replacing_file
 from rl_platform.errors import ConfigError, PlacementError, Problem
 from rl_platform.launch import options
 from rl_platform.launch.extras import required
@@ -224,11 +228,15 @@ def search(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inv
     if arguments.write is None:
         return text
     written = changed(best).resolved_yaml()
+    path = Path(arguments.write)
     try:
-        with open(arguments.write, "x", encoding="utf-8") as file:
-            file.write(written)
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        with replacing_file(path) as stage:
+            stage.write_text(written, encoding="utf-8")
     except OSError as error:
-        hint = "the name of a file that does not exist yet" if isinstance(error, FileExistsError) else ""
+        exists = isinstance(error, FileExistsError)
+        hint = "name a file that does not exist yet" if exists else "name a file in a folder that you may write to"
         reason = f"cannot be written: {error.strerror or error}"
         raise ConfigError([Problem("--write", reason, value=arguments.write, hint=hint)]) from error
     return f"{text}\nThe config with the first is in {arguments.write}\n"

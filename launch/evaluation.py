@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.embodied.success import success_rates
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
-from rl_platform.errors import ConfigError, Problem
+from rl_platform.errors import CheckpointError, ConfigError, Problem
 from rl_platform.garbage import collect_as_usual
 from rl_platform.launch.cluster import runtime_for
 from rl_platform.launch.console import run_console
@@ -76,9 +76,10 @@ def evaluate_checkpoint(
         with reporter.phase("load"):
             runtime = stack.enter_context(runtime_for(config, placement))
             task = task_of(config, runtime, reporter, run.folder, world, placement, inventory)
-            task.learned_parts()["actor"].load_state(str(checkpoint.file("actor"))).wait()
-            if isinstance(task, EmbodiedRunner):
-                task.groups["env"].use_normalizer(checkpoint.load("env")).wait()
+            with _fitting(config, overrides):
+                task.learned_parts()["actor"].load_state(str(checkpoint.file("actor"))).wait()
+                if isinstance(task, EmbodiedRunner):
+                    task.groups["env"].use_normalizer(checkpoint.load("env")).wait()
             task.sync_weights(0)
         collect_as_usual()
         with reporter.phase("evaluate"):
@@ -106,6 +107,19 @@ def evaluate_checkpoint(
     console.print(table(rows), highlight=False, soft_wrap=True, markup=False)
     console.print(f"in numbers: {place.with_suffix('.json')}", highlight=False, soft_wrap=True, markup=False)
     return rows
+
+
+@contextmanager
+def _fitting(config: Config, overrides: Sequence[str]) -> Iterator[None]:
+    """Raises ConfigError if the policy does not fit an environment that the command line names."""
+    try:
+        yield
+    except CheckpointError as error:
+        if not {"env.id", "env.kwargs"} & {key_of(override) for override in overrides}:
+            raise
+        message = "the policy of this checkpoint has other observations or actions"
+        hint = "an environment with the shapes of the run's own"
+        raise ConfigError([Problem("env.id", message, value=config.env.id, hint=hint)]) from error
 
 
 def _decided(overrides: Sequence[str]) -> bool:

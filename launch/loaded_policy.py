@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from numbers import Integral
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -187,8 +188,16 @@ def load_policy(
     checkpoint; None: the newest one. seed: of sampled actions; None: the run's. device: as in torch.
 
     Raises ConfigError for a folder without a policy, a step without a checkpoint (the message lists the others), a
-    reasoning run and a device that is not there; CheckpointError and DataError for damaged files.
+    reasoning run, a wrong seed and a device that is not there; CheckpointError and DataError for damaged files.
     """
+    problems = []
+    if not isinstance(folder, str | PathLike):
+        allowed = "a run, or the path of its folder"
+        problems.append(Problem("folder", "names no folder", value=repr(folder)[:80], allowed=allowed))
+    if seed is not None and (not isinstance(seed, Integral) or seed < 0):
+        problems.append(Problem("seed", "is no seed", value=repr(seed)[:80], allowed="a whole number, at least 0"))
+    if problems:
+        raise ConfigError(problems)
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:

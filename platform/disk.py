@@ -62,6 +62,18 @@ def replacing(folder: Path) -> Iterator[Path]:
     shutil.rmtree(old, ignore_errors=True)
 
 
+@contextmanager
+def replacing_file(path: Path) -> Iterator[Path]:
+    """Yields an empty hidden file with the ending of `path`; it takes its place if the block ends without an error."""
+    stage = path.with_name(f".tmp-{path.name}")
+    try:
+        stage.write_bytes(b"")  # a folder that cannot be written to fails here
+        yield stage
+        os.replace(stage, path)
+    finally:
+        stage.unlink(missing_ok=True)
+
+
 def private(path: Path, mode: int = 0o600) -> IO[str]:
     """Opens a new text file that only the user can read from its beginning on; a file at `path` is replaced."""
     path.unlink(missing_ok=True)

@@ -24,7 +24,9 @@ RUNS = "/runs"  # the volume that all pods share, and that outlives them
 RETRIES = 3  # each makes a new cluster, which resumes from the newest checkpoint in RUNS
 _NAME_LENGTH = 47  # KubeRay appends to the name of a job, and Kubernetes allows 63 characters
 _PART = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
-_IMAGE = re.compile(rf"(?:{_PART}:\d+/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?", re.ASCII)
+_IMAGE = re.compile(
+    rf"(?:{_PART}:\d+/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?", re.ASCII
+)
 _CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _LIMIT = re.compile(r"[a-z0-9][\w./-]*=[0-9]+(\.[0-9]+)?(m|k|[KMGTP]i?)?")
 
@@ -115,7 +117,9 @@ def _check(options: KubeRayOptions) -> None:
     if not _IMAGE.fullmatch(options.image):
         allowed = "the name of a container image in lower case, with a tag: NAME:TAG or ADDRESS/NAME:TAG"
         message = "not an image"
-        problems.append(Problem("--image", message, value=options.image, allowed=allowed, hint=_image_hint(options.image)))
+        problems.append(
+            Problem("--image", message, value=options.image, allowed=allowed, hint=_image_hint(options.image))
+        )
     if not _CLAIM.fullmatch(options.claim):
         allowed = "lower case letters, digits, dots and dashes"
         problems.append(Problem("--claim", "not the name of a claim", value=options.claim, allowed=allowed))

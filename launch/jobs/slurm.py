@@ -93,7 +93,7 @@ class SlurmOptions:
 
 def sbatch_script(config: Config, config_path: str, overrides: Sequence[str], options: SlurmOptions) -> str:
     """Returns the script for `cluster.num_nodes` whole nodes (`cpus-per-task`: for parts of them). Raises ConfigError
-    for options that sbatch would not read as one word."""
+    for options that sbatch would not read as one word, and for the number of nodes among them."""
     cluster = config.cluster
     words = [f"job-name={re.sub(r'[^A-Za-z0-9._-]', '_', config.runner.experiment_name)}", f"nodes={cluster.num_nodes}"]
     words += ["ntasks-per-node=1", f"signal=B:TERM@{GRACE_S}"]
@@ -142,6 +142,11 @@ def _checked(sbatch: Sequence[str]) -> Sequence[str]:
         )
         for option in sbatch
         if not _OPTION.fullmatch(option)
+    ]
+    problems += [
+        Problem("--sbatch", "the number of nodes is that of the config", value=option, hint="--nodes N sets both")
+        for option in sbatch
+        if option.partition("=")[0] == "nodes"
     ]
     if problems:
         raise ConfigError(problems)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,18 +50,20 @@ def prepare(kind: str, output: Path, source: Path | None) -> Iterator[str]:
         problems.append(Problem("--from", message, value=str(source)))
     if problems:
         raise ConfigError(problems)
-    paths = []
-    for split, name in known.files.items():
-        rows = _rows(kind, known, source, split)
-        kept = [columns for where, row in rows if (columns := known.columns(row, where)) is not None]
-        prompts: dict[str, str] = {}
-        for columns in kept:
-            prompts.setdefault(json.dumps(next(iter(columns.values()))), json.dumps(columns))
-        paths.append(output / name)
-        with writing(paths[-1]):
-            paths[-1].write_text("".join(f"{line}\n" for line in prompts.values()), encoding="utf-8")
-        out = ((len(kept) - len(prompts), "repeated ones"), (len(rows) - len(kept), "without an answer"))
-        yield f"{paths[-1]}: {len(prompts)} prompts" + "".join(f", {n} {what} left out" for n, what in out if n)
+    paths = [output / name for name in known.files.values()]
+    lines = []
+    with ExitStack() as files:
+        stages = [files.enter_context(writing(path, (".jsonl",))) for path in paths]  # before a long download
+        for split, path, stage in zip(known.files, paths, stages, strict=True):
+            rows = _rows(kind, known, source, split)
+            kept = [columns for where, row in rows if (columns := known.columns(row, where)) is not None]
+            prompts: dict[str, str] = {}
+            for columns in kept:
+                prompts.setdefault(json.dumps(next(iter(columns.values()))), json.dumps(columns))
+            stage.write_text("".join(f"{line}\n" for line in prompts.values()), encoding="utf-8")
+            out = ((len(kept) - len(prompts), "repeated ones"), (len(rows) - len(kept), "without an answer"))
+            lines.append(f"{path}: {len(prompts)} prompts" + "".join(f", {n} {what} left out" for n, what in out if n))
+    yield from lines
     keys = ("path", "val_path") if "test" in known.files else ("path",)
     task = {"type": "jsonl", **dict(zip(keys, map(str, paths), strict=True)), **known.task}
     yield "\n" + yaml.safe_dump({"data": {"task": task, **known.data}}, sort_keys=False, width=120).rstrip()

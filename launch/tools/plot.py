@@ -9,16 +9,19 @@ from __future__ import annotations
 import importlib.util
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import TYPE_CHECKING, Literal
 
-from rl_platform.errors import ConfigError, DataError, Problem
+from rl_platform.config.suggest import nearest
+from rl_platform.errors import ConfigError, DataError, Problem, check_all
 from rl_platform.launch.headline import headline_of_run
+from rl_platform.launch.tools.named_runs import check_runs
 from rl_platform.launch.tools.run_groups import group_by_config
-from rl_platform.launch.tools.written import writing
+from rl_platform.launch.tools.written import PICTURES, check_output, writing
 from rl_platform.metrics import read_metrics
 
 if TYPE_CHECKING:
@@ -51,9 +54,10 @@ def plot(
     """Writes one chart per metric, side by side, to `output`. A run is an output folder or a metrics.jsonl.
 
     band: None draws each run and the median. compare: a colour per config, whatever the seed is. Raises ConfigError
-    without matplotlib or a folder to write to, DataError for a run that cannot be read or a metric that no run has.
+    without matplotlib, for a folder without a run, a metric that no run has, and a file that cannot be written.
+    DataError: damaged metrics.
     """
-    require_matplotlib("plot")
+    check_all(partial(require_matplotlib, "plot"), partial(check_runs, runs), partial(check_output, output, PICTURES))
     groups = group_by_config(runs) if compare else {"": list(runs)}
     draw_groups(groups, output, metrics, x, title, band or ("std" if compare else None))
 
@@ -75,8 +79,11 @@ def draw_groups(
     charts = {metric: {name: _curves(own, metric, x) for name, own in rows.items()} for metric in names}
     for metric, curves in charts.items():
         if not any(curves.values()):
-            known = sorted({key for run in flat for row in run for key in row} - {"step"})
-            raise DataError(f"no run has values of {metric!r} over {x}; there are: {', '.join(known)}")
+            known = {key for run in flat for row in run for key in row} - {"step"}
+            if metric not in known:
+                raise ConfigError([unknown_metric(metric, known)])
+            message = f"no run has {AXES[x][0]}, whose sum is this axis"
+            raise ConfigError([Problem("-x", message, value=x, allowed="step")])
     figure = Figure(figsize=(5.5 * len(charts), 3.6), layout="constrained")
     for axes, (metric, curves) in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts.items(), strict=True):
         for (name, own), colour in zip(curves.items(), _colours(len(curves)), strict=True):
@@ -85,8 +92,17 @@ def draw_groups(
         _finish(axes, metric, AXES[x][1])
     if title:
         figure.suptitle(title)
-    with writing(output):
-        figure.savefig(output, dpi=150)
+    with writing(output, PICTURES) as stage:
+        figure.savefig(stage, dpi=150)
+
+
+def unknown_metric(metric: str, known: Set[str], note: str = "") -> Problem:
+    """Returns the problem of a metric that no run has; `note` follows the hint."""
+    close = nearest(metric, known)
+    allowed = "" if close else ", ".join(sorted(known))
+    hint = f"did you mean {close}?" if close else "rl-platform metrics explains them"
+    hint = f"{hint} ({note})" if note else hint
+    return Problem("--metric", "no run has this metric", value=metric, allowed=allowed, hint=hint)
 
 
 def require_matplotlib(verb: str) -> None:

@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TypedDict
 
-from rl_platform.errors import DataError
+from rl_platform.errors import ConfigError, DataError, Problem, check_all
+from rl_platform.launch.tools.named_runs import check_runs
+from rl_platform.launch.tools.written import check_output, writing
+
+FACTS = "evaluation.json"  # of the drawn episode
+ENDINGS = (".rrd",)
 
 
 def write(run: Path, output: Path) -> None:
-    """Raises DataError if the run has drawn no episode, its files are damaged, or rerun-sdk is not installed."""
-    video, facts = run / "evaluation.mp4", _facts(run)
+    """Raises ConfigError if the run has drawn no episode, `output` cannot be written, or rerun-sdk is not installed,
+    DataError if the files of the episode are damaged."""
+    reason = "embodied runs with env.evaluation.video: true draw an episode"
+    check_all(_require_rerun, partial(check_runs, [run], FACTS, reason), partial(check_output, output, ENDINGS))
+    with writing(output, ENDINGS) as stage:
+        _record(run, stage)
+
+
+def _require_rerun() -> None:
     try:
-        import rerun
+        import rerun  # noqa: F401
     except ImportError as error:
-        raise DataError("rerun-sdk is not installed; pip install rerun-sdk") from error
-    recording = rerun.RecordingStream(f"rl-platform {run.resolve().name}", recording_id=f"step {facts['step']}")
-    recording.save(output)
+        hint = "pip install rerun-sdk"
+        raise ConfigError([Problem("rrd", "rerun-sdk is not installed", hint=hint)]) from error
+
+
+def _record(run: Path, file: Path) -> None:
+    import rerun
+
+    folder = run if run.is_dir() else run.parent
+    video, facts = folder / "evaluation.mp4", _facts(folder / FACTS)
+    recording = rerun.RecordingStream(f"rl-platform {folder.resolve().name}", recording_id=f"step {facts['step']}")
+    recording.save(file)
     pictures = rerun.AssetVideo(path=video)
     recording.log("episode", pictures, static=True)
     stamps = pictures.read_frame_timestamps_nanos()
@@ -40,16 +61,14 @@ class Drawn(TypedDict):
     rewards: list[float]
 
 
-def _facts(run: Path) -> Drawn:
+def _facts(path: Path) -> Drawn:
     """`evaluation.json`, checked."""
-    path = run / "evaluation.json"
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         whole = isinstance(facts["step"], int) and isinstance(facts["steps_per_picture"], int)
         numbers = all(isinstance(reward, int | float) for reward in facts["rewards"])
     except OSError as error:
-        hint = "embodied runs with env.evaluation.video: true draw an episode"
-        raise DataError(f"{path}: {error.strerror}; {hint}") from error
+        raise DataError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: not the facts of a drawn episode ({type(error).__name__}: {error})") from error
     if not (whole and numbers):

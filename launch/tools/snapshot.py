@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import io
-import json
+from collections import deque
 from pathlib import Path
 
 from rich.console import Console
 
 from rl_platform.errors import DataError
 from rl_platform.launch.headline import History, headline_of_run
+from rl_platform.launch.tools.named_runs import check_runs
 from rl_platform.launch.view import LiveView
 from rl_platform.metrics import read_metrics
 from rl_platform.reporter import RunInfo, Sample
+from rl_platform.step_lines import read_lines
 
 
 def snapshot(run: Path, title: str, width: int = 100) -> str:
-    """Returns the view after the last step, with the last sample. Raises DataError for a run without steps."""
+    """Returns the view after the last step, with the last sample. Raises ConfigError for a folder without a run,
+    DataError for a run without steps."""
+    check_runs([run])
     rows = read_metrics(run)
     if not rows:
         raise DataError(f"{run}: no finished step in metrics.jsonl")
@@ -29,9 +33,8 @@ def snapshot(run: Path, title: str, width: int = 100) -> str:
         history.add(int(row["step"]), row)
     view.prepare(RunInfo(run.name, "", run, last), history)
     samples = run / "samples.jsonl"
-    if samples.exists() and (lines := samples.read_text(encoding="utf-8").splitlines()):
-        sample = json.loads(lines[-1])
-        if "prompt" in sample:  # embodied runs write evaluation episodes
+    for sample in deque(read_lines(samples), maxlen=1) if samples.exists() else ():
+        if {"prompt", "response", "reward"} <= sample.keys():  # embodied runs write evaluation episodes
             view.samples(last, [Sample(sample["prompt"], sample["response"], sample["reward"])])
     console.print(view)
     return console.export_svg(title=title)

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
-from rl_platform.errors import DataError
+from rl_platform.errors import DataError, check_all
+from rl_platform.launch.tools.named_runs import check_runs
 from rl_platform.launch.tools.plot import require_matplotlib
-from rl_platform.launch.tools.written import writing
+from rl_platform.launch.tools.written import PICTURES, check_output, writing
 from rl_platform.tracing import covered
 
+TRACE = "trace.json"
+REASON = "runner.trace_steps above 0"
 REST = "rest"
 WAIT_COLOR, PHASE_COLOR = "#d0d4da", "#8a929e"
 MOST_NAMED = 7  # methods with a colour of their own; C7 is grey
@@ -34,9 +38,12 @@ class Event(TypedDict):
 def draw(run: Path, output: Path, steps: int = 2, title: str = "") -> None:
     """Writes the picture to `output`. `run` is an output folder or its trace.json.
 
-    Raises ConfigError without matplotlib, DataError for a file that is no trace.
+    Raises ConfigError without matplotlib, for a run without a trace and a file that cannot be written. DataError: a
+    damaged trace.
     """
-    require_matplotlib("timeline")
+    check_all(
+        partial(require_matplotlib, "timeline"), partial(check_traced, run), partial(check_output, output, PICTURES)
+    )
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -70,13 +77,18 @@ def draw(run: Path, output: Path, steps: int = 2, title: str = "") -> None:
     legend = [Patch(color=color, label=name) for name, color in (colors | {"waits": WAIT_COLOR}).items()]
     axes.legend(handles=legend, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
     axes.set_title(title)
-    with writing(output):
-        figure.savefig(output, dpi=150)
+    with writing(output, PICTURES) as stage:
+        figure.savefig(stage, dpi=150)
+
+
+def check_traced(run: Path) -> None:
+    """Raises ConfigError for what is neither a run with a timeline nor a file of one."""
+    check_runs([run], TRACE, f"runs write it with {REASON}")
 
 
 def read_lanes(run: Path) -> dict[str, list[Event]]:
     """Returns the spans of each lane in order of time, the runner first. Raises DataError for another file."""
-    path = run / "trace.json" if run.is_dir() else run
+    path = run / TRACE if run.is_dir() else run
     try:
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
         names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
@@ -85,7 +97,7 @@ def read_lanes(run: Path) -> dict[str, list[Event]]:
             if event["ph"] == "X":
                 lanes.setdefault(names[event["pid"], event["tid"]], []).append(event)
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}; runs write it with runner.trace_steps above 0") from error
+        raise DataError(f"{path}: {error.strerror}; runs write it with {REASON}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: not the timeline of a run") from error
     return lanes

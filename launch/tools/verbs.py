@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from rl_platform.errors import DataError
+from rl_platform.errors import ConfigError, Problem
 
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, help="Pictures and reports of runs, and data for them."
@@ -82,7 +82,7 @@ def sweep(
 def timeline(
     run: Traced,
     output: Output = Path("timeline.png"),
-    steps: Annotated[int, typer.Option("--steps", help="steps shown, the last ones recorded")] = 2,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="steps shown, the last ones recorded")] = 2,
     title: Title = "",
 ) -> None:
     """Draw the timeline of a run as a PNG and print the shares of its time.
@@ -102,8 +102,10 @@ def work_shares(run: Traced) -> None:
     """Print the shares of physics, inference and optimizer steps in the time of an embodied run."""
     from rl_platform.launch.tools import timeline as spans
 
+    spans.check_traced(run)
     if not (text := spans.as_text(spans.work_shares(spans.read_lanes(run)))):
-        raise DataError(f"{run}: the timeline holds no physics")
+        hint = "runs with task_type: embodied have it"
+        raise ConfigError([Problem("RUN", "the timeline holds no physics", value=str(run), hint=hint)])
     print(text)
 
 
@@ -111,11 +113,12 @@ def work_shares(run: Traced) -> None:
 def snapshot(run: Run, output: Output = Path("view.svg"), title: Title = "platform-launch") -> None:
     """Draw the terminal view after the last step of a run as an SVG."""
     from rl_platform.launch.tools import snapshot as view
-    from rl_platform.launch.tools.written import writing
+    from rl_platform.launch.tools.written import check_output, writing
 
+    check_output(output, endings := (".svg",))
     svg = view.snapshot(run, title)
-    with writing(output):
-        output.write_text(svg, encoding="utf-8")
+    with writing(output, endings) as stage:
+        stage.write_text(svg, encoding="utf-8")
     print(output)
 
 

@@ -1,20 +1,52 @@
-"""Files that a verb writes where its option `--output` says."""
+"""Files that a verb writes where its option `--output` says: as a whole or not at all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rl_platform.disk import replacing_file
 from rl_platform.errors import ConfigError, Problem
+
+PICTURES = (".png", ".svg", ".pdf", ".jpg")
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Makes the folder of a file that the block writes. Raises ConfigError if it cannot be written."""
+def writing(path: Path, endings: Sequence[str]) -> Iterator[Path]:
+    """Yields an empty file beside `path`, which becomes `path` if the block ends without an error.
+
+    Folders that are missing are made. Raises ConfigError if `path` cannot be written; see `check_output`.
+    """
+    check_output(path, endings)
+    missing = [folder for folder in path.parents if not folder.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except (OSError, ValueError) as error:  # ValueError: of a format that matplotlib does not write
-        message = f"cannot be written: {getattr(error, 'strerror', None) or error}"
+        with replacing_file(path) as stage:
+            yield stage
+    except OSError as error:
+        message = f"cannot be written: {error.strerror or error}"
         raise ConfigError([Problem("--output", message, value=str(path), hint="name another place")]) from error
+    finally:
+        with suppress(OSError):  # of folders that hold the file
+            for folder in missing:
+                folder.rmdir()
+
+
+def check_output(path: Path, endings: Sequence[str]) -> None:
+    """Raises ConfigError for a folder, for a place inside a file, and for a name without one of the endings.
+
+    endings: as `.png`; hints have the first one.
+    """
+    value, allowed = str(path), f"*{', *'.join(endings)}"
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if path.is_dir():
+        problem = Problem("--output", "is a folder", value=value, allowed=allowed)
+    elif not above.is_dir():
+        problem = Problem("--output", f"{above} is a file", value=value, hint="name another place")
+    elif path.suffix not in endings:
+        hint = f"did you mean {path.with_suffix(endings[0])}?"
+        problem = Problem("--output", "has the wrong ending", value=value, allowed=allowed, hint=hint)
+    else:
+        return
+    raise ConfigError([problem])

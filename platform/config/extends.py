@@ -15,6 +15,7 @@ from rl_platform.config.source import Tree, YamlReader
 from rl_platform.config.suggest import nearest
 from rl_platform.disk import read_regular
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.run_files import CONFIG
 
 EXTENDS = "extends"
 MAX_BYTES = 200_000  # of a file: PyYAML reads some hundred thousand per second
@@ -102,11 +103,15 @@ def _text_of(path: str | Path) -> str:
             reason = error.strerror or reason
         elif isinstance(error, UnicodeDecodeError):
             reason = "it is not UTF-8 text"
-        hint = _file_near(Path(path)) if isinstance(error, FileNotFoundError) else ""
+        hint = _file_near(Path(path))
         raise ConfigError([Problem("config", f"the file cannot be read: {reason}", str(path), hint=hint)]) from error
 
 
 def _file_near(path: Path) -> str:
-    """Returns a hint with the config of the same folder whose name is closest, "" if none is close."""
+    """Returns a hint: the config in this folder, or the config beside this path whose name is closest. "" without."""
+    if (inside := path / CONFIG).is_file():
+        return f"did you mean {inside}?"
+    if path.exists():
+        return ""
     close = nearest(path.stem, {file.stem for file in path.parent.glob("*.yaml")})
     return f"did you mean {path.with_name(f'{close}.yaml')}?" if close else ""

@@ -121,7 +121,8 @@ class SavedPolicy:
             _refuse_code(description.model.type, folder)
             return cls(description, load_file(folder / WEIGHTS))
         except ValidationError as error:
-            wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+            each = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}".removeprefix(": ") for one in error.errors())
+            wrong = "; ".join(each)
             raise DataError(f"{folder / DESCRIPTION} describes no policy of this version: {wrong}") from error
         except (OSError, ValueError, SafetensorError) as error:
             raise DataError(f"the policy in {folder} cannot be read: {error}") from error

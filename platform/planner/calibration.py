@@ -21,10 +21,10 @@ from rl_platform.planner.cost import Basis, Correction
 from rl_platform.planner.lengths import of_metrics
 from rl_platform.planner.rates import stored_machine
 from rl_platform.planner.report import Report
+from rl_platform.run_files import METRICS
 
 OPTION = "--calibrate"
 OTHER_TIMINGS = {"validation": "validate", "checkpoint": "checkpoint"}  # work outside the phases -> its timing in a run
-METRICS = "metrics.jsonl"
 
 
 def stored_basis(config: Config, inventory: Inventory) -> Basis:
@@ -65,7 +65,9 @@ def read_measured(file: Path) -> Measured:
     try:
         lines = [json.loads(line) for line in read_regular(file).decode().splitlines() if line.strip()]
     except (OSError, ValueError) as error:
-        raise ConfigError([Problem(OPTION, f"cannot be read: {error}", value=str(file))]) from error
+        raise ConfigError(
+            [Problem(OPTION, f"cannot be read: {getattr(error, 'strerror', None) or error}", value=str(file))]
+        ) from error
     steps = [line for line in lines if _is_step(line)]
     if not steps:
         hint = "the metrics.jsonl of a run that made at least one step"

@@ -26,6 +26,7 @@ from rl_platform.launch.tools.timeline import Event, read_lanes, shown
 from rl_platform.metrics import read_metrics
 from rl_platform.placement.scheduler import Placement
 from rl_platform.redact import without_secrets
+from rl_platform.run_files import METRICS
 from rl_platform.step_lines import Line, read_lines
 
 Item = TypeVar("Item")
@@ -95,7 +96,7 @@ class ReportedRun:
 def collect(runs: Sequence[Path], page: Path) -> list[ReportedRun]:
     """Returns what the folders hold; `page`: the report, to which links are relative.
 
-    Raises DataError with the problems of all folders that hold no readable run.
+    Raises DataError with the problems of all damaged runs.
     """
     problems, found = [], []
     room = EMBEDDED_BYTES
@@ -139,11 +140,9 @@ def _names(runs: Sequence[Path]) -> list[str]:
 
 
 def _run(path: Path, name: str, page: Path, room: int) -> ReportedRun:
-    if not path.exists():
-        raise DataError(f"{path}: no such folder; name the output folder of a run")
     folder = path if path.is_dir() else path.parent
-    if path.is_file() and path.name != "metrics.jsonl":
-        raise DataError(f"{path}: is a file; name the output folder of a run, or the metrics.jsonl in it")
+    if path.is_file() and path.name != METRICS:
+        raise DataError(f"{path}: is a file; name the output folder of a run, or the {METRICS} in it")
     rows = read_metrics(path)
     lacks: dict[str, str] = {}
     if not rows:

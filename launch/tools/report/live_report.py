@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 import webbrowser
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
-from rl_platform.errors import ConfigError, DataError, Problem
+from rl_platform.errors import ConfigError, Problem, check_all
+from rl_platform.launch.tools.named_runs import check_runs
 from rl_platform.launch.tools.report.collect import collect, state_of
 from rl_platform.launch.tools.report.page import write
+from rl_platform.launch.tools.written import check_output
 
 MOST_RUNS = 8  # colours that a reader can tell apart
 FOLLOW_S = 10
@@ -20,10 +23,9 @@ def report(runs: Sequence[Path], output: Path, show: bool, follow: bool) -> Iter
     """Writes the report of the runs to `output` and yields lines for the terminal.
 
     follow: the file is written again every `FOLLOW_S` seconds until no run goes on. show: in the browser. Raises
-    ConfigError for a wrong command line, DataError for folders without a readable run.
+    ConfigError for a wrong command line, DataError for a damaged run.
     """
-    if problems := [*_problems(runs, output)]:
-        raise ConfigError(problems)
+    check_all(partial(_check_number, runs), partial(check_runs, runs), partial(check_output, output, ENDINGS))
     shown = False
     while True:
         found = collect(runs, output)
@@ -31,7 +33,9 @@ def report(runs: Sequence[Path], output: Path, show: bool, follow: bool) -> Iter
         try:
             write(found, output, FOLLOW_S if goes_on else 0)
         except OSError as error:
-            raise DataError(f"{output} cannot be written: {error.strerror}; name another file with -o") from error
+            message = f"cannot be written: {error.strerror}"
+            problem = Problem("--output", message, value=str(output), hint="name another place")
+            raise ConfigError([problem]) from error
         if not shown:
             shown = True
             yield str(output)
@@ -46,17 +50,21 @@ def report(runs: Sequence[Path], output: Path, show: bool, follow: bool) -> Iter
         _wait(runs)
 
 
-def _problems(runs: Sequence[Path], output: Path) -> Iterator[Problem]:
-    where = "command line"
-    if output.is_dir():
-        yield Problem("-o", "is a folder", where, value=str(output), hint=f"{output / 'report.html'}")
-    elif output.suffix not in ENDINGS:
-        yield Problem("-o", "is no name of an HTML file", where, value=str(output), allowed=f"*{', *'.join(ENDINGS)}")
+def _check_number(runs: Sequence[Path]) -> None:
+    """Raises ConfigError for too many runs, and for runs that are named more than once."""
+    problems = []
     if len(runs) > MOST_RUNS:
-        yield Problem("RUN", "too many runs for one page", where, value=str(len(runs)), allowed=f"at most {MOST_RUNS}")
-    folders = [(path if path.is_dir() else path.parent).absolute() for path in runs]
-    for folder in {folder for folder in folders if folders.count(folder) > 1}:
-        yield Problem("RUN", "the run is named more than once", where, value=str(folder))
+        problems.append(
+            Problem("RUN", "too many runs for one page", value=str(len(runs)), allowed=f"at most {MOST_RUNS}")
+        )
+    folders = [(path if path.is_dir() else path.parent).absolute() for path in runs if path.exists()]
+    problems += [
+        Problem("RUN", "the run is named more than once", value=str(folder))
+        for folder in dict.fromkeys(folders)
+        if folders.count(folder) > 1
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _wait(runs: Sequence[Path]) -> None:

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rl_platform.errors import DataError
+from rl_platform.errors import ConfigError, DataError
 from rl_platform.launch.headline import headline_of_run, number
-from rl_platform.launch.tools.plot import draw_groups
+from rl_platform.launch.tools.plot import draw_groups, unknown_metric
 from rl_platform.launch.tools.sweep.grid import Point
 from rl_platform.metrics import read_metrics
 from rl_platform.run_files import FINISHED
@@ -62,7 +62,7 @@ class Summary:
     """Results of `points` in `folder`. failed: names of points that failed, with the reason. metric: empty for the
     validation metric of the task, or its objective if nothing was validated.
 
-    Raises DataError if points finished and none has the metric.
+    Raises ConfigError if points finished and none has the metric.
     """
 
     def __init__(
@@ -80,11 +80,8 @@ class Summary:
         self.results = [self._result(point, rows[point.name], failed, pruned) for point in points]
         finished = [result for result in self.results if result.status == "finished"]
         if finished and all(result.value is None for result in finished):
-            known = sorted({key for own in rows.values() for row in own for key in row} - {"step"})
-            raise DataError(
-                f"no finished point has a value of {self.metric!r}; there are: {', '.join(known)}. "
-                "Repeat the command with another --metric: finished points are not run again"
-            )
+            known = {key for own in rows.values() for row in own for key in row} - {"step"}
+            raise ConfigError([unknown_metric(self.metric, known, "finished points are not run again")])
         self.groups = self._grouped(points)
 
     def _result(

@@ -75,6 +75,8 @@ def test_a_callback_stops_a_run_and_its_error_ends_it_with_a_checkpoint() -> Non
         rl.train(CARTPOLE, {"runner.output_dir": "broken"}, [broken], show=False)
     assert isinstance(failed.value.__cause__, RuntimeError)
     assert saved_steps(Path("broken")) == ["step-00000002"]
+    with pytest.warns(UserWarning, match=r"no metric episode/retrun so far; did you mean episode/return\?"):
+        assert not rl.callbacks.StopAt("episode/retrun", 1.0)(1, {"episode/return": 9.0})
     typo = rl.callbacks.StopAt("val/retrun", 1.0)
     with pytest.raises(rl.errors.ConfigError, match=r"(?s)no such metric.*did you mean val/return"):
         rl.train(CARTPOLE, {"runner.output_dir": "typo", "runner.val_check_interval": 1}, [typo], show=False)
@@ -197,6 +199,28 @@ WRONG = {
         (lambda: rl.evaluate(3), "run: names no folder"),
         (lambda: rl.evaluate("latest"), "run: no run in .* has a checkpoint"),
         (lambda: rl.evaluate("nix", 3), "overrides: is no dict"),
+    ],
+    "load_policy": [
+        (lambda: rl.load_policy("nix"), "load_policy: no such folder"),
+        (lambda: rl.load_policy(None, seed="x"), r"(?s)2 problems.*folder: names no folder.*seed: is no seed"),
+        (lambda: rl.load_policy(".", seed=-1), "seed: is no seed"),
+        (lambda: rl.load_policy("."), "contains neither a run nor a checkpoint"),
+        (lambda: rl.load_policy("latest"), "no run in .* has a checkpoint"),
+        (lambda: rl.load_policy(".", device="tpu7"), "no such device"),
+    ],
+    "load_run": [
+        (lambda: rl.load_run("nix"), "there is no such folder"),
+        (lambda: rl.load_run("."), "holds no run"),
+        (lambda: rl.load_run(""), "holds no run"),
+        (lambda: rl.load_run(["."]), "names no folder"),
+        (lambda: rl.load_run(3), "names no folder"),
+    ],
+    "StopAt": [
+        (lambda: rl.callbacks.StopAt(3, 4), "StopAt.metric: is no name"),
+        (lambda: rl.callbacks.StopAt("val/return", "x"), "StopAt.value: is no number"),
+        (lambda: rl.callbacks.StopAt("val/return", None), "StopAt.value: is no number"),
+        (lambda: rl.callbacks.StopAt("val/return", float("nan")), "StopAt.value: is no number"),
+        (lambda: rl.callbacks.StopAt("val/retrun", 1)(1, {"val/return": 1.0}), "did you mean val/return"),
     ],
 }
 

@@ -134,11 +134,11 @@ def test_bands_and_groups(tmp_path: Path, tool, options: list[str]) -> None:
     ("options", "code", "messages"),
     [
         (["--band", "mean"], 2, ["'mean'", "'minmax'"]),
-        (["-m", "rewrad"], 65, ["no run has values of 'rewrad'", "episode/return"]),
-        (["-o", "curves.xyz"], 2, ["--output: cannot be written", "xyz"]),
+        (["-m", "rewrad"], 2, ["no run has this metric", "episode/return"]),
+        (["-o", "curves.xyz"], 2, ["--output: has the wrong ending", "xyz"]),
         (["-o", "/proc/curves.png"], 2, ["--output: cannot be written", "/proc/curves.png"]),
         (["--compare"], 65, ["a/config.yaml: No such file", "b/config.yaml: is no config"]),
-        (["missing"], 65, ["missing: No such file"]),
+        (["missing"], 2, ["RUN: no such folder", "missing"]),
     ],
 )
 def test_wrong_input(tmp_path: Path, tool, folder: Path, options: list[str], code: int, messages: list[str]) -> None:

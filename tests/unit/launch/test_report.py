@@ -178,13 +178,13 @@ class TestCommand:
         damaged = make_run(tmp_path / "damaged")
         (damaged / "metrics.jsonl").write_text('{"step": 1}\noops\n{"step": 3}\n')
         for arguments, code, *texts in (
-            (["nowhere", str(tmp_path)], 65, "nowhere: no such folder", "metrics.jsonl: No such file"),
-            ([str(tmp_path / "file.txt")], 65, "file.txt: is a file; name the output folder of a run"),
+            (["nowhere", str(tmp_path)], 2, "no such folder", "value: nowhere", "holds runs, and is none"),
+            ([str(tmp_path / "file.txt")], 2, "is a file of another kind", "the output folder of a run"),
             ([str(damaged)], 65, "metrics.jsonl:2: not a JSON object with a step: 'oops'"),
-            ([run, "-o", str(tmp_path)], 2, "-o", "is a folder", f"{tmp_path / 'report.html'}"),
-            ([run, run, "-o", f"{run}/metrics.jsonl"], 2, "is no name of an HTML file", "*.html", "more than once"),
+            ([run, "-o", str(tmp_path)], 2, "--output: is a folder", "*.html"),
+            ([run, run, "-o", f"{run}/metrics.jsonl"], 2, "has the wrong ending", "*.html", "more than once"),
             ([run] * 9, 2, "too many runs for one page", "at most 8"),
-            ([run, "-o", str(tmp_path / "file.txt" / "r.html")], 65, "cannot be written"),
+            ([run, "-o", str(tmp_path / "file.txt" / "r.html")], 2, "file.txt is a file"),
             ([], 2, "Missing argument"),
         ):
             ended = tool("report", *arguments)

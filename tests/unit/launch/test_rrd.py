@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl_platform.errors import DataError
+from rl_platform.errors import ConfigError, DataError
 from rl_platform.launch.tools.rrd import write
 
 FACTS = {"step": 3, "seed": 1, "steps_per_picture": 2, "pictures_per_second": 25.0, "rewards": [0.5, 1.0, 2.0, 4.0]}
@@ -42,16 +42,18 @@ def test_pictures_rewards_and_returns(tmp_path: Path) -> None:
     [([], "TypeError"), ({"step": 1}, "steps_per_picture"), (FACTS | {"rewards": ["a"]}, "not the facts")],
 )
 def test_damaged_facts_are_a_data_error(tmp_path: Path, facts: object, named: str) -> None:
+    pytest.importorskip("rerun", reason="rerun-sdk is not installed")
     with pytest.raises(DataError, match=named):
         write(drawn(tmp_path, facts), tmp_path / "episode.rrd")
+    assert not (tmp_path / "episode.rrd").exists()
 
 
 def test_a_run_without_a_video_is_told_how_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"env\.evaluation\.video"):
+    with pytest.raises(ConfigError, match=r"env\.evaluation\.video"):
         write(tmp_path, tmp_path / "episode.rrd")
 
 
 def test_without_the_package_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rerun", None)
-    with pytest.raises(DataError, match="pip install rerun-sdk"):
+    with pytest.raises(ConfigError, match="pip install rerun-sdk"):
         write(drawn(tmp_path), tmp_path / "episode.rrd")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rl_platform.errors import ConfigError, DataError
+from rl_platform.errors import ConfigError
 from rl_platform.launch.tools.sweep import jobs as jobs_module
 from rl_platform.launch.tools.sweep.grid import Point, read_arguments, values_of
 from rl_platform.launch.tools.sweep.jobs import Jobs, shares
@@ -287,7 +287,7 @@ def test_a_table_on_a_terminal_has_lines(tmp_path: Path) -> None:
 
 def test_an_unknown_metric_names_the_known_ones(tmp_path: Path) -> None:
     points, _ = results(tmp_path)
-    with pytest.raises(DataError, match=r"no finished point has a value of 'x'; there are: time/step, val/return"):
+    with pytest.raises(ConfigError, match=r"no run has this metric\n.*x\n.*time/step, val/return"):
         Summary(tmp_path, points, {}, metric="x")
     unstarted = Summary(tmp_path, [Point("n", "n", "n")], {"n": "exit code 2"})
     assert (unstarted.metric, unstarted.groups[0].mean) == ("reward/mean", None)

@@ -53,5 +53,5 @@ def test_a_file_that_is_no_timeline_is_refused(content: str | None, tmp_path: Pa
     if content is not None:
         (tmp_path / "trace.json").write_text(content)
     ended = tool("timeline", tmp_path, "-o", tmp_path / "x.png")
-    assert ended.code == 65
+    assert ended.code == (2 if content is None else 65)
     assert "trace" in ended.err or "timeline" in ended.err

@@ -55,7 +55,7 @@ def test_the_verb(tmp_path: Path, tool) -> None:
     lanes_of(tmp_path, ("env[0]", "physics", 21.0, 5.0))
     assert tool("work-shares", tmp_path).out == "share of the time: physics 25.0%; rest 75.0%\n"
     lanes_of(tmp_path, ("actor[0]", "optimizer step", 22.0, 1.0))
-    assert tool("work-shares", tmp_path).code == 65
+    assert tool("work-shares", tmp_path).code == 2
 
 
 def test_a_run_without_physics_has_none(tmp_path: Path) -> None:

@@ -1,0 +1,40 @@
+"""Runs that the arguments of a verb name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rl_platform.config.suggest import nearest
+from rl_platform.errors import ConfigError, Problem
+from rl_platform.run_files import METRICS
+
+MOST_NAMED = 8  # runs of a folder that a hint lists
+
+
+def check_runs(runs: Sequence[Path], file: str = METRICS, reason: str = "") -> None:
+    """Raises ConfigError with all paths that are neither a folder with `file` nor such a file.
+
+    reason: why a run may have no such file.
+    """
+    if problems := [problem for run in runs for problem in _problems(run, file, reason)]:
+        raise ConfigError(problems)
+
+
+def _problems(run: Path, file: str, reason: str) -> Iterator[Problem]:
+    allowed, hint = f"the output folder of a run, or its {file}", ""
+    if (run / file).exists() or (run.is_file() and run.suffix == Path(file).suffix):
+        return
+    if run.is_file():
+        message = "is a file of another kind"
+    elif not run.exists():
+        message = "no such folder"
+        siblings = [entry.name for entry in run.parent.iterdir()] if run.parent.is_dir() else []
+        if close := nearest(run.name, siblings):
+            hint = f"did you mean {run.with_name(close)}?"
+    elif inside := sorted(str(found.parent) for found in run.glob(f"*/{file}")):
+        message, hint = "holds runs, and is none", f"name {', '.join(inside[:MOST_NAMED])}"
+        hint += f" or one of {len(inside) - MOST_NAMED} more" if len(inside) > MOST_NAMED else ""
+    else:
+        message, hint = f"has no {file}", reason
+    yield Problem("RUN", message, value=str(run), allowed=allowed, hint=hint)

@@ -1,0 +1,149 @@
+"""Wrong input of every verb: exit code 2 or 65, a message that says what to do, and no file is written or changed."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import typer.main
+from run_folder import make_run
+
+from rl_platform.launch.tools.verbs import app
+
+Case = tuple[str, int, tuple[str, ...]]
+
+NO_RUN, FILE, RUNS = "RUN: no such folder", "RUN: is a file of another kind", "holds runs, and is none"
+A_FOLDER, INSIDE = "--output: is a folder", "embodied.yaml is a file"
+USAGE = "try: rl-platform --help"
+CASES: dict[str, list[Case]] = {
+    "plot": [
+        ("runs/rnu nix", 2, ("2 problems", NO_RUN, "did you mean runs/run?", "value: nix")),
+        ("embodied.yaml", 2, (FILE,)),
+        ("runs", 2, (RUNS, "name runs/pole, runs/run")),
+        ("runs/run -m reward/maen", 2, ("--metric: no run has this metric", "did you mean reward/mean?")),
+        ("runs/run -m x", 2, ("actor/approx_kl", "rl-platform metrics explains them")),
+        ("runs/run -m reward/mean -x env_steps", 2, ("-x: no run has perf/env_steps", "allowed: step")),
+        ("runs/run -o runs", 2, (A_FOLDER, "*.png")),
+        ("runs/run -o curves.xyz", 2, ("has the wrong ending", "did you mean curves.png?")),
+        ("runs/run -o embodied.yaml/curves.png", 2, (INSIDE,)),
+        ("torn.jsonl", 65, ("torn.jsonl:1: not a JSON object with a step",)),
+    ],
+    "timeline": [
+        ("nix -o nix", 2, ("2 problems", NO_RUN, "did you mean nix.png?")),
+        ("runs/run", 2, ("RUN: has no trace.json", "runner.trace_steps above 0")),
+        ("embodied.yaml", 2, (FILE,)),
+        ("runs/run --steps 0", 2, ("--steps", USAGE)),
+        ("torn.json", 65, ("torn.json: not the timeline of a run",)),
+    ],
+    "work-shares": [
+        ("nix", 2, (NO_RUN,)),
+        ("runs/run", 2, ("RUN: has no trace.json", "runner.trace_steps above 0")),
+        ("embodied.yaml", 2, (FILE,)),
+        ("quiet.json", 2, ("the timeline holds no physics", "task_type: embodied")),
+        ("torn.json", 65, ("torn.json: not the timeline of a run",)),
+    ],
+    "snapshot": [
+        ("nix", 2, (NO_RUN,)),
+        ("runs", 2, (RUNS, "name runs/pole, runs/run")),
+        ("embodied.yaml", 2, (FILE,)),
+        ("runs/run -o view.png", 2, ("has the wrong ending", "did you mean view.svg?")),
+        ("runs/run -o runs", 2, (A_FOLDER, "*.svg")),
+        ("torn.jsonl", 65, ("torn.jsonl:1: not a JSON object with a step",)),
+    ],
+    "rrd": [
+        ("nix -o nix", 2, (NO_RUN, "did you mean nix.rrd?")),
+        ("runs/run", 2, ("RUN: has no evaluation.json", "env.evaluation.video: true")),
+        ("embodied.yaml", 2, (FILE,)),
+        ("runs/pole -o runs", 2, (A_FOLDER,)),
+        ("runs/pole -o embodied.yaml/x.rrd", 2, (INSIDE,)),
+    ],
+    "report": [
+        ("nix runs/run nox -o runs", 2, ("3 problems", "value: nix", "value: nox", A_FOLDER, "*.html")),
+        ("runs", 2, (RUNS, "name runs/pole, runs/run")),
+        ("embodied.yaml --follow", 2, (FILE,)),
+        ("runs/run runs/run/metrics.jsonl", 2, ("the run is named more than once",)),
+        ("runs/run -o report.pdf", 2, ("has the wrong ending", "did you mean report.html?")),
+        ("runs/run -o embodied.yaml/report.html", 2, (INSIDE,)),
+    ],
+    "data": [
+        ("gsm8", 2, ("'gsm8k'", USAGE)),
+        ("gsm8k --from nix -o embodied.yaml", 2, ("2 problems", "--from: no such folder", "--output: is a file")),
+        ("gsm8k --from embodied.yaml", 2, ("is a file, not the folder of a copy",)),
+        ("gsm8k --from rows -o embodied.yaml/data", 2, (INSIDE,)),
+        ("gsm8k --from rows -o new/data", 65, ("no column 'answer'. Columns there: text",)),
+    ],
+    "sweep": [
+        ("embodide.yaml runner.seed=1,2", 2, ("cannot be read", "did you mean embodied.yaml?")),
+        ("embodied.yaml", 2, ("no key has several values", "runner.seed=1,2,3")),
+        ("embodied.yaml runner.sed=1,2", 2, ("did you mean runner.seed?",)),
+        ("embodied.yaml runner.seed=1,1", 2, ("1 is listed twice",)),
+        ("embodied.yaml runner.seed=1,2 --jobs 0", 2, ("--jobs", USAGE)),
+        ("embodied.yaml runner.seed=1,2 -o rows", 2, ("is not empty and contains no sweep",)),
+        ("embodied.yaml --optuna embodied.yaml", 2, ("embodied.yaml:1: parameters: this key is required",)),
+    ],
+    "export": [
+        ("nix", 2, ("no such folder", "a run's folder, one of its checkpoints, or latest")),
+        ("embodied.yaml", 2, ("is a file", "runner.output_dir")),
+        ("runs", 2, ("contains neither a run nor a checkpoint",)),
+        ("runs/run", 2, ("has not written a checkpoint yet", "runner.save_interval")),
+        ("latest", 2, ("has a checkpoint", "name a run's folder")),
+        ("runs/run --format pickle", 2, ("'onnx'", USAGE)),
+    ],
+    "doctor": [(word, 2, (USAGE,)) for word in ("--jsno", "x", "--text", "doctor", "--json=yes")],
+    "keys": [(word, 2, (USAGE,)) for word in ("--json", "x", "runner", "-o", "--help=x")],
+    "metrics": [(word, 2, (USAGE,)) for word in ("--json", "x", "runs/run", "-o", "--help=x")],
+}
+NEEDS = {"plot": "matplotlib", "timeline": "matplotlib", "data": "datasets"}
+
+
+@pytest.fixture
+def runs(folder: Path) -> Path:
+    """The working folder with two runs and damaged files."""
+    make_run(folder / "runs" / "run")
+    make_run(folder / "runs" / "pole", task="embodied")
+    (folder / "torn.jsonl").write_text('{"step": 1,\n')
+    (folder / "torn.json").write_text('{"traceEvents": 3}')
+    (folder / "quiet.json").write_text('{"traceEvents": []}')
+    (folder / "rows").mkdir()
+    (folder / "rows" / "train.jsonl").write_text('{"text": "x"}\n')
+    return folder
+
+
+@pytest.mark.parametrize("verb", CASES)
+def test_it_is_refused(tool, runs: Path, verb: str) -> None:
+    if verb in NEEDS and importlib.util.find_spec(NEEDS[verb]) is None:
+        pytest.skip(f"{NEEDS[verb]} is not installed")
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("*")}
+    for words, code, texts in CASES[verb]:
+        ended = tool(verb, *words.split())
+        assert ended.code == code, (words, ended.err)
+        assert [text for text in texts if text not in ended.err] == [], (words, ended.err)
+        assert "Traceback" not in ended.err
+        after = {path: path.stat().st_mtime_ns for path in runs.rglob("*")}
+        assert after.keys() == before.keys(), words
+        assert {path: time for path, time in after.items() if path.is_file()}.items() <= before.items()
+
+
+def test_every_verb_has_five_cases() -> None:
+    verbs = set(typer.main.get_command(app).commands) - {"convert"}  # test_convert.py
+    assert {verb for verb, cases in CASES.items() if len(cases) >= 5} == verbs
+
+
+def test_a_full_disk_leaves_no_file(tool, command, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, *_: object, **__: object) -> int:
+        with open(path, "w") as file:
+            file.write("half of")
+        raise OSError(28, "No space left on device")
+
+    before = sorted(runs.rglob("*"))
+    monkeypatch.setattr(Path, "write_text", full)
+    for program, words in (
+        (tool, "snapshot runs/run -o new/view.svg"),
+        (tool, "report runs/run -o report.html"),
+        (command, "reasoning.yaml --plan=search --write best.yaml"),
+    ):
+        ended = program(*words.split())
+        assert ended.code == 2, ended.err
+        assert "cannot be written: No space left on device" in ended.err
+        assert sorted(runs.rglob("*")) == before
