@@ -112,6 +112,9 @@ def test_two_runs_and_an_episode(browser: Any, tmp_path: Path) -> None:
     page = opened.page
     assert page.locator("h1").inner_text() == "2 runs compared"
     assert page.locator("#comparison tbody").first.locator("tr").count() == 2
+    assert page.locator(".finding .level").all_inner_texts()[-1].lower() == "note"  # three steps are too few to judge
+    ticks = page.locator("#curves svg[aria-label='episode/return'] text[text-anchor=middle]").all_text_contents()
+    assert all(tick.isdigit() for tick in ticks), ticks  # there is no step 1.5
     assert page.locator("#episodes video").count() == 1
     assert page.locator("#episodes svg[aria-label='reward of each step'] path").count() == 1
     assert "Values of single steps were not recorded" in page.locator("#episodes").inner_text()
