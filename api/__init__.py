@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # type checkers read these lines; the table below holds the s
     from rl_platform.inspection import check as check
     from rl_platform.inspection import evaluate as evaluate
     from rl_platform.inspection import plan as plan
-    from rl_platform.launch.loaded_policy import Policy as Policy
-    from rl_platform.launch.loaded_policy import load_policy as load_policy
+    from rl_platform.launch.saved.loaded_policy import Policy as Policy
+    from rl_platform.launch.saved.loaded_policy import load_policy as load_policy
     from rl_platform.runs import Metrics as Metrics
     from rl_platform.runs import Run as Run
     from rl_platform.runs import load_run as load_run
@@ -32,8 +32,8 @@ _MODULES = {  # name -> the module that defines it, or the module of that name
     "check": "rl_platform.inspection",
     "evaluate": "rl_platform.inspection",
     "plan": "rl_platform.inspection",
-    "Policy": "rl_platform.launch.loaded_policy",
-    "load_policy": "rl_platform.launch.loaded_policy",
+    "Policy": "rl_platform.launch.saved.loaded_policy",
+    "load_policy": "rl_platform.launch.saved.loaded_policy",
     "Metrics": "rl_platform.runs",
     "Run": "rl_platform.runs",
     "load_run": "rl_platform.runs",

@@ -14,7 +14,6 @@ from rl_platform.environments import MakeEnv, registered
 from rl_platform.launch.command import load, located
 from rl_platform.launch.console import run_console
 from rl_platform.launch.extras import required
-from rl_platform.launch.saved_run import find_run
 from rl_platform.one_run import one_run
 from rl_platform.runs import Run
 
@@ -94,9 +93,11 @@ def evaluate(
     """
     given, env = as_overrides(overrides), env or (run.env if isinstance(run, Run) else None)
     with one_run(), registered(env):
+        with required("rl_platform.launch.saved", "evaluate"):
+            from rl_platform.launch.saved.saved_run import find_run
         saved = find_run(folder_of(run), "run")
         loaded = saved.load(given)
-        from rl_platform.launch.evaluation import evaluate_checkpoint  # loads torch
+        from rl_platform.launch.saved.evaluation import evaluate_checkpoint  # loads torch
 
         with located(loaded):
             return evaluate_checkpoint(saved, loaded, as_arguments(given)[0], run_console(show=show))

@@ -25,7 +25,6 @@ from rl_platform.errors import ConfigError, PlacementError, Problem
 from rl_platform.launch import options
 from rl_platform.launch.extras import required
 from rl_platform.launch.options import PlanForm
-from rl_platform.launch.saved_run import find_run
 from rl_platform.placement.inventory import Inventory, inventory_for
 from rl_platform.placement.scheduler import Placement, schedule
 
@@ -244,9 +243,11 @@ def search(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inv
 
 def evaluate_run(name: str, overrides: Sequence[str]) -> None:
     """`--eval`: evaluates a checkpoint with the config that it was written with. `name`: of `find_run`."""
+    with required("rl_platform.launch.saved", "--eval"):
+        from rl_platform.launch.saved.saved_run import find_run
     run = find_run(name, "--eval")
     loaded = run.load(overrides)
-    from rl_platform.launch.evaluation import evaluate_checkpoint  # loads torch
+    from rl_platform.launch.saved.evaluation import evaluate_checkpoint  # loads torch
     from rl_platform.runtime.cpu import keep_freed_memory
 
     keep_freed_memory()

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from rl_platform.errors import PlatformError
-from rl_platform.launch.run_process import GONE_S, descendants, end_processes, end_run, start_run
+from rl_platform.launch.tools.run_process import GONE_S, descendants, end_processes, end_run, start_run
 from rl_platform.runtime.child import Child
 
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "PYTHONUNBUFFERED": "1"}

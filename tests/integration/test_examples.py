@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from run_results import differences, final_state
 
-from rl_platform.launch.loaded_policy import load_policy
+from rl_platform.launch.saved.loaded_policy import load_policy
 from rl_platform.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]

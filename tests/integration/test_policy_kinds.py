@@ -11,7 +11,7 @@ import torch
 
 from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.engines.training.state_files import read_whole
-from rl_platform.launch.loaded_policy import load_policy
+from rl_platform.launch.saved.loaded_policy import load_policy
 from rl_platform.metrics import read_metrics
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -31,6 +31,7 @@ EXTRAS = (
     "envs/reasoning/sandbox",
     "launch/check",
     "launch/rehearse",
+    "launch/saved",
     "launch/tools",
 )
 # `sitecustomize.py` of the copy: every process that starts there forgets where the checkout is installed.

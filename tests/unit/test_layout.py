@@ -77,9 +77,12 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.envs.reasoning.sandbox": "envs/reasoning/sandbox",
     "rl_platform.launch.check": "launch/check",
     "rl_platform.launch.rehearse": "launch/rehearse",
+    "rl_platform.launch.saved": "launch/saved",
     "rl_platform.launch.tools": "launch/tools",
 }
 NEEDS = {  # extras that an extra imports freely
+    "rl_platform.launch.rehearse": "rl_platform.launch.tools",
+    "rl_platform.launch.tools": "rl_platform.launch.saved",
     "rl_platform.envs.reasoning.sandbox": "rl_platform.envs.reasoning.servers",
     "rl_platform.launch.tools": "rl_platform.planner",
     "rl_platform.components.reward_models": "rl_platform.envs.reasoning.servers",

@@ -17,7 +17,7 @@ from typing import Protocol
 from rl_platform.envs.embodied.worker import cpu_count
 from rl_platform.errors import DataError
 from rl_platform.launch.headline import duration
-from rl_platform.launch.run_process import ask_to_stop, end_run, last_lines, start_run
+from rl_platform.launch.tools.run_process import ask_to_stop, end_run, last_lines, start_run
 from rl_platform.launch.tools.sweep.grid import Point
 from rl_platform.metrics import read_metrics
 from rl_platform.placement.inventory import VISIBLE_DEVICES, detect_accelerators

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rl_platform.checkpoint.verify import FORMAT, MANIFEST, seal
-from rl_platform.launch.evaluation import table
+from rl_platform.launch.saved.evaluation import table
 from rl_platform.metrics import read_metrics
 
 RUN = "runner.output_dir=runs/one", "runner.save_interval=2"

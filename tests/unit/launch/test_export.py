@@ -15,7 +15,7 @@ from policies import KINDS, observations, saved
 from process_groups import end_process_groups
 from transformers import AutoModelForCausalLM
 
-from rl_platform.launch.loaded_policy import Policy
+from rl_platform.launch.saved.loaded_policy import Policy
 
 
 def inputs(kind: str) -> dict[str, np.ndarray]:
@@ -97,7 +97,7 @@ import sys, torch
 program = torch.export.load("policy.pt2").module()
 assert program(observation=torch.zeros(3, 3)).shape == (3, 2, 1)
 assert not [name for name in sys.modules if name.startswith("rl_platform")]
-from rl_platform.launch.loaded_policy import load_policy
+from rl_platform.launch.saved.loaded_policy import load_policy
 assert not {"ray", "gymnasium", "mujoco", "transformers"} & {*sys.modules}
 """
 

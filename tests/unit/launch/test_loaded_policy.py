@@ -17,7 +17,7 @@ from policies import observations, saved
 
 from rl_platform.envs.embodied.spaces import EnvDescription, ObservationPart, find_spec
 from rl_platform.errors import ConfigError, DataError
-from rl_platform.launch.loaded_policy import Policy, load_policy
+from rl_platform.launch.saved.loaded_policy import Policy, load_policy
 from rl_platform.models.saved_policy import DESCRIPTION, WEIGHTS
 
 MASKED = "rl_platform.envs.embodied.masked:Masked-v0"

@@ -35,7 +35,7 @@ from rl_platform.launch.extensions import check_extensions
 from rl_platform.launch.headline import number
 from rl_platform.launch.plain import PlainView
 from rl_platform.launch.preflight import check_architectures, check_models, check_reward, check_tests
-from rl_platform.launch.saved_run import SavedRun
+from rl_platform.launch.saved.saved_run import SavedRun
 from rl_platform.launch.session import spaces_of, task_of
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
