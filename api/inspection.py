@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from rl_platform.arguments import Source, as_overrides, as_source, folder_of
 from rl_platform.config.python_values import as_arguments
 from rl_platform.environments import MakeEnv, registered
+from rl_platform.extras import required
 from rl_platform.launch.command import load, located
 from rl_platform.launch.console import run_console
-from rl_platform.launch.extras import required
 from rl_platform.one_run import one_run
 from rl_platform.runs import Run
 

@@ -54,7 +54,7 @@ Requests = list[tuple[tuple[int, ...], int]]  # prompt and number of new tokens 
 def requests(settings: argparse.Namespace) -> Requests:
     """The same in every lap."""
     from rl_platform.envs.reasoning.prompts import build_prompts
-    from rl_platform.envs.reasoning.reasoning_gym import reasoning_gym_questions
+    from rl_platform.envs.reasoning.sources.reasoning_gym import reasoning_gym_questions
 
     tokenizer = load_tokenizer(Model(path=MODEL))
     kinds = []

@@ -31,7 +31,7 @@ def _launch(words: Sequence[str]) -> None:
 
 
 def _use_tool(words: Sequence[str]) -> None:
-    from rl_platform.launch.extras import required
+    from rl_platform.extras import required
 
     with required("rl_platform.launch.tools", "rl-platform"):
         from rl_platform.launch.tools.verbs import execute

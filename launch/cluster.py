@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from rl_platform.acceleration import accelerating, wait_passively_when_crowded
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
+from rl_platform.extras import required
 from rl_platform.interrupts import take_back
-from rl_platform.launch.extras import required
 from rl_platform.numerics import computing
 from rl_platform.placement.scheduler import Placement
 from rl_platform.runtime import Runtime

@@ -22,8 +22,8 @@ from rl_platform.config.rollout_backend import chosen_backend
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.disk import replacing_file
 from rl_platform.errors import ConfigError, PlacementError, Problem
+from rl_platform.extras import required
 from rl_platform.launch import options
-from rl_platform.launch.extras import required
 from rl_platform.launch.options import PlanForm
 from rl_platform.placement.inventory import Inventory, inventory_for
 from rl_platform.placement.scheduler import Placement, schedule

@@ -21,9 +21,9 @@ from rl_platform.config.schema.reward import RewardModel, Scoring
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.errors import ConfigError, Problem, check_all, problems_of
+from rl_platform.extras import required
 from rl_platform.launch.cluster import uses_ray
 from rl_platform.launch.extensions import check_extensions
-from rl_platform.launch.extras import required
 from rl_platform.launch.output import output_problems
 from rl_platform.launch.sharding import check_sharding, device_problems, sharding_problems
 from rl_platform.metrics import missing_trackers

@@ -7,7 +7,7 @@ from types import ModuleType
 
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.launch.extras import required
+from rl_platform.extras import required
 from rl_platform.placement.component_shapes import shapes
 from rl_platform.placement.model_shape import ModelShape
 from rl_platform.placement.scheduler import Placement

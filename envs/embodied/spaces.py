@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.extras import required
 from rl_platform.user_code import import_user_module, is_named
 
 if TYPE_CHECKING:
@@ -250,13 +251,12 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
     import gymnasium
 
     from rl_platform.envs.embodied.adapter import flattened
-    from rl_platform.envs.embodied.drawing import draw_quickly, follow_robot
 
     spec, description = spec or find_spec(description), description.of_task(0)
     kwargs = description.kwargs if render_mode is None else {**description.kwargs, "render_mode": render_mode}
     if description.pixels is not None:
-        from rl_platform.envs.embodied.pixels import PixelObservation, drawing_kwargs
-
+        with required("rl_platform.envs.embodied.pictures", "env.pixels"):
+            from rl_platform.envs.embodied.pictures.pixels import PixelObservation, drawing_kwargs
         kwargs = {**kwargs, **drawing_kwargs(description, spec)}
     try:
         with _deprecations_once(spec):
@@ -273,6 +273,8 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
     if description.pixels is not None:
         return PixelObservation(env, description.pixels)
     if render_mode is not None:
+        from rl_platform.envs.embodied.pictures.drawing import draw_quickly, follow_robot
+
         draw_quickly(env)
         follow_robot(env)
     return flattened(env)

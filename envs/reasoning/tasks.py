@@ -7,9 +7,8 @@ from dataclasses import replace
 from rl_platform.config.schema.data import Data, Source, Task
 from rl_platform.envs.reasoning.digits import digit_questions
 from rl_platform.envs.reasoning.question import Question, Split
-from rl_platform.envs.reasoning.reasoning_gym import reasoning_gym_questions
-from rl_platform.envs.reasoning.rows import stored_questions
 from rl_platform.errors import ConfigError, DataError, Problem, problems_of
+from rl_platform.extras import required
 
 
 def build_questions(data: Data, seed: int) -> Split:
@@ -49,6 +48,11 @@ def _of_source(question: Question, label: str) -> Question:
 
 
 def _questions(data: Data, task: Task, seed: int) -> Split:
+    if task.type == "digits":
+        return digit_questions(data, task, seed)
+    with required("rl_platform.envs.reasoning.sources", "data.task.type", hint="data.task.type: digits"):
+        from rl_platform.envs.reasoning.sources.reasoning_gym import reasoning_gym_questions
+        from rl_platform.envs.reasoning.sources.rows import stored_questions
     if task.type == "reasoning_gym":
         return reasoning_gym_questions(data, task, seed)
-    return digit_questions(data, task, seed) if task.type == "digits" else stored_questions(data, task)
+    return stored_questions(data, task)

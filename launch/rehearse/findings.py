@@ -10,8 +10,8 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import ESTIMATORS, POLICY_LOSSES
 from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.errors import ConfigError, PlatformError, Problem, WorkerError
+from rl_platform.extras import required
 from rl_platform.launch.extensions import check_extensions
-from rl_platform.launch.extras import required
 from rl_platform.launch.preflight import rank_problems
 from rl_platform.launch.rehearse.materials import models
 from rl_platform.launch.rehearse.small_models import Architecture

@@ -13,7 +13,7 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Model, Trainable
 from rl_platform.config.schema.reward import RewardModel
 from rl_platform.config.source import Tree
-from rl_platform.envs.reasoning.rows import rows_of
+from rl_platform.envs.reasoning.sources.rows import rows_of
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.rehearse.shrink import Materials
 from rl_platform.launch.rehearse.small_models import (

@@ -13,7 +13,7 @@ from typing import Literal
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from rl_platform.envs.embodied.drawing import CannotDraw, with_drawing
+from rl_platform.envs.embodied.pictures.drawing import CannotDraw, with_drawing
 from rl_platform.errors import WorkerError
 from rl_platform.runtime.child import Child, Death
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import yaml
 
-from rl_platform.envs.reasoning.hub import dataset_rows
-from rl_platform.envs.reasoning.rows import column, final_answer
+from rl_platform.envs.reasoning.sources.hub import dataset_rows
+from rl_platform.envs.reasoning.sources.rows import column, final_answer
 from rl_platform.errors import ConfigError, DataError, Problem, problems_of
 from rl_platform.launch.tools.written import writing
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,17 +16,19 @@ from rl_platform.components.env_tasks import EnvTasks
 from rl_platform.components.policy_rollout import Actions, LocalPolicy, Observations, Policy
 from rl_platform.components.recording import ChunkRecording, HiddenStates, Recording, RecurrentRecording
 from rl_platform.config.schema import Config
-from rl_platform.envs.embodied.drawing import CannotDraw, with_drawing
 from rl_platform.envs.embodied.evaluate import EvaluationResult, evaluate
 from rl_platform.envs.embodied.normalize import ObservationNormalizer, RewardNormalizer
 from rl_platform.envs.embodied.spaces import EnvDescription
 from rl_platform.envs.embodied.success import Success, success_rates
 from rl_platform.envs.embodied.vector import StepResult, VectorEnv
-from rl_platform.envs.embodied.video import Video, play
 from rl_platform.errors import ConfigError, PlatformError, Problem
+from rl_platform.extras import required
 from rl_platform.records import RolloutBatch, StateDict
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.host import ComponentContext, label
+
+if TYPE_CHECKING:
+    from rl_platform.envs.embodied.pictures.video import Video
 
 RECENT_EPISODES = 100  # metrics `episode/` and `env/success_` are means over the last ones
 _POLICY = label("rollout", 0)
@@ -91,6 +94,8 @@ class Environment:
 
         if self.description.pixels is None:
             return start({})
+        from rl_platform.envs.embodied.pictures.drawing import CannotDraw, with_drawing
+
         try:
             return with_drawing(True, start)
         except CannotDraw as error:
@@ -254,6 +259,8 @@ class Environment:
             if self.evaluated is None:
                 envs.close()
         if video:
+            with required("rl_platform.envs.embodied.pictures", "env.evaluation.video"):
+                from rl_platform.envs.embodied.pictures.video import Video, play
             self.video = self.video or Video(self.description, self.env.step_timeout_s)
             if not self.video.refusal and (last or not self.video.busy):
                 values = []

@@ -17,7 +17,9 @@ ROOT = Path(__file__).parents[2]
 EXTRAS = (
     "components/multi_turn",
     "components/reward_models",
+    "envs/embodied/pictures",
     "envs/reasoning/servers",
+    "envs/reasoning/sources",
     "models/policies",
     "runtime/ray",
     "launch/jobs",
@@ -25,6 +27,7 @@ EXTRAS = (
     "planner",
     "accel",
     "engines/training/megatron",
+    "engines/rollout/hosted",
     "engines/rollout/sglang",
     "engines/rollout/vllm",
     "envs/embodied/mujoco",

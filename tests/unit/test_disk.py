@@ -6,8 +6,8 @@ import pytest
 from rl_platform.config import load_config
 from rl_platform.config.schema.data import Task
 from rl_platform.disk import read_regular
-from rl_platform.envs.reasoning.rows import file_rows
-from rl_platform.envs.reasoning.tables import READERS
+from rl_platform.envs.reasoning.sources.rows import file_rows
+from rl_platform.envs.reasoning.sources.tables import READERS
 from rl_platform.errors import ConfigError, DataError
 from rl_platform.planner.calibration import read_measured
 

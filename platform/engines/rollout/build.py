@@ -10,7 +10,6 @@ import torch
 from rl_platform.config.rollout_backend import HOSTED, chosen_backend
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import ENGINE, EngineSetup, RolloutEngine
-from rl_platform.engines.rollout.hosted import visible_gpus
 from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.errors import ConfigError, Problem
@@ -57,6 +56,7 @@ def rollout_engine(
     description |= {"architectures": description.get("architectures") or [_architecture(model_config)]}
     logs = Path(config.runner.output_dir).expanduser().absolute() / LOGS
     if rollout.backend == "vllm":
+        from rl_platform.engines.rollout.hosted.hosted import visible_gpus
         from rl_platform.engines.rollout.vllm.client import VLLMEngine, VLLMSetup
 
         vllm_setup = VLLMSetup(

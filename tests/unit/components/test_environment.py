@@ -18,8 +18,8 @@ from rl_platform.components.env_ranks import Order, Peers
 from rl_platform.components.environment import Environment
 from rl_platform.components.policy_rollout import LocalPolicy, Observations, PolicyRollout, RemotePolicy
 from rl_platform.config.schema import Config
+from rl_platform.envs.embodied.pictures.video import RecordedEpisode
 from rl_platform.envs.embodied.success import Success
-from rl_platform.envs.embodied.video import RecordedEpisode
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime.channel import Channel
@@ -288,8 +288,8 @@ def test_values_of_a_drawn_episode_are_those_of_the_actor(monkeypatch: pytest.Mo
             observation = observation + np.array([[1, 0]], np.float32)
         return episode
 
-    monkeypatch.setattr("rl_platform.components.environment.Video", Screen)
-    monkeypatch.setattr("rl_platform.components.environment.play", play_without_pictures)
+    monkeypatch.setattr("rl_platform.envs.embodied.pictures.video.Video", Screen)
+    monkeypatch.setattr("rl_platform.envs.embodied.pictures.video.play", play_without_pictures)
     env = Environment(context("env"), settings)
     try:
         actor = EmbodiedActor(context(), settings, env.envs.spaces)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from rl_platform.envs.embodied.evaluate import PolicyFunction, evaluate
+from rl_platform.envs.embodied.pictures.video import Video, play
 from rl_platform.envs.embodied.spaces import EnvDescription, make_env
 from rl_platform.envs.embodied.vector import VectorEnv
-from rl_platform.envs.embodied.video import Video, play
 
 
 def _lean(observations: np.ndarray) -> np.ndarray:

@@ -8,8 +8,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rl_platform.envs.embodied.drawing import CannotDraw, with_drawing
-from rl_platform.envs.embodied.pixels import PixelObservation
+from rl_platform.envs.embodied.pictures.drawing import CannotDraw, with_drawing
+from rl_platform.envs.embodied.pictures.pixels import PixelObservation
 from rl_platform.envs.embodied.spaces import EnvDescription, PixelFormat, make_env, read_spaces
 from rl_platform.envs.embodied.vector import VectorEnv
 from rl_platform.errors import ConfigError, WorkerError

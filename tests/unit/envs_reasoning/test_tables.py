@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rl_platform.config.schema.data import FILE_SUFFIXES, Data, Task
-from rl_platform.envs.reasoning.tables import READERS
+from rl_platform.envs.reasoning.sources.tables import READERS
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec, load_verifier
 from rl_platform.errors import ConfigError, DataError

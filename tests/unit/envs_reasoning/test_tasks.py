@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rl_platform.config.schema.data import Data, Source, Task
-from rl_platform.envs.reasoning.rows import file_rows, final_answer, questions_of
-from rl_platform.envs.reasoning.tables import READERS
+from rl_platform.envs.reasoning.sources.rows import file_rows, final_answer, questions_of
+from rl_platform.envs.reasoning.sources.tables import READERS
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec, load_verifier
 from rl_platform.errors import ConfigError, DataError

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rl_platform.envs.embodied.drawing import CannotDraw, with_drawing
 from rl_platform.envs.embodied.evaluate import Begin, PolicyFunction, one_by_one
+from rl_platform.envs.embodied.pictures.drawing import CannotDraw, with_drawing
 from rl_platform.envs.embodied.spaces import EnvDescription, make_env
 from rl_platform.envs.embodied.vector import VectorEnv
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rl_platform.config.schema.data import Data, Task
 from rl_platform.disk import read_regular
-from rl_platform.envs.reasoning.hub import dataset_rows
 from rl_platform.envs.reasoning.question import Question, Split
-from rl_platform.envs.reasoning.tables import READERS, Row, shown
+from rl_platform.envs.reasoning.sources.hub import dataset_rows
+from rl_platform.envs.reasoning.sources.tables import READERS, Row, shown
 from rl_platform.errors import ConfigError, DataError, Problem
 from rl_platform.records import Message
 

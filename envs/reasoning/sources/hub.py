@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rl_platform.envs.reasoning.tables import Row, plain
+from rl_platform.envs.reasoning.sources.tables import Row, plain
 from rl_platform.errors import ConfigError, DataError, Problem
 
 if TYPE_CHECKING:
