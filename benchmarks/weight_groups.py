@@ -33,7 +33,7 @@ class Learner:
     """Publishes weights and answers the requests of engines, as the process of a learner does."""
 
     def __init__(self) -> None:
-        from rl_platform.runtime.weights.publications import Publications
+        from rl_platform.runtime.ray.publications import Publications
 
         class Transport:
             def address(self) -> str:

@@ -64,7 +64,7 @@ class Receiver:
         self.state: Any = None
 
     def receive(self, manifest: Any) -> None:
-        from rl_platform.runtime.weights.store import receive
+        from rl_platform.runtime.ray.weight_store import receive
 
         self.state = receive(token(), manifest, RayStore(), self.state).state
 
@@ -113,7 +113,8 @@ def gloo_process(connection: Connection) -> None:
     import torch.distributed as dist
 
     from rl_platform.runtime.process_group import join_group, leave_group
-    from rl_platform.runtime.weights.weight_transfer import BUCKET, checksum_of, empty
+    from rl_platform.runtime.ray.weight_store import BUCKET
+    from rl_platform.runtime.weights.weight_transfer import checksum_of, empty
 
     port, tensors = connection.recv()
     join_group(("127.0.0.1", port), 1, 2, TIMEOUT_S, cuda=False)
@@ -139,7 +140,8 @@ def gloo_process(connection: Connection) -> None:
 
 def buckets(state: Any, tensors: Any) -> Iterator[list[Any]]:
     """The bytes of distinct tensors, as `publish` cuts them."""
-    from rl_platform.runtime.weights.weight_transfer import BUCKET, bytes_of, in_buckets
+    from rl_platform.runtime.ray.weight_store import BUCKET, in_buckets
+    from rl_platform.runtime.weights.weight_transfer import bytes_of
 
     flat = ((tensor.name, bytes_of(state[tensor.name])) for tensor in tensors if tensor.same_as is None)
     return (parts for _, parts in in_buckets(flat, BUCKET))
@@ -152,7 +154,8 @@ def by_gloo(state: dict[str, Any], group: Beside) -> Callable[[bool], None]:
     import torch.distributed as dist
 
     from rl_platform.runtime.process_group import Rendezvous, join_group
-    from rl_platform.runtime.weights.weight_transfer import BUCKET, checksum_of, shapes_of
+    from rl_platform.runtime.ray.weight_store import BUCKET
+    from rl_platform.runtime.weights.weight_transfer import checksum_of, shapes_of
 
     meeting, tensors = Rendezvous("127.0.0.1", 2), shapes_of(state)
     group.ask((meeting.port, tensors), lambda: join_group(meeting, 0, 2, TIMEOUT_S, cuda=False))
@@ -266,7 +269,7 @@ def main() -> None:
     from rl_platform.models.pretrained import model_folder
     from rl_platform.runtime.cpu import keep_freed_memory
     from rl_platform.runtime.process_group import leave_group
-    from rl_platform.runtime.weights.store import publish
+    from rl_platform.runtime.ray.weight_store import publish
 
     keep_freed_memory()
     if options.threads:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
+from rl_platform.runtime.ray.publications import Publications
 from rl_platform.runtime.weights import group as weight_group
 from rl_platform.runtime.weights.group import JoinRequest, WeightGroup, WeightsOffer, offer_fields
-from rl_platform.runtime.weights.publications import Publications
 from rl_platform.runtime.weights.weight_transfer import WeightsToken
 
 State = Mapping[str, Tensor]

@@ -106,7 +106,7 @@ def by_ray(setup: Setup, report: Report) -> None:
     import ray
     from weights import RayStore, Receiver, total
 
-    from rl_platform.runtime.weights.store import publish
+    from rl_platform.runtime.ray.weight_store import publish
 
     _, state = learner_state(setup)
     size = size_of(state)

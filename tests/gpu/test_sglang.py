@@ -16,7 +16,8 @@ from sglang_engine import needs_sglang
 from rl_platform.engines.rollout.sglang.program import SGLangSetup
 from rl_platform.engines.rollout.sglang.sglang_client import SGLangEngine
 from rl_platform.records import SamplingParams, Weights
-from rl_platform.runtime.weights.group import GroupTransfer, JoinRequest, WeightGroup, offer_fields, place_of
+from rl_platform.runtime.ray.weight_sender import GroupTransfer
+from rl_platform.runtime.weights.group import JoinRequest, WeightGroup, offer_fields, place_of
 from rl_platform.runtime.weights.weight_transfer import WeightsToken
 
 GPUS = torch.cuda.device_count()

@@ -16,14 +16,14 @@ from weight_readers import read_from_group, receive_in_turn
 from weight_senders import Learner, SendingProcess
 
 from rl_platform.errors import WorkerError
+from rl_platform.runtime.ray import weight_sender
+from rl_platform.runtime.ray.weight_sender import GroupTransfer, WeightSender
 from rl_platform.runtime.weights import group as weight_group
 from rl_platform.runtime.weights.group import (
     Absence,
-    GroupTransfer,
     JoinRequest,
     WeightGroup,
     WeightReceiver,
-    WeightSender,
     WeightsOffer,
     buckets_of,
     offer_fields,
@@ -274,7 +274,7 @@ def test_receivers_that_do_not_come_or_get_the_weights_otherwise_are_not_waited_
     assert both[0] is not None
     assert both[0].world_size == 7
     assert sorted(rank for _, rank in both[0].first_ranks) in ([1, 3], [1, 5])
-    monkeypatch.setattr(weight_group, "JOIN_S", 0.0)
+    monkeypatch.setattr(weight_sender, "JOIN_S", 0.0)
     late = transfer.meet(replace(token, number=2), JoinRequest("rollout[0]", 1, "cpu", checked=False))
     assert late is not None
     assert late.receivers == {"rollout[0]"}

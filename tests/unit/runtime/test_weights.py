@@ -18,11 +18,10 @@ from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime import ComponentSpec
 from rl_platform.runtime.host import ComponentContext
-from rl_platform.runtime.weights import weight_transfer
-from rl_platform.runtime.weights.publications import Publications
-from rl_platform.runtime.weights.store import publish, publish_gathered, receive
+from rl_platform.runtime.ray import weight_store
+from rl_platform.runtime.ray.publications import Publications
+from rl_platform.runtime.ray.weight_store import BUCKET, publish, publish_gathered, receive
 from rl_platform.runtime.weights.weight_transfer import (
-    BUCKET,
     ROW,
     WeightsToken,
     _sums,
@@ -324,7 +323,7 @@ class Watched(LanguageActor):
     most = 0
 
     def publish(self, version: int, copy: bool = False) -> Weights:
-        weight_transfer.BUCKET = SMALL
+        weight_store.BUCKET = SMALL
         self.made: list[weakref.ref[torch.Tensor]] = getattr(self, "made", [])
         return super().publish(version, copy)
 

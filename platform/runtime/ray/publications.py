@@ -1,7 +1,7 @@
-"""The weights that one process published, and those of other processes that it receives.
+"""Weights that one process publishes, and weights that it receives from other processes.
 
-Within the process weights are passed by reference. Another process gets them by the first transfer that reaches it. The
-sender's part of a transfer runs between two calls of the rank that published.
+Components of the process get references. Another process gets a copy by the first transfer that reaches it. The
+sending side of a transfer runs between two calls of the publishing rank.
 """
 
 from __future__ import annotations
@@ -19,49 +19,52 @@ from torch import Tensor
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime.lifecycle import RUNNER
+from rl_platform.runtime.ray.weight_sender import GroupTransfer
+from rl_platform.runtime.ray.weight_store import StoreTransfer
 from rl_platform.runtime.waits import caller
 from rl_platform.runtime.weights.group import (
     Absence,
-    GroupTransfer,
     JoinRequest,
     WeightGroup,
     WeightsOffer,
     offer_fields,
 )
-from rl_platform.runtime.weights.store import StoreTransfer
 from rl_platform.runtime.weights.weight_transfer import WeightsToken, WeightTransfer
 
 if TYPE_CHECKING:
     from rl_platform.runtime.ray.transport import RayTransport
 
 EXPORT_S = 600.0  # longest wait for a rank to hand out its weights
-Request = tuple[str, WeightGroup | None]  # transfer, and what it is asked
+Request = tuple[str, WeightGroup | None]  # transfer and its request
 RunInTurn = Callable[[str, Callable[[], object]], "Future[object]"]  # (rank, function): between two calls of the rank
 
 
 class Publications:
-    """`host`: the name of this process, or `runner`, which passes tokens on unread. `receives`: a component of this
-    process may read what is published here."""
+    """The publications of one process.
+
+    host: the name of this process, or `runner`, which passes tokens on without resolving them. receives: a component
+    of this process may read publications of this process.
+    """
 
     def __init__(self, host: str, transport: RayTransport, receives: bool = False) -> None:
         self._host, self._transport, self._receives = host, transport, receives
         self.store = StoreTransfer(transport)
         self._group = GroupTransfer(lambda: transport.address(), self.copy)
-        self._transfers: Mapping[str, WeightTransfer[Weights | WeightsOffer]] = {  # the first one that reaches is taken
+        self._transfers: Mapping[str, WeightTransfer[Weights | WeightsOffer]] = {  # in order of preference
             "group": self._group,
             "store": self.store,
         }
-        self._published: dict[str, dict[int, Weights]] = {}  # by rank and number: its last publications
+        self._published: dict[str, dict[int, Weights]] = {}  # by rank and number of the publication
         self._count = 0
-        self._exports: tuple[int, dict[Request, Future[object]]] = 0, {}  # of the last publication that was requested
+        self._exports: tuple[int, dict[Request, Future[object]]] = 0, {}  # of the publication that was requested last
         self._exporting = threading.Lock()
 
     def publish(self, weights: Weights) -> WeightsToken:
-        """The token that is sent instead of the weights. All ranks that share the parameters call it together."""
+        """Returns the token that is sent instead of the weights. All ranks that share parameters call it together."""
         self._count += 1
         token = WeightsToken(self._host, caller(), self._count, weights.version, weights.delta)
         if weights.readable > 1 and weights.gathered is None and not self._receives:
-            # a receiver may read while the rank works, which would answer after its call only
+            # the rank may be in a call when a receiver reads, and would answer only after it
             self.store.publish_now(token, weights.state, weights.readable)
             return replace(token, held=False)
         if weights.gathered is not None:
@@ -79,9 +82,9 @@ class Publications:
         return replace(token, **offer_fields(weights.state, weights.types)) if weights.offered else token
 
     def _gathered(self, weights: Weights) -> dict[str, Tensor]:
-        """The tensors that the ranks of a learner gather, in the memory of older ones where nobody reads these.
+        """Gathers the tensors of a learner's ranks, if possible in the memory of an older publication.
 
-        The publications that may no longer be read are given up first: there is never memory for one more.
+        Publications that are no longer readable are dropped first: memory does not suffice for one more.
         """
         assert weights.gathered is not None
         published, own = self._published.setdefault(caller(), {}), dict[str, Tensor]()
@@ -101,7 +104,7 @@ class Publications:
         return gathered
 
     def resolve(self, token: WeightsToken) -> Weights | WeightsOffer | WeightsToken:
-        """The weights themselves if they are in this process, else what the first transfer gives."""
+        """Returns the weights of this process, or the result of the first transfer that reaches another process."""
         if (here := token.at(self._host)) is not None:
             if token.tensors is not None and token.receivers > 1:
                 self._ask(token, "group", Absence())
@@ -109,14 +112,14 @@ class Publications:
         return token if self._host == RUNNER else self._receive(token, *self._transfers)
 
     def published(self, token: WeightsToken) -> Weights:
-        """Weights of this process. Raises WorkerError if others were published since."""
+        """Returns weights of this process. Raises WorkerError if newer publications have replaced them."""
         weights = self._published.get(token.label, {}).get(token.number)
         if weights is None:
             raise WorkerError(f"weights version {token.version} of {token.label} were replaced before they were read")
         return weights
 
     def copy(self, token: WeightsToken) -> Weights:
-        """Weights of another process, in main memory."""
+        """Returns a copy of another process's weights, in main memory."""
         weights = self._receive(token, "store")
         assert isinstance(weights, Weights)
         return weights
@@ -128,7 +131,7 @@ class Publications:
         request: JoinRequest | Absence | WeightGroup | None,
         run_in_turn: RunInTurn,
     ) -> object:
-        """The sender's part of a transfer. Receivers with equal requests share one answer."""
+        """Runs the sending side of a transfer; returns its answer. Receivers with equal requests share one."""
         if transfer == "store" and (manifest := self.store.stored(token)) is not None:
             return manifest
         if isinstance(request, JoinRequest | Absence):

@@ -1,13 +1,13 @@
-"""Published weights in the object store, in buckets of bounded size with a checksum each.
+"""Published weights in Ray's object store, in buckets of bounded size with a checksum each.
 
-The sender stores every bucket once for all receivers. A receiver copies bucket by bucket into tensors of its own, so
-neither side needs memory for more than one bucket or one tensor beside the weights. With `delta` buckets are identified
-by their content: the sender stores those that changed since its last publication. A receiver loads those that differ
-from its own tensors, so it also gets what it missed before.
+The sender stores each bucket once for all receivers. A receiver copies the buckets into its own tensors, so each side
+needs memory for one bucket or one tensor beside the weights. With `delta`, a sender stores only buckets that changed
+since its last publication. A receiver loads the buckets that differ from its own tensors, also those of publications
+that it skipped.
 
-Weights that the ranks of a learner share go through the object store (`publish_gathered`), because their receivers are
-not known when they are published; so do weights that stay readable while newer ones are published (`publish_now`).
-Not covered: tensors on an accelerator, which are copied through main memory.
+Sharded weights of a learner are stored when they are published (`publish_gathered`), because their receivers are not
+determined yet. Weights that stay readable beside newer ones are stored too (`publish_now`). Tensors on an accelerator
+are copied through main memory.
 """
 
 from __future__ import annotations
@@ -18,22 +18,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import xxhash
 from torch import Tensor
 
+from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime.waits import caller
-from rl_platform.runtime.weights import weight_transfer
 from rl_platform.runtime.weights.weight_transfer import (
     Ask,
     TensorShape,
-    TensorSlice,
     WeightsToken,
     bytes_of,
     checksum_of,
-    copy_checked,
-    damaged,
     empty,
-    in_buckets,
     shapes_of,
 )
 
@@ -41,9 +38,22 @@ if TYPE_CHECKING:
     from rl_platform.runtime.ray.transport import RayTransport
 
 
+BUCKET = 32 * 2**20  # bytes: an object of the store costs as much as copying ten million of them
+CACHED = 256 * 2**10  # bytes: what a core has in its cache
+
+
+@dataclass(frozen=True)
+class TensorSlice:
+    """Bytes `start` to `stop` of a tensor."""
+
+    name: str
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True)
 class Bucket:
-    """Pieces that lie together in the object store, in this order."""
+    """Slices of tensors that are one object of the store, in this order."""
 
     pieces: tuple[TensorSlice, ...]
     checksum: bytes
@@ -52,19 +62,21 @@ class Bucket:
 
 @dataclass(frozen=True)
 class StoreManifest:
-    """One publication: which tensors, and where in the object store their bytes are."""
+    """The tensors of one publication, and the objects that hold their bytes."""
 
     tensors: tuple[TensorShape, ...]
     buckets: tuple[Bucket, ...]
 
 
 class StoreTransfer:
-    """Both sides of the transfer in one process."""
+    """The sender and the receiver of the transfer in one process."""
 
     def __init__(self, transport: RayTransport) -> None:
         self._transport = transport
-        self._last: dict[str, StoreManifest] = {}  # by rank: its publication before, if it has `delta`
-        self._stored: dict[str, dict[int, StoreManifest]] = {}  # by rank and number: stored when they were published
+        self._last: dict[str, StoreManifest] = {}  # by rank: its previous publication with `delta`
+        self._stored: dict[
+            str, dict[int, StoreManifest]
+        ] = {}  # by rank and number: those that `publish_now` and `publish_gathered` stored
         self._received: dict[tuple[str, str], dict[str, Tensor]] = {}
 
     def publish(self, token: WeightsToken, state: Mapping[str, Tensor], request: None = None) -> StoreManifest:
@@ -74,19 +86,19 @@ class StoreTransfer:
         return manifest
 
     def publish_now(self, token: WeightsToken, state: Mapping[str, Tensor], readable: int) -> None:
-        """Stores a state before anybody requests it. The `readable` newest publications of a rank stay readable."""
+        """Stores a state without a request. The `readable` newest publications of a rank stay readable."""
         before = self._before(token, readable)
         self._stored[token.label][token.number] = publish(state, self._transport, before)
 
     def publish_gathered(
         self, token: WeightsToken, gathered: Iterable[tuple[Sequence[str], Tensor]], readable: int = 1
     ) -> None:
-        """The same of tensors that are there one after the other; no process keeps them."""
+        """As `publish_now`, for (names, tensor) pairs that are gathered one at a time; no process keeps the tensors."""
         before = self._before(token, readable)
         self._stored[token.label][token.number] = publish_gathered(gathered, self._transport, before)
 
     def _before(self, token: WeightsToken, readable: int) -> StoreManifest | None:
-        """The last publication of the rank, with `delta`. Frees the oldest ones."""
+        """Returns the rank's previous publication if it is reused (`delta`), and frees the oldest ones."""
         stored = self._stored.setdefault(token.label, {})
         last = next(reversed(stored.values()), None) if token.delta else None
         for number in list(stored)[: max(0, len(stored) - readable + 1)]:
@@ -94,11 +106,11 @@ class StoreTransfer:
         return last
 
     def stored(self, token: WeightsToken) -> StoreManifest | None:
-        """The answer for weights that were stored when they were published."""
+        """Returns the manifest of weights that were stored when they were published; None for others."""
         return self._stored.get(token.label, {}).get(token.number)
 
     def receive(self, token: WeightsToken, ask: Ask) -> Weights:
-        """A copy. With `delta` the next one is written over it."""
+        """Returns a copy of the weights. With `delta` the next call overwrites it."""
         key = caller(), token.label
         weights = receive(token, ask(None), self._transport, self._received.get(key) if token.delta else None)
         if token.delta:
@@ -107,14 +119,14 @@ class StoreTransfer:
 
 
 def publish(state: Mapping[str, Tensor], store: RayTransport, before: StoreManifest | None) -> StoreManifest:
-    """Puts the state into the object store. `before`: a publication whose buckets serve again where they are equal."""
+    """Puts the state into the object store. before: a publication whose equal buckets are reused."""
     return _put(((tensor, state[tensor.name]) for tensor in shapes_of(state)), store, before)
 
 
 def publish_gathered(
     gathered: Iterable[tuple[Sequence[str], Tensor]], store: RayTransport, before: StoreManifest | None
 ) -> StoreManifest:
-    """The same of tensors that are there one after the other: there is room for one of them and a bucket."""
+    """As `publish`, for tensors that are gathered one at a time: memory holds one of them and one bucket."""
 
     def named() -> Iterator[tuple[TensorShape, Tensor]]:
         for (first, *others), tensor in gathered:
@@ -139,7 +151,7 @@ def _put(
 
     known = {bucket.pieces: bucket for bucket in before.buckets} if before is not None else {}
     buckets: list[Bucket] = []
-    for pieces, parts in in_buckets(flat(), weight_transfer.BUCKET):
+    for pieces, parts in in_buckets(flat(), BUCKET):
         checksum, old = checksum_of(parts), known.get(pieces)
         if old is None or old.checksum != checksum:
             old = Bucket(pieces, checksum, store.store([pickle.PickleBuffer(part) for part in parts]))
@@ -150,9 +162,9 @@ def _put(
 def receive(
     token: WeightsToken, manifest: StoreManifest, store: RayTransport, own: Mapping[str, Tensor] | None
 ) -> Weights:
-    """The weights in tensors of the receiver's own. `own`: those of an earlier version on the CPU, to be written over.
+    """Returns the weights in the receiver's own tensors. own: those of an earlier version on the CPU, to overwrite.
 
-    Raises WorkerError unless all of it arrived as it was sent; `own` is no version at all then.
+    Raises WorkerError for a damaged transfer; `own` is then incomplete.
     """
     keeps = own is not None and shapes_of(own) == manifest.tensors
     state = dict(own) if own is not None and keeps else empty(manifest.tensors)
@@ -164,6 +176,42 @@ def receive(
             continue
         (sent,) = store.load([bucket.reference])
         if copy_checked(sent, parts) != bucket.checksum:
-            raise damaged(token)
+            message = f"weights version {token.version} of {token.label} arrived damaged: their checksum differs"
+            raise WorkerError(message)
         size, count = size + sum(part.nbytes for part in parts), count + 1
     return Weights(token.version, state, token.delta, bytes=size, buckets=count)
+
+
+def in_buckets(
+    tensors: Iterable[tuple[str, np.ndarray]], room: int
+) -> Iterator[tuple[tuple[TensorSlice, ...], list[np.ndarray]]]:
+    """Yields the bytes of named tensors in order, `room` bytes in each bucket; takes one tensor at a time."""
+    pieces: list[TensorSlice] = []
+    parts: list[np.ndarray] = []
+    size = 0
+    for name, flat in tensors:
+        start = 0
+        while start < flat.size:
+            stop = min(flat.size, start + room - size)
+            pieces.append(TensorSlice(name, start, stop))
+            parts.append(flat[start:stop])
+            start, size = stop, size + stop - start
+            if size == room:
+                yield tuple(pieces), parts
+                pieces, parts, size = [], [], 0
+    if pieces:
+        yield tuple(pieces), parts
+
+
+def copy_checked(sent: Sequence[object], parts: Sequence[np.ndarray]) -> bytes:
+    """Copies buffers into `parts`; returns the checksum of the copies, which are read while they are in the cache."""
+    hasher = xxhash.xxh3_128()
+    for buffer, part in zip(sent, parts, strict=True):
+        source = np.frombuffer(buffer, np.uint8)
+        if source.size != part.size:
+            return b""
+        for start in range(0, part.size, CACHED):
+            here = slice(start, start + CACHED)
+            part[here] = source[here]
+            hasher.update(part[here])
+    return hasher.digest()

@@ -1,0 +1,180 @@
+"""The sending side of the transfer of weights by process groups: groups of requesting receivers, and rank 0.
+
+Not covered: receivers and the messages between both sides (`runtime/weights/group.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rl_platform.errors import WorkerError
+from rl_platform.records import Weights
+from rl_platform.runtime.process_group import Rendezvous
+from rl_platform.runtime.weights import group as weight_group
+from rl_platform.runtime.weights.group import (
+    Absence,
+    JoinRequest,
+    WeightGroup,
+    WeightsOffer,
+    buckets_of,
+    flat_views,
+    join,
+    leave,
+)
+from rl_platform.runtime.weights.weight_transfer import Ask, TensorShape, WeightsToken, checksum
+
+logger = logging.getLogger(__name__)
+
+JOIN_S = 60.0  # longest wait for the other receivers of a publication: a dead process sends no request
+
+
+class WeightSender:
+    """Rank 0 of the groups."""
+
+    def __init__(self) -> None:
+        self._joined: dict[str, dist.ProcessGroup] = {}  # by name
+
+    def send(self, state: Mapping[str, Tensor], tensors: Sequence[TensorShape], group: WeightGroup) -> list[bytes]:
+        """Sends the tensors; returns a checksum of each bucket if the group is checked.
+
+        Raises WorkerError if a receiver fails.
+        """
+        checksums = []
+        device = state[tensors[0].name].device
+        try:
+            if group.name not in self._joined:
+                self._joined[group.name] = join(group, 0)
+            for bucket in buckets_of(tensors, group.bucket):
+                flat, parts = flat_views(bucket, device)
+                for tensor, part in zip(bucket, parts, strict=True):
+                    part.copy_(state[tensor.name].detach())
+                dist.broadcast(flat, 0, self._joined[group.name])
+                checksums += [checksum(flat)] if group.checked else []
+            if group.backend == "nccl":  # which sends after the call has returned
+                torch.cuda.synchronize(device)
+        except (RuntimeError, dist.DistError) as error:
+            self.leave([group.name])
+            receivers = ", ".join(sorted(group.receivers))
+            raise WorkerError(f"weights for {receivers} could not be sent: {error}") from error
+        return checksums
+
+    def leave(self, names: Iterable[str]) -> None:
+        for name in names:
+            if (joined := self._joined.pop(name, None)) is not None:
+                leave(joined)
+
+    @property
+    def groups(self) -> set[str]:
+        return set(self._joined)
+
+
+@dataclass
+class _Meeting:
+    """The requests of the receivers of one publication so far."""
+
+    expected: int
+    requests: list[JoinRequest] = field(default_factory=list)
+    absent: int = 0
+    group: WeightGroup | None = None
+
+    @property
+    def complete(self) -> bool:
+        return len(self.requests) + self.absent >= self.expected
+
+
+class GroupTransfer:
+    """Forms the groups of a sending process, and transfers its weights.
+
+    address: returns that of this process, for the rendezvous of new groups. fetch: returns a copy of the weights by
+    another transfer.
+    """
+
+    def __init__(self, address: Callable[[], str], fetch: Callable[[WeightsToken], Weights]) -> None:
+        self._address, self._fetch = address, fetch
+        self._sender = WeightSender()
+        self._changed = threading.Condition()
+        self._meetings: dict[str, tuple[int, _Meeting]] = {}  # by rank: of its last publication
+        self._opened: dict[str, tuple[Rendezvous, WeightGroup]] = {}  # by name; a rendezvous lives as long as its group
+        self._count = 0
+
+    def publish(self, token: WeightsToken, state: Mapping[str, Tensor], request: WeightGroup) -> list[bytes]:
+        with self._changed:
+            left = self._sender.groups - self._opened.keys()
+        self._sender.leave(left)
+        return self._sender.send(state, token.tensors or (), request)
+
+    def receive(self, token: WeightsToken, ask: Ask) -> WeightsOffer | None:
+        """Returns the offer for a receiver; None if the weights are not offered to a group."""
+        if token.tensors is None:
+            return None
+
+        def fetch() -> Weights:
+            if token.receivers > 1:
+                ask(Absence())
+            return self._fetch(token)
+
+        return WeightsOffer(token.version, token.tensors, token.device, fetch, join=ask, send=ask)
+
+    def meet(self, token: WeightsToken, request: JoinRequest | Absence) -> WeightGroup | None:
+        """Returns the group of the receivers of a publication, when all have requested one or after JOIN_S.
+
+        Returns None for an absence.
+        """
+        with self._changed:
+            if isinstance(request, JoinRequest) and (request.alone or token.receivers < 2):
+                return self._group_of([request])
+            number, meeting = self._meetings.get(token.label, (0, None))
+            if meeting is None or number != token.number or meeting.group is not None:
+                meeting = _Meeting(token.receivers)
+                self._meetings[token.label] = token.number, meeting
+            if isinstance(request, Absence):
+                meeting.absent += 1
+            else:
+                others = [one for one in meeting.requests if one.receiver != request.receiver]
+                meeting.requests = [*others, request]  # a restarted receiver requests a second time
+            if meeting.complete and meeting.requests:
+                meeting.group = self._group_of(meeting.requests)
+            self._changed.notify_all()
+            if isinstance(request, Absence):
+                return None
+            self._changed.wait_for(lambda: meeting.group is not None, timeout=JOIN_S)
+            if meeting.group is None:
+                logger.warning("%d of %d receivers requested weights", len(meeting.requests), meeting.expected)
+                meeting.group = self._group_of(meeting.requests)
+                self._changed.notify_all()
+            return meeting.group
+
+    def _group_of(self, requests: Sequence[JoinRequest]) -> WeightGroup:
+        """Returns the open group of exactly these receivers, or a new one."""
+        self._count += 1
+        (name, *others) = {request.group for request in requests}
+        if not others and name in self._opened:
+            group = replace(self._opened[name][1], number=self._count)
+            if group.receivers == {request.receiver for request in requests}:
+                return group
+        *ranks, world_size = accumulate((request.ranks for request in requests), initial=1)
+        rendezvous = Rendezvous(self._address(), world_size)
+        group = WeightGroup(
+            f"weights-{uuid.uuid4().hex}",
+            self._address(),
+            rendezvous.port,
+            world_size,
+            "gloo" if requests[0].device == weight_group.CPU else "nccl",
+            tuple((request.receiver, rank) for request, rank in zip(requests, ranks, strict=True)),
+            any(request.checked for request in requests),
+            weight_group.BUCKET,
+            self._count,
+        )
+        for left in [key for key, (_, old) in self._opened.items() if old.receivers & group.receivers]:
+            del self._opened[left]
+        self._opened[group.name] = rendezvous, group
+        return group
