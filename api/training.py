@@ -125,8 +125,8 @@ def _run(
     with one_run():
         loaded, placement, inventory = load(config, overrides)
         from rl_platform.launch.output import output_path
+        from rl_platform.launch.plain import terminal_view
         from rl_platform.launch.session import run  # loads torch
-        from rl_platform.launch.view import terminal_view
 
         path = "" if isinstance(config, Mapping) else str(config)
         with located(loaded):

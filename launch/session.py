@@ -23,6 +23,7 @@ from rl_platform.garbage import collect_as_usual
 from rl_platform.interrupts import shutting_down
 from rl_platform.launch.cluster import cluster_for, runtime_for
 from rl_platform.launch.output import OutputFolder, output_folder
+from rl_platform.launch.plain import terminal_view
 from rl_platform.launch.preflight import (
     check_architectures,
     check_cheap,
@@ -33,7 +34,6 @@ from rl_platform.launch.preflight import (
 )
 from rl_platform.launch.run_restarts import RunRestarts
 from rl_platform.launch.sharding import check_kernels
-from rl_platform.launch.view import terminal_view
 from rl_platform.metrics import RunLog, user_loggers
 from rl_platform.models.embodied_policy import policy_card, policy_problems
 from rl_platform.placement.engine_memory import engine_memory, with_engine_memory

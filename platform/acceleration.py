@@ -13,11 +13,11 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
-from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rl_platform.environment_variables import changed_variables
+from rl_platform.extras import is_present
 
 if TYPE_CHECKING:
     import torch
@@ -49,8 +49,7 @@ def enabled() -> bool:
 
 @cache
 def _present() -> bool:
-    spec = find_spec("rl_platform.accel")
-    return spec is not None and spec.origin is not None  # an empty folder is a namespace without an origin
+    return is_present("rl_platform.accel")
 
 
 def gae_function(values: torch.Tensor) -> Callable[..., tuple[torch.Tensor, torch.Tensor]] | None:

@@ -1,11 +1,18 @@
-"""Imports of extras: parts of the package that an installation may lack (`planner`, `launch.check`, an engine)."""
+"""Extras: folders of the package that an installation may lack (`planner`, `launch.check`, an engine)."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rl_platform.errors import ConfigError, Problem
+
+
+def is_present(extra: str) -> bool:
+    """Returns whether an extra, a package name such as `rl_platform.accel`, is installed."""
+    spec = importlib.util.find_spec(extra)
+    return spec is not None and spec.origin is not None  # an empty folder is a namespace without an origin
 
 
 @contextmanager

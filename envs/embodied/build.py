@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from rl_platform.errors import Problem
+from rl_platform.extras import is_present
 
 if TYPE_CHECKING:
     from rl_platform.envs.embodied.mujoco.native import NativeEnvs
@@ -45,5 +45,4 @@ def warp_problem(env: AnyEnv) -> Problem | None:
 
 @cache
 def _present() -> bool:
-    spec = find_spec("rl_platform.envs.embodied.mujoco")
-    return spec is not None and spec.origin is not None  # an empty folder is a namespace without an origin
+    return is_present("rl_platform.envs.embodied.mujoco")

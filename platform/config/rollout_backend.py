@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 from rl_platform.config.schema import Config
+from rl_platform.extras import is_present
 
 HOSTED = ("sglang", "vllm")  # in processes of their own, with weights of their own, over several GPUs
 
@@ -17,8 +18,7 @@ def chosen_backend(backend: str, on_gpu: bool) -> tuple[str, str]:
         return "torch", "on a CPU it is faster than sglang"
     if importlib.util.find_spec("sglang") is None:
         return "torch", "sglang is not installed"
-    own = importlib.util.find_spec("rl_platform.engines.rollout.sglang")
-    if own is None or own.origin is None:  # an empty folder is a namespace without an origin
+    if not is_present("rl_platform.engines.rollout.sglang"):
         return "torch", "platform/engines/rollout/sglang was removed"
     return "sglang", "there are GPUs and sglang is installed"
 

@@ -81,6 +81,7 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.envs.reasoning.sandbox": "envs/reasoning/sandbox",
     "rl_platform.launch.check": "launch/check",
     "rl_platform.launch.rehearse": "launch/rehearse",
+    "rl_platform.launch.live": "launch/live",
     "rl_platform.launch.saved": "launch/saved",
     "rl_platform.launch.tools": "launch/tools",
 }
@@ -93,6 +94,7 @@ NEEDS = {  # extras that an extra imports freely
     "rl_platform.launch.tools": (
         "rl_platform.envs.embodied.pictures",
         "rl_platform.envs.reasoning.sources",
+        "rl_platform.launch.live",
         "rl_platform.launch.saved",
         "rl_platform.planner",
     ),
@@ -116,6 +118,7 @@ SEAMS = (
     "envs/reasoning/tasks.py",
     "launch/cli.py",
     "launch/command.py",
+    "launch/plain.py",
     "launch/preflight.py",
     "launch/rehearse/findings.py",
     "launch/sharding.py",

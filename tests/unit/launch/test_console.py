@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console
 
 from rl_platform.launch.console import run_console
-from rl_platform.launch.plain import PlainView
-from rl_platform.launch.view import terminal_view
+from rl_platform.launch.plain import PlainView, terminal_view
 
 
 class ZMQInteractiveShell:

@@ -21,8 +21,8 @@ from rich.console import Console
 
 from rl_platform.launch import plain
 from rl_platform.launch.headline import History, duration, number, printable, sparkline
-from rl_platform.launch.plain import PlainView
-from rl_platform.launch.view import LiveView, terminal_view
+from rl_platform.launch.live.live_view import LiveView
+from rl_platform.launch.plain import PlainView, terminal_view
 from rl_platform.metrics import RunLog
 from rl_platform.reporter import Reporter, Reporters, RunInfo, Sample
 from rl_platform.tracing import Timeline
@@ -462,7 +462,7 @@ NARROWED = """
 import fcntl, os, struct, termios, time
 from pathlib import Path
 from rich.console import Console
-from rl_platform.launch.view import LiveView
+from rl_platform.launch.live.live_view import LiveView
 from rl_platform.reporter import RunInfo
 
 def resize(columns):

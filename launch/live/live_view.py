@@ -17,22 +17,14 @@ from rich.live import Live
 from rich.segment import ControlType
 from rich.text import Text
 
-from rl_platform.launch.console import run_console
 from rl_platform.launch.headline import History, duration, number, printable, sparkline
 from rl_platform.launch.open_phases import OpenPhase, OpenPhases, nested_name
 from rl_platform.launch.panels import print_lines, print_start
-from rl_platform.launch.plain import PlainView
 from rl_platform.reporter import Reporter, RunInfo, Sample
 
 REDRAW_SECONDS = 0.25
 _LABEL = 11  # width of the first column
 _CELL = 20  # least width of a key number: label and value
-
-
-def terminal_view(console: Console | None = None) -> Reporter:
-    """Returns the live view on a terminal, else plain lines."""
-    console = console or run_console()
-    return LiveView(console) if console.is_terminal and not console.is_dumb_terminal else PlainView(console)
 
 
 class LiveView(Reporter):
