@@ -12,7 +12,7 @@ def run_console(*, show: bool = True) -> Console:
     """Returns a console of standard output; with `show=False` of nothing.
 
     In a notebook it prints lines of text, as into a pipe. By default rich sends HTML to the page there instead, also
-    from a console that has a file, and asks for ipywidgets. `FORCE_COLOR`, which Jupyter sets, makes no terminal.
+    from a console that has a file, and requires ipywidgets. `FORCE_COLOR`, which Jupyter sets, makes no terminal.
     """
     file = None if show else io.StringIO()
     return Console(file=file, force_jupyter=False, force_terminal=None if (file or sys.stdout).isatty() else False)

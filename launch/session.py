@@ -161,7 +161,7 @@ def _run_once(
 
 
 def _warnings(config: Config) -> Iterator[str]:
-    """What a reader of the run's results must know; also in its config.yaml and its card."""
+    """Yields warnings about the run's results, which config.yaml and the card repeat."""
     if config.runner.task_type == "reasoning":
         for key, part in config.reward.parts:
             if part.type == "code" and part.isolation == "none":

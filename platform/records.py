@@ -271,14 +271,14 @@ def _cut(tensor: Tensor, parts: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Weights:
-    """Published parameters: `state` maps names to tensors, by reference inside one process. Versions count updates.
+    """Published parameters. `state` maps names to tensors, which components of the same process share.
 
-    delta: another process receives only the buckets that changed (`rollout.sync`). offered: it may receive them by a
-    process group (`rollout.weight_transfer`), in `types` where these differ from the tensors' own. bytes, buckets:
-    received from another process; 0 by reference. gathered: of a learner with sharded parameters, instead of `state`:
-    yields (names, tensor), gathered on all ranks at the same time. stores: this rank passes them on. readable: how many
-    of the newest publications of a rank stay readable. overwrites: nobody generates meanwhile, so gathered tensors may
-    overwrite those of an older publication.
+    version: number of updates. delta: other processes receive only the buckets that changed (`rollout.sync`). offered:
+    a process group may transfer the weights (`rollout.weight_transfer`), with `types` in place of the tensors' own.
+    bytes, buckets: received from another process; 0 for weights of this process. gathered: for sharded parameters, in
+    place of `state`: yields (names, tensor), which all ranks gather at the same time. stores: this rank publishes the
+    gathered tensors. readable: number of a rank's newest publications that stay readable. overwrites: no rollout
+    generates during the publication, so gathered tensors may overwrite those of an older one.
     """
 
     version: int

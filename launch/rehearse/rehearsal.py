@@ -213,7 +213,7 @@ def _write_small(
 
 
 def _world(config: Config) -> Split | None:
-    """Builds what the real run asks: its questions, or one of its environments. None: a file is not on this machine."""
+    """Builds the questions of the real run, or one of its environments. None: a file is not on this machine."""
     if config.runner.task_type == "embodied":
         spaces_of(config)
         return None

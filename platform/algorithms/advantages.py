@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 def advantages(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, FloatBT | None]:
     """Advantages and returns [B,T] of the batch, exactly 0 outside `batch.mask`; returns None: there is no critic.
 
-    Advantages are whitened over all active positions of the batch where the estimator says so, else where
-    `algorithm.normalize_advantages` does. With `distillation_coef` the reverse KL to the teacher is subtracted, and
-    `advantage_clip` bounds the result. Returns are not changed by any of this. Raises Diverged for rewards or values
-    that are not finite. If values exist at some positions only (`batch.value_mask`), those are the time steps, and each
-    advantage is then repeated at the positions that follow it.
+    Advantages are whitened over all active positions of the batch if the estimator always whitens; for other
+    estimators, `algorithm.normalize_advantages` decides. With `distillation_coef` the reverse KL to the teacher is
+    subtracted, and `advantage_clip` bounds the result. None of this changes the returns. If values exist at some
+    positions only (`batch.value_mask`), those are the time steps, and each advantage is repeated at the positions that
+    follow it. Raises Diverged for rewards or values that are not finite.
     """
     mask = batch.value_positions
     check_finite("rewards", batch.rewards, batch.baseline_mask)

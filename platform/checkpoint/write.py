@@ -65,8 +65,8 @@ Part = Mapping[str, object] | Shards
 class CheckpointStore:
     """The checkpoints of one run: `folder` keeps the newest `keep` good ones.
 
-    `fingerprint` says what the parts belong to, a line for each fact (model shapes, say); a checkpoint with another one
-    is refused and the differing lines are shown. Opening the store sweeps what killed saves left behind.
+    `fingerprint` describes the model that the parts belong to, one fact per line. A checkpoint with another fingerprint
+    is refused, and the message has the lines that differ. Opening the store removes the remains of killed saves.
     """
 
     def __init__(self, folder: str | Path, keep: int, fingerprint: str = "") -> None:

@@ -152,7 +152,7 @@ class LanguageRollout:
             try:
                 yield
             except BaseException:
-                updates.close()  # else nobody would, and this would wait for it
+                updates.close()  # no other thread closes it, and the wait below would not end
                 raise
             receiving.result()
 

@@ -12,7 +12,7 @@ import yaml
 
 @dataclass(frozen=True)
 class ForeignName:
-    """A key of another system. `here` are our keys for it, if there are any; `note` tells a difference in meaning."""
+    """A key of another system. `here`: our keys for it, possibly none; `note`: a difference in meaning."""
 
     system: str
     here: tuple[str, ...]

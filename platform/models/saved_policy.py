@@ -111,7 +111,7 @@ class SavedPolicy:
         text = self.description.model_dump_json(indent=1)
         (folder / DESCRIPTION).write_text(f"{text}\n", encoding="utf-8")
         weights = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in self.weights.items()}
-        (folder / WEIGHTS).write_bytes(save(weights))  # `save_file` lets nobody else read the file
+        (folder / WEIGHTS).write_bytes(save(weights))  # `save_file` would make it readable for the user only
 
     @classmethod
     def read(cls, folder: Path) -> SavedPolicy:

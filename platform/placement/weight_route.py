@@ -1,4 +1,4 @@
-"""How new weights get from the policy's ranks to the rollout of a placement, and which ranks hold a copy of them."""
+"""The transfer of weights from the policy's ranks to the rollout of a placement, and the ranks that hold a copy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rl_platform.placement.layout import Layout
 def weight_transfer(config: Config, layout: Layout) -> Literal["auto", "group", "memory"]:
     """Returns `rollout.weight_transfer` without `auto` where a process group cannot connect policy and rollout.
 
-    NCCL needs a GPU of its own for each rank. Without this, rank 0 would hold weights that nobody can be sent.
+    NCCL needs a separate GPU for each rank. With `auto`, rank 0 would hold weights that no group could send.
     """
     asked = config.rollout.weight_transfer
     return "memory" if asked == "auto" and "rollout" in layout.sharing[layout.policy] else asked
@@ -21,7 +21,7 @@ def weight_transfer(config: Config, layout: Layout) -> Literal["auto", "group", 
 def held_publications(config: Config, layout: Layout, *, on_gpu: bool) -> int:
     """Returns how many whole published models a rank of a sharded learner holds, beside the rollout's weights.
 
-    Ranks with a rollout in their process hold them for that, and rank 0 for a process group.
+    Ranks with a rollout in their process hold them for that rollout. Rank 0 holds them for a process group.
     """
     ahead = config.runner.max_staleness
     readable = 1 if ahead < 2 else ahead + 1

@@ -1,9 +1,9 @@
 """The rollouts of a run, in order: collected on demand, or up to `runner.max_staleness` updates ahead.
 
-Ahead by k: while the models are trained on the rollout of step s, a thread collects those of steps s + 1 to s + k. The
-rollout of step s is generated with the weights after s - k updates, or with the first ones. Its weights depend on no
-timing: equal seeds give equal runs, and a resumed run equals an undisturbed one. At most (k + 1) rollouts are issued
-and not trained on.
+With `runner.max_staleness` k, a thread collects the rollouts of steps s + 1 to s + k while the models train on that of
+step s. The rollout of step s is generated with the weights after max(s - k, 0) updates. Timing does not change that:
+equal seeds give equal runs, and a resumed run equals an undisturbed one. At most k + 1 rollouts are issued and not
+trained on.
 """
 
 from __future__ import annotations
@@ -46,16 +46,18 @@ class Collects(Protocol):
 
 
 class Rollouts:
-    """The rollouts of steps 0 to `steps` - 1. ahead: `runner.max_staleness`. at_once: the generation gets weights as
-    soon as they are published, while it generates too (`rollout.on_update`); results then depend on timing.
+    """The rollouts of steps 0 to `steps` - 1. ahead: `runner.max_staleness`.
 
-    One thread calls all methods. A second one collects while it may, and ends when it has to wait.
+    at_once: the generation receives weights as soon as they are published, also while it generates
+    (`rollout.on_update`); results then depend on timing.
+
+    One thread calls all methods. A second thread collects; it ends when the next rollout must not be collected yet.
     """
 
     def __init__(self, runner: Collects, ahead: int, steps: int, at_once: bool = False) -> None:
         self.runner, self.ahead, self.steps, self.at_once = runner, ahead, steps, at_once
         self._changed = threading.Condition()
-        self._ready: deque[Collected] = deque()  # collected and not taken
+        self._ready: deque[Collected] = deque()  # collected, and not taken yet
         self._next = 0  # the step whose rollout is collected next
         self._admitted = -1  # the last step whose rollout may be collected
         self._collecting = False
@@ -70,19 +72,19 @@ class Rollouts:
             return list(self._ready)
 
     def start(self, step: int, version: int) -> None:
-        """Gives the generation the weights of the models as they are before `step`, which is the first one."""
+        """Sends the weights of the models before `step`, the first step, to the generation."""
         self._received = self.runner.sync_weights(version)
         self._next = step + len(self._ready)
 
     def more(self, step: int) -> bool:
-        """Whether `step` has a rollout; waits until that is known."""
+        """Returns whether `step` has a rollout; waits for a running collection that decides it."""
         if step >= self.steps:
             return False
         self._wait(lambda: bool(self._ready) or not self._collecting)
         return bool(self._ready) or not self.runner.exhausted()
 
     def take(self, step: int) -> Collected:
-        """The rollout of `step`; waits for it. The rollouts of the steps up to `step + ahead` may then be collected."""
+        """Returns the rollout of `step`, and admits the collection of steps up to `step + ahead`."""
         if not self.ahead and not self._ready:
             self._next = step + 1
             return self.runner.collect(step)
@@ -99,9 +101,9 @@ class Rollouts:
         return with_metrics(rollout, {"perf/rollouts_ready": float(waiting)}) if beside else rollout
 
     def publish(self, step: int, version: int) -> dict[str, float]:
-        """The weights after `step` updates are for rollouts from `step + ahead` on. Returns metrics.
+        """Publishes the weights after `step` updates, for rollouts from `step + ahead` on. Returns metrics.
 
-        Without a wait if the generation is more than one update ahead: it receives them when it needs them.
+        Does not wait if `ahead` is more than 1 or with `at_once`: the collecting thread receives the weights.
         """
         if self.ahead < 2 and not self.at_once:
             self.settle()
@@ -116,7 +118,7 @@ class Rollouts:
         return {}
 
     def settle(self) -> None:
-        """Waits until all rollouts that need older weights are collected; the generation has the newest ones then.
+        """Waits until all rollouts with older weights are collected, then sends the newest weights to the generation.
 
         Raises errors of the collection.
         """
@@ -125,7 +127,7 @@ class Rollouts:
             self._receive(self._published[-1][0])
 
     def _wait(self, condition: Callable[[], bool]) -> None:
-        """Raises the error of the collection if the condition can no longer come true."""
+        """Waits for the condition. Raises the error of the collection unless the condition holds."""
         with self._changed:
             self._changed.wait_for(lambda: condition() or self._error is not None)
             if self._error is not None and not condition():
@@ -148,7 +150,7 @@ class Rollouts:
                     self._changed.notify_all()
         except BaseException as error:  # raised in the main thread, where it ends the run
             with self._changed:
-                self._error = error  # it counts as collecting, so that nobody goes on
+                self._error = error  # `_collecting` stays True, so that no other thread starts
                 self._changed.notify_all()
 
     def _goes_on(self) -> bool:
@@ -158,7 +160,7 @@ class Rollouts:
             return self._collecting
 
     def _receive(self, updates: int) -> None:
-        """The newest weights of at most this many updates, if the generation has older ones."""
+        """Sends the newest weights of at most this many updates to the generation, if they are newer than its own."""
         newest = None
         with self._changed:
             while self._published and self._published[0][0] <= updates:
@@ -167,12 +169,12 @@ class Rollouts:
             self._received = self.runner.receive(newest)
 
     def state_dict(self) -> StateDict:
-        """The rollouts that were not taken yet. Called after `settle`."""
+        """Returns the rollouts that were not taken yet. Call `settle` first."""
         assert not self._collecting
         return {"ready": [_state(rollout) for rollout in self._ready]} if self._ready else {}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Loads the rollouts of `state`, those of a run with another `ahead` too."""
+        """Loads the rollouts of `state`, which may come from a run with another `ahead`."""
         rollouts = [state] if "batch" in state else state.get("ready", [])  # older checkpoints have one at most
         self._ready = deque(_from_state(rollout) for rollout in rollouts)
 

@@ -33,7 +33,7 @@ def load_callbacks(names: Sequence[str]) -> list[Callback]:
 
 
 def stopped_by(callbacks: Sequence[Callback], step: int, metrics: Mapping[str, float]) -> list[str]:
-    """Calls all callbacks; returns the names of those that ask to stop. Raises WorkerError with their traceback."""
+    """Calls all callbacks; returns the names of those that returned True. Raises WorkerError with their traceback."""
     stopping = []
     for callback in callbacks:
         name = getattr(callback, "__qualname__", type(callback).__qualname__)

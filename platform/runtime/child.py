@@ -111,15 +111,18 @@ class Child:
 
     @property
     def ended(self) -> bool:
-        """Whether its end was noticed by one of the methods below."""
+        """Whether one of the methods below has noticed the end of the child."""
         return self._process.returncode is not None
 
     def connection(self) -> Connection:
-        """The pipe as a Connection, which owns it from now on."""
+        """Returns a Connection, which owns the pipe from then on."""
         return Connection(self.socket.detach())
 
     def ends_within(self, seconds: float) -> bool:
-        """Waits for its end at most so long. With a guard, what it started is killed then."""
+        """Waits at most `seconds` for the child's end, and returns whether it has ended.
+
+        With a guard, the end of the child also kills its children.
+        """
         noticed = self.ended
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
@@ -131,7 +134,7 @@ class Child:
         return self.ended
 
     def exit_reason(self, seconds: float = 1.0) -> str:
-        """`exit code 3`, `killed by SIGKILL`, or `closed its connection` if it does not end within `seconds`."""
+        """Returns `exit code 3`, `killed by SIGKILL`, or `closed its connection` for a child that does not end."""
         if not self.ends_within(seconds):
             return "closed its connection"
         code: int = self._process.returncode
@@ -143,12 +146,12 @@ class Child:
             return f"killed by signal {-code}"
 
     def end(self, seconds: float) -> None:
-        """Kills it unless it ends within `seconds`. The pipe must be closed before, so that it learns of its end."""
+        """Kills the child unless it ends within `seconds`. Close the pipe first: the hang-up tells the child to end."""
         if not self.ends_within(seconds):
             self.kill()
 
     def kill(self) -> None:
-        """Kills it and what it started, and closes the pipe. Again does nothing: its id may be reused by then."""
+        """Kills the child and its children, and closes the pipe. A second call does nothing, as ids are reused."""
         if not self.ended:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)

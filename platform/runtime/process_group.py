@@ -12,15 +12,15 @@ RENDEZVOUS_S = 120.0  # a rank may still be importing libraries when the first o
 
 
 def use_interface_of(address: str) -> None:
-    """Makes gloo and NCCL use the network interface that has this address, unless the user has named one.
+    """Makes gloo and NCCL use the network interface with this address, unless environment variables name one.
 
-    gloo takes the one that the machine's name leads to, which is the loopback interface where /etc/hosts says so; NCCL
-    takes the first one, which may be that of a container network.
+    By default gloo resolves the machine's name, which /etc/hosts may map to the loopback interface. NCCL selects the
+    first interface, which may belong to a container network.
     """
     for interface, addresses in psutil.net_if_addrs().items():
         if any(own.address == address for own in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-            if not address.startswith("127."):  # NCCL leaves that one out for good reasons
+            if not address.startswith("127."):  # NCCL refuses the loopback interface
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
 
 

@@ -47,7 +47,7 @@ def main():
 
 
 def become_nobody():
-    """Without root outside, the sandbox was made in a user namespace, and its only user is nobody already."""
+    """Without root outside, the sandbox is a user namespace, whose only user already has the id `nobody`."""
     assert os.getpid() == 1
     libc = ctypes.CDLL(None, use_errno=True)
     if os.getuid() == 0:
@@ -192,7 +192,7 @@ def confine(setup, cpu_s, folder):
 
 
 def landlock(libc, reads, folder):
-    """Allows to read `reads` and to write files in `folder`; every right that this kernel's Landlock knows is asked."""
+    """Allows to read `reads` and to write files in `folder`; covers all rights that this kernel's Landlock has."""
     version = check(libc.syscall(CREATE_RULESET, None, 0, 1), "Landlock")
     files = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
     attributes = struct.pack("=QQQ", files, 3, 3)  # files, TCP, abstract sockets and signals

@@ -203,7 +203,7 @@ def _differences(configs: Sequence[Mapping[str, object]]) -> list[list[str]]:
 
 
 def _plain(value: object) -> object:
-    """Returns the value with null for numbers that are not finite, which JSON does not know."""
+    """Returns the value with null for numbers that are not finite, which JSON cannot represent."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

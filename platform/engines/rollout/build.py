@@ -143,7 +143,7 @@ def generation_dtype(trained: str, device: torch.device) -> torch.dtype:
 def published_dtype(config: Config, device: torch.device) -> torch.dtype:
     """Returns the type in which a learner on `device` gathers weights for the rollout: that of the engine.
 
-    The engine of a CPU may be on a machine with other instructions, and that of a user may want any type: float32.
+    An engine on a CPU may run on a machine with other instructions, and a user's engine may need any type: float32.
     """
     rollout, trained = config.rollout, config.actor.model.dtype
     backend, _ = chosen_backend(rollout.backend, device.type == "cuda")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rl_platform.engines.training.megatron.input import PackedInput
 
 
-# The layers below are not Transformer Engine's. Megatron asks whether they are, which fails where it is not installed.
+# The layers below are not Transformer Engine's. Megatron tests for that, and the test needs Transformer Engine.
 multi_latent_attention.HAVE_TE = False
 
 
