@@ -137,7 +137,7 @@ class Trajectory:
     @classmethod
     def from_state(cls, state: StateDict, prompts: Mapping[int, Prompt]) -> Trajectory:
         """The trajectory of a `state_dict`. `prompts` by their index."""
-        turns = state.get("conversation")  # older checkpoints have none
+        turns = state["conversation"]
         conversation = None if turns is None else Conversation(**turns)
         return cls(**{**state, "prompt": prompts[state["prompt"]], "conversation": conversation})
 

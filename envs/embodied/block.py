@@ -253,7 +253,7 @@ class EnvBlock:
         """
         self._spares.seeds = list(restart_seeds)
         for i, saved in enumerate(states):
-            state, returned, length, *success = pickle.loads(saved)  # older checkpoints have no success
+            state, returned, length, success = pickle.loads(saved)
             if state is None:
                 self._reset(np.array([i]), [restart_seeds[i]])
                 continue
@@ -265,7 +265,7 @@ class EnvBlock:
             except Exception as error:
                 raise EnvFailure(self._first + i, "restore", traceback.format_exc()) from error
             self._returns[i], self._lengths[i] = returned, length
-            self._success.restore(i, *success)
+            self._success.restore(i, success)
 
     def close(self) -> None:
         if self._native is not None:

@@ -56,7 +56,7 @@ class SuccessCount:
     def save(self, index: int) -> tuple[int, int]:
         return int(self._once[index]), int(self._now[index])
 
-    def restore(self, index: int, saved: tuple[int, int] = (UNREPORTED, UNREPORTED)) -> None:
+    def restore(self, index: int, saved: tuple[int, int]) -> None:
         self._once[index], self._now[index] = saved
 
 

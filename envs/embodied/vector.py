@@ -33,7 +33,7 @@ from rl_platform.envs.embodied.success import Success, success_of
 from rl_platform.envs.embodied.user_backend import backend_spaces
 from rl_platform.envs.embodied.worker import cpu_count, failure
 from rl_platform.envs.embodied.workers import EnvWorkers
-from rl_platform.errors import CheckpointError, ConfigError, Diverged, Problem
+from rl_platform.errors import CheckpointError, Diverged
 from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:
@@ -108,11 +108,9 @@ class VectorEnv:
     ) -> None:
         """Builds the environments with `render_mode`; `worker_variables` are environment variables of the workers.
 
-        Raises ConfigError for an unknown id, unusable arguments or spaces, and more workers than environments.
+        Raises ConfigError for an unknown id and unusable arguments or spaces.
         """
-        if not 0 <= num_workers <= num_envs:
-            message, allowed = "more workers than environments", f"0..{num_envs}"
-            raise ConfigError([Problem("env.num_workers", message, value=str(num_workers), allowed=allowed)])
+        assert 0 <= num_workers <= num_envs
         self.description = description
         self.num_envs = num_envs
         self._seed = 0

@@ -40,8 +40,8 @@ def build_prompts(questions: Sequence[Question], tokenizer: PromptEncoder, data:
     """Encodes each question in template and chat turns, and message lists as they are. `Prompt.index` is the position
     in `questions`.
 
-    Raises ConfigError for a template without {question}, settings without effect, a tokenizer without a chat template,
-    and if no prompt is short enough; DataError for messages that the chat template refuses.
+    Raises ConfigError for settings without effect on messages, a tokenizer without a chat template, and if no prompt is
+    short enough; DataError for messages that the chat template refuses.
     """
     _check_template(data, questions)
     encoded = [tuple(_encode(question, tokenizer, data)) for question in questions]
@@ -77,13 +77,6 @@ def _check_template(data: Data, questions: Sequence[Question]) -> None:
         ):
             if value != default:
                 problems.append(Problem(f"data.{key}", message, repr(value), hint="put the text into the messages"))
-    if PLACEHOLDER not in data.prompt_template:
-        message = "without {question} every prompt would be the same"
-        problems.append(Problem("data.prompt_template", message, value=repr(data.prompt_template)))
-    if data.system_prompt is not None and not data.use_chat_template:
-        message = "has no effect without a chat template"
-        hint = "remove it, or set data.use_chat_template: true"
-        problems.append(Problem("data.system_prompt", message, value=repr(data.system_prompt), hint=hint))
     if problems:
         raise ConfigError(problems)
 
@@ -149,12 +142,10 @@ class PromptLoader:
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continues from `state`. Raises CheckpointError if it is of other prompts, another seed or other weights."""
-        of_one = "drawn" not in state  # older checkpoints have epoch and position in the only source
-        weights = {"": 1.0} if of_one else state["weights"]
         pairs = (
             ("prompts", state["prompts"], self._fingerprint),
             ("seed", state["seed"], self._seed),
-            ("weights", weights, self._weights),
+            ("weights", state["weights"], self._weights),
         )
         for name, saved, own in pairs:
             if saved != own:
@@ -162,7 +153,7 @@ class PromptLoader:
                     f"the checkpoint's data position is of other {name} ({saved}, now {own}): "
                     "resume with the data and runner.seed it was made with, or start anew with runner.resume: never."
                 )
-        self._drawn = {"": state["epoch"] * self._count + state["position"]} if of_one else dict(state["drawn"])
+        self._drawn = dict(state["drawn"])
 
     def _next(self) -> Prompt:
         # the n-th prompt of a source with weight w is due at time (n + 1/2) / w

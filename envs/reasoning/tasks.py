@@ -7,7 +7,7 @@ from dataclasses import replace
 from rl_platform.config.schema.data import Data, Source, Task
 from rl_platform.envs.reasoning.digits import digit_questions
 from rl_platform.envs.reasoning.question import Question, Split
-from rl_platform.errors import ConfigError, DataError, Problem, problems_of
+from rl_platform.errors import DataError, problems_of
 from rl_platform.extras import required
 
 
@@ -17,8 +17,6 @@ def build_questions(data: Data, seed: int) -> Split:
     Training questions that any source validates are removed. Raises ConfigError for unknown names and too few
     questions, DataError for unreadable files.
     """
-    if not data.tasks:
-        raise ConfigError([Problem("data.task", "missing: a reasoning run needs questions")])
     splits = [(task, _split(data, key, task, seed)) for key, task in data.tasks]
     validation = [question for _, split in splits for question in split.validation]
     held_out = {question.key for question in validation}

@@ -13,7 +13,6 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from fractions import Fraction
 from typing import Protocol
 
@@ -64,14 +63,8 @@ class ToolSpec:
 
 def load_tool(name: str) -> Tool:
     """Returns the built-in tool or the user's function of that name. Raises ConfigError if there is none."""
-    if name in TOOLS:
-        return TOOLS[name]
-    if ":" in name:
-        tool: Tool = TOOL.load(name)
-        return tool
-    near = get_close_matches(name, TOOLS, n=1)
-    hint = f"did you mean {near[0]}?" if near else ""
-    raise TOOL.misfit(name, "no such tool", hint, f"{', '.join(TOOLS)}, or module:function")
+    tool: Tool = TOOLS[name] if name in TOOLS else TOOL.load(name)
+    return tool
 
 
 # The calculator -------------------------------------------------------------------------------------------------------

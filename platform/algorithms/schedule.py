@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_platform.errors import ConfigError, Problem
 from rl_platform.records import RolloutBatch
 
 if TYPE_CHECKING:
@@ -39,25 +38,14 @@ class MiniBatches:
     """
 
     def __init__(self, batch: RolloutBatch, size: int, buffers: ShuffleBuffers | None = None) -> None:
-        """`buffers`: given by a caller that shuffles many batches. Raises ConfigError if `size` does not divide
-        the rows: a smaller last one would weigh its rows more."""
+        """buffers: given by a caller that shuffles many batches. `size` must divide the rows: a smaller last mini-batch
+        would give its rows a larger weight."""
         self._batch, self._size = batch, size
         self._buffers = ShuffleBuffers() if buffers is None else buffers
         for copy, parts in self._buffers.copies[:1]:
             if len(parts[0]) != size or not _alike(copy, batch):
                 self._buffers.copies.clear()
-        rows = len(batch)
-        if rows % size:
-            divisors = [d for d in range(1, rows + 1) if rows % d == 0]
-            nearest = min(divisors, key=lambda d: (abs(d - size), -d))
-            problem = Problem(
-                key="data.mini_batch_size",
-                message=f"a rollout has {rows} rows, which mini-batches of {size} do not divide",
-                value=str(size),
-                allowed=f"a divisor of {rows}",
-                hint=f"the nearest is {nearest}",
-            )
-            raise ConfigError([problem])
+        assert len(batch) % size == 0, f"mini-batches of {size} do not divide {len(batch)} rows"
 
     def epochs(self, count: int, orders: Orders) -> Iterator[list[RolloutBatch]]:
         """The mini-batches of `count` epochs; every epoch has every row once."""

@@ -42,7 +42,7 @@ class EnvTasks:
         self, prefix: str, numbers: Iterable[int], returns: Iterable[float], successes: Iterable[Success | None]
     ) -> dict[str, float]:
         """Of each task that had episodes, PREFIX/TASK/return and the success rates; numbers: of their environments."""
-        episodes = list(zip(numbers, returns, successes, strict=False))  # older checkpoints hold fewer numbers
+        episodes = list(zip(numbers, returns, successes, strict=True))
         metrics: dict[str, float] = {}
         for task, name in enumerate(self.names):
             own = [(return_, success) for number, return_, success in episodes if number % len(self.names) == task]

@@ -175,8 +175,7 @@ class Rollouts:
 
     def load_state_dict(self, state: StateDict) -> None:
         """Loads the rollouts of `state`, which may come from a run with another `ahead`."""
-        rollouts = [state] if "batch" in state else state.get("ready", [])  # older checkpoints have one at most
-        self._ready = deque(_from_state(rollout) for rollout in rollouts)
+        self._ready = deque(_from_state(rollout) for rollout in state.get("ready", []))
 
 
 def with_metrics(rollout: Collected, metrics: dict[str, float]) -> Collected:

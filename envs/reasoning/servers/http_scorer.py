@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 
 from rl_platform.envs.reasoning.score import RAISED, Score, unscored
-from rl_platform.envs.reasoning.score_queue import ScoreQueue
 from rl_platform.envs.reasoning.servers.reward_server import Server, Unanswered
+from rl_platform.envs.reasoning.servers.score_queue import ScoreQueue
 from rl_platform.envs.reasoning.verifiers import ScoreItem
 from rl_platform.errors import ConfigError, Problem, Unreachable
 

@@ -10,7 +10,7 @@ from rl_platform.disk import read_regular
 from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.envs.reasoning.sources.hub import dataset_rows
 from rl_platform.envs.reasoning.sources.tables import READERS, Row, shown
-from rl_platform.errors import ConfigError, DataError, Problem
+from rl_platform.errors import DataError
 from rl_platform.records import Message
 
 ROLES = ("system", "user", "assistant")
@@ -21,13 +21,9 @@ def stored_questions(data: Data, task: Task) -> Split:
     `val_split`), or else the last ones of `path`. With a data.train_size of 0 the first ones of `path` are validation
     and none is trained on; other values of data.train_size do not apply.
 
-    Raises DataError with file and row for invalid contents, ConfigError without a path or without the library that
-    reads the format.
+    Raises DataError with file and row for invalid contents, ConfigError without the library that reads the format.
     """
-    if task.path is None:
-        raise ConfigError(
-            [Problem("data.task.path", f"missing, but data.task.type is {task.type}", allowed="a file of questions")]
-        )
+    assert task.path is not None  # a rule of the config
     questions = _read(task, task.path, task.split)
     if not data.train_size:
         return Split(train=[], validation=questions[: data.val_size])

@@ -12,8 +12,8 @@ from rl_platform.config.schema.data import Data
 from rl_platform.config.schema.reward import Scoring
 from rl_platform.envs.reasoning.prompts import PLACEHOLDER
 from rl_platform.envs.reasoning.score import RAISED, Score, checked_reward, json_number, unscored
-from rl_platform.envs.reasoning.score_queue import ScoreQueue
 from rl_platform.envs.reasoning.scoring_process import Job
+from rl_platform.envs.reasoning.servers.score_queue import ScoreQueue
 from rl_platform.envs.reasoning.verifiers import ScoreItem
 from rl_platform.records import Message
 from rl_platform.runtime.cpu import release_team

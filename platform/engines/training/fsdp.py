@@ -27,7 +27,6 @@ from rl_platform.engines.training.balancing_loss import BalancedRouters, RouterB
 from rl_platform.engines.training.base import Loss, MicroBatches, Offloadable
 from rl_platform.engines.training.sharded_state import ShardedState, ShardedTensor, adam_state
 from rl_platform.engines.training.sharing import Group, balance_metrics_of, hidden_size_of, over_ranks, part_of, shares
-from rl_platform.errors import PlacementError, Problem
 from rl_platform.models.context_parallel import ContextParallel
 from rl_platform.models.forward import packed_rows
 from rl_platform.records import RolloutBatch
@@ -255,12 +254,10 @@ def _recomputed(forward: Callable[Arguments, Output], *args: Arguments.args, **k
 def _data_ranks(model: nn.Module, device: torch.device, context: int) -> Group:
     """Returns the data-parallel ranks; with `context` > 1 also sets the model's context-parallel group.
 
-    Raises PlacementError if `context` does not divide the number of ranks.
+    `context` divides the number of ranks.
     """
     size = dist.get_world_size() if dist.is_initialized() else 1
-    if size % context:
-        message = f"{size} ranks cannot form groups of {context} that share the tokens of a micro-batch"
-        raise PlacementError([Problem("cluster.component_placement", message, allowed=f"a multiple of {context}")])
+    assert size % context == 0, (size, context)
     if context == 1:
         return Group.of(dist.group.WORLD) if dist.is_initialized() else Group(None, 0, 1)
     from torch.distributed.device_mesh import init_device_mesh

@@ -275,8 +275,6 @@ constant = 3
     @pytest.mark.parametrize(
         ("name", "reason"),
         [
-            ("ppo_clp", "did you mean ppo_clip"),
-            ("ppo_clp", f"{', '.join(POLICY_LOSSES)}, or module:function"),
             ("my_losses:sqared", "cannot be imported: AttributeError"),
             ("no_such_module:loss", "cannot be imported: ModuleNotFoundError"),
             ("broken_losses:loss", "nothing_of_this_name"),

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from rl_platform.algorithms import schedule
 from rl_platform.algorithms.schedule import MiniBatches, ShuffleBuffers, mini_batches
-from rl_platform.errors import ConfigError
 from rl_platform.records import RolloutBatch
 
 
@@ -54,12 +53,6 @@ def test_without_a_generator_the_rows_keep_their_order() -> None:
     parts = mini_batches(_batch(12), 4, None)
     assert [len(part) for part in parts] == [4, 4, 4]
     assert _order(parts) == list(range(12))
-
-
-@pytest.mark.parametrize(("rows", "size", "nearest"), [(100, 30, 25), (8, 16, 8), (7, 4, 7)])
-def test_a_remainder_is_refused_with_the_nearest_size(rows: int, size: int, nearest: int) -> None:
-    with pytest.raises(ConfigError, match=rf"mini_batch_size(.|\n)*nearest is {nearest}"):
-        mini_batches(_batch(rows), size, torch.Generator())
 
 
 def test_epochs_take_turns_at_two_copies() -> None:

@@ -42,12 +42,9 @@ def test_what_went_before_the_turn_is_not_read() -> None:
     assert calculator(["9*9", "1+1=", "2", "2+5="], {}) == "7"
 
 
-@pytest.mark.parametrize(
-    ("name", "part"), [("calculater", "did you mean calculator"), ("no_such_module:f", "cannot be imported")]
-)
-def test_unknown_tools(name: str, part: str) -> None:
-    with pytest.raises(ConfigError, match=part) as caught:
-        load_tool(name)
+def test_unknown_tools() -> None:
+    with pytest.raises(ConfigError, match="cannot be imported") as caught:
+        load_tool("no_such_module:f")
     assert "rollout.multi_turn.tool" in str(caught.value)
 
 

@@ -223,7 +223,6 @@ def test_user_function_and_names_that_do_not_exist(tmp_path, monkeypatch) -> Non
         ("my_reward:third", "AttributeError"),
         ("no_such_module:f", "ModuleNotFoundError"),
         ("my_reward:x", "is not a function"),
-        ("exact_mach", "did you mean exact_match"),
     ]:
         with pytest.raises(ConfigError) as caught:
             load_verifier(VerifierSpec(name))
