@@ -112,7 +112,7 @@ def gloo_process(connection: Connection) -> None:
     import torch
     import torch.distributed as dist
 
-    from rl_platform.runtime.process_group import join_group, leave_group
+    from rl_platform.runtime.ray.process_group import join_group, leave_group
     from rl_platform.runtime.ray.weight_store import BUCKET
     from rl_platform.runtime.weights.weight_transfer import checksum_of, empty
 
@@ -153,7 +153,7 @@ def by_gloo(state: dict[str, Any], group: Beside) -> Callable[[bool], None]:
     import torch
     import torch.distributed as dist
 
-    from rl_platform.runtime.process_group import Rendezvous, join_group
+    from rl_platform.runtime.ray.process_group import Rendezvous, join_group
     from rl_platform.runtime.ray.weight_store import BUCKET
     from rl_platform.runtime.weights.weight_transfer import checksum_of, shapes_of
 
@@ -268,7 +268,7 @@ def main() -> None:
     from rl_platform.models.language import LanguageModel
     from rl_platform.models.pretrained import model_folder
     from rl_platform.runtime.cpu import keep_freed_memory
-    from rl_platform.runtime.process_group import leave_group
+    from rl_platform.runtime.ray.process_group import leave_group
     from rl_platform.runtime.ray.weight_store import publish
 
     keep_freed_memory()

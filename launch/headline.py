@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 import shlex
 from collections import deque
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -65,9 +64,6 @@ HEADLINES = {
         {"success": "env/success_once", "val success": "val/success_once"},
     ),
 }
-
-_BARS = "▁▂▃▄▅▆▇█"
-_ASCII_BARS = "_.-=+*%#"
 
 
 OWN_REWARD = replace(
@@ -240,21 +236,3 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
-
-
-def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> str:
-    """At most `width` characters, neighbouring values averaged, lowest to highest over the full height."""
-    if not values or width < 1:
-        return ""
-    cells = min(width, len(values))
-    edges = [len(values) * cell // cells for cell in range(cells + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
-    low, high = min(means), max(means)
-    bars = _ASCII_BARS if ascii_only else _BARS
-    scale = (len(bars) - 1) / (high - low) if high > low else 0.0
-    return "".join(bars[round((mean - low) * scale)] for mean in means)
-
-
-def printable(text: str) -> str:
-    """One line without control characters: generated text must not steer the terminal."""
-    return "".join("⏎" if char == "\n" else char if char.isprintable() else "·" for char in text.strip())

@@ -66,16 +66,6 @@ recorder = Recorder()
 """Of this process."""
 
 
-def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Total time in which at least one of the spans (begin, length) was open, in their unit."""
-    total, until = 0.0, float("-inf")
-    for begin, length in sorted(spans):
-        end = begin + length
-        total += max(0.0, end - max(begin, until))
-        until = max(until, end)
-    return total
-
-
 class Timeline(Reporter):
     """The sink of a run's reporter that writes `trace.json` when `steps` steps are done, or at the end of the run.
 

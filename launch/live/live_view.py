@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.control import Control
@@ -17,7 +18,7 @@ from rich.live import Live
 from rich.segment import ControlType
 from rich.text import Text
 
-from rl_platform.launch.headline import History, duration, number, printable, sparkline
+from rl_platform.launch.headline import History, duration, number
 from rl_platform.launch.open_phases import OpenPhase, OpenPhases, nested_name
 from rl_platform.launch.panels import print_lines, print_start
 from rl_platform.reporter import Reporter, RunInfo, Sample
@@ -25,6 +26,8 @@ from rl_platform.reporter import Reporter, RunInfo, Sample
 REDRAW_SECONDS = 0.25
 _LABEL = 11  # width of the first column
 _CELL = 20  # least width of a key number: label and value
+_BARS = "▁▂▃▄▅▆▇█"
+_ASCII_BARS = "_.-=+*%#"
 
 
 class LiveView(Reporter):
@@ -192,3 +195,21 @@ def _progress(label: str, done: int, total: int, status: str, width: int, style:
         filled = round(room * min(done / total, 1.0))
         text.append("━" * filled, style).append("─" * (room - filled) + "  ", "dim")
     return text.append(status, "default")
+
+
+def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> str:
+    """At most `width` characters, neighbouring values averaged, lowest to highest over the full height."""
+    if not values or width < 1:
+        return ""
+    cells = min(width, len(values))
+    edges = [len(values) * cell // cells for cell in range(cells + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(means), max(means)
+    bars = _ASCII_BARS if ascii_only else _BARS
+    scale = (len(bars) - 1) / (high - low) if high > low else 0.0
+    return "".join(bars[round((mean - low) * scale)] for mean in means)
+
+
+def printable(text: str) -> str:
+    """One line without control characters: generated text must not steer the terminal."""
+    return "".join("⏎" if char == "\n" else char if char.isprintable() else "·" for char in text.strip())

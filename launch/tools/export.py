@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from rl_platform.disk import replacing
-from rl_platform.engines.training.saved_weights import trained_weights, whole_weights
 from rl_platform.errors import CheckpointError, ConfigError, Problem, check_all
 from rl_platform.launch.saved.loaded_policy import find_policy
 from rl_platform.launch.saved.saved_run import SavedRun, find_run
+from rl_platform.launch.saved.saved_weights import trained_weights, whole_weights
 from rl_platform.models.build import language_model
 from rl_platform.models.pretrained import export_causal_lm, load_config
 from rl_platform.models.saved_policy import DESCRIPTION, SavedPolicy

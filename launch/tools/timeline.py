@@ -7,7 +7,7 @@ into single calls, open trace.json in ui.perfetto.dev.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypedDict
@@ -16,7 +16,6 @@ from rl_platform.errors import DataError, check_all
 from rl_platform.launch.tools.named_runs import check_runs
 from rl_platform.launch.tools.plot import require_matplotlib
 from rl_platform.launch.tools.written import PICTURES, check_output, writing
-from rl_platform.tracing import covered
 
 TRACE = "trace.json"
 REASON = "runner.trace_steps above 0"
@@ -156,3 +155,13 @@ def as_text(shares: Mapping[str, float]) -> str:
         return ""
     kinds = ", ".join(f"{name} {share:.1%}" for name, share in shares.items() if name != REST)
     return f"share of the time: {kinds}; {REST} {shares[REST]:.1%}"
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Total time in which at least one of the spans (begin, length) was open, in their unit."""
+    total, until = 0.0, float("-inf")
+    for begin, length in sorted(spans):
+        end = begin + length
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total

@@ -45,8 +45,6 @@ class FSDPEngine:
     `router_aux_loss_coef`: factor of the load-balancing loss of a mixture of experts.
 
     A language model with `pretrained` weights is filled from them after it is sharded, so that no rank holds all of it.
-
-    Raises PlacementError if `context` does not divide the number of ranks.
     """
 
     def __init__(
@@ -252,10 +250,7 @@ def _recomputed(forward: Callable[Arguments, Output], *args: Arguments.args, **k
 
 
 def _data_ranks(model: nn.Module, device: torch.device, context: int) -> Group:
-    """Returns the data-parallel ranks; with `context` > 1 also sets the model's context-parallel group.
-
-    `context` divides the number of ranks.
-    """
+    """Returns the data-parallel ranks; with `context` > 1 also sets the model's context-parallel group."""
     size = dist.get_world_size() if dist.is_initialized() else 1
     assert size % context == 0, (size, context)
     if context == 1:

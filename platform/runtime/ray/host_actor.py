@@ -22,7 +22,6 @@ from rl_platform.garbage import collect_as_usual
 from rl_platform.placement.inventory import VISIBLE_DEVICES
 from rl_platform.runtime.host import RankThread, start_ranks
 from rl_platform.runtime.lifecycle import RUNNER, raise_first, stop_ranks
-from rl_platform.runtime.process_group import Rendezvous, join_group, leave_group, use_interface_of
 from rl_platform.runtime.ray import reservation
 from rl_platform.runtime.ray.fingerprint import code_fingerprint
 from rl_platform.runtime.ray.host_process import (
@@ -34,6 +33,7 @@ from rl_platform.runtime.ray.host_process import (
     prepare_process,
 )
 from rl_platform.runtime.ray.loss_watch import watch_head
+from rl_platform.runtime.ray.process_group import Rendezvous, join_group, leave_group, use_interface_of
 from rl_platform.runtime.ray.serialization import NO_REFERENCES, Answer, Packed, pack, pack_error, unpack, unpack_error
 from rl_platform.runtime.ray.transport import RayTransport
 from rl_platform.runtime.waits import waiting_on

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
-from rl_platform.runtime.process_group import Rendezvous
+from rl_platform.runtime.ray.process_group import Rendezvous
 from rl_platform.runtime.weights import group as weight_group
 from rl_platform.runtime.weights.group import (
     Absence,

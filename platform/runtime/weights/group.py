@@ -23,11 +23,11 @@ from torch import Tensor
 
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
-from rl_platform.runtime.process_group import RENDEZVOUS_S
 from rl_platform.runtime.weights.weight_transfer import TensorShape, checksum, shapes_of
 
 logger = logging.getLogger(__name__)
 
+RENDEZVOUS_S = 120.0  # longest wait for the other ranks: they may still be importing libraries
 SEND_S = 120.0  # longest time for one bucket
 BUCKET = 256 * 2**20  # bytes that a sender and each receiver need beside the weights; a larger tensor is one bucket
 CPU = "cpu"

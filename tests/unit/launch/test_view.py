@@ -20,8 +20,8 @@ import pytest
 from rich.console import Console
 
 from rl_platform.launch import plain
-from rl_platform.launch.headline import History, duration, number, printable, sparkline
-from rl_platform.launch.live.live_view import LiveView
+from rl_platform.launch.headline import History, duration, number
+from rl_platform.launch.live.live_view import LiveView, printable, sparkline
 from rl_platform.launch.plain import PlainView, terminal_view
 from rl_platform.metrics import RunLog
 from rl_platform.reporter import Reporter, Reporters, RunInfo, Sample

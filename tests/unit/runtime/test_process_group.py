@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from rl_platform.runtime.process_group import use_interface_of
+from rl_platform.runtime.ray.process_group import use_interface_of
 
 INTERFACES = {
     "lo": [SimpleNamespace(address="127.0.0.1")],

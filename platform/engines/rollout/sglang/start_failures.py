@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rl_platform.engines.rollout.out_of_memory import memory_problem
+from rl_platform.engines.rollout.hosted.out_of_memory import memory_problem
 from rl_platform.errors import Problem
 
 _ARCHITECTURES = (

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 
-from rl_platform.engines.rollout.out_of_memory import memory_problem
+from rl_platform.engines.rollout.hosted.out_of_memory import memory_problem
 from rl_platform.errors import Problem
 
 VERSION = "0.32.0"  # the sampler and the reloading of weights are internals, which change between releases

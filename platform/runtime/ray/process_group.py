@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import psutil
 
-RENDEZVOUS_S = 120.0  # a rank may still be importing libraries when the first one waits
+from rl_platform.runtime.weights.group import RENDEZVOUS_S
 
 
 def use_interface_of(address: str) -> None:
