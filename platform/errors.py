@@ -46,6 +46,11 @@ class Problem:
         return "\n".join(lines)
 
 
+def shortened(text: str) -> str:
+    """Returns a value for a message, cut after 80 characters."""
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 class ConfigError(PlatformError):
     """All problems of one config at once."""
 

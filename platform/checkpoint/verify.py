@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from rl_platform.errors import CheckpointError
+from rl_platform.errors import CheckpointError, shortened
 from rl_platform.records import StateDict
 
 FORMAT = 2
@@ -150,8 +150,7 @@ def _mistyped(body: StateDict) -> Iterator[str]:
 
 
 def _shown(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return shortened(json.dumps(value))
 
 
 def _first_line(error: Exception) -> str:

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from rl_platform.config.describe import allowed, choices, field_at, section_at, walk
 from rl_platform.config.foreign_names import ForeignName, foreign_sections, of_component, translate
 from rl_platform.config.suggest import ALIKE, SURE, nearest
-from rl_platform.errors import Problem
+from rl_platform.errors import Problem, shortened
 
 Where = Callable[[str], str]
 
@@ -45,8 +45,7 @@ def dotted(location: Sequence[int | str]) -> str:
 
 def show(value: object) -> str:
     """A value as it could be written in YAML, text in quotes, cut after 80 characters."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return shortened(json.dumps(value, ensure_ascii=False, default=str))
 
 
 def _missing(detail: ErrorDetails, key: str, where: Where) -> Problem:

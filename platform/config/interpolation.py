@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import NoReturn
 
+from rl_platform.config.differences import flat
 from rl_platform.config.layers import value_at
 from rl_platform.config.source import MAX_DEPTH, MAX_SIZE, Tree
 from rl_platform.config.suggest import SURE, nearest
@@ -130,7 +131,7 @@ class _Resolver:
             if resolver == "oc.env":
                 return message, f"write ${{env:{argument.partition(',')[0].strip()}}}; it has no default"
             return message, "write the value itself, or set the key on the command line"
-        close = nearest(name, _leaves(self.tree), SURE)
+        close = nearest(name, flat(self.tree), SURE)
         hint = f"did you mean ${{{close}}}?" if close else "a literal ${ is written $${"
         return f"${{{name}}} names no key of this config", hint
 
@@ -160,10 +161,3 @@ class _Resolver:
         problem = Problem(key=key, message=message, where=self.where(key), value=repr(text), hint=hint)
         if problem not in self.problems:
             self.problems.append(problem)
-
-
-def _leaves(tree: Tree, prefix: str = "") -> list[str]:
-    names: list[str] = []
-    for key, value in tree.items():
-        names += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}"]
-    return names

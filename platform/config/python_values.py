@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import yaml
 
 from rl_platform.config.source import MAX_DEPTH, CoreLoader
-from rl_platform.errors import Problem
+from rl_platform.errors import Problem, shortened
 
 DICT, OVERRIDES = "config", "overrides"  # what messages call the two
 END = "\n...\n"  # PyYAML's mark after a value that is no dict or list
@@ -68,14 +68,9 @@ def _plain(value: object, key: str, place: str, problems: list[Problem], depth: 
         if isinstance(value, kind):
             return kind(value)  # of a subclass, which YAML does not know
     message, hint = "no config can hold this value", "name a function as module:function" if callable(value) else ""
-    problems.append(Problem(key or DICT, message, place, _shown(value), ALLOWED, hint))
+    problems.append(Problem(key or DICT, message, place, shortened(repr(value)), ALLOWED, hint))
     return None
 
 
 def _no_key(key: str, place: str, name: object) -> Problem:
-    return Problem(key, "a key must be text", place, _shown(name))
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return Problem(key, "a key must be text", place, shortened(repr(name)))

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from rl_platform.errors import Problem
+from rl_platform.errors import Problem, shortened
 
 Tree = dict[str, Any]  # nested values of a config
 COMMAND_LINE = "command line"
@@ -145,7 +145,9 @@ class YamlReader:
         elif in_list:
             self._complain(path, f"{node.tag} is inside a list, and lists are never merged", place)
         elif node.tag == UNSET_TAG and node.value:
-            self._complain(path, "!unset takes no value", place, value=_shown(str(node.value)), hint="as key: !unset")
+            self._complain(
+                path, "!unset takes no value", place, value=shortened(str(node.value)), hint="as key: !unset"
+            )
         elif node.tag == REPLACE_TAG and not isinstance(node, yaml.MappingNode):
             self._complain(
                 path, "only sections are merged: a list or a value always replaces", place, hint="remove !replace"
@@ -166,7 +168,7 @@ class YamlReader:
             key = key_node.value
             if not key.isprintable():
                 message = "a key contains characters that cannot be printed"
-                self._complain(path or "config", message, place, value=_shown(ascii(key)))
+                self._complain(path or "config", message, place, value=shortened(ascii(key)))
                 continue
             full = f"{path}.{key}" if path else key
             if key in values:
@@ -197,7 +199,7 @@ class YamlReader:
         kind = node.tag.removeprefix(_CORE)
         if any(mark == "\0" or "\ud800" <= mark <= "\udfff" for mark in text):
             message = "the text contains a NUL or half a surrogate pair, which no path or text file can contain"
-            self._complain(path, message, self._place(node.start_mark), value=_shown(ascii(text)))
+            self._complain(path, message, self._place(node.start_mark), value=shortened(ascii(text)))
             return None
         # a placement is always text: 0 means "0", and nothing may turn 1:0 into a number
         if kind == "str" or (kind in ("int", "float") and path.startswith(_PLACEMENT)):
@@ -210,7 +212,7 @@ class YamlReader:
             if kind in ("int", "float"):
                 return self._number(text, kind, node, path)
         except (ValueError, KeyError):
-            self._complain(path, f"{_shown(repr(text))} is no {kind}", self._place(node.start_mark))
+            self._complain(path, f"{shortened(repr(text))} is no {kind}", self._place(node.start_mark))
             return None
         self._check_tag(node, path)
         return UNSET if node.tag == UNSET_TAG else None
@@ -226,10 +228,6 @@ class YamlReader:
                 return number
         allowed = "-2^63 to 2^63 - 1" if kind == "int" else f"up to {sys.float_info.max:.2g}"
         self._complain(
-            path, "the number is too large", self._place(node.start_mark), value=_shown(text), allowed=allowed
+            path, "the number is too large", self._place(node.start_mark), value=shortened(text), allowed=allowed
         )
         return None
-
-
-def _shown(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -32,6 +32,20 @@ _ALPHA, _FILTER = "algorithm.length_adaptive_alpha", "algorithm.overlong.filter"
 _SAMPLE_FILTER = "algorithm.sample_filter"
 _BOOTSTRAP, _IGNORE_MASKED = "algorithm.bootstrap_truncated", "algorithm.group_ignore_masked"
 _BOUNDED_DIVERGENCE = ("dppo_tv", "dppo_kl")
+_CLIPS = "clip_ratio_low clip_ratio_high"
+_DUAL_CLIP, _DIVERGENCE = "has no clipped ratio that a dual clip could bound", "bounds a divergence and clips no ratio"
+_UNREAD_BY_LOSS = {  # policy loss -> keys that it does not read, with the reason
+    "clip_cov": {"covariance.kl_coef": "has no KL"},
+    "kl_cov": {
+        "covariance.low covariance.high": "takes the largest ones",
+        f"{_CLIPS} clip_ratio_c": "adds a KL and clips no ratio",
+    },
+    "reinforce": {_CLIPS: "has no ratio to clip", "clip_ratio_c": _DUAL_CLIP},
+    "cispo": {"clip_ratio_c": _DUAL_CLIP},
+    "sapo": {f"{_CLIPS} clip_ratio_c": "has a gate and no clip"},
+    "gmpo": {"clip_ratio_c": "clips log-ratios before their mean, and has no bound that a dual clip could set"},
+    **{loss: {"clip_ratio_c": _DIVERGENCE} for loss in _BOUNDED_DIVERGENCE},
+}
 _NO_COMPONENTS = {  # why a policy of this type has no log-prob per component of an action
     "vla": "actor.model.type vla has one log-prob and one entropy per action, the sums over its components",
     "gru": "a recurrent policy has one log-prob and one entropy per step, the sums over the components of its action",
@@ -215,19 +229,16 @@ def _losses(config: Config) -> Iterator[Problem]:
             "a chunk has one log-prob, but an advantage for each action (algorithm.reward_type is action_level)",
             hint="algorithm.logprob_type: action_level, or algorithm.reward_type: chunk_level",
         )
-    for name in ("logprob_type", "entropy_type"):
-        yield from _levels(config, name)
+    if when(lambda: policy_is(config, *_NO_COMPONENTS)):
+        for name in ("logprob_type", "entropy_type"):
+            if when(lambda name=name: getattr(algorithm, name) == "token_level"):  # type: ignore[misc]
+                reason = _NO_COMPONENTS[config.actor.model.type]
+                yield Problem(f"algorithm.{name}", reason, hint=f"algorithm.{name}: chunk_level")
     if when(lambda: policy_is(config, "gru") and algorithm.loss_agg_func != "token-mean"):
         message = (
             "sequences of a recurrent policy are arbitrary pieces of a rollout, so all steps must have the same weight"
         )
         yield Problem(_AGGREGATION, message, hint=f"{_AGGREGATION}: token-mean")
-
-
-def _levels(config: Config, name: str) -> Iterator[Problem]:
-    if when(lambda: policy_is(config, *_NO_COMPONENTS) and getattr(config.algorithm, name) == "token_level"):
-        reason = _NO_COMPONENTS[config.actor.model.type]
-        yield Problem(f"algorithm.{name}", reason, hint=f"algorithm.{name}: chunk_level")
 
 
 def _correction(config: Config) -> Iterator[Problem]:
@@ -422,33 +433,16 @@ def _unread_by_losses(config: Config) -> Iterator[Unread]:
     if when(lambda: not algorithm.positive_nll_coef):
         reason = "algorithm.positive_nll_coef is 0"
         yield Unread("algorithm.positive_nll_norm", reason, ("algorithm.positive_nll_coef",))
-    loss, clips = when(lambda: algorithm.policy_loss), "clip_ratio_low clip_ratio_high"
+    loss = when(lambda: algorithm.policy_loss)
+    for names, reason in _UNREAD_BY_LOSS.get(loss or "", {}).items():
+        yield from unread_keys("algorithm", names, f"policy_loss {loss} {reason}", _LOSS)
     if loss in POLICY_LOSSES and loss not in COVARIANCE:
         yield Unread("algorithm.covariance", f"policy_loss {loss} treats all positions alike", (_LOSS,))
-    elif loss == "clip_cov":
-        yield Unread("algorithm.covariance.kl_coef", "policy_loss clip_cov has no KL", (_LOSS,))
-    elif loss == "kl_cov":
-        yield from unread_keys("algorithm.covariance", "low high", "policy_loss kl_cov takes the largest ones", _LOSS)
-        reason = "policy_loss kl_cov adds a KL and clips no ratio"
-        yield from unread_keys("algorithm", f"{clips} clip_ratio_c", reason, _LOSS)
-    if loss == "reinforce":
-        yield from unread_keys("algorithm", clips, "policy_loss reinforce has no ratio to clip", _LOSS)
-    if loss == "sapo":
-        yield from unread_keys("algorithm", f"{clips} clip_ratio_c", "policy_loss sapo has a gate and no clip", _LOSS)
-    elif loss in POLICY_LOSSES:
+    if loss in POLICY_LOSSES and loss != "sapo":
         yield from unread_keys("algorithm", "sapo_tau_pos sapo_tau_neg", f"policy_loss {loss} has no gate", _LOSS)
-    if loss == "gmpo":
-        reason = "policy_loss gmpo clips log-ratios before their mean, and has no bound that a dual clip could set"
-        yield Unread("algorithm.clip_ratio_c", reason, (_LOSS,))
-    if loss in ("reinforce", "cispo"):
-        reason = f"policy_loss {loss} has no clipped ratio that a dual clip could bound"
-        yield Unread("algorithm.clip_ratio_c", reason, (_LOSS,))
-    if loss in _BOUNDED_DIVERGENCE:
-        reason = f"policy_loss {loss} bounds a divergence and clips no ratio"
-        yield Unread("algorithm.clip_ratio_c", reason, (_LOSS,))
     if loss in POLICY_LOSSES and loss not in ("sapo", "kl_cov") and when(lambda: algorithm.old_log_probs == "current"):
         reason = f"{_OLD} is current, so the ratio is always 1"
-        yield from unread_keys("algorithm", f"{clips} clip_ratio_c", reason, _OLD)
+        yield from unread_keys("algorithm", f"{_CLIPS} clip_ratio_c", reason, _OLD)
     if when(lambda: reasoning(config)):
         reason = "it belongs to action chunks and episodes of embodied training"
         yield from unread_keys("algorithm", "reward_type logprob_type entropy_type bootstrap_type", reason, TASK)

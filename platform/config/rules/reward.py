@@ -190,12 +190,9 @@ def _unread_by(key: str, part: Scoring, tasks: Set[str] | None) -> Iterator[Unre
     kind, switches = when(lambda: part.type), (_TYPE,) if key == "reward" else ()
     if kind is None:
         return
-    if kind != "model":
-        yield Unread(f"{key}.model", f"it belongs to {key}.type model", switches)
-    if kind != "judge":
-        yield Unread(f"{key}.judge", f"it belongs to {key}.type judge", switches)
-    if kind != "http":
-        yield Unread(f"{key}.url", f"it belongs to {key}.type http", switches)
+    for name, reader in (("model", "model"), ("judge", "judge"), ("url", "http")):
+        if kind != reader:
+            yield Unread(f"{key}.{name}", f"it belongs to {key}.type {reader}", switches)
     if kind != "task" or (tasks is not None and "reasoning_gym" not in tasks):
         reason = f"only {key}.type task of reasoning_gym questions has partial scores"
         yield Unread(f"{key}.exact", reason, (*switches, "data.task.type"))
