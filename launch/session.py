@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from rl_platform.algorithms.card import algorithm_card, functions_card, sources_card
 from rl_platform.config import LoadedConfig
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.build import warp_problem
@@ -19,6 +18,7 @@ from rl_platform.envs.embodied.user_backend import try_backend
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError, Problem, check_all
+from rl_platform.extras import is_present
 from rl_platform.garbage import collect_as_usual
 from rl_platform.interrupts import shutting_down
 from rl_platform.launch.cluster import cluster_for, runtime_for
@@ -35,7 +35,7 @@ from rl_platform.launch.preflight import (
 from rl_platform.launch.run_restarts import RunRestarts
 from rl_platform.launch.sharding import check_kernels
 from rl_platform.metrics import RunLog, user_loggers
-from rl_platform.models.embodied_policy import policy_card, policy_problems
+from rl_platform.models.embodied_policy import policy_problems
 from rl_platform.placement.engine_memory import engine_memory, with_engine_memory
 from rl_platform.placement.hardware import device_of
 from rl_platform.placement.inventory import Inventory
@@ -127,10 +127,10 @@ def _run_once(
             return "already finished"
         state.store.require_space(checkpoint_bytes)
         state.begin()
-        warnings = "".join(f"# {text}\n" for text in _warnings(config))
+        warnings = "".join(f"# {text}\n" for text in warnings_of(config))
         changes = output.write_config(warnings + loaded.resolved_yaml(), state.resume_from)
         reporter.start(_info(loaded, config_path, folder, state, render(placement, inventory)))
-        for note in (*loaded.notes, *changes, *_warnings(config)):
+        for note in (*loaded.notes, *changes, *warnings_of(config)):
             reporter.note(note)
         if (
             isinstance(world, EnvSpaces)
@@ -160,7 +160,7 @@ def _run_once(
         return reason
 
 
-def _warnings(config: Config) -> Iterator[str]:
+def warnings_of(config: Config) -> Iterator[str]:
     """Yields warnings about the run's results, which config.yaml and the card repeat."""
     if config.runner.task_type == "reasoning":
         for key, part in config.reward.parts:
@@ -168,32 +168,13 @@ def _warnings(config: Config) -> Iterator[str]:
                 yield f"{key}.isolation is none: programs of the model run with this user's rights on this machine"
 
 
-def card(config: Config) -> list[tuple[str, str]]:
-    """Returns the algorithm card of a config."""
-    rows = config.transitions
-    if config.runner.task_type == "reasoning":
-        rows = config.data.train_batch_size * config.algorithm.group_size
-    lines = algorithm_card(
-        config.algorithm,
-        rows_per_rollout=rows,
-        mini_batch_size=config.data.mini_batch_size,
-        critic_mini_batch_size=config.critic.mini_batch_size,
-        task_type=config.runner.task_type,
-        has_values=config.has_values,
-        num_action_chunks=config.actor.model.num_action_chunks,
-    )
-    lines += sources_card(config.data) + functions_card(config.reward)
-    lines += [("warning", text) for text in _warnings(config)]
-    if config.runner.task_type == "embodied":
-        lines += policy_card(config.actor.model, config.sequence_length)
-    if config.runner.max_staleness:
-        ahead = config.runner.max_staleness
-        age = "one update" if ahead == 1 else f"{ahead} updates"
-        lines.append(("staleness", f"rollouts are collected during updates, with weights {age} old"))
-    if config.rollout.partial_rollout is not None:
-        more = f"{config.prompts_in_flight} prompts in work, {config.data.train_batch_size} trained on per step"
-        lines.append(("partial rollouts", f"{more}; the others continue in the next step with newer weights"))
-    return lines
+def _card(config: Config) -> list[tuple[str, str]]:
+    """Returns the algorithm card of a config; no lines if that extra is not installed."""
+    if not is_present("rl_platform.launch.card"):
+        return []
+    from rl_platform.launch.card.run_card import run_card
+
+    return run_card(config)
 
 
 def _info(loaded: LoadedConfig, config_path: str, folder: Path, state: RunState, plan: str) -> RunInfo:
@@ -205,7 +186,7 @@ def _info(loaded: LoadedConfig, config_path: str, folder: Path, state: RunState,
         max_steps=config.runner.max_steps,
         config_path=config_path,
         resumed_step=None if state.resume_from is None else state.resume_from.step,
-        card=card(config),
+        card=_card(config),
         placement=plan,
         config=loaded.shown(),
     )

@@ -22,6 +22,7 @@ from rl_platform.config import LoadedConfig
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import ESTIMATORS, POLICY_LOSSES
 from rl_platform.errors import ConfigError, PlatformError, WorkerError
+from rl_platform.launch.card.run_card import run_card
 from rl_platform.launch.check import invariance, updates
 from rl_platform.launch.check.credit import credit, not_asked
 from rl_platform.launch.check.property import Property, PropertyOutcome
@@ -29,7 +30,7 @@ from rl_platform.launch.check.samples import CheckedConfig
 from rl_platform.launch.console import run_console
 from rl_platform.launch.extensions import check_extensions
 from rl_platform.launch.panels import print_lines
-from rl_platform.launch.session import card, spaces_of
+from rl_platform.launch.session import spaces_of
 from rl_platform.runtime.cpu import one_thread
 from rl_platform.user_code import is_named
 
@@ -56,7 +57,7 @@ def check(loaded: LoadedConfig, console: Console | None = None) -> list[Property
     check_extensions(config)
     if config.runner.task_type == "embodied" and (is_named(config.actor.model.type) or is_named(config.env.backend)):
         spaces_of(config)  # calls the network and the backend once
-    print_lines(console, f"{config.runner.experiment_name}: algorithm", card(config))
+    print_lines(console, f"{config.runner.experiment_name}: algorithm", run_card(config))
     with console.status("checking"), _own_folder(config) as apart:
         outcomes = outcomes_of(apart)
     print_outcomes(console, outcomes, config.runner.seed, time.monotonic() - began)

@@ -75,27 +75,6 @@ def trainable(policy: EmbodiedPolicy, levels: ActionLevels) -> nn.Module:
     return ChunkActorCritic(policy, levels) if isinstance(policy, ChunkPolicy) else EmbodiedActorCritic(policy)
 
 
-def policy_card(model: Model, sequence_length: int) -> list[tuple[str, str]]:
-    """Returns (topic, text) rows about everything that differs from the default policy, for the run's card."""
-    rows = []
-    if is_named(model.type):
-        rows.append(("network", f"{model.type}, with the platform's heads on its features"))
-    if model.type == "gru":
-        pieces = f"sequences of {sequence_length} steps, from the state the rollout was in"
-        rows.append(("recurrent policy", f"{pieces}; the gradient flows to their first step, not across episodes"))
-    if model.log_std == "state":
-        rows.append(("deviations", "of continuous actions: a function of the state"))
-    if model.action_distribution == "squashed":
-        text = "tanh of a Gaussian, scaled to the bounds; log-probs exact, the entropy estimated by quadrature"
-        rows.append(("actions inside bounds", text))
-    if model.type == "vla":
-        text = "components independent given the observation; one log-prob per action, their sum"
-        used = "" if model.backbone_layers is None else f"; first {model.backbone_layers} layers of the language model"
-        frozen = "" if model.train_backbone else "; language model frozen"
-        rows.append(("vision-language-action", f"{text}{used}{frozen}"))
-    return rows
-
-
 def policy_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
     """Returns a problem for each setting of `model` that these observation and action spaces do not allow."""
     problems = _action_problems(model, spaces)

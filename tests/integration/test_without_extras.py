@@ -34,6 +34,7 @@ EXTRAS = (
     "envs/reasoning/sandbox",
     "launch/check",
     "launch/rehearse",
+    "launch/card",
     "launch/live",
     "launch/saved",
     "launch/tools",

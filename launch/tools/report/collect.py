@@ -185,8 +185,8 @@ def _config(folder: Path, lacks: dict[str, str]) -> Line:
 
 def _plan(folder: Path, lacks: dict[str, str]) -> tuple[list[tuple[str, str]], str, Placement | None]:
     """Returns the algorithm card, the picture of the placement and the placement, from config.yaml."""
+    from rl_platform.launch.card.run_card import run_card
     from rl_platform.launch.command import load, plan
-    from rl_platform.launch.session import card
 
     path, planned, reason = str(folder / "config.yaml"), None, ""
     for gpus in (None, *GPUS_PER_NODE):
@@ -207,7 +207,7 @@ def _plan(folder: Path, lacks: dict[str, str]) -> tuple[list[tuple[str, str]], s
         picture = plan("svg", loaded, placement, inventory)
     except PlatformError as error:
         lacks["placement"], picture = f"The placement cannot be drawn here: {error}", ""
-    return card(loaded.config), picture, placement
+    return run_card(loaded.config), picture, placement
 
 
 def _lanes(folder: Path, lacks: dict[str, str]) -> dict[str, list[Event]]:

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from rl_platform.algorithms.action_levels import ActionLevels, denominators_of
 from rl_platform.algorithms.advantages import advantages
-from rl_platform.algorithms.card import algorithm_card
 from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss
 from rl_platform.algorithms.rollout_metrics import rollout_metrics
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.envs.embodied.spaces import ActionSpace
+from rl_platform.launch.card.algorithm_card import algorithm_card
 from rl_platform.models.policies.chunk_policy import ChunkActorCritic, ChunkPolicy
 from rl_platform.models.policy import PolicyConfig
 from rl_platform.records import RolloutBatch

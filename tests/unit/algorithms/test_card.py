@@ -4,10 +4,10 @@ from typing import Any, Literal
 
 import pytest
 
-from rl_platform.algorithms.card import algorithm_card, functions_card, sources_card
 from rl_platform.config.schema.algorithm import ESTIMATORS, PFPPO, Algorithm, DynamicSampling, KLControl
 from rl_platform.config.schema.data import Data, Source
 from rl_platform.config.schema.reward import Reward, WeightedReward
+from rl_platform.launch.card.algorithm_card import algorithm_card, functions_card, sources_card
 
 
 def card(

@@ -83,8 +83,6 @@ def test_too_small_a_task_is_named_with_numbers() -> None:
         (digits(operation="min"), "no such operation"),
         (digits(lenght=3), "did you mean length"),
         (digits(length=0), "1 to 9"),
-        (Data(task=Task(type="jsonl")), "data.task.path"),
-        (Data(), "data.task: missing"),
     ],
 )
 def test_bad_task_settings(data: Data, expected: str) -> None:

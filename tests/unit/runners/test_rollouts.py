@@ -173,20 +173,6 @@ def test_rollouts_of_a_run_with_another_staleness_are_taken_first(ahead: int) ->
     assert [step for step, _ in again.asked] == [4, 5]
 
 
-def test_the_only_rollout_of_an_older_checkpoint() -> None:
-    rollouts = Rollouts(Task(), 1, 9)
-    rollouts.start(0, 0)
-    taken(rollouts, 0)
-    rollouts.settle()
-    (one,) = rollouts.state_dict()["ready"]
-    resumed = Rollouts(task := Task(), 1, 9)
-    resumed.load_state_dict(one)
-    resumed.start(1, 1)
-    assert taken(resumed, 1) == 0
-    resumed.settle()
-    assert [step for step, _ in task.asked] == [2]
-
-
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_data_that_is_used_up_ends_the_rollouts(ahead: int) -> None:
     rollouts = Rollouts(Task(steps=3), ahead, 100)
