@@ -48,6 +48,7 @@ def rollout_engine(
             stop_texts,
             records_routes=config.actor.router_replay,
             continues=rollout.on_update == "continue",
+            keeps_packed=rollout.multi_turn is not None,  # generates once per turn
         )
     ranks = rollout.tensor_parallel_size or max(1, len(accelerators))
     check_ranks(model_config, ranks)

@@ -25,8 +25,8 @@ FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 class JoinedLinear:
     """Linear layers of one input as one function; their outputs stand side by side.
 
-    `packed`: the same product with a copy of the weights in a faster layout (accel/packed_linear.py), which `pack`
-    renews after every change of the weights. Without it the layers compute one by one.
+    `packed`: the same product with a copy of the weights in a faster layout (accel/packed_linear.py). It must be None
+    or made again after every change of the weights. Without it the layers compute one by one.
     """
 
     def __init__(self, *layers: nn.Linear) -> None:
@@ -34,8 +34,7 @@ class JoinedLinear:
         self.packed: Callable[[Tensor], Tensor] | None = None
 
     def pack(self, packed: Callable[[Sequence[nn.Linear]], Callable[[Tensor], Tensor]]) -> None:
-        """Replaces the copy by `packed(layers)`."""
-        self.packed = None  # frees the old copy before the new one is made
+        """Sets the copy to `packed(layers)`."""
         self.packed = packed(self.layers)
 
     def __call__(self, states: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ parts while other sequences are decoded. A finished sequence leaves at once and 
 are stored in pages (`kv_cache`); common prefixes are computed and stored once (`prefill`); known architectures run with
 fewer operations (`decoder`). On a CPU a compiled loop computes attention (`accel/decode_kernel`), in bfloat16 also the
 operations between the matrix products (`accel/row_kernels`) and sampling (`accel/sampling_kernel`). Weights of the same
-device and type are references to the trainer's; on a CPU the matrices are repacked after each update
+device and type are references to the trainer's; on a CPU the matrices are packed for each generation
 (`accel/packed_linear`).
 
 Not covered: tensor parallelism.
@@ -45,7 +45,8 @@ class TorchRolloutEngine:
     dtype: of weights, keys and values; received weights of another type are converted and therefore copied.
     label: the name of this rank for senders of weights. records_routes: completions have the experts of their tokens.
     continues: weights that arrive during `generate` are for the next tokens of unfinished responses, whose keys and
-    values are computed again; else these responses start again.
+    values are computed again; else these responses start again. keeps_packed: packed matrices stay allocated between
+    calls of `generate`; else training has their memory.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class TorchRolloutEngine:
         stop_texts: StopTexts | None = None,
         records_routes: bool = False,
         continues: bool = False,
+        keeps_packed: bool = False,
     ) -> None:
         from accelerate import init_empty_weights
         from transformers import AutoModelForCausalLM
@@ -68,7 +70,7 @@ class TorchRolloutEngine:
         self.model = LanguageModel(network).eval()
         self.config = model_config
         self.eos, self.stop_texts = frozenset(eos_token_ids), stop_texts
-        self.max_running, self.continues = max_running, continues
+        self.max_running, self.continues, self.keeps_packed = max_running, continues, keeps_packed
         self.device, self.dtype = device, dtype
         self.version = -1
         self._lock = threading.RLock()  # one decoding step, or one update
@@ -82,19 +84,19 @@ class TorchRolloutEngine:
     def offload(self) -> None:
         """Moves the weights to host memory until they are used. They must not be references to the trainer's."""
         self._swap.leave()
-        for linear in self._decoder.linears:
-            linear.packed = None
+        self._unpack()
 
-    def _onload(self) -> None:
-        if self._swap.away:
-            self._swap.enter()
-            self._repack()
-
-    def _repack(self) -> None:
+    def _pack(self) -> None:
+        """Packs the matrices that are not packed. 135 M parameters take 0.15 s on two cores."""
         packed = acceleration.packed_linear_class(self.device, self.model.head.weight.dtype)
         if packed is not None:
             for linear in self._decoder.linears:
-                linear.pack(packed)
+                if linear.packed is None:
+                    linear.pack(packed)
+
+    def _unpack(self) -> None:
+        for linear in self._decoder.linears:
+            linear.packed = None
 
     def receive(self, weights: Weights | WeightsOffer) -> WeightsReceived:
         weights = reachable(weights, [self.device])
@@ -109,7 +111,7 @@ class TorchRolloutEngine:
     def close(self) -> None: ...
 
     def _receive(self, weights: Weights | WeightsOffer) -> None:
-        self._onload()
+        self._swap.enter()
         if self.version < 0:
             state = empty(weights.tensors, self.device) if isinstance(weights, WeightsOffer) else weights.state
             self.model.load_state_dict(self._own(state), assign=True)
@@ -123,7 +125,7 @@ class TorchRolloutEngine:
                     own[name].data = tensor
                 else:
                     own[name].data.copy_(tensor)
-        self._repack()
+        self._unpack()
         self.version = weights.version
 
     def _own(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -143,9 +145,10 @@ class TorchRolloutEngine:
     def generate(
         self, requests: Sequence[Request], sampling: SamplingParams, on_finished: Callable[[Completion], None]
     ) -> None:
-        self._onload()
         work = UnfinishedResponses(requests, sampling)
         with self._lock:
+            self._swap.enter()
+            self._pack()
             batch, version = self._new_batch(requests, sampling), self.version
             self._again = self._aborted = False
         while not batch.over and not self._aborted:
@@ -153,6 +156,7 @@ class TorchRolloutEngine:
                 pass
             with self._lock:
                 if self._again:
+                    self._pack()
                     left = work.continued(batch.cut(), version) if self.continues else batch.left
                     batch, version, self._again = self._new_batch(left, sampling), self.version, False
                 batch.step()
@@ -160,6 +164,9 @@ class TorchRolloutEngine:
                 on_finished(work.whole(completion, version))
         for completion in batch.cut():
             on_finished(work.whole(completion, version))
+        if not self.keeps_packed:
+            with self._lock:
+                self._unpack()
 
     def _new_batch(self, requests: Sequence[Request], sampling: SamplingParams) -> ContinuousBatch:
         config = self.config

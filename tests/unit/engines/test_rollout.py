@@ -66,8 +66,11 @@ def state_of(plain: Any) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in LanguageModel(plain).state_dict(keep_vars=True).items()}
 
 
-def engine_for(plain: Any, eos: Sequence[int] = (NEVER,), max_running: int = 64) -> TorchRolloutEngine:
-    engine = TorchRolloutEngine(copy.deepcopy(plain.config), eos, max_running, torch.device("cpu"))
+def engine_for(
+    plain: Any, eos: Sequence[int] = (NEVER,), max_running: int = 64, *, keeps_packed: bool = False
+) -> TorchRolloutEngine:
+    cpu, options = torch.device("cpu"), {"keeps_packed": keeps_packed}
+    engine = TorchRolloutEngine(copy.deepcopy(plain.config), eos, max_running, cpu, **options)
     engine.receive(Weights(0, state_of(plain)))
     return engine
 
@@ -223,13 +226,29 @@ class TestWeights:
         packed = engine_for(plain)
         monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
         unpacked = engine_for(plain)
+        unpacked._pack()
         assert all(linear.packed is None for linear in unpacked._decoder.linears)
+        packed._pack()
         if packed._decoder.linears[0].packed is None:
             pytest.skip("this build of torch has no oneDNN: there is nothing to compare")
         assert sum(len(linear.layers) for linear in packed._decoder.linears) == 2 * 7 + 1  # both layers and the head
         assert all(linear.packed is not None for linear in packed._decoder.linears)
         actual, expected = (answers(engine, requests, self.greedy) for engine in (packed, unpacked))
         assert {i: c.token_ids for i, c in actual.items()} == {i: c.token_ids for i, c in expected.items()}
+
+    @pytest.mark.parametrize("keeps", [True, False])
+    def test_packed_matrices_are_freed_with_their_generation_unless_the_next_one_has_the_same_weights(
+        self, keeps: bool
+    ) -> None:
+        plain = causal_lm()
+        engine = engine_for(plain, keeps_packed=keeps)
+        engine._pack()
+        if engine._decoder.linears[0].packed is None:
+            pytest.skip("this build of torch has no oneDNN: there is nothing to free")
+        answers(engine, prompts(), self.greedy)
+        assert {linear.packed is not None for linear in engine._decoder.linears} == {keeps}
+        engine.receive(Weights(1, state_of(plain)))
+        assert all(linear.packed is None for linear in engine._decoder.linears)
 
     @pytest.mark.parametrize("tied", [True, False])
     def test_weights_of_another_type_are_converted_and_follow_updates(self, tied: bool) -> None:
