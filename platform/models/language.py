@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from rl_platform import acceleration
@@ -167,15 +168,49 @@ def token_log_probs(
 ) -> tuple[Tensor, Tensor | None]:
     """states [K,H], targets [K], weight [V,H] -> log-probs [K] and a statistic [K] or None, float32."""
     logits = transform(F.linear(states, weight).float())
+    if statistic in ("none", "entropy"):
+        log_probs, entropies = _LogProbs.apply(logits, targets, temperature, statistic == "entropy")
+        return log_probs, entropies
     if temperature != 1.0:
         logits = logits / temperature
     norm = torch.logsumexp(logits, dim=-1)
     log_probs = logits.gather(1, targets[:, None]).squeeze(1) - norm
-    if statistic == "none":
-        return log_probs, None
-    if statistic == "entropy":
-        logits, norm = logits.detach(), norm.detach()
     if statistic == "squared_probs":  # sum_v softmax(z)_v^2
         return log_probs, torch.exp(logits - norm[:, None]).square().sum(dim=-1)
     # H = logsumexp(z) - sum_v softmax(z)_v z_v
     return log_probs, norm - (torch.exp(logits - norm[:, None]) * logits).sum(dim=-1)
+
+
+class _LogProbs(torch.autograd.Function):
+    """Log-probs [K] of logits [K,V], and entropies [K] without gradient.
+
+    The same operations as autograd's, with equal bits. The backward pass overwrites the logits and allocates no other
+    tensor of their size; autograd allocates four.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, temperature: float, entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        scaled = logits.detach() if temperature == 1.0 else logits / temperature
+        norm = torch.logsumexp(scaled, dim=-1)
+        log_probs = scaled.gather(1, targets[:, None]).squeeze(1) - norm
+        ctx.temperature = temperature
+        ctx.save_for_backward(scaled, targets, norm)
+        if not entropy:
+            return log_probs, None
+        # H = logsumexp(z) - sum_v softmax(z)_v z_v
+        entropies = norm - (scaled - norm[:, None]).exp_().mul_(scaled).sum(dim=-1)
+        ctx.mark_non_differentiable(entropies)
+        return log_probs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_log_probs: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        scaled, targets, norm = ctx.saved_tensors
+        # d log p_t / dz_v = [v = t] - p_v
+        gradient = scaled.sub_(norm[:, None]).exp_().mul_(-of_log_probs[:, None])
+        gradient.scatter_add_(1, targets[:, None], of_log_probs[:, None])
+        if ctx.temperature != 1.0:
+            gradient /= ctx.temperature
+        return gradient, None, None, None
