@@ -45,6 +45,8 @@ def training_engine(
     elif _plain(section) and (compiled := acceleration.training_engine_class(model, device, dtype)) is not None:
         engine = compiled(model, section.optim, **options)
     else:
+        if _plain(section):
+            acceleration.recompute_elementwise(model, device, dtype)
         engine = FSDPEngine(
             model,
             section.optim,

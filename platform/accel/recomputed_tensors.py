@@ -1,0 +1,70 @@
+"""Gated feed-forwards and RMS norms whose backward pass recomputes elementwise results instead of storing them.
+
+Three of twelve tensors of a decoder layer's backward pass are an elementwise function of other tensors that autograd
+stores anyway. The backward pass computes them again with the same operations, so all bits are equal. Measured with
+SmolLM2-135M: a third less memory for activations (docs/results/memory.md). Not covered: products, attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+
+
+def recompute_elementwise(backbone: nn.Module, model_type: str) -> None:
+    """Replaces the forward methods of the feed-forwards and norms of a transformers model of the FAMILIES."""
+    if model_type not in FAMILIES:
+        return
+    for module in backbone.modules():
+        if all(hasattr(module, name) for name in PROJECTIONS):
+            module.forward = partial(_feed_forward, module, module.forward)
+        elif type(module).__name__.endswith("RMSNorm"):
+            module.forward = partial(_norm, module, module.forward)
+
+
+def _feed_forward(module: Any, original: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
+    if not torch.is_grad_enabled():
+        return original(states)
+    gate, up = module.gate_proj(states), module.up_proj(states)
+    activated = module.act_fn(gate)
+    with _storing(activated, module.act_fn, gate):
+        product = activated * up
+        # silu(gate) is stored for the gradient of `up`, its product with `up` for the one of the next matrix
+        with _storing(product, lambda gate, up: module.act_fn(gate) * up, gate, up):
+            result: Tensor = module.down_proj(product)
+    return result
+
+
+def _norm(module: Any, original: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
+    if not torch.is_grad_enabled():
+        return original(states)
+    wide = states.to(torch.float32)
+    root = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
+    normalised = wide * root
+    with _storing(normalised, torch.mul, wide, root):
+        result: Tensor = module.weight * normalised.to(states.dtype)
+    return result
+
+
+def _storing(result: Tensor, function: Callable[..., Tensor], *arguments: Tensor) -> saved_tensors_hooks:
+    """Returns a context in which autograd stores `arguments` in place of `result`, which is function(*arguments)."""
+    address, stored = result.data_ptr(), [tensor.detach() for tensor in arguments]
+
+    def pack(tensor: Tensor) -> Tensor | torch.Size:
+        return tensor.shape if tensor.data_ptr() == address else tensor
+
+    def unpack(packed: Tensor | torch.Size) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        with torch.no_grad():
+            return function(*stored).view(packed)
+
+    return saved_tensors_hooks(pack, unpack)
