@@ -76,7 +76,7 @@ def training_engine_class(
 
 
 def recompute_elementwise(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Lets a language model that one CPU trains in float32 store a third less for its backward pass, with equal bits."""
+    """Lets a language model that trains in float32 on a CPU store less for its backward pass, with equal bits."""
     import torch
 
     language = getattr(model, "model", None)
