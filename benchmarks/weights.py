@@ -105,7 +105,7 @@ def engine_process(connection: Connection) -> None:
 
 
 def gloo_process(connection: Connection) -> None:
-    """Rank 1 of a process group, which receives the buckets of `runtime/weights/store.py` by gloo's broadcasts.
+    """Rank 1 of a process group, which receives the buckets of `runtime/ray/weight_store.py` by gloo's broadcasts.
 
     First it is shown the port of the rendezvous and the tensors, then for each transport whether it has checksums.
     """

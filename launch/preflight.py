@@ -26,13 +26,13 @@ from rl_platform.launch.cluster import uses_ray
 from rl_platform.launch.extensions import check_extensions
 from rl_platform.launch.output import output_problems
 from rl_platform.launch.sharding import check_sharding, device_problems, sharding_problems
-from rl_platform.metrics import missing_trackers
 from rl_platform.placement.component_shapes import shapes
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import LEARNERS
 from rl_platform.placement.policy_shape import PolicyShape
 from rl_platform.placement.scheduler import Placement
 from rl_platform.redact import MARK
+from rl_platform.user_code import is_named
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -55,10 +55,17 @@ def check_cheap(config: Config, placement: Placement) -> None:
         *_weight_sync(config, placement),
         *output_problems(config),
         *_removed_secrets(config.model_dump(mode="json")),
-        *missing_trackers(config.runner.logger_backends),
+        *_missing_trackers(config),
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def _missing_trackers(config: Config) -> Iterator[Problem]:
+    if names := [name for name in config.runner.logger_backends if not is_named(name)]:
+        with required("rl_platform.trackers", "runner.logger_backends", hint="runner.logger_backends=[]"):
+            from rl_platform.trackers.experiment_log import missing_trackers
+        yield from missing_trackers(names)
 
 
 def _removed_secrets(value: object, key: str = "") -> Iterator[Problem]:

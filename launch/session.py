@@ -49,6 +49,7 @@ from rl_platform.runners.state import RunState
 from rl_platform.runners.step_callbacks import Callback, load_callbacks
 from rl_platform.runtime import Runtime
 from rl_platform.tracing import Timeline
+from rl_platform.user_code import is_named
 
 
 def run(
@@ -250,10 +251,15 @@ def _reporting(
     gpus, device = frozenset[tuple[int, int]]().union(*placement.accelerators.values()), device_of(inventory)
     peak = device.flops(config.actor.model.dtype) if device.known and device.kind != "cpu" else None
     timeline = Timeline(output.path / "trace.json", config.runner.trace_steps)
-    log = RunLog(output.path, config.runner.logger_backends)
+    backends = config.runner.logger_backends
+    logs: list[Reporter] = [RunLog(output.path)]
+    if trackers := [name for name in backends if not is_named(name)]:
+        from rl_platform.trackers.experiment_log import ExperimentLog
+
+        logs.append(ExperimentLog(output.path, trackers))
     devices = len(gpus) or len({host.node for host in placement.hosts})
-    own = user_loggers(config.runner.logger_backends)
-    reporter = _RunReporters([log, *own, timeline, view()], output, devices, peak)
+    logs += user_loggers(backends)
+    reporter = _RunReporters([*logs, timeline, view()], output, devices, peak)
     notes = _Notes(reporter)
     logger = logging.getLogger("rl_platform")
     logger.addHandler(notes)

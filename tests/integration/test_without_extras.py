@@ -21,6 +21,7 @@ EXTRAS = (
     "envs/reasoning/servers",
     "envs/reasoning/sources",
     "models/policies",
+    "trackers",
     "runtime/ray",
     "launch/jobs",
     "envs/reasoning/answers",
