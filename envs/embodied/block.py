@@ -26,6 +26,7 @@ from rl_platform.envs.embodied.spaces import EnvSetup
 from rl_platform.envs.embodied.spares import Spares
 from rl_platform.envs.embodied.success import SuccessCount
 from rl_platform.envs.embodied.user_backend import UserEnvs
+from rl_platform.errors import WorkerError
 from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:
@@ -282,3 +283,8 @@ def _physics_failures(env: AnyEnv) -> np.ndarray | None:
         return None
     counters: np.ndarray = data.warning.number[3:6]  # BADQPOS, BADQVEL, BADQACC
     return counters
+
+
+def failure(env_index: int, env_id: str, doing: str, details: str) -> WorkerError:
+    """Returns the error for an environment that raised; `details` is its traceback."""
+    return WorkerError(f"environment {env_index} ({env_id}) failed in {doing}:\n{details}")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from rl_platform.envs.embodied.block import EnvBlock, EnvFailure
+from rl_platform.envs.embodied.block import EnvBlock, EnvFailure, failure
 from rl_platform.envs.embodied.buffers import Buffers
 from rl_platform.envs.embodied.spaces import (
     ActionSpace,
@@ -31,14 +31,15 @@ from rl_platform.envs.embodied.spaces import (
 )
 from rl_platform.envs.embodied.success import Success, success_of
 from rl_platform.envs.embodied.user_backend import backend_spaces
-from rl_platform.envs.embodied.worker import cpu_count, failure
-from rl_platform.envs.embodied.workers import EnvWorkers
 from rl_platform.errors import CheckpointError, Diverged
+from rl_platform.extras import required
+from rl_platform.runtime.cpu import cpu_count
 from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
 
+    from rl_platform.envs.embodied.processes.workers import EnvWorkers
     from rl_platform.records import StateDict
 
 
@@ -132,6 +133,8 @@ class VectorEnv:
             self._blocks = [EnvBlock(setup, self._buffers, *share, index, cpu_count()) for index, share in shares]
             self.native = self._blocks[0].native
         else:
+            with required("rl_platform.envs.embodied.processes", "env.num_workers", hint="env.num_workers=0"):
+                from rl_platform.envs.embodied.processes.workers import EnvWorkers
             self._workers = EnvWorkers(setup, self._bounds, step_timeout_s, worker_variables or {})
             self._buffers = self._workers.buffers
             with self._closing_on_error():

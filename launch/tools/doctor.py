@@ -29,10 +29,10 @@ from rich.console import Console
 from rich.text import Text
 
 from rl_platform.disk import cache_folder
-from rl_platform.envs.embodied.worker import cpu_count
 from rl_platform.launch.tools.installed import Row, features, packages
 from rl_platform.placement.inventory import ask_driver, detect_accelerators
 from rl_platform.redact import redacted
+from rl_platform.runtime.cpu import cpu_count
 
 GIB = 2**30
 INSTRUCTIONS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")

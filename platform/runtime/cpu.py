@@ -1,6 +1,6 @@
-"""Settings of the C library and of OpenMP for a process whose threads compute with torch on CPUs.
+"""CPUs of a process, and settings of the C library and of OpenMP for threads that compute with torch on CPUs.
 
-They have an effect on Linux with glibc and libgomp only; on other systems the functions do nothing.
+The settings have an effect on Linux with glibc and libgomp only; on other systems these functions do nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,11 @@ from functools import cache
 _PAUSE_SOFT = 1  # omp_pause_soft of OpenMP 5.0: the next parallel region builds the team anew
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # options of mallopt(3)
 _MOST_KEPT = 2**31 - 1
+
+
+def cpu_count() -> int:
+    """Returns the number of CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def keep_freed_memory() -> None:

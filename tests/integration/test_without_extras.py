@@ -18,6 +18,7 @@ EXTRAS = (
     "components/multi_turn",
     "components/reward_models",
     "envs/embodied/pictures",
+    "envs/embodied/processes",
     "envs/reasoning/servers",
     "envs/reasoning/sources",
     "models/policies",

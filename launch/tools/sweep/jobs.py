@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rl_platform.envs.embodied.worker import cpu_count
 from rl_platform.errors import DataError
 from rl_platform.launch.headline import duration
 from rl_platform.launch.tools.run_process import ask_to_stop, end_run, last_lines, start_run
@@ -22,6 +21,7 @@ from rl_platform.launch.tools.sweep.grid import Point
 from rl_platform.metrics import read_metrics
 from rl_platform.placement.inventory import VISIBLE_DEVICES, detect_accelerators
 from rl_platform.runtime.child import Child
+from rl_platform.runtime.cpu import cpu_count
 
 THREADS = "OMP_NUM_THREADS"
 POLL_S = 0.05

@@ -13,9 +13,9 @@ import psutil
 import pytest
 from waiting import until
 
+from rl_platform.envs.embodied.processes.worker import cpu_shares
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvDescription, _deprecations_once, _similar_ids, find_spec
 from rl_platform.envs.embodied.vector import EpisodeStats, StepResult, VectorEnv
-from rl_platform.envs.embodied.worker import cpu_shares
 from rl_platform.errors import ConfigError, Deadline, Diverged, WorkerDied, WorkerError
 
 TOY = "toy_envs:Toy-v0"

@@ -12,14 +12,15 @@ import select
 import time
 from typing import Any
 
+from rl_platform.envs.embodied.block import failure
 from rl_platform.envs.embodied.buffers import Buffers
-from rl_platform.envs.embodied.worker_process import CALL, DONE, RESULT, STEP
-from rl_platform.errors import Deadline, WorkerDied, WorkerError
+from rl_platform.envs.embodied.processes.worker_process import CALL, DONE, RESULT, STEP
+from rl_platform.errors import Deadline, WorkerDied
 from rl_platform.runtime.child import Child, Death
 from rl_platform.user_code import files_behind
 
 START_TIMEOUT_S = 120.0
-_WORKER = "from rl_platform.envs.embodied.worker_process import main; main()"
+_WORKER = "from rl_platform.envs.embodied.processes.worker_process import main; main()"
 # more threads than one would compete with the other workers for cores
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")  # the last: Mesa's
 
@@ -117,11 +118,6 @@ class EnvWorker:
         self._child.end(1.0)
 
 
-def cpu_count() -> int:
-    """Returns the number of CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def cpu_shares(num_workers: int) -> list[set[int]]:
     """Returns disjoint sets of this process's CPUs, one per worker; empty sets if there are too few, and on macOS.
 
@@ -130,8 +126,3 @@ def cpu_shares(num_workers: int) -> list[set[int]]:
     """
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return [set(cpus[index::num_workers]) if len(cpus) >= num_workers else set() for index in range(num_workers)]
-
-
-def failure(env_index: int, env_id: str, doing: str, details: str) -> WorkerError:
-    """Returns the error for an environment that raised; `details` is its traceback."""
-    return WorkerError(f"environment {env_index} ({env_id}) failed in {doing}:\n{details}")
