@@ -27,6 +27,7 @@ from rl_platform.config import load_config
 from rl_platform.envs.embodied.spaces import EnvDescription, make_env, read_spaces
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.launch.cluster import runtime_for
+from rl_platform.launch.tools.timeline import covered
 from rl_platform.metrics import RunLog
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.offload_order import OffloadOrder
@@ -37,7 +38,7 @@ from rl_platform.runners.ppo import TaskRunner, train
 from rl_platform.runners.reasoning import ReasoningRunner
 from rl_platform.runners.state import RunState
 from rl_platform.runtime.cpu import keep_freed_memory
-from rl_platform.tracing import covered, recorder
+from rl_platform.tracing import recorder
 
 LONG_RUN = 1_000_000  # steps or episodes: every race ends before
 JOIN_S = 60.0

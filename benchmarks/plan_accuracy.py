@@ -103,7 +103,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds of a step and its phases, and bytes of the fullest device."""
+    """Seconds of a step and its phases, and bytes of the fullest device with sequences of mean length."""
 
     step: float
     phases: dict[str, float]
@@ -143,7 +143,7 @@ def predict(case: Case, calibrate: Path | None = None) -> Prediction:
     planned = load(str(ROOT / "configs" / case.config), settings_of(case))
     report: dict[str, Any] = json.loads(plan("json", *planned, calibrate=None if calibrate is None else str(calibrate)))
     phases = {one["phase"]: one["seconds"] for one in report["step"]["phases"] if not one["note"]}
-    peak = max(device["memory_bytes"]["peak"] for device in report["devices"])
+    peak = max(device["memory_bytes"]["expected"] for device in report["devices"])
     return Prediction(report["step"]["seconds"], phases, peak)
 
 

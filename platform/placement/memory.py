@@ -3,7 +3,8 @@
 Counted: parameters, gradients and optimizer state of learners (float32, sharded over the ranks as FSDP does, or as
 Megatron's layout shares them; with adapters only those have gradients and optimizer state; a reference has parameters
 alone), the model that a sharded learner gathers for the rollout, what a micro-batch leaves for the backward pass, the
-generator's key-value cache, and what a process takes by itself. Not counted: environments, verifiers, fragmentation.
+generator's key-value cache, and what a process takes by itself. Main memory also holds bfloat16 copies of a learner's
+matrices and, during generation, the packed ones. Not counted: environments, verifiers, fragmentation.
 Components that share a GPU take turns, so of the passing parts the largest counts; a reward model scores while the
 rollout generates, so theirs add up. Lasting parts add up. If components leave for host memory (`OffloadOrder`), the
 fullest phase counts.
@@ -32,7 +33,7 @@ LOGIT_COPIES = 3  # logits, their exponentials and a gradient
 PREFILL_TOKENS = 1024  # of engines.rollout.prefill
 PAGES_BESIDE = 2 * 64  # tokens: of engines.rollout.kv_cache, what a slot takes beside the tokens it holds
 PROCESS_ON_GPU = int(0.6 * GIB)  # CUDA context and libraries' workspaces
-PROCESS_IN_MEMORY = int(0.3 * GIB)  # the interpreter, torch and transformers; measured
+PROCESS_IN_MEMORY = int(0.5 * GIB)  # interpreter, libraries, data: benchmarks/memory.py
 
 Counted = tuple[str, float, int]
 """A component on a device, the number of its ranks there, and that of their processes. A rank that spans several
@@ -132,6 +133,10 @@ class MemoryModel:
         weights = held * whole * FLOAT // ranks
         if isinstance(shape, ModelShape) and (ranks > 1 or offloaded):
             weights += _gathered(shape)
+        if isinstance(shape, ModelShape) and self._copies_in_half(name, shape):
+            weights += (shape.matrices + (0 if shape.value_head else shape.vocabulary * shape.hidden)) * bytes_of(
+                "bfloat16"
+            )
         return Memory(
             weights=weights,
             published=published,
@@ -163,8 +168,11 @@ class MemoryModel:
         weights = 0 if referenced else shape.parameters * bytes_each
         if referenced and self.config.actor.lora is not None:  # merged matrices are its own
             weights = shape.matrices * bytes_each
-        if not self.on_gpu:  # a second copy in oneDNN's layout
-            weights += (shape.matrices + shape.vocabulary * shape.hidden) * FLOAT
+        packed = 0
+        if not self.on_gpu:
+            packed = (shape.matrices + shape.vocabulary * shape.hidden) * FLOAT  # in oneDNN's layout
+            if referenced and self.config.actor.model.dtype == "bfloat16":  # copies, where the CPU has fast bfloat16
+                weights = shape.parameters * bytes_of("bfloat16")
         slots = running_sequences(self.config, self.layout.parts["rollout"].ranks)
         room = longest(self.config) + (0 if hosted else PAGES_BESIDE)
         tokens = max(min(PREFILL_TOKENS, slots * self.config.data.max_prompt_length), slots)
@@ -172,7 +180,7 @@ class MemoryModel:
         logits = slots * shape.vocabulary * FLOAT * LOGIT_COPIES
         return Memory(
             weights=weights,
-            activations=logits + tokens * _live_elements(shape) * FLOAT,
+            activations=packed + logits + tokens * _live_elements(shape) * FLOAT,
             kv_cache=cached * slots * room * bytes_each,
         )
 
@@ -193,11 +201,11 @@ class MemoryModel:
         if isinstance(shape, PolicyShape):
             return rows * _kept_by_policy(shape, dtype, checkpointed=section.gradient_checkpointing)
         tokens = -(-rows * longest(self.config) // parallel.context)
-        per_layer = saved_bytes_per_token(shape, dtype, parallel)
+        per_layer = saved_bytes_per_token(shape, dtype, parallel, recomputed=self._alone(name, shape))
         kept = tokens * shape.layers * per_layer  # a stage holds fewer layers, but those of more micro-batches
         if section.gradient_checkpointing:  # the inputs of all layers, and the recomputed tensors of one
             kept = tokens * (shape.layers * shape.hidden * FLOAT + per_layer)
-        if dtype != "float32" and section.training_backend == "fsdp":
+        if dtype != "float32" and section.training_backend == "fsdp" and not self._copies_in_half(name, shape):
             # autocast keeps a second copy of the matrices, of one layer if they are sharded
             whole = self.layout.parts[name].ranks == 1
             kept += (shape.matrices if whole else 2 * shape.matrices_per_layer) * bytes_of(dtype)
@@ -218,6 +226,18 @@ class MemoryModel:
         context = section.parallel.context
         tokens = -(-rows * longest(self.config) // context)
         return tokens * _live_elements(shape) * FLOAT + self._logits(shape, rows) // context
+
+    def _alone(self, name: str, shape: ModelShape) -> bool:
+        """Whether a plain decoder trains on one CPU rank that neither offloads nor computes whole layers again."""
+        section = self.config.section(name)
+        whole = section.training_backend == "fsdp" and self.layout.parts[name].ranks == 1 and not self.on_gpu
+        moves = section.cpu_offload or section.offload is True or section.gradient_checkpointing
+        return whole and not moves and not shape.experts and shape.latent is None
+
+    def _copies_in_half(self, name: str, shape: ModelShape) -> bool:
+        """Whether a learner holds a bfloat16 copy of its matrices between steps: accel/bfloat16_training.py."""
+        full = self.config.section(name).lora is None
+        return self._alone(name, shape) and full and self._dtype(name) == "bfloat16"
 
     def _logits(self, shape: ModelShape, rows: int) -> int:
         positions = min(rows * self.config.data.max_response_length, LOGIT_CHUNK)
@@ -257,14 +277,19 @@ def trained_parameters(config: Config, component: str, shape: Shape) -> int:
     return shape.adapter_parameters(lora) + (shape.head_parameters if shape.value_head else 0)
 
 
-def saved_bytes_per_token(shape: ModelShape, dtype: str, parallel: Parallel | None = None) -> int:
+def saved_bytes_per_token(
+    shape: ModelShape, dtype: str, parallel: Parallel | None = None, *, recomputed: bool = False
+) -> int:
     """Returns the bytes that one decoder layer keeps per token for its backward pass, on one tensor rank.
 
     Two norms keep their input and its normalised form and hand their output to matrices (3 hidden each); attention
     keeps queries, keys and values as wide as queries, its output, and that output in order again (5 widths); the gated
     feed-forward keeps gate, activated gate, up and their product (4 widths of each expert that a token goes through).
+    `recomputed`: without the normalised form, the activated gate and the product (accel/recomputed_tensors.py; its
+    bfloat16 equivalent keeps less still).
     """
-    norms, rest = 4 * shape.hidden, 2 * shape.hidden + 5 * shape.attention_width + 4 * shape.feed_forward_width
+    norms = (2 if recomputed else 4) * shape.hidden
+    rest = 2 * shape.hidden + 5 * shape.attention_width + (2 if recomputed else 4) * shape.feed_forward_width
     tensor, sequence = (1, False) if parallel is None else (parallel.tensor, parallel.sequence)
     return norms * FLOAT // (tensor if sequence else 1) + rest * bytes_of(dtype) // tensor
 

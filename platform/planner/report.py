@@ -5,6 +5,7 @@ All numbers are estimates; nothing is started. `report_text`, `report_json` and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,6 +34,7 @@ class DeviceUse:
     """One GPU, or the main memory of a node with ranks without a GPU.
 
     number, local: of the GPU in the cluster and in its node, None for main memory. ranks: its ranks by component.
+    expected: its usage with sequences of mean length.
     """
 
     node: int
@@ -40,6 +42,7 @@ class DeviceUse:
     number: int | None
     ranks: Mapping[str, tuple[int, ...]]
     usage: Usage
+    expected: Usage
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ def plan_report(config: Config, placement: Placement, inventory: Inventory, basi
         layout=layout,
         shapes=known_shapes,
         unknown=unknown,
-        devices=tuple(_devices(config, known_shapes, placement, inventory, layout, order)),
+        devices=tuple(_devices(config, known_shapes, placement, inventory, layout, order, model.lengths)),
         spans=timeline(
             model.phases(layout), layout, streams, waves(config, layout), swaps(order, memory, model.rates), full_kl
         ),
@@ -128,18 +131,23 @@ def _devices(
     inventory: Inventory,
     layout: Layout,
     order: OffloadOrder,
+    lengths: Lengths,
 ) -> Iterator[DeviceUse]:
     """Yields every GPU in order, then every node with ranks without one. Equal GPUs are estimated once."""
     occupancy = occupancy_of(config, placement)
-    models = {on_gpu: MemoryModel(config, known_shapes, layout, on_gpu=on_gpu) for on_gpu in (True, False)}
-    known_usages: dict[object, Usage] = {}
+    models = {
+        on_gpu: [MemoryModel(one, known_shapes, layout, on_gpu=on_gpu) for one in (config, _of_length(config, lengths))]
+        for on_gpu in (True, False)
+    }
+    known_usages: dict[object, list[Usage]] = {}
 
     def use(node: int, local: int | None, number: int | None) -> DeviceUse:
         occupants = occupancy.get((node, local), ())
         kind = (number is None, tuple(occupant.counted for occupant in occupants))
         if kind not in known_usages:
-            known_usages[kind] = models[number is not None and not inventory.stands_in].usage(kind[1], order)
-        return DeviceUse(node, local, number, {one.component: one.ranks for one in occupants}, known_usages[kind])
+            on_gpu = number is not None and not inventory.stands_in
+            known_usages[kind] = [model.usage(kind[1], order) for model in models[on_gpu]]
+        return DeviceUse(node, local, number, {one.component: one.ranks for one in occupants}, *known_usages[kind])
 
     number = 0
     for node, entry in enumerate(inventory.nodes):
@@ -147,6 +155,15 @@ def _devices(
             yield use(node, local, number)
             number += 1
     yield from (use(node, None, None) for node in sorted(node for node, local in occupancy if local is None))
+
+
+def _of_length(config: Config, lengths: Lengths) -> Config:
+    """Returns the config with prompts and responses of mean length as their limits."""
+    if config.runner.task_type == "embodied":
+        return config
+    response = math.ceil(lengths.response + lengths.inserted)
+    data = {"max_prompt_length": math.ceil(lengths.prompt), "max_response_length": response}
+    return config.model_copy(update={"data": config.data.model_copy(update=data)})
 
 
 def _memory_warnings(report: Report) -> Iterator[str]:

@@ -78,7 +78,8 @@ def _device(use: DeviceUse, report: Report, known: dict[int, dict[str, object]])
     usage = use.usage
     if id(usage) not in known:
         components = {name: asdict(memory) for name, memory in usage.components.items()}
-        known[id(usage)] = {"components": components, "processes": usage.processes, "peak": usage.peak}
+        peaks = {"peak": usage.peak, "expected": use.expected.peak}
+        known[id(usage)] = {"components": components, "processes": usage.processes, **peaks}
     return {
         "node": report.inventory.nodes[use.node].name,
         "gpu": use.local,

@@ -52,6 +52,8 @@ def _memory(report: Report) -> Iterator[str]:
         capacity = report.capacity(use)
         share = f"  {use.usage.peak / capacity:.0%}" if capacity else ""
         yield f"  {label:{margin}}  {'at most':12}{'':{13 * len(columns)}}{_gib(use.usage.peak):>9}{share}"
+        if use.expected.peak != use.usage.peak:  # lengths are known
+            yield f"  {'':{margin}}  {'mean lengths':12}{'':{13 * len(columns)}}{_gib(use.expected.peak):>9}"
     stay = "stay" if not report.order.leaving else "leave as shown below"
     beside = "; a reward model scores while the caches exist" if "reward" in report.shapes else ""
     passing = f"of gradients, activations and caches only one component's exist at a time{beside}"

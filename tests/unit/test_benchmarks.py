@@ -326,3 +326,44 @@ def test_the_page_about_the_plans_accuracy_has_the_errors(accuracy: ModuleType) 
     assert "| data sheet | large | 2 | large, critic apart, 1 | 100% |" in page
     assert "| machine | large, critic apart | 1 | large, critic apart, 1 | 0% |" in page
     assert "| large, critic apart | generate | 0.5 | 1 | 1 | 1 |" in page
+
+
+@pytest.fixture
+def memory(script: Callable[[Path], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(FOLDER)
+    return script(FOLDER / "memory.py")
+
+
+def test_every_case_of_memory_is_planned_for_the_lengths_of_its_run(memory: ModuleType) -> None:
+    lengths = [*memory.lengths_of([{"len/prompt_mean": 14.2, "len/response_mean": 6.0}, {"len/response_mean": 9.5}])]
+    assert lengths == ["data.max_prompt_length=15", "data.max_response_length=10"]
+    for case in memory.CASES.values():
+        reasoning = case.config.startswith("reasoning")
+        planned = memory.planned(case, lengths if reasoning else [])
+        assert planned["peak"] > sum(memory.parts_of(planned).values()) * 0.99
+
+
+def test_the_page_about_memory_has_owners_beside_the_plan(memory: ModuleType) -> None:
+    gigabyte = 10**9
+    owners = {"parameters": gigabyte, "gradients": 0, "freed, kept by the allocator": gigabyte // 2}
+    parts = dict.fromkeys(("weights", "optimizer", "gradients", "activations", "kv_cache", "processes"), gigabyte)
+    page = memory.page([memory.Result("tiny", 5 * gigabyte, owners, 4 * gigabyte, 6 * gigabyte, parts)])
+    assert "| parameters | 1.00 | 1.00 |" in page
+    assert "| freed, kept by the allocator | 0.50 | 0 |" in page
+    assert "| **peak of the resident set** | **5.00** | **6.00** (+20%) |" in page
+    assert "| most in use at once | 4.00 | |" in page
+
+
+def test_memory_counts_live_tensors_once_each(memory: ModuleType) -> None:
+    tied = torch.zeros(10)
+    assert sum(memory._new_bytes([tied, tied[2:], torch.zeros(5)], set())) == 40 + 20
+    census = memory.Census()
+    census.least = 100
+    sample = memory.Sample(resident=1000, heap=800, used=700, owned={"parameters": 400, "gradients": 100})
+    assert census.owners(sample) == {
+        "parameters": 400,
+        "gradients": 100,
+        "activations": 100,
+        "freed, kept by the allocator": 100,
+        "libraries, interpreter, data": 300,
+    }

@@ -72,6 +72,7 @@ def test_the_formula_of_saved_tensors_is_close_to_what_autograd_saves() -> None:
     assert isinstance(shape, ModelShape)
     assert saved_bytes_per_token(shape, "float32") == pytest.approx(measured, rel=0.15)
     assert saved_bytes_per_token(shape, "bfloat16") < saved_bytes_per_token(shape, "float32")
+    assert saved_bytes_per_token(shape, "float32", recomputed=True) < 0.75 * saved_bytes_per_token(shape, "float32")
 
 
 def test_learner_weights_gradients_and_optimizer_are_those_of_adamw(config: Config) -> None:
@@ -255,6 +256,21 @@ def test_a_generator_that_computes_in_another_type_has_weights_of_its_own() -> N
     assert plain.weights == 0
     assert converted.weights * 2 == model(half, where).rank("reference").weights
     assert converted.kv_cache * 2 == plain.kv_cache
+
+
+def test_in_main_memory_bfloat16_copies_last_and_packed_matrices_end_with_the_generation() -> None:
+    where = layout({"actor,critic,reference,rollout,reward": "0"})
+    half = loaded(MANY | {"actor.model": "{path: smollm2-135m-instruct, dtype: bfloat16}"})
+    plain, copied = (model(config, where, on_gpu=False) for config in (loaded(MANY), half))
+    shape = plain.shapes["actor"]
+    assert isinstance(shape, ModelShape)
+    head = shape.vocabulary * shape.hidden
+    for name, matrices in (("actor", shape.matrices + head), ("critic", shape.matrices)):
+        assert copied.rank(name).weights - plain.rank(name).weights == 2 * matrices
+    assert (plain.rank("rollout").weights, copied.rank("rollout").weights) == (0, 2 * shape.parameters)
+    on_gpu = model(loaded(MANY), where).rank("rollout")
+    assert plain.rank("rollout").activations - on_gpu.activations == 4 * (shape.matrices + head)
+    assert plain.rank("rollout").lasting == 0
 
 
 def test_layouts_of_a_placement_and_of_its_sizes_agree() -> None:
