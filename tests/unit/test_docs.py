@@ -23,6 +23,7 @@ EXAMPLE = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+LINKS = [(page, link) for page in PAGES for link in LINK.findall(page.read_text(encoding="utf-8"))]
 
 
 def examples() -> list[Any]:
@@ -70,17 +71,17 @@ def test_there_are_examples_for_both_tasks(tmp_path: Path) -> None:
     assert {load(*values, tmp_path).runner.task_type for values in complete} == {"embodied", "reasoning"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    for link in LINK.findall(page.read_text(encoding="utf-8")):
+def test_links_lead_somewhere() -> None:
+    for page, link in LINKS:
         if "://" in link:
             continue
         target, _, anchor = link.partition("#")
         file = (page.parent / target) if target else page
-        assert file.exists(), link
+        assert file.exists(), f"{page}: {link}"
         if anchor:
             headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
-            assert anchor in {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}, link
+            anchors = {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+            assert anchor in anchors, f"{page}: {link}"
 
 
 REFUSED = re.compile(
@@ -89,12 +90,11 @@ REFUSED = re.compile(
 REFUSALS = [match for page in PAGES for match in REFUSED.finditer(page.read_text(encoding="utf-8"))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_typed_configs_exist_and_take_their_overrides(page: Path) -> None:
-    text = REFUSED.sub("", page.read_text(encoding="utf-8"))
-    for line in re.findall(r"platform-launch (configs/.*)", text):
+def test_typed_configs_exist_and_take_their_overrides() -> None:
+    text = "".join(REFUSED.sub("", page.read_text(encoding="utf-8")) for page in PAGES)
+    for line in sorted(set(re.findall(r"platform-launch (configs/.*)", text))):
         words = shlex.split(line.partition("`")[0], comments=True)
-        assert load_config(ROOT / words[0], [word for word in words[1:] if "=" in word])
+        assert load_config(ROOT / words[0], [word for word in words[1:] if "=" in word]), line
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda match: match["words"].partition(" ")[0])
