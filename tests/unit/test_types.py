@@ -25,6 +25,7 @@ STRICT = (
     "rl_platform.components.reward_models",
     "rl_platform.config",
     "rl_platform.launch.jobs",
+    "rl_platform.launch.tools.convert",
     "rl_platform.launch.tools.report",
     "rl_platform.launch.tools.sweep",
     "rl_platform.placement",

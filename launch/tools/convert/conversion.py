@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import fnmatch
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
 
 from pydantic import ValidationError
 
@@ -17,6 +17,7 @@ from rl_platform.config.rules import without_effect
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.config import complete_models
 from rl_platform.config.source import Tree
+from rl_platform.launch.tools.convert.key_tables import KeyTable, read_table
 from rl_platform.launch.tools.convert.outcome import (
     ForeignConfig,
     Named,
@@ -24,6 +25,7 @@ from rl_platform.launch.tools.convert.outcome import (
     Rule,
     Table,
     Unresolved,
+    Value,
     same,
     to,
     untranslated,
@@ -32,19 +34,40 @@ from rl_platform.launch.tools.convert.outcome import (
 
 @dataclass(frozen=True)
 class System:
-    """A system whose configs can be read.
+    """A system whose configs can be read. Its keys are in `<name>.yaml`.
 
     name: of `--from`; title: as in `names.yaml`; marks: keys and patterns by which its configs are told from others;
-    defaults: of the keys of a file, its values of keys that a file may leave out, where they matter; leaves: keys whose
-    value is a mapping.
+    rules: of keys whose values are computed; leaves: keys whose value is a mapping; kinds: the groups of defaults that
+    a config has, by its keys.
     """
 
     name: str
     title: str
-    marks: tuple[str, ...]
-    table: Table
-    defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]]
-    leaves: tuple[str, ...] = ()
+    marks: Sequence[str]
+    rules: Table
+    leaves: Sequence[str] = ()
+    kinds: Callable[[Mapping[str, Value]], Sequence[str]] = lambda _: ["all"]
+
+    @cached_property
+    def table(self) -> Table:
+        return {**self._read.rules(), **self.rules}
+
+    @cached_property
+    def _patterns(self) -> list[str]:
+        """Long ones first: they are the narrower ones."""
+        return sorted((name for name in self.table if "*" in name), key=len, reverse=True)
+
+    @cached_property
+    def _read(self) -> KeyTable:
+        return read_table(self.name)
+
+    def entry(self, key: str) -> str | Rule | Named | None:
+        """The rule of a foreign key, or of the first pattern that fits."""
+        pattern = next((name for name in self._patterns if fnmatch.fnmatchcase(key, name)), "")
+        return self.table.get(key) or self.table.get(pattern)
+
+    def defaults(self, given: Mapping[str, Value]) -> dict[str, Value]:
+        return {key: value for kind in self.kinds(given) for key, value in self._read.defaults[kind].items()}
 
 
 @dataclass(frozen=True)
@@ -52,7 +75,7 @@ class TranslatedKey:
     """What became of one foreign key. given: the file names it; else it is a default of the system."""
 
     key: str
-    value: Any
+    value: Value
     outcome: Outcome
     given: bool = True
 
@@ -63,7 +86,7 @@ class Conversion:
 
     system: System
     rows: list[TranslatedKey]
-    values: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)
     origins: dict[str, list[TranslatedKey]] = field(default_factory=dict)
 
     def of(self, status: str, *, given: bool = True) -> list[TranslatedKey]:
@@ -80,7 +103,7 @@ class Conversion:
         return tree
 
 
-def convert(system: System, given: Mapping[str, Any]) -> Conversion:
+def convert(system: System, given: Mapping[str, Value]) -> Conversion:
     """Translates every key of a file, then the defaults of the system that differ from ours."""
     done = Conversion(system, [])
     defaults = system.defaults(given)
@@ -102,10 +125,7 @@ def convert(system: System, given: Mapping[str, Any]) -> Conversion:
 
 def rule_of(system: System, key: str) -> Rule | None:
     """The rule of a foreign key: its own, of a pattern, or a plain rename of `names.yaml`."""
-    entry = system.table.get(key)
-    if entry is None:
-        entry = next((each for name, each in system.table.items() if "*" in name and fnmatch.fnmatch(key, name)), None)
-    if entry is not None:
+    if (entry := system.entry(key)) is not None:
         return to(entry) if isinstance(entry, str) else entry.rule(key) if isinstance(entry, Named) else entry
     name = translate(key, system.title)
     if name is not None and name.here and not name.note:
@@ -116,7 +136,7 @@ def rule_of(system: System, key: str) -> Rule | None:
     return None
 
 
-def _outcome(system: System, key: str, value: Any, source: ForeignConfig) -> Outcome:
+def _outcome(system: System, key: str, value: Value, source: ForeignConfig) -> Outcome:
     if isinstance(value, Unresolved):
         return untranslated(value.why)
     if (rule := rule_of(system, key)) is None:

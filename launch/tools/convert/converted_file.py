@@ -37,9 +37,9 @@ def run(path: Path, name: str | None, output: Path | None, env: str | None) -> N
     print("\n".join(report(done)), file=sys.stderr if output is None else sys.stdout)
     if problems:
         where = "standard output" if output is None else str(output)
-        error = ConfigError(problems)
-        error.add_note(f"mend them in {where}: the lines are of that file")
-        raise error
+        broken = ConfigError(problems)
+        broken.add_note(f"mend them in {where}: the lines are of that file")
+        raise broken
     if output is not None:
         print(f"{output}: passes the schema; next: platform-launch --plan {output}")
 

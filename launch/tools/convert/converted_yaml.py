@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from rl_platform.config.schema import Config
 from rl_platform.launch.tools.convert.conversion import Conversion, TranslatedKey
-from rl_platform.launch.tools.convert.outcome import Unresolved
+from rl_platform.launch.tools.convert.outcome import Unresolved, Value
 from rl_platform.redact import MARK, is_secret, redacted
 
 _LONGEST = 60  # characters of a value in the report
@@ -30,7 +29,7 @@ def as_yaml(done: Conversion, path: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _lines(done: Conversion, value: Any, key: str, depth: int) -> Iterator[str]:
+def _lines(done: Conversion, value: Value, key: str, depth: int) -> Iterator[str]:
     name, indent = key.rpartition(".")[2], "  " * depth
     comment = f"  # {_origin(done.origins[key])}" if key in done.origins else ""
     if key == _PLACEMENT:
@@ -53,7 +52,7 @@ def _origin(rows: list[TranslatedKey]) -> str:
     return f"{'' if rows[0].given else 'default: '}{keys}{': ' if notes else ''}{notes}"
 
 
-def _flow(value: Any) -> str:
+def _flow(value: Value) -> str:
     """A value on one line. `${` is literal, except for our references to environment variables."""
     text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
     return re.sub(r"\$\{(?!env:\w+\})", "$${", text.removesuffix("\n").removesuffix("\n..."))

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from rl_platform.config.source import CoreLoader
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.launch.tools.convert.outcome import Unresolved
+from rl_platform.launch.tools.convert.outcome import Unresolved, Value, number
 
-_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+_FUNCTIONS: dict[str, Callable[[float, float], float]] = {
     **dict.fromkeys(("add", "sum"), operator.add),
     **dict.fromkeys(("sub", "subtract"), operator.sub),
     **dict.fromkeys(("mul", "multiply"), operator.mul),
@@ -23,20 +22,28 @@ _FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
 _DEEPEST = 20  # of files that name each other, and of references
 
 
-def read_yaml(path: Path) -> Any:
+def read_yaml(path: Path) -> Value:
     """The values of one YAML file. Raises ConfigError."""
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=CoreLoader)
+        return parsed(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise ConfigError([Problem(str(path), f"not readable as YAML: {str(error).splitlines()[0]}")]) from error
 
 
-def composed(path: Path, depth: int = 0) -> tuple[dict[str, Any], list[str]]:
+def parsed(text: str) -> Value:
+    """Raises yaml.YAMLError."""
+    value: Value = yaml.load(text, Loader=CoreLoader)
+    return value
+
+
+def composed(path: Path, depth: int = 0) -> tuple[dict[str, Value], list[str]]:
     """The values of a file over those of its `defaults`, and the entries whose files are not there."""
     tree = read_yaml(path)
     if not isinstance(tree, dict):
         raise ConfigError([Problem(str(path), "holds no keys", allowed="a YAML mapping")])
-    defaults, lost, base = tree.pop("defaults", None), [], {}
+    defaults = tree.pop("defaults", None)
+    lost: list[str] = []
+    base: dict[str, Value] = {}
     for entry in defaults if isinstance(defaults, list) else [defaults] if defaults else []:
         name, package = _entry(entry)
         if name is None:
@@ -53,7 +60,7 @@ def composed(path: Path, depth: int = 0) -> tuple[dict[str, Any], list[str]]:
     return merged(base, tree), lost
 
 
-def _entry(entry: Any) -> tuple[str | None, str]:
+def _entry(entry: Value) -> tuple[str | None, str]:
     """The file and the section of an entry of `defaults`; no file if it sets nothing of the run."""
     if isinstance(entry, Mapping) and len(entry) == 1:
         ((group, option),) = entry.items()
@@ -73,7 +80,7 @@ def _candidates(path: Path, name: str) -> list[Path]:
     return [path.parent / file, path.parent.parent / file]
 
 
-def merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merged(base: dict[str, Value], over: Mapping[str, Value]) -> dict[str, Value]:
     both = dict(base)
     for key, value in over.items():
         inner = both.get(key)
@@ -81,9 +88,9 @@ def merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return both
 
 
-def flat(tree: Mapping[str, Any], leaves: tuple[str, ...] = (), prefix: str = "") -> dict[str, Any]:
+def flat(tree: Mapping[str, Value], leaves: Sequence[str] = (), prefix: str = "") -> dict[str, Value]:
     """Dotted keys and their values. The mappings of `leaves` stay whole."""
-    found: dict[str, Any] = {}
+    found: dict[str, Value] = {}
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and value and key not in leaves:
@@ -93,12 +100,12 @@ def flat(tree: Mapping[str, Any], leaves: tuple[str, ...] = (), prefix: str = ""
     return found
 
 
-def resolved(values: Mapping[str, Any]) -> dict[str, Any]:
+def resolved(values: Mapping[str, Value]) -> dict[str, Value]:
     """The values with `${...}` filled in. What cannot be is `Unresolved`."""
     return {key: _value(value, key, values, 0) for key, value in values.items()}
 
 
-def _value(value: Any, key: str, values: Mapping[str, Any], depth: int) -> Any:
+def _value(value: Value, key: str, values: Mapping[str, Value], depth: int) -> Value:
     if isinstance(value, list):
         items = [_value(item, key, values, depth) for item in value]
         return next((item for item in items if isinstance(item, Unresolved)), items)
@@ -112,7 +119,7 @@ def _value(value: Any, key: str, values: Mapping[str, Any], depth: int) -> Any:
         return Unresolved(value, f"{value} cannot be resolved from this file")
 
 
-def _text(value: str, key: str, values: Mapping[str, Any], depth: int) -> Any:
+def _text(value: str, key: str, values: Mapping[str, Value], depth: int) -> Value:
     """Fills in the innermost references until none is left. A reference that is the whole text keeps its type."""
     while found := re.search(r"\$\{([^${}]*)\}", value):
         result = _reference(found[1].strip(), key, values, depth)
@@ -126,7 +133,7 @@ def _text(value: str, key: str, values: Mapping[str, Any], depth: int) -> Any:
     return value.replace("\0", "${")
 
 
-def _reference(inner: str, key: str, values: Mapping[str, Any], depth: int) -> Any:
+def _reference(inner: str, key: str, values: Mapping[str, Value], depth: int) -> Value:
     name, colon, arguments = inner.partition(":")
     if not colon:
         return _at(inner, key, values, depth)
@@ -137,14 +144,15 @@ def _reference(inner: str, key: str, values: Mapping[str, Any], depth: int) -> A
         try:
             return _at(parts[0], key, values, depth)
         except KeyError:
-            return yaml.load(parts[1], Loader=CoreLoader) if len(parts) > 1 else None
-    numbers = [yaml.load(part, Loader=CoreLoader) for part in parts]
+            return parsed(parts[1]) if len(parts) > 1 else None
+    values_ = [parsed(part) for part in parts]
     if name == "not":
-        return not numbers[0]
-    return _FUNCTIONS[name](*numbers)
+        return not values_[0]
+    first, second = (number(value) for value in values_)
+    return _FUNCTIONS[name](first, second)
 
 
-def _at(name: str, key: str, values: Mapping[str, Any], depth: int) -> Any:
+def _at(name: str, key: str, values: Mapping[str, Value], depth: int) -> Value:
     if name.startswith("."):
         dots = len(name) - len(name.lstrip("."))
         sections = key.split(".")[:-dots]

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from rl_platform.launch.tools.convert.conversion import System
 from rl_platform.launch.tools.convert.outcome import (
-    ARCHITECTURE,
-    DTYPES,
-    ENGINE,
     ForeignConfig,
     Outcome,
     Rule,
     Table,
+    Value,
     choice,
-    contained,
-    detail,
-    details,
     interval,
-    lacking,
-    off,
-    only,
+    number,
     part_of,
     same,
-    to,
-    top_k,
+    unknown,
     untranslated,
     while_,
     write,
@@ -43,43 +34,39 @@ _KL = "loss_fn.reference_policy_kl_penalty"
 _MODES = {"tis": "truncate", "icepop": "icepop", "seq-mask-tis": "sequence_mask", None: "truncate"}
 
 
-def loop(source: ForeignConfig) -> str:
+def _loop(source: ForeignConfig) -> str:
     """The section of the training loop: ppo or grpo."""
-    return "ppo" if any(key.startswith("ppo.") for key in source.given) else "grpo"
+    return _kinds(source.given)[0]
 
 
-def group(source: ForeignConfig) -> int:
-    return int(source(f"{loop(source)}.num_generations_per_prompt"))
+def _kinds(keys: Mapping[str, Value]) -> Sequence[str]:
+    return ("ppo" if any(key.startswith("ppo.") for key in keys) else "grpo", "all")
 
 
-def by_megatron(source: ForeignConfig, role: str) -> bool:
-    return bool(source(f"{role}.megatron_cfg.enabled"))
-
-
-def _estimator(value: Any, source: ForeignConfig) -> Outcome:
+def _estimator(value: Value, source: ForeignConfig) -> Outcome:
     names = {"gae": "gae", "raw_reward": "raw", "grpo": "grpo", "reinforce_plus_plus": "reinforce_plus_plus"}
     if value not in names:
-        return untranslated(f"{value} has no counterpart; known: {', '.join(names)}")
+        return unknown(value, names)
     values = {"runner.task_type": "reasoning", "algorithm.adv_type": names[value], "algorithm.loss_type": "actor"}
     return write({**values, "critic.use_critic_model": value == "gae"})
 
 
-def _placement(_: Any, source: ForeignConfig) -> Outcome:
+def _placement(_: Value, source: ForeignConfig) -> Outcome:
     """Colocated: all components share all GPUs. Else the last GPUs of each node, or the last nodes, generate."""
-    nodes, per_node = int(source("cluster.num_nodes")), int(source("cluster.gpus_per_node"))
-    total, engine = nodes * per_node, int(source("policy.generation.vllm_cfg.tensor_parallel_size") or 1)
+    nodes, per_node = source.whole("cluster.num_nodes"), source.whole("cluster.gpus_per_node")
+    total, engine = nodes * per_node, source.whole("policy.generation.vllm_cfg.tensor_parallel_size", 1)
     learners = ["actor"]
-    if source(f"{loop(source)}.adv_estimator.name") == "gae":
+    if source(f"{_loop(source)}.adv_estimator.name") == "gae":
         learners.append("critic")
-    if (source(_KL) or 0) > 0:
+    if source.positive(_KL):
         learners.append("reference")
     first, why = 0, "colocated: all components share all GPUs"
     if source("policy.generation.colocated.enabled") is False:
         resources = "policy.generation.colocated.resources"
-        own_nodes, own = source(f"{resources}.num_nodes"), source(f"{resources}.gpus_per_node")
-        if own is None:
+        if source(f"{resources}.gpus_per_node") is None:
             return untranslated("generation has GPUs of its own, and the file does not say how many")
-        first, why = total - int(own) * int(own_nodes or 1), "not colocated: the last GPUs generate"
+        own = source.whole(f"{resources}.gpus_per_node", 0) * source.whole(f"{resources}.num_nodes", 1)
+        first, why = total - own, "not colocated: the last GPUs generate"
         if first <= 0:
             return untranslated("no GPU is left for training")
     ranks = (total - first) // engine
@@ -88,7 +75,7 @@ def _placement(_: Any, source: ForeignConfig) -> Outcome:
         placed = {",".join([*learners, "rollout", "reward"]): "all"}
     else:
         placed = {",".join([*learners, "reward"]): _range(0, first or total), "rollout": rollout}
-    values = {"cluster.inventory.nodes": nodes, "cluster.inventory.gpus_per_node": per_node}
+    values: dict[str, Value] = {"cluster.inventory.nodes": nodes, "cluster.inventory.gpus_per_node": per_node}
     address = {"cluster.address": "auto"} if nodes > 1 else {}
     return write({**values, "cluster.component_placement": placed, **address}, why)
 
@@ -97,7 +84,7 @@ def _range(first: int, end: int) -> str:
     return str(first) if end - first == 1 else f"{first}-{end - 1}"
 
 
-def _kl(value: Any, source: ForeignConfig) -> Outcome:
+def _kl(value: Value, source: ForeignConfig) -> Outcome:
     if not value:
         return same("no KL term")
     if source("loss_fn.use_kl_in_reward"):
@@ -108,7 +95,7 @@ def _kl(value: Any, source: ForeignConfig) -> Outcome:
 
 
 def _by_place(in_reward: str, in_loss: str) -> Rule:
-    def rule(value: Any, source: ForeignConfig) -> Outcome:
+    def rule(value: Value, source: ForeignConfig) -> Outcome:
         if not source(_KL):
             return same("no KL term")
         return write({in_reward if source("loss_fn.use_kl_in_reward") else in_loss: value})
@@ -116,12 +103,12 @@ def _by_place(in_reward: str, in_loss: str) -> Rule:
     return rule
 
 
-def _importance(value: Any, source: ForeignConfig) -> Outcome:
+def _importance(value: Value, source: ForeignConfig) -> Outcome:
     if not value:
         return same("off there")
     kind = source("loss_fn.truncated_importance_sampling_type")
     if kind not in _MODES:
-        return untranslated(f"{kind} has no counterpart; known: {', '.join(map(str, _MODES))}")
+        return unknown(kind, _MODES)
     key, low = "algorithm.rollout_is", source("loss_fn.truncated_importance_sampling_ratio_min")
     values = {f"{key}.mode": _MODES[kind], f"{key}.high": source("loss_fn.truncated_importance_sampling_ratio")}
     return write({**values, **({f"{key}.low": low} if low is not None and kind != "tis" else {})})
@@ -130,25 +117,27 @@ def _importance(value: Any, source: ForeignConfig) -> Outcome:
 _TOTAL = "prompt and response share max_total_sequence_length there; half of it each"
 
 
-def _prompt_tokens(value: Any, source: ForeignConfig) -> Outcome:
+def _prompt_tokens(value: Value, source: ForeignConfig) -> Outcome:
+    if value is None:
+        return same("not set")
     total = source("policy.max_total_sequence_length")
-    if total is not None and value is not None and value >= total:
-        return untranslated(_TOTAL, {"data.max_prompt_length": total // 2})
-    return write({"data.max_prompt_length": value}) if value is not None else same("not set")
+    if total is not None and number(value) >= number(total):
+        return untranslated(_TOTAL, {"data.max_prompt_length": number(total) // 2})
+    return write({"data.max_prompt_length": value})
 
 
-def _response(value: Any, source: ForeignConfig) -> Outcome:
-    total = source("policy.max_total_sequence_length")
-    room = total - (source("data.max_input_seq_length") or 0)
+def _response(value: Value, source: ForeignConfig) -> Outcome:
+    total, tokens = source.number("policy.max_total_sequence_length"), number(value)
+    room = total - number(source("data.max_input_seq_length") or 0)
     if room <= 0:
         return untranslated(_TOTAL, {"data.max_response_length": total - total // 2})
-    why = "" if value <= room else "what max_total_sequence_length leaves beside data.max_input_seq_length"
-    return write({"data.max_response_length": min(value, room)}, why)
+    why = "" if tokens <= room else "what max_total_sequence_length leaves beside data.max_input_seq_length"
+    return write({"data.max_response_length": min(tokens, room)}, why)
 
 
 def _dataset(part: str) -> Rule:
-    def rule(value: Any, source: ForeignConfig) -> Outcome:
-        if value not in _DATASETS:
+    def rule(value: Value, source: ForeignConfig) -> Outcome:
+        if not isinstance(value, str) or value not in _DATASETS:
             path = source(f"data.{part}.data_path")
             if value == "ResponseDataset" and path is not None:
                 return same("data_path names the file")
@@ -162,7 +151,7 @@ def _dataset(part: str) -> Rule:
 
 
 def _data_path(part: str) -> Rule:
-    def rule(value: Any, source: ForeignConfig) -> Outcome:
+    def rule(value: Value, source: ForeignConfig) -> Outcome:
         if value is None:
             return same("not set")
         columns = {
@@ -176,43 +165,23 @@ def _data_path(part: str) -> Rule:
     return rule
 
 
-def _epochs(value: Any, _: ForeignConfig) -> Outcome:
-    return write({"runner.max_epochs": value}) if value > 0 else same("only the number of steps counts")
+def _epochs(value: Value, _: ForeignConfig) -> Outcome:
+    return write({"runner.max_epochs": value}) if number(value) > 0 else same("only the number of steps counts")
 
 
-def _loggers(_: Any, source: ForeignConfig) -> Outcome:
+def _loggers(_: Value, source: ForeignConfig) -> Outcome:
     names = [name for name in ("tensorboard", "wandb") if source(f"logger.{name}_enabled")]
     return write({"runner.logger_backends": names}, "the terminal and metrics.jsonl always log")
 
 
-def _of_logger(name: str, rule: Rule) -> Rule:
-    return while_(lambda source: bool(source(f"logger.{name}_enabled")), rule, f"{name}_enabled is false")
-
-
-def _save(value: Any, source: ForeignConfig) -> Outcome:
+def _save(value: Value, source: ForeignConfig) -> Outcome:
     if source("checkpointing.enabled") is False:
         return write({"runner.save_interval": 0}, "off there; here the last step is always saved")
     return interval("runner.save_interval")(value, source)
 
 
-def _shaping(name: str) -> Rule:
-    return while_(
-        lambda source: bool(source(f"{loop(source)}.reward_shaping.enabled")),
-        f"algorithm.overlong.{name}",
-        "reward_shaping.enabled is false",
-    )
-
-
-def _scaling(name: str) -> Rule:
-    return while_(
-        lambda source: bool(source(f"{loop(source)}.reward_scaling.enabled")),
-        f"algorithm.reward_scaling.{name}",
-        "reward_scaling.enabled is false",
-    )
-
-
 def _sampling(section: str) -> Rule:
-    def rule(value: Any, source: ForeignConfig) -> Outcome:
+    def rule(value: Value, source: ForeignConfig) -> Outcome:
         if not value:
             return same("off there")
         if section == "ppo":
@@ -223,123 +192,123 @@ def _sampling(section: str) -> Rule:
     return rule
 
 
-def _staleness(value: Any, source: ForeignConfig) -> Outcome:
-    age = source(f"{loop(source)}.async_{loop(source)}.max_trajectory_age_steps") or 1
+def _staleness(value: Value, source: ForeignConfig) -> Outcome:
+    age = source(f"{_loop(source)}.async_{_loop(source)}.max_trajectory_age_steps") or 1
     if not value:
         return same("off there")
     return write({"runner.max_staleness": age}, "rollouts are collected during training")
 
 
-def _budgeted(source: ForeignConfig, role: str) -> str | None:
-    """The section that limits micro-batches by tokens."""
-    names = ("sequence_packing", "dynamic_batching")
-    return next((name for name in names if source(f"{role}.{name}.enabled")), None)
-
-
-def _loop(section: str) -> Table:
+def _loop_rules(section: str) -> Table:
     """The keys of `ppo` or `grpo`."""
-    table: Table = {
-        "max_rollout_turns": only(1, None, why="single-turn", otherwise="see rollout.multi_turn"),
-        "max_num_epochs": _epochs,
-        "ppo_epochs": "algorithm.ppo_epochs",
-        "policy_training_start_step": "algorithm.policy_training_start_step",
-        "val_period": interval("runner.val_check_interval"),
-        "val_at_start": detail("every run validates at its start and its end"),
-        "val_at_end": detail("every run validates at its start and its end"),
-        "val_batch_size": detail("all questions of a validation are generated at once"),
-        "use_dynamic_sampling": _sampling(section),
-        "dynamic_sampling_max_gen_batches": contained("algorithm.dynamic_sampling"),
-        "batch_multiplier": only(1, 1.0, None, why="one batch", otherwise="see dynamic_sampling.prompts_per_round"),
-        "skip_reference_policy_logprobs_calculation": detail("they are computed only where a KL term reads them"),
-        f"async_{section}.enabled": _staleness,
-        f"async_{section}.max_trajectory_age_steps": contained("runner.max_staleness"),
-        f"async_{section}.*": while_(
-            lambda source: bool(source(f"{section}.async_{section}.enabled")),
-            lacking("see runner.max_staleness"),
-            f"async_{section} is off",
-        ),
-        "reward_shaping.enabled": contained("algorithm.overlong"),
-        "reward_shaping.overlong_buffer_length": _shaping("buffer_length"),
-        "reward_shaping.overlong_buffer_penalty": _shaping("penalty"),
-        "reward_shaping.max_response_length": _shaping("max_length"),
-        "reward_shaping.stop_properly_penalty_coef": _shaping("stop_properly_coef"),
-        "reward_scaling.enabled": contained("algorithm.reward_scaling"),
-        **{
-            f"reward_scaling.{name}": _scaling(name)
-            for name in ("source_min", "source_max", "target_min", "target_max")
-        },
-        "adv_estimator.name": _estimator,
-        "advantage_clip_low": lambda value, source: (
+    return {
+        f"{section}.max_num_epochs": _epochs,
+        f"{section}.use_dynamic_sampling": _sampling(section),
+        f"{section}.async_{section}.enabled": _staleness,
+        f"{section}.adv_estimator.name": _estimator,
+        f"{section}.advantage_clip_low": lambda value, source: (
             same("not set")
             if value is None
             else write({"algorithm.advantage_clip": [value, source(f"{section}.advantage_clip_high")]})
         ),
-        "advantage_clip_high": contained("algorithm.advantage_clip"),
-        "normalize_rewards": "algorithm.grpo_std_normalization",
-        "seq_logprob_error_threshold": off("see algorithm.rollout_is.reject"),
     }
-    return {f"{section}.{name}": rule for name, rule in table.items()}
 
 
-def _learner(role: str, ours: str) -> Table:
-    """The keys that `policy` and `value` share."""
-    mega = f"{role}.megatron_cfg"
+def _batches(role: str, ours: str) -> Table:
+    """Micro-batches, which a number of sequences or a budget of tokens limits."""
 
-    def megatron(rule: str | Rule) -> Rule:
-        return while_(lambda source: by_megatron(source, role), rule, "megatron_cfg.enabled is false")
+    def budgeted(source: ForeignConfig) -> str | None:
+        """The section that limits micro-batches by tokens."""
+        names = ("sequence_packing", "dynamic_batching")
+        return next((name for name in names if source(f"{role}.{name}.enabled")), None)
 
-    def automodel(rule: str | Rule) -> Rule:
-        return while_(lambda source: not by_megatron(source, role), rule, "megatron_cfg.enabled is true")
-
-    def micro(value: Any, source: ForeignConfig) -> Outcome:
-        if section := _budgeted(source, role):
+    def micro(value: Value, source: ForeignConfig) -> Outcome:
+        if section := budgeted(source):
             return same(f"{section}: the token budget limits micro-batches")
         return write({f"{ours}.micro_batch_size": value})
 
     def budget(section: str) -> Rule:
-        return while_(
-            lambda source: _budgeted(source, role) == section, f"{ours}.max_tokens_per_micro_batch", f"{section} is off"
-        )
+        key = f"{ours}.max_tokens_per_micro_batch"
+        return while_(lambda source: budgeted(source) == section, key, f"{section} is off")
 
-    def same_tokens(value: Any, source: ForeignConfig) -> Outcome:
-        section = _budgeted(source, role)
+    def same_tokens(value: Value, source: ForeignConfig) -> Outcome:
+        section = budgeted(source)
         if section is None or value == source(f"{role}.{section}.train_mb_tokens"):
             return same("log-probs have the token budget of training")
         return untranslated("log-probs have the token budget of training here")
 
-    def tokenizer(value: Any, source: ForeignConfig) -> Outcome:
-        own = value == source(f"{role}.model_name")
-        return same("the model's own") if own else write({f"{ours}.model.tokenizer": value})
+    rows = "algorithm.logprob_forward_micro_batch_size"
+    table: Table = {
+        "train_micro_batch_size": micro,
+        "logprob_batch_size": while_(
+            lambda source: budgeted(source) is None, rows, "log-probs have the token budget of training"
+        ),
+        "dynamic_batching.train_mb_tokens": budget("dynamic_batching"),
+        "sequence_packing.train_mb_tokens": budget("sequence_packing"),
+        "dynamic_batching.logprob_mb_tokens": same_tokens,
+        "sequence_packing.logprob_mb_tokens": same_tokens,
+    }
+    return {f"{role}.{name}": rule for name, rule in table.items()}
 
-    def schedule(value: Any, source: ForeignConfig) -> Outcome:
+
+def _schedule(role: str, ours: str) -> Table:
+    """The schedulers of Megatron and of automodel; both count a tick per epoch."""
+    mega = f"{role}.megatron_cfg.scheduler"
+
+    def ticks(source: ForeignConfig) -> int | float:
+        return number(source(f"{_loop(source)}.ppo_epochs") or 1)
+
+    def style(value: Value, source: ForeignConfig) -> Outcome:
         if value == "constant":
             return write({f"{ours}.optim.lr_schedule": value})
-        steps, epochs = source(f"{loop(source)}.max_num_steps"), source(f"{loop(source)}.ppo_epochs") or 1
-        if value in ("linear", "cosine") and source(f"{mega}.scheduler.lr_decay_iters") == steps * epochs:
+        steps = source.number(f"{_loop(source)}.max_num_steps") * ticks(source)
+        if value in ("linear", "cosine") and source(f"{mega}.lr_decay_iters") == steps:
             return write({f"{ours}.optim.lr_schedule": value})
         return untranslated("it decays over runner.max_steps here; constant until that is right")
 
-    def warmup(value: Any, source: ForeignConfig) -> Outcome:
+    def warmup(value: Value, source: ForeignConfig) -> Outcome:
         if not value:
             return same("no warm-up")
-        epochs = source(f"{loop(source)}.ppo_epochs") or 1
+        epochs = ticks(source)
         why = f"a tick per epoch there ({epochs} in a step), PPO steps here" if epochs > 1 else ""
-        return write({f"{ours}.optim.lr_warmup_steps": math.ceil(value / epochs)}, why)
+        return write({f"{ours}.optim.lr_warmup_steps": math.ceil(number(value) / epochs)}, why)
 
-    def warmup_init(value: Any, source: ForeignConfig) -> Outcome:
-        if not value or not source(f"{mega}.scheduler.lr_warmup_iters"):
+    def warmup_init(value: Value, source: ForeignConfig) -> Outcome:
+        if not value or not source(f"{mega}.lr_warmup_iters"):
             return same("a warm-up starts at 0")
         return untranslated("a warm-up starts at 0")
 
-    def schedulers(value: Any, source: ForeignConfig) -> Outcome:
-        names = [str(each.get("name", "")).rpartition(".")[2] for each in value or [] if "milestones" not in each]
-        if not value or names == ["ConstantLR"]:
+    def automodel(value: Value, source: ForeignConfig) -> Outcome:
+        if not value:
+            return write({f"{ours}.optim.lr_schedule": "constant"})
+        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+            raise TypeError
+        names = [str(each.get("name", "")).rpartition(".")[2] for each in value if "milestones" not in each]
+        if names == ["ConstantLR"]:
             return write({f"{ours}.optim.lr_schedule": "constant"})
         if names == ["LinearLR", "ConstantLR"]:
             return warmup(value[0]["kwargs"]["total_iters"], source)
         return untranslated(f"{', '.join(names)}: see {ours}.optim.lr_schedule")
 
-    def decay(value: Any, source: ForeignConfig) -> Outcome:
+    return {
+        f"{mega}.lr_decay_style": _of_megatron(role, style),
+        f"{mega}.lr_warmup_iters": _of_megatron(role, warmup),
+        f"{mega}.lr_warmup_init": _of_megatron(role, warmup_init),
+        f"{role}.scheduler": while_(
+            lambda source: not source(f"{role}.megatron_cfg.enabled"), automodel, "megatron_cfg.enabled is true"
+        ),
+    }
+
+
+def _learner(role: str, ours: str) -> Table:
+    """What else `policy` and `value` share."""
+    mega = f"{role}.megatron_cfg"
+
+    def tokenizer(value: Value, source: ForeignConfig) -> Outcome:
+        own = value == source(f"{role}.model_name")
+        return same("the model's own") if own else write({f"{ours}.model.tokenizer": value})
+
+    def decay(value: Value, source: ForeignConfig) -> Outcome:
         first, last = (source(f"{mega}.scheduler.{name}_weight_decay") for name in ("start", "end"))
         if first != last:
             return untranslated("weight decay is constant")
@@ -347,269 +316,69 @@ def _learner(role: str, ours: str) -> Table:
             return write({f"{ours}.optim.weight_decay": value})
         return write({f"{ours}.optim.weight_decay": last}, "what its scheduler sets in every step")
 
-    section: Table = {
-        "model_name": f"{ours}.model.path",
-        "tokenizer.name": tokenizer,
-        "tokenizer.chat_template_kwargs": off("the template has no arguments here"),
-        "tokenizer.chat_template": only("default", None, why="the tokenizer's own", otherwise="the tokenizer's own"),
-        "hf_config_overrides": off("the model's config.json is used as it is"),
-        "train_global_batch_size": "data.mini_batch_size" if ours == "actor" else "critic.mini_batch_size",
-        "train_micro_batch_size": micro,
-        "generation_batch_size": detail("see rollout.max_running_requests"),
-        "logprob_batch_size": while_(
-            lambda source: _budgeted(source, role) is None,
-            "algorithm.logprob_forward_micro_batch_size",
-            "log-probs have the token budget of training",
+    def frozen_router(value: Value, _: ForeignConfig) -> Outcome:
+        if not value:
+            return same("no mixture of experts, or off")
+        return part_of(f"{ours}.router_aux_loss_coef", "for mixtures of experts: routers train here")
+
+    def betas(value: Value, source: ForeignConfig) -> Outcome:
+        return write({f"{ours}.optim.betas": [value, source(f"{mega}.optimizer.adam_beta2")]})
+
+    def not_constant(source: ForeignConfig) -> bool:
+        return source(f"{mega}.scheduler.lr_decay_style") != "constant"
+
+    backend = f"{ours}.training_backend"
+    return {
+        f"{role}.tokenizer.name": tokenizer,
+        f"{role}.dtensor_cfg.enabled": lambda value, _: write({backend: "fsdp"}) if value else part_of(backend),
+        f"{mega}.enabled": lambda value, _: write({backend: "megatron"}) if value else part_of(backend),
+        f"{mega}.freeze_moe_router": _of_megatron(role, frozen_router),
+        f"{mega}.optimizer.min_lr": _of_megatron(
+            role, while_(not_constant, f"{ours}.optim.min_lr", "the learning rate is constant")
         ),
-        "logprob_chunk_size": detail("logits exist for 1,024 positions at a time"),
-        "max_total_sequence_length": contained("data.max_response_length"),
-        "precision": choice(f"{ours}.model.dtype", DTYPES),
-        "offload_optimizer_for_logprob": detail(ENGINE),
-        "make_sequence_length_divisible_by": detail("sequences are packed without padding"),
-        "max_grad_norm": automodel(f"{ours}.optim.clip_grad"),
-        "reward_model_cfg.*": detail("the critic has a value head"),
-        "dtensor_cfg.enabled": lambda value, source: (
-            write({f"{ours}.training_backend": "fsdp"}) if value else part_of(f"{ours}.training_backend")
-        ),
-        "dtensor_cfg.cpu_offload": automodel(f"{ours}.cpu_offload"),
-        "dtensor_cfg.activation_checkpointing": automodel(f"{ours}.gradient_checkpointing"),
-        "dtensor_cfg.tensor_parallel_size": automodel(
-            only(1, None, why="one rank holds a layer", otherwise="fsdp shards over all ranks; see training_backend")
-        ),
-        "dtensor_cfg.sequence_parallel": automodel(detail("it splits activations; results do not depend on it")),
-        "dtensor_cfg.context_parallel_size": automodel(f"{ours}.parallel.context"),
-        "dtensor_cfg.custom_parallel_plan": automodel(off("see parallel")),
-        "dtensor_cfg.lora_cfg.enabled": contained(f"{ours}.lora"),
-        "dtensor_cfg.lora_cfg.dim": _lora(role, f"{ours}.lora.rank"),
-        "dtensor_cfg.lora_cfg.alpha": _lora(role, f"{ours}.lora.alpha"),
-        "dtensor_cfg.lora_cfg.*": _lora(role, lacking("see lora: rank, alpha, target_modules")),
-        "dtensor_cfg._v2": detail("its implementation"),
-        "megatron_cfg.enabled": lambda value, source: (
-            write({f"{ours}.training_backend": "megatron"}) if value else part_of(f"{ours}.training_backend")
-        ),
-        "megatron_cfg.activation_checkpointing": megatron(f"{ours}.gradient_checkpointing"),
-        "megatron_cfg.tensor_model_parallel_size": megatron(f"{ours}.parallel.tensor"),
-        "megatron_cfg.pipeline_model_parallel_size": megatron(f"{ours}.parallel.pipeline"),
-        "megatron_cfg.context_parallel_size": megatron(f"{ours}.parallel.context"),
-        "megatron_cfg.expert_model_parallel_size": megatron(f"{ours}.parallel.expert"),
-        "megatron_cfg.sequence_parallel": megatron(f"{ours}.parallel.sequence"),
-        "megatron_cfg.num_layers_in_*": megatron(off("pipeline stages have equal numbers of layers")),
-        "megatron_cfg.freeze_moe_router": megatron(
-            lambda value, _: (
-                same("no mixture of experts, or off")
-                if not value
-                else part_of(f"{ours}.router_aux_loss_coef", "for mixtures of experts: routers train here")
-            )
-        ),
-        "megatron_cfg.fine_grained_activation_offloading": megatron(off("see gradient_checkpointing")),
-        "megatron_cfg.offload_modules": megatron(off("see gradient_checkpointing")),
-        "megatron_cfg.fp8_cfg.enabled": megatron(off("float32 and bfloat16 only")),
-        "megatron_cfg.fp8_cfg.*": megatron(detail("fp8_cfg.enabled is false")),
-        "megatron_cfg.pipeline_dtype": megatron(contained(f"{ours}.model.dtype")),
-        "megatron_cfg.env_vars": megatron(off("see cluster.node_groups[].env_vars")),
-        "megatron_cfg.optimizer.optimizer": megatron(
-            only("adam", why="AdamW", otherwise="AdamW is the only optimizer")
-        ),
-        "megatron_cfg.optimizer.lr": megatron(f"{ours}.optim.lr"),
-        "megatron_cfg.optimizer.min_lr": megatron(
-            while_(
-                lambda source: source(f"{mega}.scheduler.lr_decay_style") != "constant",
-                f"{ours}.optim.min_lr",
-                "the learning rate is constant",
-            )
-        ),
-        "megatron_cfg.optimizer.weight_decay": megatron(decay),
-        "megatron_cfg.optimizer.adam_beta1": megatron(
-            lambda value, source: write({f"{ours}.optim.betas": [value, source(f"{mega}.optimizer.adam_beta2")]})
-        ),
-        "megatron_cfg.optimizer.adam_beta2": megatron(contained(f"{ours}.optim.betas")),
-        "megatron_cfg.optimizer.adam_eps": megatron(f"{ours}.optim.eps"),
-        "megatron_cfg.optimizer.clip_grad": megatron(f"{ours}.optim.clip_grad"),
-        "megatron_cfg.optimizer.bf16": megatron(contained(f"{ours}.model.dtype")),
-        "megatron_cfg.optimizer.fp16": megatron(off("float16 is not supported")),
-        "megatron_cfg.scheduler.lr_decay_style": megatron(schedule),
-        "megatron_cfg.scheduler.lr_decay_iters": megatron(detail("the schedule ends with the run")),
-        "megatron_cfg.scheduler.lr_warmup_iters": megatron(warmup),
-        "megatron_cfg.scheduler.lr_warmup_init": megatron(warmup_init),
-        "megatron_cfg.scheduler.*_weight_decay": megatron(contained(f"{ours}.optim.weight_decay")),
-        "megatron_cfg.scheduler.weight_decay_incr_style": megatron(
-            only("constant", why="constant", otherwise="weight decay is constant")
-        ),
-        "megatron_cfg.distributed_data_parallel_config.*": megatron(detail(ENGINE)),
-        "megatron_cfg.checkpoint.*": megatron(detail("checkpoints are this platform's")),
-        "megatron_cfg.converter_type": megatron(detail(ARCHITECTURE)),
-        **{f"megatron_cfg.{name}": megatron(detail(ENGINE)) for name in _MEGATRON_DETAILS.split()},
-        "dynamic_batching.enabled": contained(f"{ours}.max_tokens_per_micro_batch"),
-        "dynamic_batching.train_mb_tokens": budget("dynamic_batching"),
-        "sequence_packing.enabled": contained(f"{ours}.max_tokens_per_micro_batch"),
-        "sequence_packing.train_mb_tokens": budget("sequence_packing"),
-        "dynamic_batching.logprob_mb_tokens": same_tokens,
-        "sequence_packing.logprob_mb_tokens": same_tokens,
-        "dynamic_batching.*": detail("sequences are packed without padding"),
-        "sequence_packing.*": detail("sequences are packed without padding"),
-        "optimizer": off("the optimizer of megatron_cfg is used"),
-        "optimizer.name": automodel(only("torch.optim.AdamW", why="AdamW", otherwise="AdamW is the only optimizer")),
-        "optimizer.kwargs.lr": automodel(f"{ours}.optim.lr"),
-        "optimizer.kwargs.weight_decay": automodel(f"{ours}.optim.weight_decay"),
-        "optimizer.kwargs.betas": automodel(f"{ours}.optim.betas"),
-        "optimizer.kwargs.eps": automodel(f"{ours}.optim.eps"),
-        "optimizer.kwargs.foreach": automodel(detail(ENGINE)),
-        "optimizer.kwargs.fused": automodel(detail(ENGINE)),
-        "scheduler": automodel(schedulers),
+        f"{mega}.optimizer.weight_decay": _of_megatron(role, decay),
+        f"{mega}.optimizer.adam_beta1": _of_megatron(role, betas),
+        **_batches(role, ours),
+        **_schedule(role, ours),
     }
-    return {f"{role}.{name}": rule for name, rule in section.items()}
 
 
-_MEGATRON_DETAILS = (
-    "empty_unused_memory_level expert_tensor_parallel_size moe_router_dtype moe_router_load_balancing_type "
-    "moe_router_bias_update_rate moe_permute_fusion moe_enable_deepep moe_token_dispatcher_type "
-    "moe_shared_expert_overlap use_gloo_process_groups apply_rope_fusion bias_activation_fusion "
-    "gradient_accumulation_fusion use_fused_weighted_squared_relu defer_fp32_logits moe_per_layer_logging train_iters "
-    "optimizer.params_dtype optimizer.sgd_momentum optimizer.use_distributed_optimizer "
-    "optimizer.use_precision_aware_optimizer optimizer.optimizer_cpu_offload optimizer.optimizer_offload_fraction "
-    "optimizer.overlap_cpu_optimizer_d2h_h2d"
-)
+def _of_megatron(role: str, rule: Rule) -> Rule:
+    return while_(lambda source: bool(source(f"{role}.megatron_cfg.enabled")), rule, "megatron_cfg.enabled is false")
 
 
-def _lora(role: str, rule: str | Rule) -> Rule:
-    return while_(
-        lambda source: bool(source(f"{role}.dtensor_cfg.lora_cfg.enabled")), rule, "lora_cfg.enabled is false"
-    )
+def _if_true(key: str, ours: Value, otherwise: str) -> Rule:
+    return lambda value, _: write({key: ours}) if value else same(otherwise)
 
 
-def _vllm(name: str) -> Rule:
-    return to(f"rollout.engine_args.{name}")
+def _answers(value: Value, source: ForeignConfig) -> Outcome:
+    names = {"hf_math_verify": "math_verify", "dapo_math_verify": "math_verify"}
+    why = "" if value == "hf_math_verify" else "there the answer follows 'Answer:'"
+    return choice("reward.type", names, why)(value, source)
 
 
-TABLE: Table = {
-    **_loop("ppo"),
-    **_loop("grpo"),
-    "loss_fn.disable_ppo_ratio": lambda value, _: (
-        write({"algorithm.policy_loss": "reinforce"}) if value else same("the ratio is used")
-    ),
-    _KL: _kl,
-    "loss_fn.reference_policy_kl_type": _by_place("algorithm.kl_penalty", "algorithm.kl_loss_type"),
-    "loss_fn.use_kl_in_reward": contained("algorithm.use_kl_in_reward"),
-    "loss_fn.kl_input_clamp_value": only(
-        20, 20.0, why="exponents are limited to 20", otherwise="exponents are limited to 20"
-    ),
-    "loss_fn.kl_output_clamp_value": _by_place("algorithm.kl_output_clip", "algorithm.kl_loss_output_clip"),
-    "loss_fn.use_on_policy_kl_approximation": off("see algorithm.kl_loss_grad"),
-    "loss_fn.use_importance_sampling_correction": _importance,
-    "loss_fn.truncated_importance_sampling_*": contained("algorithm.rollout_is"),
-    "loss_fn.sequence_level_importance_ratios": lambda value, _: (
-        write({"algorithm.policy_loss": "gspo"}) if value else same("a ratio per token")
-    ),
-    "loss_fn.use_cispo": off("see algorithm.policy_loss cispo: its bounds are around 1"),
-    "loss_fn.token_level_loss": choice("algorithm.loss_agg_func", {True: "token-mean", False: "seq-mean-token-mean"}),
-    "loss_fn.force_on_policy_ratio": lambda value, _: (
-        write({"algorithm.old_log_probs": "current"}) if value else same("log-probs before the update")
-    ),
-    "checkpointing.enabled": contained("runner.save_interval"),
-    "checkpointing.save_period": _save,
-    "checkpointing.keep_top_k": to("runner.keep_checkpoints", why="the newest stay, not the best"),
-    "checkpointing.metric_name": lacking("the newest checkpoints stay, not the best"),
-    "checkpointing.higher_is_better": lacking("the newest checkpoints stay, not the best"),
-    "checkpointing.checkpoint_must_save_by": off("a run that receives SIGTERM saves its step"),
-    **details(
-        "checkpointing",
-        "model_save_format save_consolidated save_optimizer model_cache_dir model_repo_id is_peft peft_config",
-        "checkpoints are this platform's",
-    ),
+RULES: Table = {
+    **_loop_rules("ppo"),
+    **_loop_rules("grpo"),
     **_learner("policy", "actor"),
     **_learner("value", "critic"),
-    "policy.generation.backend": choice("rollout.backend", {"vllm": "vllm", "sglang": "sglang"}),
+    _KL: _kl,
+    "loss_fn.disable_ppo_ratio": _if_true("algorithm.policy_loss", "reinforce", "the ratio is used"),
+    "loss_fn.sequence_level_importance_ratios": _if_true("algorithm.policy_loss", "gspo", "a ratio per token"),
+    "loss_fn.force_on_policy_ratio": _if_true("algorithm.old_log_probs", "current", "log-probs before the update"),
+    "loss_fn.reference_policy_kl_type": _by_place("algorithm.kl_penalty", "algorithm.kl_loss_type"),
+    "loss_fn.kl_output_clamp_value": _by_place("algorithm.kl_output_clip", "algorithm.kl_loss_output_clip"),
+    "loss_fn.use_importance_sampling_correction": _importance,
     "policy.generation.max_new_tokens": _response,
-    "policy.generation.top_k": top_k("rollout.sampling.top_k"),
-    "policy.generation.val_top_k": top_k("rollout.val_sampling.top_k"),
-    "policy.generation.stop_token_ids": off("see rollout.stop: texts"),
-    "policy.generation.num_prompts_per_step": contained("data.train_batch_size"),
-    "policy.generation.mcore_generation_config.*": detail("of another generation engine"),
-    "policy.generation.vllm_cfg.tensor_parallel_size": contained("cluster.component_placement"),
-    "policy.generation.vllm_cfg.pipeline_parallel_size": only(1, None, why="one stage", otherwise="no pipeline stages"),
-    "policy.generation.vllm_cfg.expert_parallel_size": only(
-        1, None, why="one rank", otherwise="see rollout.engine_args"
-    ),
-    "policy.generation.vllm_cfg.max_model_len": _vllm("max_model_len"),
-    "policy.generation.vllm_cfg.enforce_eager": _vllm("enforce_eager"),
-    "policy.generation.vllm_cfg.kv_cache_dtype": only(
-        "auto", None, why="the model's", otherwise="see rollout.engine_args"
-    ),
-    "policy.generation.vllm_cfg.precision": contained("actor.model.dtype"),
-    **details(
-        "policy.generation.vllm_cfg",
-        "async_engine logprobs_mode use_deep_gemm num_last_layers_in_bf16 num_first_layers_in_bf16 "
-        "enable_vllm_metrics_logger vllm_metrics_logger_interval skip_tokenizer_init load_format",
-        ENGINE,
-    ),
-    "policy.generation.vllm_kwargs": off("give it as rollout.engine_args"),
-    "policy.generation.vllm_kwargs.*": lacking("give it as rollout.engine_args"),
-    "policy.generation.colocated.*": contained("cluster.component_placement"),
     "data.max_input_seq_length": _prompt_tokens,
-    "data.shuffle": "data.shuffle",
-    "data.num_workers": detail("how it reads rows"),
-    "data.use_multiple_dataloader": detail("how it reads rows"),
     "data.train.dataset_name": _dataset("train"),
     "data.validation.dataset_name": _dataset("validation"),
     "data.train.data_path": _data_path("train"),
     "data.validation.data_path": _data_path("validation"),
-    "data.train.split": detail("a file per part"),
-    "data.validation.split": detail("a file per part"),
-    "data.*.input_key": contained("data.task.prompt_column"),
-    "data.*.output_key": contained("data.task.answer_column"),
-    "data.default.prompt_file": off("its text is data.prompt_template, with {question} in place of {}"),
-    "data.default.system_prompt_file": off("its text is data.system_prompt"),
-    "reward_penalties.*": off("see reward.functions"),
-    "data.default.processor": detail("how it reads rows"),
-    "data.default.env_name": contained("reward.type"),
-    "env.math.math_verify_impl": lambda value, source: choice(
-        "reward.type",
-        {"hf_math_verify": "math_verify", "dapo_math_verify": "math_verify"},
-        "" if value == "hf_math_verify" else "there the answer follows 'Answer:'",
-    )(value, source),
-    "env.math.num_workers": "reward.num_workers",
-    "env.math.*": lacking("see reward"),
-    "logger.log_dir": detail("logs are in runner.output_dir, beside the checkpoints"),
-    "logger.wandb_enabled": contained("runner.logger_backends"),
+    "env.math.math_verify_impl": _answers,
+    "checkpointing.save_period": _save,
     "logger.tensorboard_enabled": _loggers,
-    "logger.mlflow_enabled": off("loggers are tensorboard, wandb and trackio"),
-    "logger.swanlab_enabled": off("loggers are tensorboard, wandb and trackio"),
-    "logger.monitor_gpus": detail("metrics show the memory of GPUs"),
-    "logger.gpu_monitoring.*": detail("metrics show the memory of GPUs"),
-    "logger.wandb.name": "runner.experiment_name",
-    "logger.wandb.project": _of_logger("wandb", lacking("loggers have no project here")),
-    "logger.wandb.*": _of_logger("wandb", lacking("loggers have no options here")),
-    "logger.swanlab.*": _of_logger("swanlab", lacking("there is no such logger")),
-    "logger.mlflow.*": _of_logger("mlflow", lacking("there is no such logger")),
-    "logger.tensorboard": detail("no options"),
-    "logger.tensorboard.*": detail("no options"),
     "cluster.gpus_per_node": _placement,
-    "cluster.num_nodes": contained("cluster.inventory.nodes"),
-    **details("cluster", "master_port_range_low master_port_range_high segment_size", "ports are chosen by the run"),
 }
-# Where it differs from ours, or decides what another key means. From NeMo-RL 0.7
-_COMMON: dict[str, Any] = {
-    "cluster.num_nodes": 1,
-    "loss_fn.kl_output_clamp_value": 10.0,
-    "loss_fn.token_level_loss": True,
-}
-_OF_PPO: dict[str, Any] = {
-    "ppo.adv_estimator.name": "gae",
-    "ppo.num_prompts_per_step": 32,
-    "ppo.num_generations_per_prompt": 16,
-    "ppo.max_num_steps": 100_000,
-    "ppo.ppo_epochs": 4,
-    "ppo.val_period": 20,
-    "ppo.max_val_samples": 256,
-    "ppo.seed": 42,
-}
-
-
-def _defaults(keys: Mapping[str, Any]) -> Mapping[str, Any]:
-    ppo = any(key.startswith("ppo.") for key in keys)
-    return {**(_OF_PPO if ppo else {"grpo.adv_estimator.name": "grpo"}), **_COMMON}
-
-
-NEMO_RL = System(
-    "nemo-rl", "NeMo-RL", ("policy.model_name", "loss_fn.*", "cluster.gpus_per_node", "logger.*"), TABLE, _defaults
-)
+MARKS = ("policy.model_name", "loss_fn.*", "cluster.gpus_per_node", "logger.*")
+NEMO_RL = System("nemo-rl", "NeMo-RL", MARKS, RULES, kinds=_kinds)

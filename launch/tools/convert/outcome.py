@@ -1,31 +1,18 @@
 """The outcome of one foreign key, and the conversions that several systems share.
 
 A table maps a foreign key, or a pattern with `*`, to one of our keys or to a `Rule`: a function of the key's value and
-of the whole foreign config that returns an `Outcome`.
+of the whole foreign config that returns an `Outcome`. A rule raises TypeError or ValueError for a value that its key
+cannot have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal, TypeAlias
 
 Status = Literal["translated", "same", "passed", "untranslated"]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """translated: `values` (our keys) are written; same: it is so here without a key; untranslated: `why` not.
-
-    passed: `values` are arguments of code that the user has to write, so their meaning is up to that code.
-
-    An untranslated key may still write the nearest `values`. `into`: our key that another rule writes from this one.
-    """
-
-    status: Status
-    values: Mapping[str, Any] = field(default_factory=dict)
-    why: str = ""
-    into: str = ""
+Scalar: TypeAlias = str | int | float | bool | None
 
 
 @dataclass(frozen=True)
@@ -39,22 +26,73 @@ class Unresolved:
         return self.text
 
 
+# A value of a foreign config, or of ours.
+Value: TypeAlias = "Scalar | Unresolved | Sequence[Value] | Mapping[str, Value]"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """translated: `values` (our keys) are written; same: it is so here without a key; untranslated: `why` not.
+
+    passed: `values` are arguments of code that the user has to write, so their meaning is up to that code.
+
+    An untranslated key may still write the nearest `values`. `into`: our key that another rule writes from this one.
+    """
+
+    status: Status
+    values: Mapping[str, Value] = field(default_factory=dict)
+    why: str = ""
+    into: str = ""
+
+
+def number(value: Value) -> int | float:
+    if not isinstance(value, int | float):
+        raise TypeError(f"{value} is not a number")
+    return value
+
+
+def whole(value: Value) -> int:
+    """A whole number, that a script may hold as text."""
+    if not isinstance(value, str | int | float):
+        raise TypeError(f"{value} is not a number")
+    return int(value)
+
+
+def texts(value: Value) -> list[str]:
+    """The texts of a list, of a single value, or of null: none."""
+    return [] if value is None else [str(each) for each in (value if isinstance(value, list) else [value])]
+
+
 @dataclass(frozen=True)
 class ForeignConfig:
     """A foreign config: the keys of the file, and the system's defaults of those that it does not name."""
 
-    given: Mapping[str, Any]
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    given: Mapping[str, Value]
+    defaults: Mapping[str, Value] = field(default_factory=dict)
 
-    def __call__(self, key: str) -> Any:
+    def __call__(self, key: str) -> Value:
         """The value of `key`: that of the file if it says one, else the system's default, else None."""
         value = self.given.get(key)
         if key not in self.given or isinstance(value, Unresolved):
             return self.defaults.get(key)
         return value
 
+    def number(self, key: str, default: float | None = None) -> int | float:
+        """The value of `key`, or `default` for null. Raises TypeError for a value that is no number."""
+        value = self(key)
+        return number(default if value is None else value)
 
-Rule = Callable[[Any, ForeignConfig], Outcome]
+    def whole(self, key: str, default: int | None = None) -> int:
+        """The value of `key`, or `default` for null and 0. Raises TypeError or ValueError."""
+        return whole(self(key) or default)
+
+    def positive(self, key: str) -> int | float | None:
+        """The value of `key`, or None if it is null or not above 0."""
+        value = self(key)
+        return number(value) if value and number(value) > 0 else None
+
+
+Rule = Callable[[Value, ForeignConfig], Outcome]
 
 
 @dataclass(frozen=True)
@@ -67,7 +105,7 @@ class Named:
 Table = dict[str, str | Rule | Named]
 
 
-def write(values: Mapping[str, Any], why: str = "") -> Outcome:
+def write(values: Mapping[str, Value], why: str = "") -> Outcome:
     return Outcome("translated", values, why)
 
 
@@ -75,11 +113,11 @@ def same(why: str) -> Outcome:
     return Outcome("same", why=why)
 
 
-def untranslated(why: str, values: Mapping[str, Any] | None = None) -> Outcome:
+def untranslated(why: str, values: Mapping[str, Value] | None = None) -> Outcome:
     return Outcome("untranslated", values or {}, why)
 
 
-def passed(key: str, value: Any, why: str) -> Outcome:
+def passed(key: str, value: Value, why: str) -> Outcome:
     """Writes an argument of code that the user has to write."""
     return Outcome("passed", {key: value}, why)
 
@@ -87,6 +125,18 @@ def passed(key: str, value: Any, why: str) -> Outcome:
 def part_of(key: str, why: str = "") -> Outcome:
     """The value is contained in `key`, which the rule of another foreign key writes."""
     return Outcome("translated", why=why, into=key)
+
+
+def unknown(value: Value, names: Iterable[Scalar]) -> Outcome:
+    return untranslated(f"{value} has no counterpart; known: {', '.join(map(str, names))}")
+
+
+def shared_gpus(learners: Sequence[str], gpus: int, per_engine: int) -> dict[str, Value]:
+    """The placement of components that share all GPUs; an engine owns `per_engine` of them."""
+    if per_engine == 1:
+        return {",".join([*learners, "rollout", "reward"]): "all"}
+    last = gpus // per_engine - 1
+    return {",".join([*learners, "reward"]): "all", "rollout": f"0-{gpus - 1}:{f'0-{last}' if last > 0 else 0}"}
 
 
 def to(*keys: str, why: str = "") -> Rule:
@@ -98,21 +148,24 @@ def contained(key: str, why: str = "") -> Rule:
     return lambda value, _: same("not set") if value is None else part_of(key, why)
 
 
-def choice(keys: str | tuple[str, ...], names: Mapping[Any, Any], why: str = "") -> Rule:
+def choice(
+    keys: str | Sequence[str], names: Mapping[Scalar, Scalar] | Mapping[Scalar, str] | Mapping[str, str], why: str = ""
+) -> Rule:
     """Writes the counterpart of a value to each of `keys`."""
-    keys = (keys,) if isinstance(keys, str) else keys
+    keys = [keys] if isinstance(keys, str) else keys
+    ours: dict[Scalar, Value] = dict(names.items())
 
-    def rule(value: Any, _: ForeignConfig) -> Outcome:
+    def rule(value: Value, _: ForeignConfig) -> Outcome:
         if value is None:
             return same("not set")
-        if not isinstance(value, str | int | float) or value not in names:
-            return untranslated(f"{value} has no counterpart; known: {', '.join(map(str, names))}")
-        return write(dict.fromkeys(keys, names[value]), why)
+        if not isinstance(value, str | int | float) or value not in ours:
+            return unknown(value, ours)
+        return write(dict.fromkeys(keys, ours[value]), why)
 
     return rule
 
 
-def only(*values: Any, why: str, otherwise: str) -> Rule:
+def only(*values: Value, why: str, otherwise: str) -> Rule:
     """The same here for some values; the others cannot be expressed."""
     return lambda value, _: same(why) if any(value == each for each in values) else untranslated(otherwise)
 
@@ -127,25 +180,21 @@ def detail(why: str) -> Rule:
     return lambda *_: same(why)
 
 
-def details(section: str, names: str, why: str) -> Table:
-    """Details of a section, their names separated by blanks."""
-    return {f"{section}.{name}": detail(why) for name in names.split()}
-
-
 def lacking(why: str) -> Rule:
     """What cannot be expressed, whatever its value."""
     return lambda *_: untranslated(why)
 
 
-def times(key: str, factor: Callable[[ForeignConfig], Any], why: str) -> Rule:
+def times(key: str, factor: Callable[[ForeignConfig], Value], why: str) -> Rule:
     """Writes the product of the value and a number of the config."""
 
-    def rule(value: Any, source: ForeignConfig) -> Outcome:
+    def rule(value: Value, source: ForeignConfig) -> Outcome:
         if value is None:
             return same("not set")
-        if not isinstance(number := factor(source), int | float) or not isinstance(value, int | float):
+        other = factor(source)
+        if not isinstance(other, int | float) or not isinstance(value, int | float):
             return untranslated(f"{why}, which the file does not say")
-        return write({key: value * number}, why)
+        return write({key: value * other}, why)
 
     return rule
 
@@ -154,6 +203,11 @@ def while_(condition: Callable[[ForeignConfig], bool], rule: str | Rule, otherwi
     """Applies `rule` while the other keys make the system read this one."""
     applied = to(rule) if isinstance(rule, str) else rule
     return lambda value, source: applied(value, source) if condition(source) else same(otherwise)
+
+
+def dtype(key: str) -> Rule:
+    """The floating-point type of a model."""
+    return choice(key, _DTYPES)
 
 
 def interval(key: str) -> Rule:
@@ -167,7 +221,7 @@ def top_k(key: str) -> Rule:
 
 
 def loggers(key: str) -> Rule:
-    def rule(value: Any, _: ForeignConfig) -> Outcome:
+    def rule(value: Value, _: ForeignConfig) -> Outcome:
         names = value if isinstance(value, list) else [value]
         kept = [name for name in names if name in ("tensorboard", "wandb", "trackio")]
         if value in ("all",):
@@ -180,13 +234,21 @@ def loggers(key: str) -> Rule:
     return rule
 
 
-DTYPES = {
+_DTYPES: dict[Scalar, str] = {
     **dict.fromkeys(("bf16", "bfloat16", "bf16-mixed"), "bfloat16"),
     **dict.fromkeys(("fp32", "float32", "32", 32), "float32"),
 }
-ENGINE = "a setting of its engine or kernels; results do not depend on it"
-ARCHITECTURE = "read from the model's config.json"
-PROFILER = "its profiler; timelines here: runner.trace_steps"
 NO_STEPS = "runner.max_epochs ends the run; the file does not say how many steps that is"
 MANY_STEPS = 1_000_000  # where only a number of epochs ends a run
-EPISODE_REWARD = "a factor or filter of the environment's rewards; wrap the environment"
+# What several tables say; `<engine>` there
+REASONS = {
+    "engine": "a setting of its engine or kernels; results do not depend on it",
+    "architecture": "read from the model's config.json",
+    "profiler": "its profiler; timelines here: runner.trace_steps",
+    "episode_reward": "a factor or filter of the environment's rewards; wrap the environment",
+    "trusted": "code of a model is never run; its family is built in",
+    "no_float16": "float16 is not supported: bfloat16 or float32",
+    "adamw": "AdamW is the only optimizer",
+    "scoring": "verl selects the scoring function by the column data_source; math_verify compares with the answer",
+    "packed": "sequences are packed without padding",
+}

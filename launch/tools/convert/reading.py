@@ -9,17 +9,15 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from rl_platform.config.describe import is_known
-from rl_platform.config.source import CoreLoader
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.tools.convert.conversion import System, rule_of
-from rl_platform.launch.tools.convert.hydra import composed, flat, resolved
+from rl_platform.launch.tools.convert.hydra import composed, flat, parsed, resolved
 from rl_platform.launch.tools.convert.nemo_rl import NEMO_RL
-from rl_platform.launch.tools.convert.outcome import Unresolved
+from rl_platform.launch.tools.convert.outcome import Unresolved, Value
 from rl_platform.launch.tools.convert.rlinf import RLINF
 from rl_platform.launch.tools.convert.sb3 import SB3, only_ppo, read_blocks, read_model
 from rl_platform.launch.tools.convert.shell import commands, known
@@ -42,7 +40,7 @@ class Foreign:
     """system: whose config it is; keys: dotted, as the file has them, with references filled in."""
 
     system: System
-    keys: dict[str, Any]
+    keys: dict[str, Value]
 
 
 def read(path: Path, name: str | None = None, env: str | None = None) -> Foreign:
@@ -79,7 +77,7 @@ def read(path: Path, name: str | None = None, env: str | None = None) -> Foreign
     return Foreign(system, values)
 
 
-def _keys(path: Path, name: str | None, env: str | None) -> tuple[dict[str, Any], list[str]]:
+def _keys(path: Path, name: str | None, env: str | None) -> tuple[dict[str, Value], list[str]]:
     """Dotted keys of the file, unresolved, and the `defaults` that are not there."""
     if path.stat().st_size > _LARGEST and not zipfile.is_zipfile(path):
         raise ConfigError([Problem(str(path), f"more than {_LARGEST} bytes: not a config")])
@@ -98,7 +96,7 @@ def _keys(path: Path, name: str | None, env: str | None) -> tuple[dict[str, Any]
     return _arguments(path, text), []
 
 
-def _json(path: Path, text: str) -> dict[str, Any]:
+def _json(path: Path, text: str) -> dict[str, Value]:
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -108,7 +106,7 @@ def _json(path: Path, text: str) -> dict[str, Any]:
     return flat(tree)
 
 
-def _arguments(path: Path, text: str) -> dict[str, Any]:
+def _arguments(path: Path, text: str) -> dict[str, Value]:
     """The overrides of verl, or the --arguments of TRL, from the training command of a script."""
     calls = [words for words in commands(text) if any(_is_training(word) for word in words)]
     if not calls:
@@ -122,19 +120,19 @@ def _is_training(word: str) -> bool:
     return word.endswith(("main_ppo", ".py")) or word == "trl"
 
 
-def _scalar(word: str) -> Any:
+def _scalar(word: str) -> Value:
     """The value of an argument. A variable that the script does not set stays unresolved."""
     text = known(word)
     if isinstance(text, Unresolved):
         return text
     try:
-        value = yaml.load(text, Loader=CoreLoader)
+        value = parsed(text)
     except yaml.YAMLError:
         return text
     return text if value is None and text not in ("null", "~", "None") else value
 
 
-def _overrides(words: Sequence[str]) -> dict[str, Any]:
+def _overrides(words: Sequence[str]) -> dict[str, Value]:
     """Hydra's overrides, and `config_name`: the trainer's config that --config-name selects."""
     found = (re.fullmatch(r"\+{0,2}([A-Za-z_][\w./@-]*)=(.*)", word, re.DOTALL) for word in words)
     keys = {each[1]: _scalar(each[2]) for each in found if each}
@@ -142,10 +140,10 @@ def _overrides(words: Sequence[str]) -> dict[str, Any]:
     return {**keys, **({"config_name": named[1]} if named else {})}
 
 
-def _options(words: Sequence[str]) -> dict[str, Any]:
+def _options(words: Sequence[str]) -> dict[str, Value]:
     """--name value, --name=value, --name for true, and several values as a list. The launcher's precede the script."""
     script = next(index for index, word in enumerate(words) if _is_training(word))
-    keys: dict[str, Any] = {}
+    keys: dict[str, Value] = {}
     for prefix, part in (("launcher.", words[:script]), ("", words[script + 1 :])):
         name = ""
         for word in part:
@@ -159,7 +157,7 @@ def _options(words: Sequence[str]) -> dict[str, Any]:
     return keys
 
 
-def _score(system: System, keys: Mapping[str, Any]) -> float:
+def _score(system: System, keys: Mapping[str, Value]) -> float:
     """The share of keys that the system's table knows, times that of its marks that are there."""
     marks = sum(any(fnmatch.fnmatchcase(key, mark) for key in keys) for mark in system.marks)
     if not keys or not marks:
@@ -167,13 +165,13 @@ def _score(system: System, keys: Mapping[str, Any]) -> float:
     return marks / len(system.marks) * sum(rule_of(system, key) is not None for key in keys) / len(keys)
 
 
-def _is_ours(keys: Mapping[str, Any]) -> bool:
+def _is_ours(keys: Mapping[str, Value]) -> bool:
     """True if the loader knows every key."""
     return "runner.task_type" in keys and all(is_known(key) for key in keys if not key.startswith("cluster."))
 
 
-def _nested(keys: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
+def _nested(keys: Mapping[str, Value]) -> dict[str, Value]:
+    tree: dict[str, Value] = {}
     for key, value in keys.items():
         *sections, name = key.split(".")
         inner = tree

@@ -1,4 +1,4 @@
-"""PPO of Stable-Baselines3: hyperparameters of its zoo, PPO's arguments, or a saved model."""
+"""PPO of Stable-Baselines3: what is computed of the hyperparameters of its zoo, PPO's arguments, or a saved model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.tools.convert.conversion import System
@@ -18,26 +17,24 @@ from rl_platform.launch.tools.convert.outcome import (
     Outcome,
     Table,
     Unresolved,
+    Value,
     detail,
-    lacking,
-    off,
-    only,
-    part_of,
+    number,
     same,
-    to,
+    unknown,
     untranslated,
-    while_,
     write,
 )
 
 _SAVED_APART = "not in this file"
 _ACTIVATIONS = {"tanh": "tanh", "relu": "relu", "silu": "silu", "elu": "elu"}
-_STATE = (
+_OF_SAVED_MODELS = (
     "policy_class num_timesteps _total_timesteps _num_timesteps_at_start start_time _last_obs _last_episode_starts "
     "_last_original_obs _episode_num _current_progress_remaining _stats_window_size ep_info_buffer ep_success_buffer "
     "_n_updates _custom_logger observation_space action_space action_noise lr_schedule rollout_buffer_class "
     "rollout_buffer_kwargs sde_sample_freq _logger"
 )
+_STATE = _OF_SAVED_MODELS.split()
 _OTHERS = (
     "buffer_size",
     "learning_starts",
@@ -47,10 +44,9 @@ _OTHERS = (
     "target_update_interval",
     "cg_max_steps",
 )
-_SDE = "there is no state-dependent exploration; see actor.model.log_std"
 
 
-def _linear(value: Any) -> float | None:
+def _linear(value: Value) -> float | None:
     """The start of a schedule that falls linearly to 0: `lin_0.001`, or as a saved model names it."""
     if not isinstance(value, str):
         return None
@@ -60,7 +56,7 @@ def _linear(value: Any) -> float | None:
     return float(found[1]) if found else None
 
 
-def _learning_rate(value: Any, _: ForeignConfig) -> Outcome:
+def _learning_rate(value: Value, _: ForeignConfig) -> Outcome:
     if (start := _linear(value)) is not None:
         return write({"actor.optim.lr": start, "actor.optim.lr_schedule": "linear"}, "from it to 0")
     if isinstance(value, int | float):
@@ -68,7 +64,7 @@ def _learning_rate(value: Any, _: ForeignConfig) -> Outcome:
     return untranslated("a schedule of the learning rate: constant, linear or cosine here")
 
 
-def _clip_range(value: Any, _: ForeignConfig) -> Outcome:
+def _clip_range(value: Value, _: ForeignConfig) -> Outcome:
     keys = ("algorithm.clip_ratio_low", "algorithm.clip_ratio_high")
     if (start := _linear(value)) is not None:
         return untranslated(
@@ -79,7 +75,7 @@ def _clip_range(value: Any, _: ForeignConfig) -> Outcome:
     return untranslated("the clip range is constant here")
 
 
-def _value_clip(value: Any, _: ForeignConfig) -> Outcome:
+def _value_clip(value: Value, _: ForeignConfig) -> Outcome:
     if value is None:
         return same("not set")
     if not isinstance(value, int | float):
@@ -87,28 +83,35 @@ def _value_clip(value: Any, _: ForeignConfig) -> Outcome:
     return write({"algorithm.value_clip": value}, "the larger of both losses here, the clipped one there")
 
 
-def _value_coefficient(value: Any, _: ForeignConfig) -> Outcome:
-    return write({"algorithm.value_loss_scale": 2 * value}, "half the squared error here, the squared error there")
+def _value_coefficient(value: Value, _: ForeignConfig) -> Outcome:
+    return write(
+        {"algorithm.value_loss_scale": 2 * number(value)}, "half the squared error here, the squared error there"
+    )
 
 
-def _timesteps(value: Any, source: ForeignConfig) -> Outcome:
-    rows = source("n_envs") * source("n_steps")
-    return write({"runner.max_steps": math.ceil(value / rows)}, f"steps of {rows} transitions")
+def _timesteps(value: Value, source: ForeignConfig) -> Outcome:
+    rows = _rows(source)
+    return write({"runner.max_steps": math.ceil(number(value) / rows)}, f"steps of {rows} transitions")
 
 
-def _batch_size(value: Any, source: ForeignConfig) -> Outcome:
-    rows = source("n_envs") * source("n_steps")
-    if value > rows:
+def _rows(source: ForeignConfig) -> int | float:
+    """Transitions of a rollout."""
+    return source.number("n_envs") * source.number("n_steps")
+
+
+def _batch_size(value: Value, source: ForeignConfig) -> Outcome:
+    rows, size = _rows(source), number(value)
+    if size > rows:
         return write({"data.mini_batch_size": rows}, f"a rollout has {rows} transitions")
-    if rows % value:
-        smaller = max(size for size in range(1, value + 1) if rows % size == 0)
+    if rows % size:
+        smaller = max(each for each in range(1, int(size) + 1) if rows % each == 0)
         why = f"the last mini-batch of {rows} transitions is smaller there; the nearest size that divides is {smaller}"
         return untranslated(why, {"data.mini_batch_size": smaller})
-    return write({"data.mini_batch_size": value})
+    return write({"data.mini_batch_size": size})
 
 
-def _policy(value: Any, _: ForeignConfig) -> Outcome:
-    values = {
+def _policy(value: Value, _: ForeignConfig) -> Outcome:
+    values: dict[str, Value] = {
         "runner.task_type": "embodied",
         "algorithm.adv_type": "gae",
         "algorithm.loss_type": "actor_critic",
@@ -121,13 +124,15 @@ def _policy(value: Any, _: ForeignConfig) -> Outcome:
     return untranslated(f"{value} has no counterpart; known: MlpPolicy, CnnPolicy", values)
 
 
-def _normalize(value: Any, source: ForeignConfig) -> Outcome:
+def _normalize(value: Value, source: ForeignConfig) -> Outcome:
     """VecNormalize: both by default; a mapping of its arguments may switch one off."""
     if value == _SAVED_APART:
         off_here = dict.fromkeys(("env.normalize_observations", "env.normalize_rewards"), False)
         return untranslated("VecNormalize is saved in a file of its own", off_here)
-    options = literal(value) if isinstance(value, str) else value
-    options = {"norm_obs": bool(options), "norm_reward": bool(options)} if isinstance(options, bool) else dict(options)
+    given = literal(value) if isinstance(value, str) else value
+    options = {"norm_obs": given, "norm_reward": given} if isinstance(given, bool) else given
+    if not isinstance(options, Mapping):
+        raise TypeError
     lost = sorted({*options} - {"norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma"})
     values = {
         "env.normalize_observations": options.get("norm_obs", True),
@@ -142,7 +147,7 @@ def _normalize(value: Any, source: ForeignConfig) -> Outcome:
 _CLIPS = {"clip_obs": "clip_observations", "clip_reward": "clip_rewards"}
 
 
-def _network(value: Any, _: ForeignConfig) -> Outcome:
+def _network(value: Value, _: ForeignConfig) -> Outcome:
     if value is None:
         return same("not set")
     if isinstance(value, Mapping):
@@ -155,106 +160,62 @@ def _network(value: Any, _: ForeignConfig) -> Outcome:
     return write({"actor.model.hidden_sizes": value}, "shared by policy and value head")
 
 
-def _activation(value: Any, _: ForeignConfig) -> Outcome:
+def _activation(value: Value, _: ForeignConfig) -> Outcome:
     name = re.split(r"[.']", str(value).rstrip("'>"))[-1].lower()
     if name not in _ACTIVATIONS:
-        return untranslated(f"{value} has no counterpart; known: {', '.join(_ACTIVATIONS)}")
+        return unknown(value, _ACTIVATIONS)
     return write({"actor.model.activation": _ACTIVATIONS[name]})
 
 
-def _frame_stack(value: Any, _: ForeignConfig) -> Outcome:
+def _frame_stack(value: Value, _: ForeignConfig) -> Outcome:
     if value in (None, 1):
         return same("no stack")
     return untranslated("frames of MuJoCo's images are stacked by env.pixels.frame_stack; wrap others")
 
 
-TABLE: Table = {
-    "env": to("env.id", why="it must be registered with Gymnasium"),
+RULES: Table = {
     "policy": _policy,
     "batch_size": _batch_size,
     "n_timesteps": _timesteps,
     "total_timesteps": _timesteps,
     "learning_rate": _learning_rate,
-    "gamma": "algorithm.gamma",
-    "gae_lambda": "algorithm.gae_lambda",
     "clip_range": _clip_range,
     "clip_range_vf": _value_clip,
     "vf_coef": _value_coefficient,
-    "max_grad_norm": "actor.optim.clip_grad",
-    "target_kl": "algorithm.target_kl",
-    "normalize_advantage": to("algorithm.normalize_advantages", why="over the rollout here, per mini-batch there"),
     "normalize": _normalize,
-    "seed": "runner.seed",
-    "use_sde": off(_SDE),
-    "sde_sample_freq": while_(lambda source: bool(source("use_sde")), lacking(_SDE), "use_sde is false"),
-    "tensorboard_log": lambda value, _: same("not set") if value is None else part_of("runner.logger_backends"),
-    "policy_kwargs": only({}, None, why="none", otherwise="not readable as dict(...)"),
     "policy_kwargs.net_arch": _network,
     "policy_kwargs.activation_fn": _activation,
-    "policy_kwargs.log_std_init": "actor.model.initial_log_std",
-    "policy_kwargs.squash_output": off("see actor.model.action_distribution"),
-    "policy_kwargs.ortho_init": detail("hidden layers begin orthogonal; the output layers small"),
-    "policy_kwargs.optimizer_kwargs.eps": "actor.optim.eps",
-    "policy_kwargs.optimizer_kwargs.weight_decay": "actor.optim.weight_decay",
-    "policy_kwargs.*": lacking("see actor.model"),
     "frame_stack": _frame_stack,
-    "env_wrapper": off("wrap the environment and register it: env.id"),
-    "vec_env_wrapper": off("wrap the environment and register it: env.id"),
-    "env_kwargs*": lacking("see env.kwargs"),
-    "callback": off("see runner"),
-    "monitor_kwargs*": detail("episodes are always measured"),
-    "device": detail("cluster.component_placement decides"),
-    "verbose": detail("see the terminal view"),
-    "stats_window_size": detail("metrics are of a step"),
-    "_init_setup_model": detail("a flag of its constructor"),
-    **dict.fromkeys(_STATE.split(), detail("state of the training, no setting")),
-}
-# Where it differs from ours, or decides what another key means. From Stable-Baselines3 2.9 and its zoo
-DEFAULTS: dict[str, Any] = {
-    "policy": "MlpPolicy",
-    "n_envs": 1,
-    "n_steps": 2048,
-    "batch_size": 64,
-    "n_epochs": 10,
-    "n_timesteps": 1_000_000,
-    "learning_rate": 3e-4,
-    "gamma": 0.99,
-    "gae_lambda": 0.95,
-    "clip_range": 0.2,
-    "vf_coef": 0.5,
-    "max_grad_norm": 0.5,
-    "normalize": False,
-    "policy_kwargs.net_arch": [64, 64],
-    "policy_kwargs.optimizer_kwargs.eps": 1e-5,
+    **dict.fromkeys(_STATE, detail("state of the training, no setting")),
 }
 SB3 = System(
     "sb3",
     "Stable-Baselines3",
     ("n_steps", "gae_lambda", "ent_coef", "n_epochs", "n_timesteps"),
-    TABLE,
-    lambda _: DEFAULTS,
+    RULES,
     leaves=("policy_kwargs.net_arch", "normalize", "env_wrapper"),
 )
 
 
-def literal(text: str) -> Any:
+def literal(text: str) -> Value:
     """The value of `dict(a=1, b=nn.ReLU)`, `{'a': 1}` and the like. Names stay texts. Raises ValueError."""
     return _value(ast.parse(text.strip(), mode="eval").body)
 
 
-def _value(node: ast.expr) -> Any:
+def _value(node: ast.expr) -> Value:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args:
         return {each.arg: _value(each.value) for each in node.keywords if each.arg}
     if isinstance(node, ast.Dict):
-        return {_value(key): _value(value) for key, value in zip(node.keys, node.values, strict=True) if key}
+        return {str(_value(key)): _value(value) for key, value in zip(node.keys, node.values, strict=True) if key}
     if isinstance(node, ast.List | ast.Tuple):
         return [_value(each) for each in node.elts]
     if isinstance(node, ast.Name | ast.Attribute):
         return ast.unparse(node)
-    return ast.literal_eval(node)
+    constant: Value = ast.literal_eval(node)
+    return constant
 
 
-def read_blocks(path: Path, tree: dict[str, Any], env: str | None) -> dict[str, Any]:
+def read_blocks(path: Path, tree: dict[str, Value], env: str | None) -> dict[str, Value]:
     """The arguments in a file of the zoo: those of the block `env`, or of the only one. Other files stay unchanged."""
     blocks = {str(name): block for name, block in tree.items() if isinstance(block, Mapping) and _is_block(block)}
     if not blocks:
@@ -269,18 +230,18 @@ def read_blocks(path: Path, tree: dict[str, Any], env: str | None) -> dict[str, 
     return {"env": chosen, **_opened(blocks[chosen])}
 
 
-def only_ppo(path: Path, keys: Mapping[str, Any]) -> None:
+def only_ppo(path: Path, keys: Mapping[str, Value]) -> None:
     """Raises ConfigError if the settings belong to another algorithm."""
     if others := [key for key in _OTHERS if key in keys]:
         message = "the settings of another algorithm of Stable-Baselines3"
         raise ConfigError([Problem(str(path), message, value=", ".join(others), allowed="PPO")])
 
 
-def _is_block(block: Mapping[str, Any]) -> bool:
+def _is_block(block: Mapping[str, Value]) -> bool:
     return "n_timesteps" in block or ("n_steps" in block and ("n_epochs" in block or "gae_lambda" in block))
 
 
-def _opened(block: Mapping[str, Any]) -> dict[str, Any]:
+def _opened(block: Mapping[str, Value]) -> dict[str, Value]:
     """A block whose `policy_kwargs` is a mapping, not its text."""
     opened = dict(block)
     if isinstance(text := opened.get("policy_kwargs"), str):
@@ -291,7 +252,7 @@ def _opened(block: Mapping[str, Any]) -> dict[str, Any]:
     return opened
 
 
-def read_model(path: Path, env: str | None, largest: int) -> dict[str, Any]:
+def read_model(path: Path, env: str | None, largest: int) -> dict[str, Value]:
     """The arguments in a saved model: its JSON file `data`. Its pickled parts are never loaded."""
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
@@ -304,11 +265,11 @@ def read_model(path: Path, env: str | None, largest: int) -> dict[str, Any]:
             raise ConfigError([Problem(str(path), f"its file data is not readable as JSON: {error}")]) from error
     if not isinstance(stored, dict):
         raise ConfigError([Problem(str(path), "its file data holds no keys")])
-    keys: dict[str, Any] = {**({"env": env} if env else {}), "normalize": _SAVED_APART}
+    keys: dict[str, Value] = {**({"env": env} if env else {}), "normalize": _SAVED_APART}
     if isinstance(steps := stored.get("_total_timesteps"), int) and steps > 0:
         keys["n_timesteps"] = steps
     for name, value in stored.items():
-        if name in _STATE.split():
+        if name in _STATE:
             keys[name] = None
         elif isinstance(value, dict) and ":serialized:" in value:
             keys |= _of_pickled(name, value)
@@ -319,7 +280,7 @@ def read_model(path: Path, env: str | None, largest: int) -> dict[str, Any]:
     return keys
 
 
-def _of_pickled(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
+def _of_pickled(name: str, value: Mapping[str, Value]) -> dict[str, Value]:
     """What a saved model says in plain text about a value that it pickles."""
     plain = {key: each for key, each in value.items() if not key.startswith((":", "__"))}
     if name == "policy_kwargs":

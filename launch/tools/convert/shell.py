@@ -116,7 +116,8 @@ def _computed(node: ast.expr) -> int:
 
 def commands(text: str) -> Iterator[list[str]]:
     """The simple commands of a script, each as its expanded words."""
-    shell, depth, raw = _Shell(), 0, []
+    shell, depth = _Shell(), 0
+    raw: list[str] = []
     tokens = [*_tokens(text), "\n"]
     at = 0
     while at < len(tokens):
