@@ -32,7 +32,7 @@ def as_yaml(done: Conversion, path: Path) -> str:
 def _lines(done: Conversion, value: Value, key: str, depth: int) -> Iterator[str]:
     name, indent = key.rpartition(".")[2], "  " * depth
     comment = f"  # {_origin(done.origins[key])}" if key in done.origins else ""
-    if key == _PLACEMENT:
+    if key == _PLACEMENT and isinstance(value, Mapping):
         yield f"{indent}{name}:{comment}"
         yield from (f"{indent}  {_flow(names)}: {_flow(place)}" for names, place in value.items())
     elif isinstance(value, list) and value and isinstance(value[0], Mapping):

@@ -176,8 +176,9 @@ def _nested(keys: Mapping[str, Value]) -> dict[str, Value]:
         *sections, name = key.split(".")
         inner = tree
         for section in sections:
-            inner = inner.setdefault(section, {})
-            if not isinstance(inner, dict):
+            step = inner.setdefault(section, {})
+            if not isinstance(step, dict):
                 raise ConfigError([Problem(key, f"{section} is a value and a section")])
+            inner = step
         inner[name] = value
     return tree
