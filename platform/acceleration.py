@@ -124,10 +124,19 @@ def row_operations(device: torch.device, dtype: torch.dtype) -> CompiledRows | N
     return CompiledRows()
 
 
+def float32_head(head: nn.Linear, device: torch.device, dtype: torch.dtype) -> Callable[..., torch.Tensor] | None:
+    """`head` with float32 outputs, which torch's products of bfloat16 round: bfloat16, on a CPU."""
+    if not (enabled() and head.bias is None and _is_bfloat16_on_a_cpu(device, dtype)):
+        return None
+    from rl_platform.accel.bfloat16_products import Float32Outputs, has_float32_sums
+
+    return Float32Outputs(head) if has_float32_sums() else None
+
+
 def sampling_function(
     device: torch.device, dtype: torch.dtype, sampling: SamplingParams
 ) -> Callable[..., tuple[torch.Tensor, torch.Tensor]] | None:
-    """`engines.rollout.sampling.sample` as a compiled loop: bfloat16 logits on a CPU, neither top-k nor top-p."""
+    """`engines.rollout.sampling.sample` as a compiled loop: bfloat16 weights on a CPU, neither top-k nor top-p."""
     filtered = sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1)
     if filtered or not (enabled() and _has_team() and _is_bfloat16_on_a_cpu(device, dtype)):
         return None

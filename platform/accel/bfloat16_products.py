@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 HALF = torch.bfloat16
 _ROW_MAJOR, _PLAIN, _TRANSPOSED = 101, 111, 112  # of the CBLAS interface
@@ -39,6 +39,23 @@ def product(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> T
         *_address(out),
     )
     return out
+
+
+class Float32Outputs:
+    """A linear layer without bias, of bfloat16 weights and inputs, with float32 outputs."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self.layer = layer  # updates may replace its weight
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """[N,inputs] -> [N,outputs]."""
+        weight = self.layer.weight.detach()
+        return product(states, weight.t(), torch.empty(len(states), len(weight)))
+
+
+def has_float32_sums() -> bool:
+    """Whether results of `product` are not rounded to bfloat16."""
+    return _gemm() is not None
 
 
 def _is_transposed(matrix: Tensor) -> bool:

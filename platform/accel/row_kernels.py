@@ -1,8 +1,8 @@
 """The operations between the matrix products of generation as compiled loops: bfloat16, on a CPU.
 
-One loop replaces up to eight operations of torch, which read and write every number in between. Sums and products are
-float32 and results are rounded once. A row is computed by one thread in a fixed order, so its bits depend neither on
-the number of threads nor on the other rows.
+One loop replaces up to eight operations of torch, which read and write every number in between. The residual stream,
+sums and products are float32, as in training (`bfloat16_layers`); factors of matrix products are rounded once. A row is
+computed by one thread in a fixed order, so its bits depend neither on the number of threads nor on the other rows.
 """
 
 from __future__ import annotations
@@ -35,14 +35,17 @@ class _RowArguments(ctypes.Structure):
 
 
 class CompiledRows(RowOperations):
-    """As `engines.rollout.decoder.RowOperations`."""
+    """As `engines.rollout.decoder.RowOperations`, with a float32 residual stream and angles."""
+
+    def residual(self, embedded: Tensor) -> Tensor:
+        return embedded.float()
 
     def norm(self, states: Tensor, module: Any, more: Tensor | None = None) -> Tensor:
-        out = torch.empty_like(states)
         weight, epsilon = module.weight, module.variance_epsilon
+        out = torch.empty_like(states, dtype=weight.dtype)
+        assert states.dtype == torch.float32
         assert states.is_contiguous()
         assert weight.is_contiguous()
-        assert weight.dtype == states.dtype
         assert more is None or more.is_contiguous()
         _run(
             "norm",
@@ -59,6 +62,7 @@ class CompiledRows(RowOperations):
 
     def rotate(self, heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> Tensor:
         assert heads.is_contiguous()
+        assert cos.dtype == sin.dtype == torch.float32
         assert cos.is_contiguous()
         assert sin.is_contiguous()
         rows, width, size = heads.shape
@@ -101,18 +105,18 @@ def _norm(pointer: object) -> None:
     weight = carray(at(call.weight), width, BITS)
     row = taken(pointer)
     while row < rows:
-        states = carray(at(call.states + 2 * row * width), width, BITS)
+        states = carray(at(call.states + 4 * row * width), width, FLOAT)
         out = carray(at(call.out + 2 * row * width), width, BITS)
         if call.more != 0:
             more = carray(at(call.more + 2 * row * width), width, BITS)
             for place in range(width):
-                states[place] = rounded(widened(states[place]) + widened(more[place]))
+                states[place] += widened(more[place])
         squares = FLOAT(0)
         for place in range(width):
-            squares += widened(states[place]) * widened(states[place])
+            squares += states[place] * states[place]
         scale = FLOAT(1) / np.sqrt(squares / FLOAT(width) + FLOAT(call.epsilon))
         for place in range(width):
-            out[place] = rounded(widened(states[place]) * scale * widened(weight[place]))
+            out[place] = rounded(states[place] * scale * widened(weight[place]))
         row = taken(pointer)
 
 
@@ -122,14 +126,14 @@ def _rotate(pointer: object) -> None:
     size, half = call.width, call.width // 2
     row = taken(pointer)
     while row < call.rows:
-        cos = carray(at(call.more + 2 * row * size), size, BITS)
-        sin = carray(at(call.weight + 2 * row * size), size, BITS)  # its first half is negated
+        cos = carray(at(call.more + 4 * row * size), size, FLOAT)
+        sin = carray(at(call.weight + 4 * row * size), size, FLOAT)  # its first half is negated
         for head in range(call.count):
             numbers = carray(at(call.states + row * call.out + 2 * head * size), size, BITS)
             for place in range(half):
                 first, second = widened(numbers[place]), widened(numbers[half + place])
-                low = first * widened(cos[place]) + second * widened(sin[place])
-                high = second * widened(cos[half + place]) + first * widened(sin[half + place])
+                low = first * cos[place] + second * sin[place]
+                high = second * cos[half + place] + first * sin[half + place]
                 numbers[place], numbers[half + place] = rounded(low), rounded(high)
         row = taken(pointer)
 

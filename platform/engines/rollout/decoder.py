@@ -68,6 +68,10 @@ class TransformersDecoder:
 class RowOperations:
     """The operations between the matrix products. accel/row_kernels.py has the same for bfloat16 on a CPU."""
 
+    def residual(self, embedded: Tensor) -> Tensor:
+        """Returns the start of the residual stream [N,H], in its type; may return `embedded` [N,H] itself."""
+        return embedded
+
     def norm(self, states: Tensor, module: Any, more: Tensor | None = None) -> Tensor:
         """Adds `more` [N,H] to `states` [N,H] in place and returns the RMS norm of the sum [N,H].
 
@@ -96,9 +100,14 @@ PLAIN_ROWS = RowOperations()
 
 
 class FusedDecoder:
-    """Computes the same as `TransformersDecoder` up to rounding, for the FAMILIES."""
+    """Computes the same as `TransformersDecoder` up to rounding, for the FAMILIES. head: replaces the model's."""
 
-    def __init__(self, model: LanguageModel, rows: RowOperations | None = None) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        rows: RowOperations | None = None,
+        head: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         self.backbone: Any = model.backbone
         self.rows = rows or PLAIN_ROWS
         windows = [window_of(model.config, number) for number in range(len(self.backbone.layers))]
@@ -106,12 +115,15 @@ class FusedDecoder:
             _Layer(layer, number, window, self.rows)
             for number, (layer, window) in enumerate(zip(self.backbone.layers, windows, strict=True))
         ]
-        self.head = JoinedLinear(model.head)
-        self.linears = [linear for layer in self.layers for linear in layer.linears] + [self.head]
+        self.linears = [linear for layer in self.layers for linear in layer.linears]
+        if head is None:
+            head = JoinedLinear(model.head)
+            self.linears.append(head)
+        self.head = head
 
     def hidden(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """As `TransformersDecoder.hidden`."""
-        states = self.backbone.embed_tokens(tokens)
+        states = self.rows.residual(self.backbone.embed_tokens(tokens))
         cos, sin = (part[0, :, None] for part in self.backbone.rotary_emb(states, positions[None]))
         half = sin.shape[-1] // 2
         sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
@@ -166,4 +178,8 @@ def decoder_for(model: LanguageModel, device: torch.device, dtype: torch.dtype) 
     """Returns the fastest decoder that supports the model's config; device and dtype: of its weights."""
     config = model.config
     fused = config.model_type in FAMILIES and config.hidden_act == "silu"
-    return FusedDecoder(model, acceleration.row_operations(device, dtype)) if fused else TransformersDecoder(model)
+    if not fused:
+        return TransformersDecoder(model)
+    return FusedDecoder(
+        model, acceleration.row_operations(device, dtype), acceleration.float32_head(model.head, device, dtype)
+    )

@@ -1,4 +1,4 @@
-"""The compiled sampling, against the plain one on the same bfloat16 logits."""
+"""The compiled sampling, against the plain one on the same logits."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def random_logits(rows: int, vocabulary: int) -> Tensor:
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 1.5])
-def test_it_draws_the_same_tokens(vocabulary: int, temperature: float) -> None:
-    logits = random_logits(200, vocabulary)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_it_draws_the_same_tokens(vocabulary: int, temperature: float, dtype: torch.dtype) -> None:
+    logits = random_logits(200, vocabulary).to(dtype) * 1.1
     uniform = torch.rand(200, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     tokens, log_probs = compiled(logits, uniform, temperature)
     wanted, wanted_log_probs = sample(logits, uniform, SamplingParams(1, temperature))
