@@ -84,6 +84,12 @@ class DynamicSampler:
         self.left_out = [one for group in (*ready, *rejected) if id(group) not in used for one in group]
         return [trajectory for group in taken for trajectory in group], counts.metrics(len(surplus))
 
+    def drop(self, oldest: int) -> Group:
+        """Removes carried groups with a response of weights before version `oldest`; returns their trajectories."""
+        stale = [group for group in self.carried if min(one.weights_version for one in group) < oldest]
+        self.carried = [group for group in self.carried if all(group is not other for other in stale)]
+        return [one for group in stale for one in group]
+
     def _keeps(self, group: Group, counts: _Counts) -> bool:
         """By the raw metric or the user's filter; responses without a score do not count."""
         metrics = [trajectory.metric for trajectory in group if trajectory.valid]

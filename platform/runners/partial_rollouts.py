@@ -48,6 +48,8 @@ class PartialRollouts:
         After the death of a process, responses that had arrived stay; the others restart from their state at the
         beginning of this step.
         """
+        if self.config.runner.stale == "drop":
+            self._drop(self.config.oldest_version(step))
         self._begin(step)
         self.recovery.run(lambda: self._generate(step))
         complete = [group for group in self.open if all(one.complete for one in group)]
@@ -55,6 +57,15 @@ class PartialRollouts:
         self.open = [group for group in self.open if all(group is not other for other in taken)]
         trajectories = [one for group in taken for one in group]
         return trajectories, self._metrics(trajectories)
+
+    def _drop(self, oldest: int) -> None:
+        """Responses that began with weights before version `oldest` begin again: they are dropped and issued anew."""
+        for group in self.open:
+            for number, one in enumerate(group):
+                if one.token_ids and one.weights_version < oldest:
+                    self.ledger.dropped([one])
+                    self.ledger.issue([one.prompt], 1)
+                    group[number] = _empty(one.prompt, one.sample)
 
     def _begin(self, step: int) -> None:
         """Adds prompts, at most as many as the remaining steps will train on."""
@@ -74,7 +85,7 @@ class PartialRollouts:
         first = 0
         while first in known:
             first += size
-        return [Trajectory(prompt, first + number, (), (), "abort", -1) for number in range(size)]
+        return [_empty(prompt, first + number) for number in range(size)]
 
     def _generate(self, step: int) -> None:
         """Generates until enough of the open prompts are complete."""
@@ -148,6 +159,11 @@ def restore(partial: PartialRollouts | None, state: StateDict | None, prompts: M
             f"the checkpoint holds {len(state['open'])} prompts whose responses are not trained on yet: resume with "
             "rollout.partial_rollout, or start anew with runner.resume: never"
         )
+
+
+def _empty(prompt: Prompt, sample: int) -> Trajectory:
+    """A response that has not begun."""
+    return Trajectory(prompt, sample, (), (), "abort", -1)
 
 
 def _name(one: Trajectory) -> tuple[int, int]:

@@ -157,6 +157,8 @@ class ReasoningRunner:
             elif self.sampler is None:
                 trajectories = self._round(step, 0)
             else:
+                if self.config.runner.stale == "drop":
+                    self.ledger.dropped(self.sampler.drop(self.config.oldest_version(step)))
                 trajectories, metrics = self.sampler.fill(step, partial(self._round, step))
                 self.ledger.rejected(self.sampler.left_out)
         name = self.config.algorithm.sample_filter

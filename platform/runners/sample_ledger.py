@@ -1,6 +1,6 @@
-"""Counts the responses of a reasoning run: each is trained on once, or rejected.
+"""Counts the responses of a reasoning run: each is trained on once, rejected, or dropped.
 
-    issued = trained + rejected + in flight
+    issued = trained + rejected + dropped + in flight
 
 Counts are per prompt, so a response that is lost and another that is trained on twice do not cancel out.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from rl_platform.errors import PlatformError
 from rl_platform.records import Prompt, StateDict, Trajectory
 
-ENDS = ("trained", "rejected")
+ENDS = ("trained", "rejected", "dropped")
 
 
 class Unaccounted(PlatformError):
@@ -25,6 +25,7 @@ class SampleLedger:
     """Counts responses by the index of their prompt; thread-safe.
 
     trained: rows of updates, including those that masks leave out of the loss. rejected: by dynamic sampling.
+    dropped: too old (`runner.stale`).
     """
 
     def __init__(self) -> None:
@@ -45,6 +46,9 @@ class SampleLedger:
 
     def rejected(self, trajectories: Iterable[Trajectory]) -> None:
         self._end("rejected", (trajectory.prompt.index for trajectory in trajectories))
+
+    def dropped(self, trajectories: Iterable[Trajectory]) -> None:
+        self._end("dropped", (trajectory.prompt.index for trajectory in trajectories))
 
     def _end(self, how: str, prompts: Iterable[int]) -> None:
         ended = Counter(prompts)
@@ -72,14 +76,14 @@ class SampleLedger:
     def metrics(self) -> dict[str, float]:
         """Returns totals so far. They depend on the clock: rollouts that are ahead of training count."""
         with self._lock:
-            rejected, in_flight = self._counts["rejected"], self._open.total()
-            return {"perf/samples_rejected": float(rejected), "perf/samples_in_flight": float(in_flight)}
+            ended = {f"perf/samples_{how}": float(self._counts[how]) for how in ("rejected", "dropped")}
+            return ended | {"perf/samples_in_flight": float(self._open.total())}
 
     def state_dict(self) -> StateDict:
         return {"open": dict(self._open), "counts": dict(self._counts)}
 
     def load_state_dict(self, state: StateDict) -> None:
-        self._open, self._counts = Counter(state["open"]), dict(state["counts"])
+        self._open, self._counts = Counter(state["open"]), self._counts | state["counts"]
 
 
 def _message(what: str, counts: Counter[int]) -> str:

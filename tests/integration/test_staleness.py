@@ -22,6 +22,11 @@ REFERENCE = "cluster.component_placement={'actor,critic,reference,rollout,reward
 WITH = {
     "nothing else": (),
     "dynamic sampling": ("algorithm.group_size=2", "algorithm.dynamic_sampling={}"),
+    "dynamic sampling without old surplus": (
+        "algorithm.group_size=2",
+        "algorithm.dynamic_sampling={prompts_per_round: 12}",
+        "runner.stale=drop",
+    ),
     "partial rollouts": ("rollout.partial_rollout={}", "rollout.max_running_requests=5", "data.max_response_length=8"),
     "turns with a tool": (
         "rollout={multi_turn: {tool: 'my_tools:answer', max_turns: 2, max_observation_tokens: 2, num_workers: 1}}",
@@ -67,9 +72,15 @@ def test_it_resumes_to_the_state_that_it_would_have_had(command, folder, final_s
     version = [max(0, step - warm_up) for step in range(STEPS)]
     ages = [row["staleness/max"] for row in read_metrics(folder / "whole")[1:]]
     expected = [version[step] - version[max(0, step - AHEAD)] for step in range(STEPS)]
+    counts = final_state("whole", STEPS)["run"]["task"]["samples"]["counts"]
+    if name == "dynamic sampling without old surplus":
+        assert max(ages) <= AHEAD
+        assert counts["dropped"] == rows[-1]["perf/samples_dropped"] > 0
+    else:
+        assert counts["dropped"] == 0
     if name == "partial rollouts":  # a response may have begun in an earlier rollout
         assert all(age >= least for age, least in zip(ages, expected, strict=True))
-    elif name != "dynamic sampling":  # which trains surplus groups later
+    elif not name.startswith("dynamic sampling"):  # which trains surplus groups later
         assert ages == expected
 
 
@@ -89,5 +100,5 @@ def test_weights_that_change_while_responses_are_generated(command, folder, fina
     assert ended.code == 0, ended.err
     for place in ("whole", "again"):
         counts = final_state(place, STEPS)["run"]["task"]["samples"]["counts"]
-        assert counts == {"issued": STEPS * 8 * 2, "trained": STEPS * 8 * 2, "rejected": 0}
+        assert counts == {"issued": STEPS * 8 * 2, "trained": STEPS * 8 * 2, "rejected": 0, "dropped": 0}
         assert all(row["staleness/max"] <= 2 for row in read_metrics(folder / place)[1:])

@@ -32,7 +32,23 @@ def refused(config: Config) -> Iterator[Problem]:
         yield Problem("runner.max_staleness", message, hint="runner.max_staleness: 1")
 
 
+def _stale(config: Config) -> Iterator[Unread]:
+    """Cases in which nothing is older than `runner.max_staleness` updates."""
+    sampling, partial = config.algorithm.dynamic_sampling, config.rollout.partial_rollout
+    if when(lambda: embodied(config)):
+        yield Unread("runner.stale", "all steps of an embodied rollout have the same age", (TASK,))
+    elif when(lambda: not config.runner.max_staleness):
+        yield Unread("runner.stale", "runner.max_staleness is 0", ("runner.max_staleness",))
+    elif when(lambda: partial is None and (sampling is None or sampling.surplus == "drop")):
+        reason = (
+            "no response is older than max_staleness: only rollout.partial_rollout and the surplus that "
+            "algorithm.dynamic_sampling carries make them so"
+        )
+        yield Unread("runner.stale", reason, ("rollout.partial_rollout", "algorithm.dynamic_sampling"))
+
+
 def unread(config: Config) -> Iterator[Unread]:
+    yield from _stale(config)
     if when(lambda: embodied(config)):
         yield from unread_keys(
             "runner", "max_epochs log_samples", "embodied training has no data set and no texts", TASK

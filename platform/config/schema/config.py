@@ -44,6 +44,10 @@ class Config(Section):
         """True if weights are loaded while responses are generated."""
         return self.runner.max_staleness > 0 and self.rollout.on_update != "finish"
 
+    def oldest_version(self, step: int) -> int:
+        """Version of weights that are `runner.max_staleness` updates old at the update of `step`; may be negative."""
+        return max(0, step - self.algorithm.policy_training_start_step) - self.runner.max_staleness
+
     @property
     def has_reference(self) -> bool:
         """True if the run has a component `reference`."""

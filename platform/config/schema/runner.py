@@ -44,6 +44,11 @@ class Runner(Section):
         "largest number of updates by which generation is ahead of training; 0: they alternate. embodied: 0 or 1",
         ge=0,
     )
+    stale: Literal["wait", "drop"] = key(
+        "wait",
+        "responses that were begun for an earlier step and are more than max_staleness updates old, as those that "
+        "dynamic sampling carries or partial rollouts continue: wait (they are trained on) or drop (counted)",
+    )
     trace_steps: int = key(5, "steps after the start whose timeline is written to trace.json; 0: none", ge=0)
     accelerate: Literal["auto", "off"] = key(
         "auto", "auto: compiled loops and repacked weights; off: plain torch and numpy"

@@ -95,6 +95,17 @@ def test_surplus_is_dropped_where_asked() -> None:
     assert dropping.carried == []
 
 
+def test_carried_groups_of_older_weights_are_removed_and_returned() -> None:
+    carrying = sampler(1)
+    carrying.fill(0, rounds([MIXED, MIXED, MIXED]))  # of weights 3
+    fresh = [replace(trajectory, weights_version=4) for trajectory in group(9, MIXED)]
+    half = [replace(fresh[0], prompt=prompt(8)), replace(group(8, MIXED)[1])]
+    carrying.carried += [half, fresh]
+    assert carrying.drop(3) == []
+    assert indices(carrying.drop(4)) == [1, 2, 8]
+    assert carrying.carried == [fresh]
+
+
 def test_the_raw_metric_decides_and_not_the_reward() -> None:
     equal = [Trajectory(prompt(0), n, (1,), (0.0,), "stop", 0, reward=float(n), metric=1.0) for n in range(2)]
     unlike = [Trajectory(prompt(1), n, (1,), (0.0,), "stop", 0, reward=1.0, metric=float(n)) for n in range(2)]

@@ -114,7 +114,13 @@ class Reporter:
 
 def parts(seed: int, prompts: int, ranks: int = 1, deaths: float = 0.0, **keys: Any) -> tuple[PartialRollouts, Any]:
     config = Config(
-        runner={"task_type": "reasoning", "max_steps": keys.get("steps", 6), "max_epochs": keys.get("epochs")},
+        runner={
+            "task_type": "reasoning",
+            "max_steps": keys.get("steps", 6),
+            "max_epochs": keys.get("epochs"),
+            "max_staleness": keys.get("ahead", 0),
+            "stale": keys.get("stale", "wait"),
+        },
         cluster={"component_placement": {"actor,rollout,reward": "all"}},
         algorithm={"group_size": keys.get("samples", 2), "rollout_is": {}},
         data={"train_batch_size": keys.get("batch", 3), "max_response_length": LONGEST},
@@ -224,6 +230,29 @@ def test_checkpoints_that_do_not_fit() -> None:
     restore(None, None, prompts)
     restore(other, None, prompts)
     assert other.open == []
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_responses_that_became_too_old_begin_again(ahead: int) -> None:
+    steps = 30
+    ages: dict[str, list[int]] = {}
+    for stale in ("wait", "drop"):
+        partial, _ = parts(5, 40, batch=2, more=9, steps=steps, ahead=ahead, stale=stale)
+        trained = 0
+        for step in range(steps):
+            version = partial.recovery.version = max(0, step - ahead)
+            found, _ = partial.collect(step)
+            partial.ledger.trained(one.prompt.index for one in found)
+            trained += len(found)
+            ages.setdefault(stale, []).extend(step - one.weights_version for one in found)
+            assert all(one.token_ids[0] == one.weights_version <= version for one in found)
+            partial.ledger.check(Counter(one.prompt.index for group in partial.open for one in group))
+        assert partial.open == []
+        counts = partial.ledger.state_dict()["counts"]
+        assert counts["issued"] == counts["trained"] + counts["dropped"]
+        assert trained == counts["trained"] == steps * 2 * 2
+        assert (counts["dropped"] > 0) == (stale == "drop")
+    assert max(ages["drop"]) == ahead < max(ages["wait"])
 
 
 def test_metrics_count_what_is_stale() -> None:

@@ -22,13 +22,30 @@ def ledger() -> SampleLedger:
 def test_counts(ledger: SampleLedger) -> None:
     ledger.trained([0, 0, 1])
     ledger.rejected([Trajectory(prompt(1), 1, (), (), "stop", 0)])
-    assert ledger.metrics() == {"perf/samples_rejected": 1, "perf/samples_in_flight": 2}
+    assert ledger.metrics() == {"perf/samples_rejected": 1, "perf/samples_dropped": 0, "perf/samples_in_flight": 2}
     ledger.check({0: 2})
     again = SampleLedger()
     again.load_state_dict(ledger.state_dict())
     again.check({0: 2})
     again.trained([0, 0])
     again.check({})
+
+
+def test_dropped_responses_have_ended(ledger: SampleLedger) -> None:
+    ledger.dropped([Trajectory(prompt(0), sample, (), (), "stop", 0) for sample in range(4)])
+    assert ledger.metrics() == {"perf/samples_rejected": 0, "perf/samples_dropped": 4, "perf/samples_in_flight": 2}
+    ledger.check({1: 2})
+    with pytest.raises(Unaccounted, match="1 responses trained and were not in flight"):
+        ledger.trained([0])
+
+
+def test_a_checkpoint_without_dropped_responses(ledger: SampleLedger) -> None:
+    state = ledger.state_dict()
+    del state["counts"]["dropped"]
+    again = SampleLedger()
+    again.load_state_dict(state)
+    again.dropped([Trajectory(prompt(1), 0, (), (), "stop", 0)])
+    assert again.metrics()["perf/samples_dropped"] == 1
 
 
 def test_a_response_that_is_trained_on_twice(ledger: SampleLedger) -> None:
