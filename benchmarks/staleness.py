@@ -60,9 +60,12 @@ def measured(load: str, ahead: int, steps: int) -> dict[str, float]:
         keys = (*KEYS, *LOADS[load], f"runner.max_staleness={ahead}", f"runner.max_steps={steps}")
         command = [sys.executable, "-c", "from rl_platform.launch.cli import main; main()", str(CONFIG), *keys]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": folder}
-        subprocess.run(
-            [*command, "runner.output_dir=out"], cwd=folder, env=environment, check=True, capture_output=True
-        )
+        command.append("runner.output_dir=out")
+        run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        if run.returncode:
+            raise SystemExit(
+                f"{load}, k = {ahead}: exit code {run.returncode}\n{run.stdout[-2000:]}{run.stderr[-8000:]}"
+            )
         rows = read_metrics(Path(folder, "out"))[1 + SKIPPED : -1]  # the last one validates
     total = sum(row["time/step"] for row in rows)
     sides = {"training": ("time/actor.", "time/critic."), "generation": ("time/rollout.",)}

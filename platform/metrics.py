@@ -90,7 +90,7 @@ class RunLog(Reporter):
             line: dict[str, object] = {"step": step, "sample": token.sample, "text": token.text}
             for name, number in zip(Token._fields[2:], token[2:], strict=True):
                 if number is not None and math.isfinite(number):
-                    line[name.rstrip("_")] = float(f"{number:.6g}")
+                    line[name.rstrip("_")] = number if isinstance(number, int) else float(f"{number:.6g}")
             lines.append(line)
         self._write("tokens.jsonl", self._tokens, lines)
 

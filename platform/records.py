@@ -176,7 +176,8 @@ class RolloutBatch:
     advantages: Float[Tensor, "batch seq"] | None = None  # A_t
     returns: Float[Tensor, "batch seq"] | None = None  # R_t
     correct: Bool[Tensor, " batch"] | None = None  # the task's own metric counts the row as solved
-    versions: Int[Tensor, " batch"] | None = None  # of the weights that generated the row
+    versions: Int[Tensor, " batch"] | None = None  # of the weights that generated the row, or its first token
+    token_versions: Int[Tensor, "batch seq"] | None = None  # of the weights that sampled each token; None: `versions`
     compared: Bool[Tensor, " batch"] | None = None  # rows in the statistics of a group; None: those that count
     squared_probs: Float[Tensor, "batch seq"] | None = None  # sum of pi_old^2 over the vocabulary
     baselines: Float[Tensor, " batch"] | None = None  # reward of the greedy response to the row's prompt

@@ -42,7 +42,7 @@ class Token(NamedTuple):
     """A token of a response, by the number of its sample in the step, and the numbers that the update used.
 
     None: there is no such number. rollout_log_prob: of the rollout engine; log_prob: of the training engine before the
-    update; new_log_prob: after it. reward: with a KL penalty in it.
+    update; new_log_prob: after it. reward: with a KL penalty in it. version: of the weights that sampled the token.
     """
 
     sample: int
@@ -55,6 +55,7 @@ class Token(NamedTuple):
     reward: float | None = None
     advantage: float | None = None
     return_: float | None = None
+    version: int | None = None
 
 
 class Episode(NamedTuple):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PER_POSITION = (
     "ends", "bootstrapped", "end_values", "rewards", "rollout_log_probs", "log_probs", "reference_log_probs", "full_kl",
     "values", "advantages", "returns", "loss_weights", "kl_penalties", "value_mask",
-    "entropy_units", "covariant", "squared_probs",
+    "entropy_units", "covariant", "squared_probs", "token_versions",
 )  # fmt: skip
 PER_ROW = ("sample_mask", "group_ids", "correct", "versions", "compared", "baselines")
 BOOLEAN = ("action_mask", "sample_mask", "ends", "bootstrapped", "correct", "compared", "value_mask", "covariant")

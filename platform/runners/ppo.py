@@ -235,6 +235,7 @@ class PPO:
         metrics |= self._measure(batch, step) | weights
         if batch.ends is None:
             self.logged = batch.select(torch.arange(min(self.log_samples, len(batch))))
+        batch = replace(batch, token_versions=None)  # the updates read none
         if scores is not None:
             batch, filtration = apply_pf_ppo(batch, scores, self.algorithm.pf_ppo, generator(self.seed, "pf_ppo", step))
             metrics |= filtration
@@ -302,6 +303,9 @@ class PPO:
         if batch.versions is not None:
             age = (self.version(step) - batch.versions).float()
             metrics |= {"staleness/mean": age.mean().item(), "staleness/max": age.max().item()}
+        if batch.token_versions is not None:
+            ages = (self.version(step) - batch.token_versions).float()
+            metrics["staleness/token_mean"] = float(masked_mean(ages, batch.mask))
         if metrics.get("staleness/max", 0.0) == 0.0:
             self._warn_of_mismatch(metrics)
         return metrics

@@ -20,6 +20,9 @@ def tokens_of(batch: RolloutBatch, new_log_probs: Tensor | None, text_of: Callab
 
     new_log_probs: [B,T] after the update; None: not computed. text_of: from a token's id.
     """
+    versions = batch.token_versions
+    if versions is None and batch.versions is not None:
+        versions = batch.versions[:, None].expand(batch.action_mask.shape)
     fields = {
         "rollout_log_prob": batch.rollout_log_probs,
         "log_prob": batch.log_probs,
@@ -29,6 +32,7 @@ def tokens_of(batch: RolloutBatch, new_log_probs: Tensor | None, text_of: Callab
         "reward": batch.rewards,
         "advantage": batch.advantages,
         "return_": batch.returns,
+        "version": versions,
     }
     known = {name: tensor.tolist() for name, tensor in fields.items() if tensor is not None}
     ids, lengths, sampled = (

@@ -69,7 +69,21 @@ def rollout_batch(trajectories: Sequence[Trajectory], shaped: ShapedRewards, pad
         rollout_log_probs=log_probs,
         correct=torch.tensor([trajectory.metric > 0 for trajectory in trajectories]),
         versions=torch.tensor([trajectory.weights_version for trajectory in trajectories]),
+        token_versions=_token_versions(trajectories, action_mask),
     )
+
+
+def _token_versions(trajectories: Sequence[Trajectory], action_mask: Tensor) -> Tensor | None:
+    """[B,T] int32, -1 outside of responses; None if no response has tokens of several versions."""
+    if not any(trajectory.segments for trajectory in trajectories):
+        return None
+    versions = torch.full(action_mask.shape, -1, dtype=torch.int32)
+    for row, trajectory in zip(versions, trajectories, strict=True):
+        first = len(trajectory.prompt.token_ids)
+        for version, count in trajectory.segments or ((trajectory.weights_version, len(trajectory.token_ids)),):
+            row[first : first + count] = version
+            first += count
+    return versions
 
 
 def process_rewards(trajectories: Sequence[Trajectory], action_mask: Tensor) -> tuple[Tensor, dict[str, float]]:

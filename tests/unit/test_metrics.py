@@ -221,12 +221,12 @@ def test_tokens_and_scores_of_functions_are_flat_lines(tmp_path: Path) -> None:
     log = RunLog(tmp_path)
     log.start(info(tmp_path))
     log.samples(1, [Sample("p", "r", 1.5, reward_parts=(("exact", 1.0), ("format", 0.5)))])
-    log.tokens(1, [Token(0, "a", log_prob=-1.23456789, advantage=math.nan, return_=2.0), Token(0, "tool")])
+    log.tokens(1, [Token(0, "a", log_prob=-1.23456789, advantage=math.nan, return_=2.0, version=7), Token(0, "tool")])
     log.close()
     sample = json.loads((tmp_path / "samples.jsonl").read_text())
     assert (sample["reward"], sample["reward/exact"], sample["reward/format"]) == (1.5, 1.0, 0.5)
     tokens = [json.loads(line) for line in (tmp_path / "tokens.jsonl").read_text().splitlines()]
-    assert tokens[0] == {"step": 1, "sample": 0, "text": "a", "log_prob": -1.23457, "return": 2.0}
+    assert tokens[0] == {"step": 1, "sample": 0, "text": "a", "log_prob": -1.23457, "return": 2.0, "version": 7}
     assert tokens[1] == {"step": 1, "sample": 0, "text": "tool"}
     RunLog(tmp_path).start(info(tmp_path, resumed=0))
     assert (tmp_path / "tokens.jsonl").read_text() == ""  # lines after the checkpoint are cut

@@ -49,7 +49,11 @@ def batch(**fields: Any) -> RolloutBatch:
 
 def test_every_field_of_a_batch_is_judged() -> None:
     assert {*PER_POSITION, *PER_ROW, *PER_CHOICE, *WITH_FEATURES, "action_mask"} == set(_TENSOR_FIELDS)
-    numbers = {name for name in PER_POSITION if name not in (*MASKS, "loss_weights", "kl_penalties", "entropy_units")}
+    numbers = {
+        name
+        for name in PER_POSITION
+        if name not in (*MASKS, "loss_weights", "kl_penalties", "entropy_units", "token_versions")
+    }
     assert numbers == set(SOURCES)
 
 

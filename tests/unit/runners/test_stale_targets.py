@@ -13,8 +13,9 @@ from torch import Tensor
 from rl_platform.algorithms.aggregation import Denominators
 from rl_platform.algorithms.losses import ModelOutputs, actor_loss, critic_loss
 from rl_platform.config.schema import Config
-from rl_platform.records import RolloutBatch
+from rl_platform.records import Prompt, RolloutBatch, Trajectory
 from rl_platform.runners.ppo import PPO, Learners
+from rl_platform.runners.trajectories import rollout_batch, shaped_rewards
 
 VERSION = 7  # of the weights before the update
 MASK = torch.tensor([[False, True, True, True]])  # a prompt of one token, three sampled ones
@@ -24,8 +25,7 @@ def row(*numbers: float) -> Tensor:
     return torch.tensor([[0.0, *numbers]])
 
 
-def estimated(**algorithm: Any) -> tuple[RolloutBatch, PPO, dict[str, float]]:
-    """The batch as the update gets it: the tokens are 3 updates old, and the policy has moved on since."""
+def ppo_of(**algorithm: Any) -> PPO:
     config = Config(
         runner={"task_type": "reasoning", "max_staleness": 3},
         cluster={"component_placement": {"actor,critic,rollout,reward": "all"}},
@@ -33,7 +33,12 @@ def estimated(**algorithm: Any) -> tuple[RolloutBatch, PPO, dict[str, float]]:
         critic={"use_critic_model": True},
         data={"max_response_length": 3},
     )
-    ppo = PPO(config, Learners(None), SilentReporter())  # type: ignore[arg-type]
+    return PPO(config, Learners(None), SilentReporter())  # type: ignore[arg-type]
+
+
+def estimated(token_versions: Tensor | None = None, **algorithm: Any) -> tuple[RolloutBatch, PPO, dict[str, float]]:
+    """The batch as the update gets it: the tokens are 3 updates old, and the policy has moved on since."""
+    ppo = ppo_of(**algorithm)
     batch = RolloutBatch(
         inputs={"tokens": torch.zeros(1, 4, dtype=torch.long), "lengths": torch.tensor([4])},
         action_mask=MASK,
@@ -44,6 +49,7 @@ def estimated(**algorithm: Any) -> tuple[RolloutBatch, PPO, dict[str, float]]:
         log_probs=row(-1, -1, -1),  # proximal: of the weights before the update
         values=row(0.2, 0.4, 0.6),  # of the critic before the update
         versions=torch.tensor([VERSION - 3]),
+        token_versions=token_versions,
     )
     batch = ppo._evaluate(batch)
     batch, metrics = ppo._correct_mismatch(batch)
@@ -74,6 +80,22 @@ def test_decoupled_ppo_weighs_the_policy_loss_and_not_the_value_targets() -> Non
     # the ratio to the proximal policy is 1 before the first step: -(1 + 2 + 0.5) 0.4 / 3; value: 0.4^2 / 2
     assert losses(batch, ppo, row(-1, -1, -1)) == pytest.approx((-1.4 / 3, 0.08))
     # the clip is around the proximal policy: rho = 2 counts as 1.2, whatever the age of a token
+    assert losses(batch, ppo, row(-1 + math.log(2), -1, -1))[0] == pytest.approx(-(1.2 + 2 + 0.5) * 0.4 / 3)
+
+
+def test_tokens_of_several_versions_have_one_proximal_policy() -> None:
+    """Each token is weighed against the version that sampled it, and clipped around the weights before the update."""
+    prompt = Prompt(0, "", "", (1,))
+    # versions 4, 4 and 6 gave the tokens the log-probs -1, -2 and log(2 / e); 7 gives all of them -1
+    sampled = Trajectory(prompt, 0, (2, 3, 4), (-1, -2, -1 + math.log(2)), "stop", 4, segments=((4, 2), (6, 1)))
+    whole = Trajectory(prompt, 1, (2,), (-1.0,), "stop", 5)
+    made = rollout_batch([sampled, whole], shaped_rewards([sampled, whole], ppo_of().algorithm, 3), 0)
+    assert made.token_versions is not None
+    assert made.token_versions.tolist() == [[-1, 4, 4, 6], [-1, 5, -1, -1]]
+    batch, ppo, metrics = estimated(rollout_is={}, value_loss_scale=1.0, token_versions=made.token_versions[:1])
+    assert batch.loss_weights is not None
+    assert batch.loss_weights[MASK].tolist() == pytest.approx([1.0, 2.0, 0.5])
+    assert metrics["staleness/token_mean"] == pytest.approx((3 + 3 + 1) / 3)
     assert losses(batch, ppo, row(-1 + math.log(2), -1, -1))[0] == pytest.approx(-(1.2 + 2 + 0.5) * 0.4 / 3)
 
 

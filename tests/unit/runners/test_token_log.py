@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from rl_platform.records import RolloutBatch
@@ -33,6 +35,13 @@ def test_tokens_have_the_numbers_of_the_update() -> None:
     assert found[0] == Token(0, "<1>", **known, return_=3.0)
     assert found[1] == Token(0, "<2>")  # of a tool
     assert [token.text for token in found] == ["<1>", "<2>", "<3>"]  # the second row has no sampled token
+
+
+def test_each_token_has_the_version_of_the_weights_that_sampled_it() -> None:
+    of_rows = replace(batch(), versions=torch.tensor([4, 5]))
+    assert [token.version for token in token_log.tokens_of(of_rows, None, str)] == [4, None, 4]
+    mixed = replace(of_rows, token_versions=torch.tensor([[-1, 4, 4, 6, -1], [-1] * 5]))
+    assert [token.version for token in token_log.tokens_of(mixed, None, str)] == [4, None, 6]
 
 
 def test_a_long_response_is_cut(monkeypatch) -> None:
