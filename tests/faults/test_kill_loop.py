@@ -18,6 +18,7 @@ from run_results import differences, final_state, logged
 from waiting import assert_gone
 
 STEPS, MOST_KILLS = 6, 4
+PER_STEP = 8 * 2  # responses of a reasoning run
 RUNS = {
     "embodied": ("embodied.yaml", "env.num_workers=2", "env.normalize_observations=true"),
     "reasoning": ("reasoning.yaml", "reward.type=length_score:score", "algorithm.group_size=2"),
@@ -115,6 +116,9 @@ def test_a_killed_launcher(launchers, folder: Path, undisturbed: dict[str, Resul
     found = results(folder)
     assert differences(found[0], state) == []
     assert differences(found[1], lines) == []
+    if (samples := found[0]["run"]["task"].get("samples")) is not None:
+        assert samples["open"] == {}, "a response was issued and not trained on"
+        assert samples["counts"]["issued"] == samples["counts"]["trained"] == STEPS * PER_STEP
 
 
 def hosts() -> list[psutil.Process]:

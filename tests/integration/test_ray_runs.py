@@ -149,7 +149,7 @@ def test_apart_a_rollout_loads_weights_while_it_generates(learned_now, scored: s
     apart = "cluster.component_placement={'actor,critic': 0, rollout: '1:0-1', reward: 1}"  # two ranks on one device
     state = learned_now(*keys, "cluster.devices_per_node=2", apart, f"rollout.on_update={on_update}")
     counts = state["run"]["task"]["samples"]["counts"]
-    assert counts == {"issued": STEPS * 8, "trained": STEPS * 8, "rejected": 0}
+    assert counts == {"issued": STEPS * 8, "trained": STEPS * 8, "rejected": 0, "dropped": 0}
     logged = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
     assert all(row["staleness/max"] <= 1 for row in logged if "staleness/max" in row)
 
