@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rl_platform.config.layers import Layers
 from rl_platform.config.source import COMMAND_LINE, MAX_DEPTH, UNSET, Replacement, YamlReader
+from rl_platform.config.suggest import nearest
 from rl_platform.errors import Problem
 
 
@@ -85,6 +86,10 @@ def _set(layers: Layers, key: str, value: object, place: str, where: dict[str, s
         if not isinstance(tree, dict):
             message = f"{path} is no section, so nothing can be set inside it"
             return Problem(key, message, where=place, value=repr(tree), hint=f"set {path} as a whole")
+    if value is UNSET and leaf not in tree:
+        close = nearest(leaf, tree)
+        hint = f"did you mean {key.removesuffix(leaf)}{close}?" if close else ""
+        return Problem(key, f"there is nothing to remove: {path or 'the config'} has no {leaf}", where=place, hint=hint)
     if isinstance(value, Replacement):  # as every value of the command line
         value = dict(value)
     layers.put(tree, leaf, key, value, where)
