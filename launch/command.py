@@ -25,6 +25,7 @@ from rl_platform.errors import ConfigError, PlacementError, Problem
 from rl_platform.extras import required
 from rl_platform.launch import options
 from rl_platform.launch.options import PlanForm
+from rl_platform.placement.compute_type import compute_types, slow_types
 from rl_platform.placement.inventory import Inventory, inventory_for
 from rl_platform.placement.scheduler import Placement, schedule
 
@@ -274,6 +275,7 @@ def load(
     placement = schedule(loaded.config.cluster, inventory)
     on_gpus = bool(placement.accelerators.get("rollout")) and not placement.emulated
     grouped, _ = inventory.with_groups(loaded.config.cluster.node_groups)
+    loaded = loaded.with_types(compute_types(loaded.config, placement, inventory), slow_types(loaded.config, placement))
     return loaded.with_backend(*chosen_backend(loaded.config.rollout.backend, on_gpus)), placement, grouped
 
 

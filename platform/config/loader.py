@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Literal, get_args, get_origin
@@ -56,6 +56,21 @@ class LoadedConfig:
         rollout = self.config.rollout.model_copy(update={"backend": backend})
         notes = (*self.notes, f"rollout.backend auto is {backend} here: {why}")
         return replace(self, config=self.config.model_copy(update={"rollout": rollout}), notes=notes)
+
+    def with_types(self, types: Mapping[str, tuple[str, str]], slow: Iterable[str]) -> LoadedConfig:
+        """Returns the config with `model.dtype` of components set to the type that `auto` selects here.
+
+        types: component -> type and reason. slow: notes on types that the config names.
+        """
+        if not types:
+            return replace(self, notes=(*self.notes, *slow))
+        updates = {}
+        for name, (dtype, _) in types.items():
+            section = getattr(self.config, name)
+            model = section.model.model_copy(update={"dtype": dtype})
+            updates[name] = section.model_copy(update={"model": model})
+        found = [f"{name}.model.dtype auto is {dtype} here: {why}" for name, (dtype, why) in types.items()]
+        return replace(self, config=self.config.model_copy(update=updates), notes=(*self.notes, *found, *slow))
 
     def shown(self, *, references: bool = True) -> Tree:
         """All values without secrets, with `references` to environment variables instead of their values."""

@@ -61,8 +61,10 @@ class Model(Section):
     )
     random_init: RandomLM | None = key(None, "a small Llama with random weights, instead of path")
     tokenizer: str | None = key(None, "HF folder, or 'bytes' for one token per byte; null: the model's own")
-    dtype: Literal["float32", "bfloat16"] = key(
-        "float32", "precision of forward and backward; trained parameters are float32"
+    dtype: Literal["float32", "bfloat16", "auto"] = key(
+        "float32",
+        "precision of forward and backward; trained parameters are float32; auto: bfloat16 for language models on "
+        "processors with AMX-BF16 or AVX512-BF16 and on GPUs that multiply it faster",
     )
     cnn: ConvNet = Field(default_factory=ConvNet, description="cnn, vla: convolutions over the images")
     recurrent_size: int = key(128, "embodied, gru: size of the hidden state", ge=1)
