@@ -74,7 +74,7 @@ def sglang(setup: Setup, report: Report) -> None:
 
 def vllm(setup: Setup, report: Report) -> None:
     """Reports tokens per second of vLLM in the interpreter of --vllm-python, after an update of its weights."""
-    from rl_platform.engines.rollout.hosted.hosted import visible_gpus
+    from rl_platform.engines.rollout.hosted.hosted_engine import visible_gpus
     from rl_platform.engines.rollout.vllm.client import VLLMEngine, VLLMSetup
 
     requests, prompt, tokens = (4, 8, 8) if setup.small else (256, 512, 512)

@@ -57,7 +57,7 @@ def rollout_engine(
     description |= {"architectures": description.get("architectures") or [_architecture(model_config)]}
     logs = Path(config.runner.output_dir).expanduser().absolute() / LOGS
     if rollout.backend == "vllm":
-        from rl_platform.engines.rollout.hosted.hosted import visible_gpus
+        from rl_platform.engines.rollout.hosted.hosted_engine import visible_gpus
         from rl_platform.engines.rollout.vllm.client import VLLMEngine, VLLMSetup
 
         vllm_setup = VLLMSetup(

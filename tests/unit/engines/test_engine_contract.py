@@ -26,7 +26,7 @@ from weight_senders import SendingProcess
 
 from rl_platform.components.rollout import generate_until
 from rl_platform.engines.rollout.base import Completion, Request
-from rl_platform.engines.rollout.hosted.hosted import HostedEngine
+from rl_platform.engines.rollout.hosted.hosted_engine import HostedEngine
 from rl_platform.engines.rollout.sglang.program import SGLangSetup
 from rl_platform.engines.rollout.sglang.sglang_client import SGLangEngine
 from rl_platform.engines.rollout.sglang.shared_weights import SharedWeights

@@ -10,7 +10,7 @@ import pytest
 import torch
 from waiting import until
 
-from rl_platform.engines.rollout.hosted.hosted import HostedEngine
+from rl_platform.engines.rollout.hosted.hosted_engine import HostedEngine
 from rl_platform.engines.rollout.sglang import sglang_client as hosted
 from rl_platform.engines.rollout.sglang.program import SGLangSetup
 from rl_platform.engines.rollout.sglang.sglang_client import SGLangEngine

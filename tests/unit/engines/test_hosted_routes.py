@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rl_platform.engines.rollout.base import Completion, Request
-from rl_platform.engines.rollout.hosted.hosted import decoded_routes
+from rl_platform.engines.rollout.hosted.hosted_engine import decoded_routes
 from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.errors import WorkerError
 

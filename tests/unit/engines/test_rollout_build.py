@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rl_platform.engines.rollout.build import check_ranks, generation_dtype
-from rl_platform.engines.rollout.hosted.hosted import EngineProcess, not_inherited, visible_gpus
+from rl_platform.engines.rollout.hosted.hosted_engine import EngineProcess, not_inherited, visible_gpus
 from rl_platform.engines.rollout.sglang.program import SGLangSetup, engine_environment
 from rl_platform.errors import ConfigError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.engines.rollout.hosted import hosted
+from rl_platform.engines.rollout.hosted import hosted_engine as hosted
 from rl_platform.engines.rollout.sglang import sglang_client as sglang
 from rl_platform.engines.rollout.sglang.program import SGLangSetup
 from rl_platform.engines.rollout.sglang.sglang_client import SGLangEngine

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rl_platform.engines.rollout.base import Request
-from rl_platform.engines.rollout.hosted.hosted import ANSWER, FAILED, ITEM
+from rl_platform.engines.rollout.hosted.hosted_engine import ANSWER, FAILED, ITEM
 from rl_platform.records import SamplingParams
 
 PROGRAM = "from rl_platform.engines.rollout.sglang.program import main; main()"

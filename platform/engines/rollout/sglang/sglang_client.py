@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rl_platform.engines.rollout.hosted.hosted import EngineProcess, HostedEngine, exported, visible_gpus
+from rl_platform.engines.rollout.hosted.hosted_engine import EngineProcess, HostedEngine, exported, visible_gpus
 from rl_platform.engines.rollout.sglang.program import PROGRAM, VERSION, SGLangSetup, Shape, engine_environment
 from rl_platform.engines.rollout.sglang.shared_weights import SharedWeights, write_folder
 from rl_platform.engines.rollout.sglang.start_failures import recognised

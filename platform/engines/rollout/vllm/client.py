@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from rl_platform.engines.rollout.hosted.hosted import EngineProcess, HostedEngine, exported
+from rl_platform.engines.rollout.hosted.hosted_engine import EngineProcess, HostedEngine, exported
 from rl_platform.engines.rollout.vllm.installation import VERSION, recognised, unusable
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.records import Weights

@@ -1,8 +1,8 @@
-"""Rollout engines in processes of their own: calls go out, items and an answer come back, a dead process is replaced.
+"""Rollout engines in processes of their own, which receive calls, and send items and an answer for each call.
 
-The process may kill its parent when it crashes (SGLang's does), use up memory or hang without harm to this process. A
-process that dies is started again with the weights it had, and unanswered requests are sent again. So every request is
-answered once. Messages are JSON: what a process sends is never unpickled.
+A crash of the process does not end this one: SGLang, for example, kills its parent when it crashes. A process that dies
+is started again with the weights it had, and unanswered requests are sent again, so each request is answered once.
+Messages are JSON, because unpickling a message could run code.
 """
 
 from __future__ import annotations
@@ -46,15 +46,18 @@ ATTEMPTS = 3  # processes in a row that die without having answered anything
 
 
 class EngineCall:
-    """One call and what comes back for it."""
+    """One call, and the messages that answer it."""
 
     def __init__(self, number: int, operation: str) -> None:
         self.number, self.operation = number, operation
         self.arrived: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
 
     def items(self, timeout: float | None = None) -> Iterator[Any]:
-        """What arrives before the answer. Raises WorkerError if the engine refuses, WorkerDied if it dies, Deadline if
-        nothing comes within `timeout` seconds."""
+        """Yields the items before the answer.
+
+        Raises WorkerError if the engine refuses, WorkerDied if it dies, Deadline if no message arrives in `timeout`
+        seconds.
+        """
         while True:
             try:
                 kind, value = self.arrived.get(timeout=timeout)
@@ -69,7 +72,7 @@ class EngineCall:
                 raise WorkerDied(value) if kind == DIED else WorkerError(f"{self.operation}: {value}")
 
     def wait(self, timeout: float | None = None) -> Any:
-        """The answer."""
+        """Returns the answer; drops items before it."""
         for _ in self.items(timeout):
             pass
         return self.value
@@ -108,7 +111,7 @@ class EngineProcess:
         return call
 
     def kill(self) -> None:
-        """Ends it and what it started. Again is fine."""
+        """Kills the process and its children. A second call does nothing."""
         self.child.kill()
         if self._reader.is_alive() and self._reader is not threading.current_thread():
             self._reader.join()
@@ -134,7 +137,7 @@ class EngineProcess:
                 call = self._calls.get(number) if kind == ITEM else self._calls.pop(number)
                 if call is not None:
                     call.arrived.put((kind, value))
-        self.child.kill()  # half an engine is of no use
+        self.child.kill()  # its other processes would wait for the one that ended
         with self._lock:
             self._dead = True
             self._connection.close()
@@ -178,7 +181,7 @@ class HostedEngine(ABC):
 
     @abstractmethod
     def _recognised(self, log: str) -> Problem | None:
-        """The known problem that the log of a failed start shows."""
+        """Returns the known problem that the log of a failed start shows."""
 
     @property
     def version(self) -> int:
@@ -186,7 +189,7 @@ class HostedEngine(ABC):
 
     @property
     def process_id(self) -> int:
-        """Of the engine."""
+        """The id of the engine's process."""
         pid: int = self._process.started.value
         return pid
 
@@ -200,7 +203,7 @@ class HostedEngine(ABC):
 
     @abstractmethod
     def _reachable(self, weights: Weights | WeightsOffer) -> Weights | WeightsOffer:
-        """Weights that are offered by a process group which the engine cannot join are fetched."""
+        """Returns `weights`, or a copy if they are offered by a process group that the engine cannot join."""
 
     def generate(
         self, requests: Sequence[Request], sampling: SamplingParams, on_finished: Callable[[Completion], None]
@@ -310,11 +313,11 @@ def not_inherited(environment: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def exported(name: str) -> str:
-    """The name that a parameter of `models.language.LanguageModel` has in a Hugging Face folder."""
+    """Returns the name in a Hugging Face folder of a parameter of `models.language.LanguageModel`."""
     return "lm_head.weight" if name == "head.weight" else name.replace("backbone.", "model.", 1)
 
 
 def visible_gpus() -> list[str]:
-    """Of this process, in the order in which torch counts them."""
+    """Returns the GPUs that this process sees, in torch's order."""
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [name for name in shown.split(",") if name] if shown else [str(n) for n in range(torch.cuda.device_count())]
