@@ -80,12 +80,12 @@ def recompute_elementwise(model: nn.Module, device: torch.device, dtype: torch.d
     import torch
 
     language = getattr(model, "model", None)
-    backbone = getattr(language, "backbone", None)
-    if not enabled() or device.type != "cpu" or dtype != torch.float32 or backbone is None:
-        return
+    backbone, config = getattr(language, "backbone", None), getattr(language, "config", None)
+    if not enabled() or device.type != "cpu" or dtype != torch.float32 or backbone is None or config is None:
+        return  # embodied policies have a backbone, and no config of transformers
     from rl_platform.accel.recomputed_tensors import recompute_elementwise as recompute
 
-    recompute(backbone, language.config.model_type)
+    recompute(backbone, config.model_type)
 
 
 def fastest_alone(engine: object, rows: int) -> bool:
