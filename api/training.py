@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 from rl_platform.arguments import Source, as_overrides, as_source
 from rl_platform.environments import MakeEnv, id_of, registered
-from rl_platform.envs.embodied.spaces import EnvDescription, make_env
+from rl_platform.envs.embodied.descriptions import EnvDescription, make_env
 from rl_platform.errors import ConfigError, Problem, check_all, problems_of
 from rl_platform.launch.command import load, located
 from rl_platform.one_run import one_run

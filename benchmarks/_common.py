@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 
 from rl_platform.acceleration import wait_passively_when_crowded
 from rl_platform.config import load_config
-from rl_platform.envs.embodied.spaces import EnvDescription, make_env, read_spaces
+from rl_platform.envs.embodied.descriptions import EnvDescription, make_env
+from rl_platform.envs.embodied.spaces import read_spaces
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.launch.cluster import runtime_for
 from rl_platform.launch.tools.timeline import covered

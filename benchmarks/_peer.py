@@ -17,8 +17,8 @@ from typing import Any
 
 import yaml
 
+from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.evaluate import evaluate
-from rl_platform.envs.embodied.spaces import EnvDescription
 from rl_platform.envs.embodied.success import success_rates
 from rl_platform.envs.embodied.vector import VectorEnv
 from rl_platform.metrics import RunLog

@@ -24,8 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from _common import Entry, Lap, Turns, machine, new_parser, print_verdict, race, ratios, write_json
 
+from rl_platform.envs.embodied.descriptions import EnvDescription, make_env
 from rl_platform.envs.embodied.mujoco.native import NativeEnvs
-from rl_platform.envs.embodied.spaces import EnvDescription, make_env
 from rl_platform.envs.embodied.vector import VectorEnv
 
 TASKS = ("HalfCheetah-v5", "Ant-v5", "Humanoid-v5")

@@ -13,7 +13,8 @@ import torch
 from rl_platform.config import LoadedConfig
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.build import warp_problem
-from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, check_time_limit, make_env, read_spaces
+from rl_platform.envs.embodied.descriptions import EnvDescription, check_time_limit, make_env
+from rl_platform.envs.embodied.spaces import EnvSpaces, read_spaces
 from rl_platform.envs.embodied.user_backend import try_backend
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions

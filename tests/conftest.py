@@ -281,8 +281,8 @@ def start(folder: Path) -> Iterator[Start]:
 @pytest.fixture(scope="session")
 def drawing() -> dict[str, str]:
     """Environment variables with which this machine draws what MuJoCo simulates; the test is skipped without any."""
+    from rl_platform.envs.embodied.descriptions import EnvDescription, PixelFormat
     from rl_platform.envs.embodied.pictures.drawing import CannotDraw, with_drawing
-    from rl_platform.envs.embodied.spaces import EnvDescription, PixelFormat
     from rl_platform.envs.embodied.vector import VectorEnv
 
     def start(variables: dict[str, str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import torch
 
 from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.engines.training.state_files import read_whole
-from rl_platform.envs.embodied.spaces import EnvDescription
+from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.vector import VectorEnv
 
 

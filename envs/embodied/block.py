@@ -22,7 +22,7 @@ from rl_platform.envs.embodied import env_state
 from rl_platform.envs.embodied.adapter import reset_env
 from rl_platform.envs.embodied.buffers import Buffers
 from rl_platform.envs.embodied.build import native_envs, stop_timers
-from rl_platform.envs.embodied.spaces import EnvSetup
+from rl_platform.envs.embodied.descriptions import EnvSetup
 from rl_platform.envs.embodied.spares import Spares
 from rl_platform.envs.embodied.success import SuccessCount
 from rl_platform.envs.embodied.user_backend import UserEnvs

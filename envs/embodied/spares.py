@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from rl_platform.envs.embodied.spaces import AnyEnv, EnvSetup
+    from rl_platform.envs.embodied.descriptions import EnvSetup
+    from rl_platform.envs.embodied.spaces import AnyEnv
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.env_state import NATIVE, CannotSave, refuse_code
-from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, read_spaces
+from rl_platform.envs.embodied.spaces import EnvSpaces, read_spaces
 from rl_platform.errors import CheckpointError, ConfigError
 from rl_platform.tracing import recorder
 from rl_platform.user_code import Extension

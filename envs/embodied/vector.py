@@ -20,15 +20,8 @@ import numpy as np
 
 from rl_platform.envs.embodied.block import EnvBlock, EnvFailure, failure
 from rl_platform.envs.embodied.buffers import Buffers
-from rl_platform.envs.embodied.spaces import (
-    ActionSpace,
-    EnvDescription,
-    EnvSetup,
-    EnvSpaces,
-    find_spec,
-    make_env,
-    read_spaces,
-)
+from rl_platform.envs.embodied.descriptions import EnvDescription, EnvSetup, find_spec, make_env
+from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces, read_spaces
 from rl_platform.envs.embodied.success import Success, success_of
 from rl_platform.envs.embodied.user_backend import backend_spaces
 from rl_platform.errors import CheckpointError, Diverged

@@ -31,8 +31,8 @@ from rl_platform.components.policy_rollout import LocalPolicy, PolicyRollout
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
+from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.pictures.drawing import CannotDraw, with_drawing
-from rl_platform.envs.embodied.spaces import EnvDescription
 from rl_platform.envs.embodied.vector import VectorEnv
 from rl_platform.envs.reasoning.prompts import build_prompts
 from rl_platform.envs.reasoning.tasks import build_questions

@@ -16,9 +16,9 @@ from rl_platform.components.env_tasks import EnvTasks
 from rl_platform.components.policy_rollout import Actions, LocalPolicy, Observations, Policy
 from rl_platform.components.recording import ChunkRecording, HiddenStates, Recording, RecurrentRecording
 from rl_platform.config.schema import Config
+from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.evaluate import EvaluationResult, evaluate
 from rl_platform.envs.embodied.normalize import ObservationNormalizer, RewardNormalizer
-from rl_platform.envs.embodied.spaces import EnvDescription
 from rl_platform.envs.embodied.success import Success, success_rates
 from rl_platform.envs.embodied.vector import StepResult, VectorEnv
 from rl_platform.errors import ConfigError, PlatformError, Problem

@@ -12,7 +12,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from rl_platform.envs.embodied.spaces import EnvDescription
+from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.vector import VectorEnv
 from rl_platform.metrics import read_metrics
 

@@ -118,7 +118,7 @@ SEAMS = (
     "platform/engines/rollout/build.py",
     "api/inspection.py",
     "envs/embodied/build.py",
-    "envs/embodied/spaces.py",
+    "envs/embodied/descriptions.py",
     "envs/embodied/vector.py",
     "envs/reasoning/build.py",
     "envs/reasoning/tasks.py",

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rl_platform.envs.embodied.descriptions import time_limit
 from rl_platform.envs.embodied.env_state import NATIVE
 from rl_platform.envs.embodied.mujoco.tasks import find_task
-from rl_platform.envs.embodied.spaces import time_limit
 from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import mujoco
 import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from rl_platform.envs.embodied.spaces import EnvDescription, PixelFormat
+from rl_platform.envs.embodied.descriptions import EnvDescription, PixelFormat
 from rl_platform.errors import ConfigError, Problem
 
 if TYPE_CHECKING:

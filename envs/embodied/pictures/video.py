@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
+from rl_platform.envs.embodied.descriptions import EnvDescription, make_env
 from rl_platform.envs.embodied.evaluate import Begin, PolicyFunction, one_by_one
 from rl_platform.envs.embodied.pictures.drawing import CannotDraw, with_drawing
-from rl_platform.envs.embodied.spaces import EnvDescription, make_env
 from rl_platform.envs.embodied.vector import VectorEnv
 
 LONGEST = 2000  # steps that are drawn

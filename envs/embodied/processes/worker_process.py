@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 
 from rl_platform.envs.embodied.block import EnvBlock, EnvFailure
 from rl_platform.envs.embodied.buffers import Buffers
-from rl_platform.envs.embodied.spaces import EnvSetup
+from rl_platform.envs.embodied.descriptions import EnvSetup
 from rl_platform.standard_streams import never_fail
 from rl_platform.user_code import import_user_module
 

@@ -20,8 +20,8 @@ import cloudpickle
 import numpy as np
 
 from rl_platform.envs.embodied.buffers import Buffers
+from rl_platform.envs.embodied.descriptions import EnvSetup
 from rl_platform.envs.embodied.processes.worker import START_TIMEOUT_S, EnvWorker, cpu_shares
-from rl_platform.envs.embodied.spaces import EnvSetup
 from rl_platform.errors import Deadline, WorkerDied
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ import pytest
 from rl_platform.components.env_ranks import AllEnvs, Peers, Shares, follow_orders, joined_states
 from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout, RemotePolicy
 from rl_platform.config.schema import Config
-from rl_platform.envs.embodied.spaces import ActionSpace, EnvDescription, EnvSpaces
+from rl_platform.envs.embodied.descriptions import EnvDescription
+from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
 from rl_platform.envs.embodied.vector import VectorEnv
 from rl_platform.records import Weights
 from rl_platform.runtime.channel import Channel

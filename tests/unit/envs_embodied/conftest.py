@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.envs.embodied.spaces import EnvDescription
+from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.vector import VectorEnv
 
 TOYS = '''

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rl_platform.envs.embodied.descriptions import EnvDescription, make_env
 from rl_platform.envs.embodied.evaluate import PolicyFunction, evaluate
 from rl_platform.envs.embodied.pictures.video import Video, play
-from rl_platform.envs.embodied.spaces import EnvDescription, make_env
 from rl_platform.envs.embodied.vector import VectorEnv
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rl_platform.envs.embodied.spaces import EnvDescription
+from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.vector import VectorEnv
 
 

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rl_platform.envs.embodied.spaces import EnvDescription
+from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.vector import VectorEnv
 from rl_platform.errors import ConfigError
 

@@ -8,9 +8,10 @@ import gymnasium
 import numpy as np
 import pytest
 
+from rl_platform.envs.embodied.descriptions import EnvDescription, PixelFormat, make_env
 from rl_platform.envs.embodied.pictures.drawing import CannotDraw, with_drawing
 from rl_platform.envs.embodied.pictures.pixels import PixelObservation
-from rl_platform.envs.embodied.spaces import EnvDescription, PixelFormat, make_env, read_spaces
+from rl_platform.envs.embodied.spaces import read_spaces
 from rl_platform.envs.embodied.vector import VectorEnv
 from rl_platform.errors import ConfigError, WorkerError
 

@@ -13,8 +13,9 @@ import psutil
 import pytest
 from waiting import until
 
+from rl_platform.envs.embodied.descriptions import EnvDescription, _deprecations_once, _similar_ids, find_spec
 from rl_platform.envs.embodied.processes.worker import cpu_shares
-from rl_platform.envs.embodied.spaces import ActionSpace, EnvDescription, _deprecations_once, _similar_ids, find_spec
+from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.envs.embodied.vector import EpisodeStats, StepResult, VectorEnv
 from rl_platform.errors import ConfigError, Deadline, Diverged, WorkerDied, WorkerError
 
@@ -168,7 +169,8 @@ def test_a_worker_that_dies_in_a_step_is_named_with_its_signal(make) -> None:
 def test_workers_end_when_the_learner_is_killed(fault: str) -> None:
     code = f"""
 import os, time, numpy as np
-from rl_platform.envs.embodied.spaces import ActionSpace, EnvDescription
+from rl_platform.envs.embodied.descriptions import EnvDescription
+from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.envs.embodied.vector import VectorEnv
 envs = VectorEnv(EnvDescription("{TOY}", dict(fault="{fault}", at=1)), 2, 2)
 envs.reset([0, 1])
@@ -208,7 +210,8 @@ def test_workers_run_on_cpus_of_their_own() -> None:
 
 def test_a_deprecation_in_a_model_file_is_shown_once_per_run() -> None:
     code = """
-from rl_platform.envs.embodied.spaces import ActionSpace, EnvDescription
+from rl_platform.envs.embodied.descriptions import EnvDescription
+from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.envs.embodied.vector import VectorEnv
 for workers in (0, 2):
     for name in ("HalfCheetah-v5", "Hopper-v5", "HalfCheetah-v5"):

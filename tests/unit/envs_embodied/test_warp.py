@@ -8,10 +8,10 @@ import gymnasium
 import numpy as np
 import pytest
 
+from rl_platform.envs.embodied.descriptions import EnvDescription, make_env
 from rl_platform.envs.embodied.mujoco.native import NativeEnvs
 from rl_platform.envs.embodied.mujoco.tasks import TASKS
 from rl_platform.envs.embodied.mujoco.warp import COVERED, warp_problem
-from rl_platform.envs.embodied.spaces import EnvDescription, make_env
 from rl_platform.envs.embodied.vector import VectorEnv
 
 INSTALLED = importlib.util.find_spec("mujoco_warp") is not None

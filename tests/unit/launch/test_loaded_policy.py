@@ -15,7 +15,8 @@ import pytest
 import torch
 from policies import observations, saved
 
-from rl_platform.envs.embodied.spaces import EnvDescription, ObservationPart, find_spec
+from rl_platform.envs.embodied.descriptions import EnvDescription, find_spec
+from rl_platform.envs.embodied.spaces import ObservationPart
 from rl_platform.errors import ConfigError, DataError
 from rl_platform.launch.saved.loaded_policy import Policy, load_policy
 from rl_platform.models.saved_policy import DESCRIPTION, WEIGHTS
