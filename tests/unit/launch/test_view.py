@@ -415,7 +415,7 @@ def test_plain_lines_without_a_terminal(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_snapshot_of_a_finished_run(tmp_path: Path, tool) -> None:
     run = tmp_path / "my_run"
-    assert tool("snapshot", run).code == 65
+    assert tool("snapshot", run).code == 2
     log = RunLog(run)
     log.start(info(run))
     for step in (1, 2):
