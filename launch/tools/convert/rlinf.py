@@ -15,6 +15,7 @@ from rl_platform.launch.tools.convert.outcome import (
     Table,
     Value,
     choice,
+    contained,
     dtype,
     lacking,
     loggers,
@@ -236,16 +237,29 @@ def _behaviour_weight(value: Value, source: ForeignConfig) -> Outcome:
     return part_of("algorithm.rollout_is") if source("algorithm.staleness_threshold") else same("no stale rollouts")
 
 
+def _importance_sampling(value: Value, source: ForeignConfig) -> Outcome:
+    """RLinf multiplies advantages by pi_recomputed / pi_rollout, at most importance_sampling_clip."""
+    if not value:
+        return same("off there")
+    high = source("algorithm.importance_sampling_clip")
+    values: dict[str, Value] = {"level": "token", "mode": "truncate", "high": high}
+    return write({f"algorithm.rollout_is.{name}": each for name, each in values.items()})
+
+
 def _loss_agg(value: Value, source: ForeignConfig) -> Outcome:
+    """Embodied runs do not read it: without auto_reset and ignore_terminations, every episode weighs the same."""
+    key = "algorithm.loss_agg_func"
     if not embodied(source):
-        return choice(
-            "algorithm.loss_agg_func",
-            {name: name for name in ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")},
-        )(value, source)
-    if value != "token-mean" or source("env.train.auto_reset") is False:
-        why = "RLinf ignores it in embodied runs; without auto_reset every episode weighs the same there"
-        return untranslated(why, {"algorithm.loss_agg_func": "token-mean"})
-    return write({"algorithm.loss_agg_func": value})
+        return choice(key, {name: name for name in ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")})(
+            value, source
+        )
+    unread = "RLinf ignores it in embodied runs"
+    if source("env.train.auto_reset") is not False or source("env.train.ignore_terminations"):
+        return write({key: value}) if value == "token-mean" else untranslated(unread, {key: "token-mean"})
+    by_episode = "without auto_reset every episode weighs the same there"
+    if source("algorithm.adv_type") == "gae":
+        return untranslated(f"{unread}; {by_episode}", {key: "token-mean"})
+    return write({key: "seq-mean-token-mean"}, by_episode)
 
 
 def _scale(value: Value, source: ForeignConfig) -> Outcome:
@@ -419,6 +433,12 @@ RULES: Table = {
         lambda source: source("algorithm.loss_type") == "decoupled_actor_critic",
         _behaviour_weight,
         "only the decoupled loss reads it",
+    ),
+    "algorithm.importance_sampling_fix": _importance_sampling,
+    "algorithm.importance_sampling_clip": while_(
+        lambda source: bool(source("algorithm.importance_sampling_fix")),
+        contained("algorithm.rollout_is"),
+        "importance_sampling_fix is false",
     ),
     "algorithm.loss_agg_func": _loss_agg,
     "algorithm.kl_beta": _in_reasoning(_kl_beta),

@@ -50,7 +50,8 @@ def _auto_reset(value: Value, source: ForeignConfig) -> Outcome:
 
 
 def _eval_episodes(value: Value, source: ForeignConfig) -> Outcome:
-    return write({"env.evaluation.episodes": number(value) * number(source("env.eval.rollout_epoch") or 1)})
+    epochs = source("env.eval.rollout_epoch") or source("algorithm.eval_rollout_epoch") or 1
+    return write({"env.evaluation.episodes": number(value) * number(epochs)})
 
 
 def _own_policy(source: ForeignConfig) -> bool:

@@ -17,6 +17,7 @@ from rl_platform.config.foreign_names import translate
 from rl_platform.config.loader import load_config
 from rl_platform.launch.tools.convert.conversion import convert
 from rl_platform.launch.tools.convert.converted_yaml import as_yaml, report
+from rl_platform.launch.tools.convert.key_tables import read_table
 from rl_platform.launch.tools.convert.reading import SYSTEMS, read
 from rl_platform.launch.tools.convert.shell import commands, known
 
@@ -95,6 +96,22 @@ def test_renames_agree_with_the_table_of_names(system: Any) -> None:
             assert is_known(ours) or ours.startswith(("rollout.engine_args.", "env.kwargs.")), (key, ours)
             named = translate(key, system.title)
             assert named is None or not named.here or named.note or ours in named.here or key in DIFFER, (key, ours)
+
+
+@pytest.mark.parametrize("system", SYSTEMS.values(), ids=SYSTEMS)
+def test_keys_of_a_table_are_in_one_place_and_exist_here(system: Any) -> None:
+    table = read_table(system.name)
+    assert not {*table.rules()} & {*system.rules}
+    for block in table.blocks:
+        renamed = [each if isinstance(each, str) else each.to for each in block.to.values()]
+        targets = [*renamed, *(each.to for each in block.choice.values()), *block.contained, *block.interval.values()]
+        targets += [
+            *block.top_k.values(),
+            *block.dtype.values(),
+            *(block.under + key for key in block.unchanged.split()),
+        ]
+        keys = [key for each in targets for key in ([each] if isinstance(each, str) else each)]
+        assert [key for key in keys if not is_known(key)] == []
 
 
 # `names.yaml` lists endings: these paths share one with another key
