@@ -82,7 +82,7 @@ class Channel(Generic[T]):
         self.put_many((item,), key, timeout)
 
     def put_many(self, items: Iterable[T], key: Hashable = None, timeout: float | None = None) -> None:
-        """Adds items in order, as room appears; an error's message says how many went in."""
+        """Adds items in order, waiting for room. Messages of errors have the number of items that were added."""
         items = list(items)
         done, total = 0, len(items)
         with self._lock:
@@ -95,15 +95,15 @@ class Channel(Generic[T]):
                 done = stop
 
     def get(self, key: Hashable = None, timeout: float | None = None) -> T:
-        """The next item. On a closed and empty channel: the error it was closed with, else ChannelClosed."""
+        """Returns the next item. A closed and empty channel raises the error it was closed with, or ChannelClosed."""
         return self.get_many(1, key, timeout)[0]
 
     def get_many(
         self, max_items: int, key: Hashable = None, timeout: float | None = None, linger: float = 0.0
     ) -> list[T]:
-        """The items that are there, at most `max_items`; waits for the first, and `linger` seconds more for the others.
+        """Returns at most `max_items` items; waits for the first one, and up to `linger` seconds for the others.
 
-        Ends as `get` does.
+        Raises the same errors as `get`.
         """
         if max_items < 1:
             raise ValueError(f"channel '{self.name}': max_items {max_items} must be at least 1")
@@ -120,7 +120,7 @@ class Channel(Generic[T]):
                 self._forget(key, stream)
 
     def __iter__(self) -> Iterator[T]:
-        """Items without a key until the channel is closed and empty; raises the error it was closed with."""
+        """Yields items without a key until the channel is closed and empty; raises the error it was closed with."""
         stream = self._streams[None]
         while True:
             with self._lock:
@@ -132,7 +132,7 @@ class Channel(Generic[T]):
             yield item
 
     def close(self, error: BaseException | None = None) -> None:
-        """No more puts. Consumers get what was put, then `error`. The first error stays; closing again is fine."""
+        """Ends puts. Consumers get the remaining items, then `error`. A second call changes no earlier error."""
         with self._lock:
             self._closed = True
             self._error = self._error or error
@@ -159,7 +159,7 @@ class Channel(Generic[T]):
                     f"{held} held, depth {self._depth}"
                 )
 
-    # What follows runs with the lock held.
+    # The methods below require the lock.
 
     def _add(self, stream: _Stream[T], items: Sequence[T]) -> None:
         stream.items.extend(items)
@@ -218,7 +218,7 @@ class Channel(Generic[T]):
             raise ChannelClosed(f"put on channel '{self.name}', which is closed{reason}{detail}") from self._error
 
     def _wait_for_items(self, stream: _Stream[T], key: Hashable, timeout: float | None) -> bool:
-        """False if the channel is closed and has no item of this key."""
+        """Returns False if the channel is closed and has no item of this key."""
         progress = "" if key is None else f"none with key {key!r}"
         stream.users += 1
         try:

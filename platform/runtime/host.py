@@ -95,7 +95,7 @@ class PlacedHost(Protocol):
 
 
 def label(component: str, rank: int) -> str:
-    """A rank's name in messages and of its thread: `critic[2]`."""
+    """Returns the name of a rank in messages, which is also its thread's name: `critic[2]`."""
     return f"{component}[{rank}]"
 
 
@@ -168,7 +168,7 @@ class RankThread:
         return self._context.progress
 
     def retire(self) -> Future[None]:
-        """Takes no more calls and fails the queued ones; the future is done when the running call has ended."""
+        """Refuses new calls and fails the queued ones; the future is done when the running call has ended."""
         with self._admission:
             self._retired = self._context.progress.stopped = True
             idle = _QueuedCall(Future(), "retire", lambda: None, control=True)
@@ -183,7 +183,7 @@ class RankThread:
         return call.future
 
     def join(self, timeout: float) -> bool:
-        """Whether the thread ended within `timeout` seconds."""
+        """Waits at most `timeout` seconds, and returns whether the thread has ended."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -244,7 +244,7 @@ def start_ranks(
     seed: int,
     on_failure: FailureHook,
 ) -> dict[tuple[str, int], RankThread]:
-    """The threads of a host's ranks, in the order of `placed.members`; their components share one dict."""
+    """Starts the threads of a host's ranks, in the order of `placed.members`; their components share one dict."""
     shared: dict[str, object] = {}
     names = tuple(dict.fromkeys(name for name, _ in placed.members))
     accelerators, ranks = tuple(placed.accelerators), {}
@@ -258,7 +258,7 @@ def start_ranks(
 
 
 def _typed(error: BaseException, label: str, method: str) -> PlatformError:
-    """The error a caller gets: PlatformErrors as they are, anything else as WorkerError with the traceback."""
+    """Returns the error for the caller: PlatformErrors as they are, others as WorkerError with the traceback."""
     if isinstance(error, ChannelClosed) and isinstance(error.__cause__, PlatformError):
         error = error.__cause__  # the channel was closed by another failure, which is the cause
     if isinstance(error, PlatformError):

@@ -14,7 +14,7 @@ _WAITING: dict[int, tuple[str, float]] = {}
 
 
 def caller() -> str:
-    """The name of the calling thread in messages: `critic[2]` of a component, `runner` of the main thread."""
+    """Returns the name of the calling thread for messages: `critic[2]` of a component, `runner` of the main thread."""
     thread = threading.current_thread()
     return "runner" if thread is threading.main_thread() else thread.name
 
@@ -34,17 +34,17 @@ def waits_on(channel: str) -> Iterator[None]:
 
 
 def waiting_on(thread_id: int | None) -> str:
-    """What a thread waits on now, as `channel 'rollouts' for 12 s`; empty if it does not wait on a channel."""
+    """Returns the channel that a thread waits on, as `channel 'rollouts' for 12 s`; empty if there is none."""
     entry = _WAITING.get(thread_id) if thread_id is not None else None
     return f"channel '{entry[0]}' for {time.monotonic() - entry[1]:.3g} s" if entry else ""
 
 
 def stack_of(thread_id: int | None) -> str:
-    """The stack of a thread of this process, the innermost call last; empty if it has ended."""
+    """Returns the stack of a thread of this process, the innermost call last; empty for a thread that has ended."""
     frame = sys._current_frames().get(thread_id) if thread_id is not None else None
     return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
 
 def clock_before(seconds: float) -> str:
-    """The time of day `seconds` ago."""
+    """Returns the time of day `seconds` ago."""
     return time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))

@@ -30,29 +30,29 @@ class Worker(Protocol):
 
     @property
     def label(self) -> str:
-        """Its name in messages, `critic[2]`."""
+        """The rank's name in messages, `critic[2]`."""
 
     def submit(self, method: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Future[object]:
         """Starts a call after those submitted before. The future raises PlatformErrors only."""
 
     def doing(self) -> str:
-        """What it does now: `idle`, `busy in update for 12 s`, `dead`. Never blocks."""
+        """Returns `idle`, `busy in update for 12 s` or `dead`. Never blocks."""
 
     def stack(self) -> str:
-        """Where its code is now, for messages; waits a few seconds at most."""
+        """Returns the stack of the rank's thread, for messages; waits a few seconds at most."""
 
     def timings(self) -> dict[str, tuple[int, float]]:
-        """Per method: calls executed and the seconds they took."""
+        """Returns for each method the number of calls and their seconds."""
 
     def memory_peak(self) -> int:
-        """Bytes that it has used at most, see `rl_platform.runtime.peak_memory`."""
+        """Returns the peak of the rank's memory in bytes, see `rl_platform.runtime.peak_memory`."""
 
     def progress(self) -> Progress:
-        """The progress of its current call, as the component reports it."""
+        """Returns the progress of the current call, as the component reports it."""
 
 
 class Handle(Generic[R]):
-    """The results of one call on every rank of a group, when they are there."""
+    """One call on every rank of a group, and its results when the ranks have finished."""
 
     def __init__(self, call: str, workers: Sequence[Worker], futures: Sequence[Future[R]], deadline_s: float) -> None:
         self._call = call
@@ -62,11 +62,11 @@ class Handle(Generic[R]):
         self._submitted = time.monotonic()
 
     def done(self) -> bool:
-        """Whether every rank has finished or failed."""
+        """Returns whether every rank has finished or failed."""
         return all(future.done() for future in self._futures)
 
     def wait(self, timeout: float | None = None, on_progress: OnProgress | None = None) -> list[R]:
-        """One result per rank, in the group's order; `timeout` in seconds, null: the runtime's deadline.
+        """Returns one result per rank, in the group's order. timeout: in seconds; None: the runtime's deadline.
 
         `on_progress(done, total, unit)` is called a few times a second with the progress of the rank that is least far;
         total 0: not known.
@@ -92,7 +92,7 @@ class Handle(Generic[R]):
             if any(future.exception() is not None for future in done):
                 return
             progress = min((worker.progress() for worker in self._workers), key=lambda progress: progress.done)
-            if progress.done != done_before:  # the deadline is for standing still, not for long work
+            if progress.done != done_before:  # the deadline limits the time without progress
                 done_before, until = progress.done, time.monotonic() + limit
             if on_progress is not None and progress.unit:
                 on_progress(progress.done, progress.total, progress.unit)
@@ -105,7 +105,7 @@ class Handle(Generic[R]):
             raise Deadline(self._deadline_message(limit))
 
     def result(self, timeout: float | None = None) -> R:
-        """The single result of a call on one rank. Raises ValueError if there are more, else as `wait`."""
+        """Returns the result of a call on one rank. Raises ValueError for several ranks, and the errors of `wait`."""
         if len(self._futures) != 1:
             raise ValueError(
                 f"{self._call} was called on {len(self._futures)} ranks: use wait(), or call group.rank(i)"
@@ -152,7 +152,7 @@ class WorkerGroup:
         return list(self._workers.values())
 
     def on(self, ranks: Iterable[int]) -> WorkerGroup:
-        """The group of these ranks only; results come in this order."""
+        """Returns the group of these ranks only; its results have this order."""
         chosen = list(ranks)
         wrong = [rank for rank in chosen if rank not in self._workers]
         if wrong or not chosen or len(set(chosen)) != len(chosen):
@@ -162,11 +162,11 @@ class WorkerGroup:
         return part
 
     def rank(self, rank: int) -> WorkerGroup:
-        """The group of one rank, whose handles have a `result`."""
+        """Returns the group of one rank, whose handles have a `result`."""
         return self.on([rank])
 
     def timings(self) -> dict[str, tuple[int, float]]:
-        """Per method: calls and total seconds of the rank that was busy longest, as that is what a step waits for."""
+        """Returns calls and total seconds of each method, of the slowest rank: a step waits for that rank."""
         slowest: dict[str, tuple[int, float]] = {}
         for worker in self._workers.values():
             for method, timing in worker.timings().items():
@@ -174,7 +174,7 @@ class WorkerGroup:
         return slowest
 
     def memory_peak(self) -> int:
-        """Bytes that the fullest rank has used at most."""
+        """Returns the largest memory peak of the ranks, in bytes."""
         return max((worker.memory_peak() for worker in self._workers.values()), default=0)
 
     def __getattr__(self, method: str) -> Callable[..., Handle[Any]]:
@@ -201,7 +201,7 @@ class WorkerGroup:
 def worker_groups(
     components: Mapping[str, ComponentSpec], workers: Mapping[tuple[str, int], Worker], deadline_s: float
 ) -> dict[str, WorkerGroup]:
-    """One group for each component; the keys of `workers` are (component, rank)."""
+    """Returns one group for each component; the keys of `workers` are (component, rank)."""
     ranks: dict[str, dict[int, Worker]] = {name: {} for name in components}
     for name, rank in sorted(workers):
         ranks[name][rank] = workers[name, rank]
