@@ -63,10 +63,13 @@ _Condition = dict[str, bool | list[Scalar]]
 
 
 class Block(_Strict):
-    """Keys under one condition; each field of keys has the rule of the same name in `outcome.py`.
+    """Keys under one condition. Where it does not hold, the system does not read them, for the reason `otherwise`.
 
     under: begins every foreign key of the block. applies: keys of which one must be true, or have one of the listed
-    values; excluded: none may. Otherwise the system does not read the block, for the reason `otherwise`.
+    values; excluded: none may. unchanged: keys that have the same name here. to: our key of each. contained: for each
+    of our keys, those whose values the rule of another key writes into it. same, if_off, lacking: for each reason, keys
+    that need no key here, that must be off, or that cannot be expressed. only, choice: by value. dtype, interval,
+    top_k: our key of each, converted by the function of that name in `outcome.py`.
     """
 
     under: str = ""
@@ -90,7 +93,8 @@ class Block(_Strict):
         for keys, rule in self._groups():
             for key in keys.split():
                 entry = self.under + key if rule == "" else rule
-                yield self.under + key, while_(self._holds, entry, self.otherwise) if self.otherwise else entry
+                conditional = bool(self.applies or self.excluded)
+                yield self.under + key, while_(self._holds, entry, self.otherwise) if conditional else entry
 
     def _groups(self) -> Iterator[tuple[str, str | Rule]]:
         yield self.unchanged, ""

@@ -103,6 +103,7 @@ def test_keys_of_a_table_are_in_one_place_and_exist_here(system: Any) -> None:
     table = read_table(system.name)
     assert not {*table.rules()} & {*system.rules}
     for block in table.blocks:
+        assert bool(block.otherwise) == bool(block.applies or block.excluded)
         renamed = [each if isinstance(each, str) else each.to for each in block.to.values()]
         targets = [*renamed, *(each.to for each in block.choice.values()), *block.contained, *block.interval.values()]
         targets += [
