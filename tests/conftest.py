@@ -18,6 +18,7 @@ from types import ModuleType
 
 import pytest
 from forked import Forked
+from launcher_forks import Launchers
 
 if CHECKS_SHAPES := all(importlib.util.find_spec(name) for name in ("jaxtyping", "beartype")):
     from shapes import check_shapes, unchecked_shapes
@@ -276,6 +277,13 @@ def start(folder: Path) -> Iterator[Start]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture(scope="session")
+def launchers() -> Iterator[Launchers]:
+    """Starts `platform-launch` as processes of their own, without the seconds that imports take."""
+    with Launchers() as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
 """`platform-launch` as forks of one process, which has imported for all of them. No test by itself.
 
-Reads lines of JSON, [folder, words]; starts the command in that folder and prints its process id, then its wait status
-at its end. A test may kill it in between.
+Reads lines of JSON, [folder, words, stops at]; starts the command in that folder and prints its process id, then its
+wait status at its end. A test may kill it in between. A launcher stops itself when it has renamed something to a path
+that matches `stops at`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -29,10 +31,10 @@ class Launchers:
         self.process.kill()
         self.process.communicate()
 
-    def start(self, folder: Path, *words: str) -> int:
+    def start(self, folder: Path, *words: str, stops_at: str = "") -> int:
         """The process id of a launcher, whose output is appended to `output` in the folder."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([str(folder), words]) + "\n")
+        self.process.stdin.write(json.dumps([str(folder), words, stops_at]) + "\n")
         self.process.stdin.flush()
         return self._answer()
 
@@ -45,6 +47,17 @@ class Launchers:
         return int(self.process.stdout.readline())
 
 
+def _stop_at(pattern: str) -> None:
+    rename = os.rename
+
+    def stopping(source: str, target: str) -> None:
+        rename(source, target)
+        if Path(target).match(pattern):
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    os.rename = stopping  # type: ignore[assignment]
+
+
 def main() -> None:
     from rl_platform.launch import session  # noqa: F401 - what every launcher imports
     from rl_platform.launch.cli import main as launch
@@ -53,7 +66,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     for line in sys.stdin:
-        folder, words = json.loads(line)
+        folder, words, stops_at = json.loads(line)
         if (pid := os.fork()) == 0:
             os.chdir(folder)
             output = os.open("output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -61,6 +74,8 @@ def main() -> None:
                 os.dup2(output, descriptor)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             sys.argv = ["platform-launch", *words]
+            if stops_at:
+                _stop_at(stops_at)
             code = 1
             try:
                 launch()

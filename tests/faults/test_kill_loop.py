@@ -6,7 +6,6 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,12 +40,6 @@ ON_RAY = (
     "runner.trace_steps=0",
 )
 SHORT, LONG = range(2), range(2, 52)  # seeds of the tests before every change and before a release
-
-
-@pytest.fixture(scope="module")
-def launchers() -> Iterator[Launchers]:
-    with Launchers() as started:
-        yield started
 
 
 Results = tuple[dict[str, Any], list[dict[str, Any]], float]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
+import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import psutil
 import pytest
 import run_results
 import torch
+from launcher_forks import Launchers
 from process_groups import end_process_groups
 from waiting import HANG_S, assert_gone, until
 
@@ -33,25 +35,8 @@ def no_process_group() -> Iterator[None]:
     end_process_groups()
 
 
-STOPS_ITSELF = """
-import os, signal, sys
-from pathlib import Path
-from rl_platform.launch.cli import main
-
-rename, at = os.rename, sys.argv.pop(1)
-
-def stopping(source, target):
-    rename(source, target)
-    if Path(target).match(at):
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-os.rename = stopping
-main()
-"""
-
-
 @pytest.fixture
-def killed(start) -> Callable[..., Checkpoint]:
+def killed(launchers: Launchers) -> Callable[..., Checkpoint]:
     """killed("reasoning.yaml", folder="out"): SIGKILL as soon as the run has a checkpoint, which is returned.
 
     `at="step-00000002"` waits for that one. The run stops itself there, so that it does not go on until it is killed.
@@ -59,14 +44,18 @@ def killed(start) -> Callable[..., Checkpoint]:
     """
 
     def run(*arguments: str, folder: str = "out", at: str = "step-*") -> Checkpoint:
-        process: subprocess.Popen[str] = start(at, *arguments, f"runner.output_dir={folder}", code=STOPS_ITSELF)
-        launcher = psutil.Process(process.pid)
-        until(lambda: process.poll() is not None or launcher.status() == psutil.STATUS_STOPPED, 4 * HANG_S)
-        assert process.poll() is None, process.communicate()[1]
+        launcher = psutil.Process(launchers.start(Path.cwd(), *arguments, f"runner.output_dir={folder}", stops_at=at))
+
+        def stopped() -> bool:
+            with suppress(psutil.NoSuchProcess):
+                return bool(launcher.status() == psutil.STATUS_STOPPED)
+            pytest.fail(Path("output").read_text())
+
+        until(stopped, 4 * HANG_S)
         (checkpoint,) = Path(folder, "checkpoints").glob(at)
         started = launcher.children(recursive=True)
-        process.kill()
-        assert process.wait() == -9
+        launcher.kill()
+        assert launchers.wait() == -signal.SIGKILL
         assert_gone(started)
         return Checkpoint.open(checkpoint)
 

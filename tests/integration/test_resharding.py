@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -12,49 +10,59 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="Megatron would compute on the GPU of this machine"),
     pytest.mark.filterwarnings("ignore"),  # of Megatron, about kernels that are not installed
 ]
-RELEASE = pytest.mark.release
-STEPS = 3
-ONE_RANK: dict[str, list[str]] = {
-    "fsdp": [],
-    "megatron": ["actor.training_backend=megatron", "critic.training_backend=megatron"],
-}
+FSDP: list[str] = []
+MEGATRON = ["actor.training_backend=megatron", "critic.training_backend=megatron"]
 APART = ["cluster.devices_per_node=4", "cluster.component_placement={'actor,critic': 0-1, rollout: 2, reward: 3}"]
 
 
-def two_ranks(parallel: str) -> dict[str, list[str]]:
+def two_ranks(parallel: str) -> list[str]:
     """Two processes of actor and critic each."""
-    return {"megatron": [*ONE_RANK["megatron"], *APART, f"actor.parallel={parallel}", f"critic.parallel={parallel}"]}
+    return [*MEGATRON, *APART, f"actor.parallel={parallel}", f"critic.parallel={parallel}"]
 
 
-TENSOR = {"fsdp": APART, **two_ranks("{tensor: 2}")}
-STAGES, EXPERTS = two_ranks("{pipeline: 2}"), two_ranks("{expert: 2}")
+TENSOR, STAGES, EXPERTS = two_ranks("{tensor: 2}"), two_ranks("{pipeline: 2}"), two_ranks("{expert: 2}")
 MIXTURE = ["actor.model={path: ./experts, tokenizer: bytes}"]
 
 
 @pytest.mark.parametrize(
-    ("backend", "before", "after", "model"),
+    ("one_rank", "layouts", "model"),
     [
-        pytest.param("fsdp", TENSOR, ONE_RANK, [], id="fsdp, two ranks to one"),
-        pytest.param("megatron", TENSOR, ONE_RANK, [], id="megatron, two ranks to one"),
-        pytest.param("megatron", ONE_RANK, TENSOR, [], id="megatron, one rank to two"),
-        pytest.param("megatron", STAGES, TENSOR, [], id="megatron, stages to tensor ranks"),
-        pytest.param("megatron", EXPERTS, STAGES, MIXTURE, id="megatron, expert ranks to stages", marks=RELEASE),
+        pytest.param(FSDP, [APART, FSDP], [], id="fsdp, two ranks to one"),
+        pytest.param(
+            MEGATRON,
+            [TENSOR, MEGATRON, STAGES, TENSOR],
+            [],
+            id="megatron, tensor ranks to one to stages to tensor ranks",
+        ),
+        pytest.param(
+            MEGATRON, [EXPERTS, STAGES], MIXTURE, id="megatron, expert ranks to stages", marks=pytest.mark.release
+        ),
     ],
 )
 @pytest.mark.usefixtures("experts")
 def test_a_killed_run_goes_on_with_other_ranks(
-    command, tool, killed, final_state, scored: str, backend: str, before: Any, after: Any, model: list[str]
+    command,
+    tool,
+    killed,
+    final_state,
+    scored: str,
+    one_rank: list[str],
+    layouts: list[list[str]],
+    model: list[str],
 ) -> None:
-    rest = [scored, f"runner.max_steps={STEPS}", "runner.save_interval=1", *model]
-    whole = command("reasoning.yaml", *ONE_RANK[backend], *rest, "runner.output_dir=whole")
+    """The run is killed after a step in each layout but the last one."""
+    steps = len(layouts) if len(layouts) > 2 else 3
+    rest = [scored, f"runner.max_steps={steps}", "runner.save_interval=1", *model]
+    whole = command("reasoning.yaml", *one_rank, *rest, "runner.output_dir=whole")
     assert whole.code == 0, whole.err
-    checkpoint = killed("reasoning.yaml", *before[backend], *rest)
-    shards = [file.name for file in checkpoint.file("critic").glob("*.distcp")]
-    assert sorted(shards) == [f"__{rank}_0.distcp" for rank in range(1 if before is ONE_RANK else 2)]
-    ended = command("reasoning.yaml", *after[backend], *rest)
+    for step, layout in enumerate(layouts[:-1], start=1):
+        checkpoint = killed("reasoning.yaml", *layout, *rest, at=f"step-{step:08d}")
+        shards = [file.name for file in checkpoint.file("critic").glob("*.distcp")]
+        assert sorted(shards) == [f"__{rank}_0.distcp" for rank in range(1 if layout is one_rank else 2)]
+    ended = command("reasoning.yaml", *layouts[-1], *rest)
     assert ended.code == 0, ended.err
-    assert "resumed from step" in ended.out
-    expected, found = final_state("whole", STEPS), final_state("out", STEPS)
+    assert f"resumed from step {len(layouts) - 1}" in ended.out
+    expected, found = final_state("whole", steps), final_state("out", steps)
     for role in ("actor", "critic"):  # parameters, moments, counts
         moments = [tensor for name, tensor in expected[role]["optimizer"].items() if name.endswith("exp_avg")]
         assert max(float(tensor.abs().max()) for tensor in moments) > 1e-4, "nothing was learned"

@@ -20,7 +20,7 @@ from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.metrics import read_metrics
 
 CODE = "from rl_platform.launch.cli import main; main()"
-TASKS = ("reasoning.yaml",), ("embodied.yaml", "env.num_workers=2")
+REASONING, EMBODIED = ("reasoning.yaml",), ("embodied.yaml", "env.num_workers=2")
 ENDLESS = "runner.max_steps=100000", "runner.save_interval=0"
 LARGE_UPDATE = "reasoning.yaml", "runner.max_steps=100000", "algorithm.ppo_epochs=1000000"
 CODES = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
@@ -101,10 +101,12 @@ def newest(folder: Path) -> Checkpoint:
     return [Checkpoint.open(path) for path in sorted(folder.glob("out/checkpoints/step-*"))][-1]  # all are intact
 
 
-@pytest.mark.parametrize(("number", "code"), CODES)
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: task[0])
+@pytest.mark.parametrize(
+    ("task", "number", "code"),
+    [(REASONING, *CODES[0]), (EMBODIED, *CODES[0]), (REASONING, *CODES[1]), (EMBODIED, *CODES[2])],
+)
 def test_a_signal_saves_the_step(
-    group, command, folder: Path, number: signal.Signals, code: int, task, final_state, logged, differences
+    group, command, folder: Path, task, number: signal.Signals, code: int, final_state, logged, differences
 ):
     ended = group(*task, *ENDLESS).steps(3).send(number)
     assert ended.code == code
