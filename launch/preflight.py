@@ -349,6 +349,14 @@ def check_reward(config: Config) -> None:
             _check_scoring(config, scoring)
 
 
+def check_reward_functions(config: Config) -> None:
+    """As `check_reward`, of functions of the user alone: no server is asked and no model is looked for."""
+    for key, scoring in config.reward.parts:
+        if is_named(scoring.type):
+            with problems_of(key, "reward"):
+                _check_scoring(config, scoring)
+
+
 def _check_scoring(config: Config, scoring: Scoring) -> None:
     section = next((name for name in ("judge", "model", "code") if name == scoring.type), None)
     if problems := list(_removed_secrets(scoring.address, f"reward.{section}.url" if section else "reward.url")):

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -21,7 +22,7 @@ from rl_platform.acceleration import accelerating
 from rl_platform.config import LoadedConfig
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import ESTIMATORS, POLICY_LOSSES
-from rl_platform.errors import ConfigError, PlatformError, WorkerError
+from rl_platform.errors import ConfigError, PlatformError, WorkerError, check_all
 from rl_platform.launch.card.run_card import run_card
 from rl_platform.launch.check import invariance, updates
 from rl_platform.launch.check.credit import credit, not_asked
@@ -30,6 +31,7 @@ from rl_platform.launch.check.samples import CheckedConfig
 from rl_platform.launch.console import run_console
 from rl_platform.launch.extensions import check_extensions
 from rl_platform.launch.panels import print_lines
+from rl_platform.launch.preflight import check_reward_functions
 from rl_platform.launch.session import spaces_of
 from rl_platform.runtime.cpu import one_thread
 from rl_platform.user_code import is_named
@@ -54,7 +56,7 @@ def check(loaded: LoadedConfig, console: Console | None = None) -> list[Property
     """Returns the outcome of each property; prints them and the algorithm card. Raises PropertyFailed if one does not
     hold."""
     config, console, began = loaded.config, console or run_console(), time.monotonic()
-    check_extensions(config)
+    check_all(partial(check_extensions, config), partial(check_reward_functions, config))
     if config.runner.task_type == "embodied" and (is_named(config.actor.model.type) or is_named(config.env.backend)):
         spaces_of(config)  # calls the network and the backend once
     print_lines(console, f"{config.runner.experiment_name}: algorithm", run_card(config))

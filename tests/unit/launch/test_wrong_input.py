@@ -147,3 +147,30 @@ def test_a_full_disk_leaves_no_file(tool, command, runs: Path, monkeypatch: pyte
         assert ended.code == 2, ended.err
         assert "cannot be written: No space left on device" in ended.err
         assert sorted(runs.rglob("*")) == before
+
+
+CODE = "THREE = 3\ndef nothing(): return None\n"
+KEYS = {  # of code of the user, each in a config that reads it
+    "actor.model.type={}": "embodied",
+    "env.backend={} env.max_episode_steps=9": "embodied",
+    "runner.callbacks=[{}]": "embodied",
+    "rollout.backend={}": "reasoning",
+    "algorithm.adv_type={}": "reasoning",
+    "algorithm.policy_loss={}": "reasoning",
+    "algorithm.sample_filter={}": "reasoning",
+    "runner.logger_backends=[{}]": "reasoning",
+    "reward.type={}": "reasoning",
+}
+BAD = ("mine:NOPE", "absent:x", "mine:THREE", "mine:nothing", "torn.py:x")
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_check_refuses_wrong_code(command, folder: Path, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    (folder / "mine.py").write_text(CODE)
+    (folder / "torn.py").write_text("def x(:")
+    monkeypatch.syspath_prepend(folder)
+    for name in BAD:
+        ended = command(f"{KEYS[key]}.yaml", "--check", *key.format(name).split())
+        assert (ended.code, "Traceback" in ended.err) == (2, False), (name, ended)
+        assert f"command line: {key.partition('=')[0]}" in ended.err
+        assert f"value: {name}" in ended.err
