@@ -252,6 +252,31 @@ def test_a_rollout_that_is_killed_while_it_generates_and_with_half_of_the_weight
     assert equal(learned(STEPS), undisturbed[0])
 
 
+def test_a_rollout_that_is_killed_while_it_is_two_updates_ahead(command, address, monkeypatch, folder):
+    """Its process gets the older weights again that its responses need, and no response is lost or trained on twice."""
+    steps = 5
+    run = [
+        *(*RUN, f"runner.max_steps={steps}", "runner.save_interval=0", "runner.max_staleness=2"),
+        *("algorithm.rollout_is={}", "algorithm.group_size=2"),
+        "algorithm.dynamic_sampling={max_rounds: 2, on_exhausted: fill_with_rejected}",
+    ]
+    assert command(*run).code == 0
+    expected, ages = learned(steps), metrics("staleness/max")
+    shutil.rmtree("out")
+    monkeypatch.setattr(reasoning, "LanguageRollout", DiesWhileItGenerates)
+    ended = command(*run, *APART, f"cluster.address={address}")
+    assert ended.code == 0, ended.err
+    assert Path("killed in generate").exists()
+    assert Path("killed").exists()
+    assert metrics("runtime/restarts")[-1] == 2
+    assert metrics("staleness/max") == ages
+    assert equal(learned(steps), expected)
+    samples = Checkpoint.open(Path("out", "checkpoints", f"step-{steps:08d}")).load("run")["task"]["samples"]
+    counts = samples["counts"]
+    assert counts["trained"] == steps * 8 * 2
+    assert counts["issued"] == counts["trained"] + counts["rejected"] + sum(samples["open"].values())
+
+
 class DiesInUpdate(LanguageActor):
     """Rank 1 is killed once, in the middle of the second step."""
 
