@@ -74,18 +74,28 @@ def measured(load: str, ahead: int, steps: int) -> dict[str, float]:
     return {
         "seconds": total / len(rows),
         **idle,
+        "age": statistics.mean(row["staleness/mean"] for row in rows),
         "ready": statistics.mean(row.get("perf/rollouts_ready", math.nan) for row in rows),  # NaN: not recorded
     }
 
 
 def planned(load: str, ahead: int) -> dict[str, float]:
-    """The same by the plan with the rates of data sheets."""
-    config = load_config(CONFIG, [*KEYS, *LOADS[load], f"runner.max_staleness={ahead}"]).config
+    """The same by the plan with the rates of data sheets, without the rollouts that are ready.
+
+    k = 0 is the alternating step of the plan of k = 1.
+    """
+    config = load_config(CONFIG, [*KEYS, *LOADS[load], f"runner.max_staleness={max(ahead, 1)}"]).config
     inventory = inventory_for(config.cluster)
     report = plan_report(config, schedule(config.cluster, inventory), inventory)
-    if (found := report.overlap) is None:
-        return {"seconds": report.seconds}
-    return {"seconds": found.seconds, "idle training": found.idle["actor"], "idle generation": found.idle["rollout"]}
+    found = report.overlap
+    assert found is not None
+    seconds, idle = (found.seconds, found.idle) if ahead else (report.seconds, found.alternating)
+    return {
+        "seconds": seconds,
+        "idle training": idle["actor"],
+        "idle generation": idle["rollout"],
+        "age": found.staleness if ahead else 0,
+    }
 
 
 def main() -> None:
@@ -98,12 +108,15 @@ def main() -> None:
         for _ in range(options.rounds):
             for ahead in AHEAD:
                 runs[ahead].append(measured(load, ahead, steps))
-        print(f"{load:18}  k  step      idle: training  generation  rollouts ready")
+        plans = {ahead: planned(load, ahead) for ahead in AHEAD}
+        print(f"{load:18}  k  step      idle (planned): training    generation   age (planned)  rollouts ready")
         for ahead in AHEAD:
             row = {name: statistics.median(run[name] for run in runs[ahead]) for name in runs[ahead][0]}
-            shares = f"{row['idle training']:14.0%}  {row['idle generation']:10.0%}  {row['ready']:14.1f}"
-            print(f"{'':18}  {ahead}  {row['seconds'] * 1e3:4.0f} ms   {shares}")
-        found[load] = {"measured": runs, "planned": {ahead: planned(load, ahead) for ahead in AHEAD}}
+            sides = ("idle training", "idle generation")
+            shares = "  ".join(f"{f'{row[side]:.0%} ({plans[ahead][side]:.0%})':>12}" for side in sides)
+            age = f"{row['age']:.1f} ({plans[ahead]['age']:.0f})"
+            print(f"{'':18}  {ahead}  {row['seconds'] * 1e3:4.0f} ms  {shares:>36}  {age:>13}  {row['ready']:14.1f}")
+        found[load] = {"measured": runs, "planned": plans}
     write_json(options.json, found)
 
 
