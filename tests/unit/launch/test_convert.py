@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+import rl_platform as rl
 from rl_platform.config.describe import is_known
 from rl_platform.config.foreign_names import translate
 from rl_platform.config.loader import load_config
@@ -73,7 +74,7 @@ def test_value_of_a_key(system: str, pair: dict[str, Any]) -> None:
 def test_example_of_the_page(
     tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, report: str
 ) -> None:
-    """The command prints what the page shows, and the result loads."""
+    """The command prints what the page shows, and the result loads and plans."""
     monkeypatch.chdir(tmp_path)
     Path(name).write_text(text, encoding="utf-8")
     ended = tool("convert", name, "-o", "ours.yaml")
@@ -81,6 +82,7 @@ def test_example_of_the_page(
     assert ended.out.strip() == report.strip()
     config = load_config("ours.yaml").config
     assert config.runner.task_type == ("embodied" if name == "zoo.yml" else "reasoning")
+    assert rl.plan("ours.yaml").data["components"]
 
 
 def test_page_has_an_example_of_every_system() -> None:
