@@ -103,6 +103,10 @@ class FSDPEngine:
         return ModelOutputs(**{name: tensor.cpu() for name, tensor in whole_outputs.items()})
 
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
+        if self.device.type == "cpu":
+            # before the activations: moments between them would leave gaps that the next step cannot use
+            for parameter in self.parameters:
+                adam_state(self.optimizer, parameter)
         denominators = denominators_of(mini_batch, self.horizon, nominal=self.nominal)
         metrics, total = Metrics(), torch.zeros((), device=self.device)
         balances: list[RouterBalance] = []

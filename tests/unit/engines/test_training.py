@@ -168,6 +168,12 @@ class TestStep:
         assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
         assert all(parameter.grad is None for parameter in engine.parameters)
 
+    def test_on_a_cpu_moments_exist_before_the_first_forward_pass(self, ranks: ModuleType) -> None:
+        engine, seen = ranks.engine("actor"), []
+        engine.model.register_forward_pre_hook(lambda *_: seen.append(len(engine.optimizer.state)))
+        ranks.steps(engine, "actor", 0, 1)
+        assert seen[0] == len(engine.parameters)
+
     def test_weights_are_the_live_parameters(self, ranks: ModuleType) -> None:
         engine = ranks.engine("actor")
         weights = engine.weights()
