@@ -21,7 +21,7 @@ from rl_platform.config.schema.reward import RewardModel, Scoring
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.errors import ConfigError, Problem, check_all, problems_of
-from rl_platform.extras import required
+from rl_platform.extras import is_present, required
 from rl_platform.launch.cluster import uses_ray
 from rl_platform.launch.extensions import check_extensions
 from rl_platform.launch.output import output_problems
@@ -62,9 +62,13 @@ def check_cheap(config: Config, placement: Placement) -> None:
 
 
 def _missing_trackers(config: Config) -> Iterator[Problem]:
-    if names := [name for name in config.runner.logger_backends if not is_named(name)]:
-        with required("rl_platform.trackers", "runner.logger_backends", hint="runner.logger_backends=[]"):
-            from rl_platform.trackers.experiment_log import missing_trackers
+    names = [name for name in config.runner.logger_backends if not is_named(name)]
+    if names and not is_present("rl_platform.trackers"):
+        message, hint = "rl_platform.trackers is not installed", "runner.logger_backends=[]"
+        yield Problem("runner.logger_backends", message, value=", ".join(names), hint=hint)
+    elif names:
+        from rl_platform.trackers.experiment_log import missing_trackers
+
         yield from missing_trackers(names)
 
 
