@@ -2,7 +2,7 @@
 faults, in which nothing grows.
 
 Environments raise in 1 % of their episodes, and some hang; processes of environments, rewards and rollouts are killed.
-The short soak lasts RL_PLATFORM_SOAK_STEPS steps of each task (default 1,200: about five minutes for both), the long
+The short soak lasts RL_PLATFORM_SOAK_STEPS steps of each task (default 1,200: about two minutes for both), the long
 one 15 minutes of each.
 """
 
@@ -42,7 +42,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 class Faulty(CartPoleEnv):
     def reset(self, *, seed=None, options=None):
         self.draw = random.Random(os.urandom(8))
-        self.fails_at = self.draw.randrange(30) if self.draw.random() < 0.02 else -1
+        self.fails_at = self.draw.randrange(30) if self.draw.random() < FAULTY_EPISODES else -1
         self.steps = 0
         return super().reset(seed=seed, options=options)
 
@@ -81,7 +81,14 @@ TASKS = {
     ),
     "reasoning": ("reasoning.yaml", "reward.type=faulty:score", "reward.num_workers=2", "reward.timeout_s=2"),
 }
-ENDLESS = "runner.max_steps=1000000", "runner.save_interval=5", "runner.trace_steps=0"
+# The short soak compares no rewards, so its steps are small: a quarter of the environment steps, with four times as
+# many faulty episodes, and one epoch. Shorter timeouts notice sooner what hangs.
+SMALL_STEPS = {
+    "embodied": ("env.rollout_steps=16", "algorithm.ppo_epochs=1", "env.step_timeout_s=1"),
+    "reasoning": ("data.mini_batch_size=8", "algorithm.ppo_epochs=1", "reward.timeout_s=0.5"),
+}
+FAULTY_EPISODES = {True: 0.02, False: 0.08}  # by whether the soak is long
+ENDLESS = "runner.max_steps=1000000", "runner.trace_steps=0"
 APART = {
     "embodied": "{actor_critic: 0, 'rollout,env': 1}",
     "reasoning": "{'actor,critic': 0, 'rollout,reward': 1}",
@@ -115,7 +122,7 @@ def soak(start, folder: Path, seed: int, *words: str, long: bool) -> tuple[list[
     """Kills a random process of the run, which is none of a learner, after drawn pauses, but not twice in a step;
     returns samples of the launcher and the number of kills. The length of the short soak does not depend on how fast
     the machine is: it ends after `SHORT_STEPS` steps, when there were kills and faults."""
-    (folder / "faulty.py").write_text(FAULTY)
+    (folder / "faulty.py").write_text(f"FAULTY_EPISODES = {FAULTY_EPISODES[long]}\n{FAULTY}")
     output = folder / "output"
     run = start(*words, *ENDLESS, output=output)
     launcher, draw, samples, kills = psutil.Process(run.pid), random.Random(seed), list[Sample](), 0
@@ -137,7 +144,7 @@ def soak(start, folder: Path, seed: int, *words: str, long: bool) -> tuple[list[
         if moving and (now if long else steps) >= due and (victims := _victims(launcher, apart=long)):
             draw.choice(victims).kill()
             kills, due = kills + 1, (now + draw.uniform(*PAUSE_S)) if long else steps + draw.randint(*PAUSE_STEPS)
-        time.sleep(0.5 if long else 0.1)
+        time.sleep(0.5 if long else 0.03)
     children = launcher.children(recursive=True)
     run.send_signal(signal.SIGTERM)
     # a run that is just starting again ends by the signal itself
@@ -189,7 +196,12 @@ def in_band(rows: list[dict[str, float]], metric: str, lowest: float, highest: f
 def test_soak(start, folder: Path, monkeypatch, name: str, long: bool) -> None:
     monkeypatch.setenv("PYTHONPATH", str(folder))
     ray = "cluster.runtime=ray", "cluster.devices_per_node=2", f"cluster.component_placement={APART[name]}"
-    words = (*TASKS[name], *ray, "cluster.restarts=100000") if long else TASKS[name]
+    more = (
+        ("runner.save_interval=5", *ray, "cluster.restarts=100000")
+        if long
+        else ("runner.save_interval=20", *SMALL_STEPS[name])
+    )
+    words = *TASKS[name], *more
     samples, kills = soak(start, folder, 1, *words, long=long)
     faults = (folder / "faults").read_text().split()
     rows = read_metrics(folder / "out")

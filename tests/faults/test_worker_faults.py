@@ -535,6 +535,7 @@ from pathlib import Path
 from rl_platform.components.environment import Environment
 from rl_platform.launch.cli import main
 from rl_platform.runners import embodied, hang_watch
+from rl_platform.runtime import lifecycle
 
 class StopsItself(Environment):
     def collect(self, step, *others):
@@ -554,6 +555,7 @@ class StopsItself(Environment):
             del progress.update
 
 hang_watch.PATIENCE_S = 2.0
+lifecycle.SHUTDOWN_S = 1.0  # a stopped process never ends by itself
 embodied.Environment = StopsItself
 main()
 """
