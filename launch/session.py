@@ -12,10 +12,9 @@ import torch
 
 from rl_platform.config import LoadedConfig
 from rl_platform.config.schema import Config
-from rl_platform.envs.embodied.build import warp_problem
-from rl_platform.envs.embodied.descriptions import EnvDescription, check_time_limit, make_env
-from rl_platform.envs.embodied.spaces import EnvSpaces, read_spaces
-from rl_platform.envs.embodied.user_backend import try_backend
+from rl_platform.envs.embodied.descriptions import EnvDescription
+from rl_platform.envs.embodied.env_facts import inspect_env
+from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError, Problem, check_all
@@ -220,7 +219,9 @@ def task_of(
 def spaces_of(config: Config) -> EnvSpaces:
     """Returns the spaces of the environment. Raises ConfigError for an unknown id or a policy that does not fit."""
     description = EnvDescription.of(config.env)
-    spaces, *others = (_spaces_of(description.of_task(number)) for number in range(max(len(config.env.tasks), 1)))
+    spaces, *others = (
+        inspect_env(description.of_task(number)).spaces for number in range(max(len(config.env.tasks), 1))
+    )
     for number, other in enumerate(others, start=1):
         if other != spaces:
             message = f"task {config.env.tasks[number].name} has other spaces than {config.env.tasks[0].name}"
@@ -228,20 +229,6 @@ def spaces_of(config: Config) -> EnvSpaces:
     if problems := policy_problems(config.actor.model, spaces):
         raise ConfigError(problems)
     return spaces
-
-
-def _spaces_of(description: EnvDescription) -> EnvSpaces:
-    if description.own_backend:
-        return try_backend(description)
-    env = make_env(description)
-    try:
-        if description.backend == "mujoco_warp" and (problem := warp_problem(env)) is not None:
-            raise ConfigError([problem])
-        spaces = read_spaces(env, description.id)
-        check_time_limit(env, description.id)
-        return spaces
-    finally:
-        env.close()
 
 
 @contextmanager

@@ -1,6 +1,7 @@
-"""The only module of the core that imports `mujoco/`: the native simulation of Gymnasium's MuJoCo tasks.
+"""The only module of the core that imports `mujoco/`, the native simulation of Gymnasium's MuJoCo tasks, and other
+interpreters.
 
-Without that folder Gymnasium steps its MuJoCo tasks itself.
+Without `mujoco/` Gymnasium steps its MuJoCo tasks itself.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from rl_platform.errors import Problem
-from rl_platform.extras import is_present
+from rl_platform.extras import is_present, required
 
 if TYPE_CHECKING:
+    from rl_platform.envs.embodied.env_facts import EnvFacts
     from rl_platform.envs.embodied.mujoco.native import NativeEnvs
-    from rl_platform.envs.embodied.spaces import AnyEnv
+    from rl_platform.envs.embodied.spaces import AnyEnv, EnvDescription
 
 
 def native_envs(env: AnyEnv, num_envs: int, threads: int, backend: str) -> NativeEnvs | None:
@@ -41,6 +43,14 @@ def warp_problem(env: AnyEnv) -> Problem | None:
     from rl_platform.envs.embodied.mujoco.warp import warp_problem as problem  # imports MuJoCo
 
     return problem(env)
+
+
+def inspect_there(description: EnvDescription) -> EnvFacts:
+    """See `processes/interpreter.py`."""
+    with required("rl_platform.envs.embodied.processes", "env.python"):
+        from rl_platform.envs.embodied.processes.interpreter import inspect_there as inspect
+
+    return inspect(description)
 
 
 @cache

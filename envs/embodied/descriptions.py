@@ -56,7 +56,8 @@ class EnvDescription:
 
     pixels: observations are rendered images. tasks: additions to `kwargs` for each of several tasks, which environments
     have in turn. backend: the physics engine of Gymnasium's MuJoCo tasks, or a class of the user that steps all
-    environments (`user_backend.py`); `id` is then its name.
+    environments (`user_backend.py`); `id` is then its name. python: the interpreter of the
+    processes that build it (`processes/interpreter.py`), None: this one.
     """
 
     id: str
@@ -65,13 +66,14 @@ class EnvDescription:
     pixels: PixelFormat | None = None
     tasks: tuple[dict[str, object], ...] = ()
     backend: str = "mujoco"
+    python: str | None = None
 
     @classmethod
     def of(cls, env: Env) -> EnvDescription:
         """Returns the description in the config's section `env`."""
         pixels = None if env.pixels is None else PixelFormat(**env.pixels.model_dump())
         tasks = tuple(task.kwargs for task in env.tasks)
-        return cls(env.name, env.kwargs, env.max_episode_steps, pixels, tasks, env.backend)
+        return cls(env.name, env.kwargs, env.max_episode_steps, pixels, tasks, env.backend, env.python)
 
     @property
     def own_backend(self) -> bool:
@@ -90,7 +92,7 @@ class EnvSetup:
     """How every process builds its environments of a `VectorEnv`.
 
     numbers: the numbers of the environments in the run, which determine their tasks. restarts: the most replacements of
-    environments. spec: None of a backend of the user.
+    environments. spec: None of a backend of the user, and of another interpreter, which finds it itself.
     """
 
     description: EnvDescription

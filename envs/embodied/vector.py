@@ -21,6 +21,7 @@ import numpy as np
 from rl_platform.envs.embodied.block import EnvBlock, EnvFailure, failure
 from rl_platform.envs.embodied.buffers import Buffers
 from rl_platform.envs.embodied.descriptions import EnvDescription, EnvSetup, find_spec, make_env
+from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces, read_spaces
 from rl_platform.envs.embodied.success import Success, success_of
 from rl_platform.envs.embodied.user_backend import backend_spaces
@@ -77,8 +78,9 @@ class StepResult(NamedTuple):
 class VectorEnv:
     """N environments of one kind.
 
-    num_workers: 0 steps them in this process, otherwise that many processes have equal shares, in order. Only workers
-    have a deadline: an environment that hangs in this process blocks it. After any error the environments are closed.
+    num_workers: 0 steps them in this process, otherwise that many processes have equal shares, in order; environments
+    of another interpreter have at least one. Only workers have a deadline: an environment that hangs in this process
+    blocks it. After any error the environments are closed.
     `native`: batched physics steps the environments, and a reset leaves no state of earlier episodes.
 
     stages: equal parts of the environments, each stepped without waiting for the others; `rows` are their slices of N.
@@ -104,6 +106,7 @@ class VectorEnv:
 
         Raises ConfigError for an unknown id and unusable arguments or spaces.
         """
+        num_workers = max(num_workers, 1) if description.python is not None else num_workers
         assert 0 <= num_workers <= num_envs
         self.description = description
         self.num_envs = num_envs
@@ -111,8 +114,12 @@ class VectorEnv:
         self._steps = 0
         self._under_way = [False] * stages
         self.rows = [slice(first, last) for first, last in pairwise(_shares(num_envs, stages))]
-        spec = None if description.own_backend else find_spec(description)
-        self.spaces = backend_spaces(description) if spec is None else _spaces_of(description, spec)
+        elsewhere = description.python is not None
+        spec = None if description.own_backend or elsewhere else find_spec(description)
+        if elsewhere:
+            self.spaces = inspect_env(description).spaces
+        else:
+            self.spaces = backend_spaces(description) if spec is None else _spaces_of(description, spec)
         self._low = np.asarray(self.spaces.action_low, np.float32)
         self._high = np.asarray(self.spaces.action_high, np.float32)
         self._blocks: list[EnvBlock] = []

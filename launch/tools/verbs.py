@@ -143,6 +143,18 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="for programs")]
 
 
 @app.command()
+def environment(name: Annotated[str, typer.Argument(metavar="NAME", help="as manipulation")]) -> None:
+    """Make a virtual environment for simulators that need other packages than the platform; env.python=NAME uses it.
+
+    manipulation: robosuite, Meta-World, Gymnasium-Robotics and dm-control with MuJoCo 3.
+    """
+    from rl_platform.launch.tools import simulators
+
+    for line in simulators.make(name):
+        print(line, flush=True)
+
+
+@app.command()
 def report(
     runs: Measured,
     output: Output = Path("report.html"),

@@ -1,48 +1,56 @@
-"""Meta-World and Gymnasium-Robotics: the shipped configs, seeds and saved states. Skipped where they are not installed.
+"""Simulators that need MuJoCo 3, in an interpreter of their own: shipped configs, seeds and saved states.
 
-They come with MuJoCo 3: a virtual environment of their own has `pip install -e '.[metaworld,robotics,test]'`.
+Skipped unless `rl-platform environment manipulation` has made it.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import mujoco
 import numpy as np
 import pytest
 
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.vector import VectorEnv
+from rl_platform.launch.tools.simulators import is_made
 from rl_platform.metrics import read_metrics
 
-if mujoco.__version__.startswith("4."):
-    pytest.skip("Meta-World and Gymnasium-Robotics do not work with MuJoCo 4", allow_module_level=True)
+NAME = "manipulation"
+pytestmark = pytest.mark.skipif(not is_made(NAME), reason="rl-platform environment manipulation was not run")
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "embodied"
-TASKS = {
-    "metaworld": (
-        "metaworld_reach",
-        EnvDescription("metaworld:Meta-World/MT1", {"env_name": "reach-v3", "seed": 1}),
-        39,
+SUITES = "rl_platform.envs.embodied.suites"
+TASKS = {  # description, numbers of an observation and of an action, most bytes of a state; 0: states cannot be saved
+    "Meta-World": (EnvDescription("metaworld:Meta-World/MT1", {"env_name": "reach-v3", "seed": 1}), 39, 4, 100_000),
+    "Gymnasium-Robotics": (EnvDescription("gymnasium_robotics:FetchReachDense-v4"), 16, 4, 100_000),
+    "dm-control": (
+        EnvDescription(f"{SUITES}.dm_control:Suite", {"domain": "walker", "task": "walk"}),
+        24,
+        6,
+        1_000_000,
     ),
-    "gymnasium_robotics": ("fetch_reach", EnvDescription("gymnasium_robotics:FetchReachDense-v4"), 16),
+    "dm-control manipulation": (
+        EnvDescription(f"{SUITES}.dm_control:Manipulation", {"task": "reach_site_features"}),
+        45,
+        9,
+        0,
+    ),
+    "robosuite Lift": (EnvDescription(f"{SUITES}.robosuite:Task", {"task": "Lift"}), 60, 7, 0),
+    "robosuite Door": (EnvDescription(f"{SUITES}.robosuite:Task", {"task": "Door"}), 64, 7, 0),
 }
 SMALL = (
-    "env={num_envs: 2, rollout_steps: 100, num_workers: 0, max_episode_steps: 50, evaluation: {episodes: 2}}",
+    "env={python: manipulation, num_envs: 2, rollout_steps: 100, num_workers: 1, evaluation: {episodes: 2}}",
     "data.mini_batch_size=100",
     "runner.max_steps=1",
     "runner.output_dir=runs/robot",
 )
 
 
-@pytest.mark.parametrize("package", TASKS)
-def test_the_shipped_config_trains_and_reports_success(package: str, command, folder: Path) -> None:
-    pytest.importorskip(package)
-    name, description, _ = TASKS[package]
-    env = {"env.id": description.id, "env.kwargs": json.dumps(description.kwargs)}
-    changes = [*SMALL, *(f"{key}={value}" for key, value in env.items())]
-    ended = command(CONFIGS / f"{name}.yaml", *changes)
+@pytest.mark.parametrize("name", ["metaworld_reach", "fetch_reach"])
+def test_the_shipped_config_trains_and_reports_success(name: str, command, folder: Path) -> None:
+    given = {"metaworld_reach": TASKS["Meta-World"], "fetch_reach": TASKS["Gymnasium-Robotics"]}[name][0]
+    env = [f"env.id={given.id}", *(f"env.kwargs.{key}={value}" for key, value in given.kwargs.items())]
+    ended = command(CONFIGS / f"{name}.yaml", *SMALL, *env, "env.max_episode_steps=50")
     assert ended.code == 0, ended.err
     rows = read_metrics("runs/robot")
     for row, names in ((rows[0], ("val",)), (rows[1], ("val", "env"))):
@@ -53,11 +61,11 @@ def test_the_shipped_config_trains_and_reports_success(package: str, command, fo
     assert "success_once" in ended.out
 
 
-@pytest.mark.parametrize("package", TASKS)
-def test_a_seed_determines_the_episode_and_a_saved_state_continues(package: str) -> None:
-    pytest.importorskip(package)
-    _, description, width = TASKS[package]
-    first, second = VectorEnv(description, 2), VectorEnv(description, 2, 2)
+@pytest.mark.parametrize("task", TASKS)
+def test_a_seed_determines_the_episode_and_a_saved_state_continues(task: str) -> None:
+    description, width, actions, most = TASKS[task]
+    here = EnvDescription(description.id, description.kwargs, python=NAME)
+    first, second = VectorEnv(here, 2, 1), VectorEnv(here, 2, 2)
     try:
         starts = [envs.reset([5, 6]) for envs in (first, first, second)]
         assert starts[0].shape == (2, width)
@@ -65,16 +73,38 @@ def test_a_seed_determines_the_episode_and_a_saved_state_continues(package: str)
         assert np.array_equal(starts[0], starts[2])
         assert not np.array_equal(starts[0][0], starts[0][1])
         draw = np.random.default_rng(0)
+        low, high = first.spaces.action_low, first.spaces.action_high
         for _ in range(7):
-            first.step(draw.uniform(-1, 1, (2, 4)))
+            given = draw.uniform(low, high, (2, actions))
+            before = [envs.step(given).observations for envs in (first, second)]
+            assert np.array_equal(*before)
+        if not most:
+            return
         state = first.state_dict()
-        assert max(map(len, state["envs"])) < 100_000  # bytes: without the meshes of the model
+        assert max(map(len, state["envs"])) < most
         second.load_state_dict(state)
         for _ in range(60):  # of the Fetch arm: through the end of an episode
-            actions = draw.uniform(-1, 1, (2, 4))
-            results = [envs.step(actions) for envs in (first, second)]
+            given = draw.uniform(low, high, (2, actions))
+            results = [envs.step(given) for envs in (first, second)]
             for name in ("observations", "rewards", "truncated"):
                 assert np.array_equal(*(getattr(result, name) for result in results)), name
     finally:
         first.close()
         second.close()
+
+
+def test_an_episode_of_each_suite_ends_by_its_limit() -> None:
+    limits = {"dm-control": 1_000, "robosuite Lift": 20}
+    for task, steps in limits.items():
+        description, _, actions, _ = TASKS[task]
+        kwargs = description.kwargs | ({"horizon": steps} if "robosuite" in task else {})
+        envs = VectorEnv(EnvDescription(description.id, kwargs, python=NAME), 1, 1)
+        try:
+            envs.reset([0])
+            results = [envs.step(np.zeros((1, actions))) for _ in range(steps)]
+        finally:
+            envs.close()
+        assert [bool(result.truncated[0]) for result in results] == [False] * (steps - 1) + [True], task
+        (episode,) = results[-1].episodes
+        assert (episode.length, episode.terminated) == (steps, False)
+        assert (episode.success is not None) == ("robosuite" in task)

@@ -80,6 +80,7 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.engines.rollout.sglang": "platform/engines/rollout/sglang",
     "rl_platform.engines.rollout.vllm": "platform/engines/rollout/vllm",
     "rl_platform.envs.embodied.mujoco": "envs/embodied/mujoco",
+    "rl_platform.envs.embodied.suites": "envs/embodied/suites",
     "rl_platform.envs.reasoning.sandbox": "envs/reasoning/sandbox",
     "rl_platform.launch.check": "launch/check",
     "rl_platform.launch.rehearse": "launch/rehearse",
@@ -97,6 +98,7 @@ NEEDS = {  # extras that an extra imports freely
     "rl_platform.launch.rehearse": ("rl_platform.envs.reasoning.sources", "rl_platform.launch.tools"),
     "rl_platform.launch.tools": (
         "rl_platform.envs.embodied.pictures",
+        "rl_platform.envs.embodied.processes",
         "rl_platform.envs.reasoning.sources",
         "rl_platform.launch.card",
         "rl_platform.launch.live",

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rl_platform.envs.embodied.descriptions import EnvDescription, make_env
+from rl_platform.envs.embodied.descriptions import EnvDescription
+from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.evaluate import Begin, PolicyFunction, one_by_one
 from rl_platform.envs.embodied.pictures.drawing import CannotDraw, with_drawing
 from rl_platform.envs.embodied.vector import VectorEnv
@@ -88,10 +89,9 @@ class Video:
 
     def __init__(self, description: EnvDescription, timeout_s: float = 60.0) -> None:
         self._description, self._timeout_s = description, timeout_s
-        probe = make_env(description)
-        modes, rate = probe.metadata.get("render_modes", ()), int(probe.metadata.get("render_fps") or 30)
-        self._uses_mujoco = hasattr(probe.unwrapped, "mujoco_renderer")
-        probe.close()
+        facts = inspect_env(description)
+        modes, rate = facts.render_modes, facts.render_rate
+        self._uses_mujoco = facts.uses_mujoco
         self.refusal = "" if "rgb_array" in modes else f"{description.id} cannot draw (its render modes: {list(modes)})"
         self.steps_per_picture = max(2, rate // _PICTURES_PER_SECOND)
         self.pictures_per_second = rate / self.steps_per_picture

@@ -14,6 +14,7 @@ from typing import Any
 
 from rl_platform.envs.embodied.block import failure
 from rl_platform.envs.embodied.buffers import Buffers
+from rl_platform.envs.embodied.processes.interpreter import code_there, executable
 from rl_platform.envs.embodied.processes.worker_process import CALL, DONE, RESULT, STEP
 from rl_platform.errors import Deadline, WorkerDied
 from rl_platform.runtime.child import Child, Death
@@ -37,16 +38,18 @@ class EnvWorker:
         memory_fd: int,
         cpus: set[int],
         variables: dict[str, str],
+        python: str | None = None,
     ) -> None:
         """Starts the process, which builds its environments; `wait("start", ...)` waits until they are built.
 
         rows: (first, last). setup: a pickled EnvSetup. cpus: the CPUs of the process, with one thread each; empty: one
-        thread on any CPU. variables: additional environment variables.
+        thread on any CPU. variables: additional environment variables. python: of `env.python`.
         """
         self._name, self._index, self._env_id = f"environment worker {index}", index, env_id
         self._first, self._last = rows
         environment = dict.fromkeys(_THREAD_LIMITS, "1") | variables
-        self._child = Child(_WORKER, Death.HANG_UP, [memory_fd], environment, [memory_fd])
+        code, other = (_WORKER, None) if python is None else (code_there(_WORKER), executable(python))
+        self._child = Child(code, Death.HANG_UP, [memory_fd], environment, [memory_fd], python=other)
         self._connection = self._child.connection()
         if cpus:
             os.sched_setaffinity(self.pid, cpus)

@@ -40,6 +40,7 @@ class EnvWorkers:
         """Starts the processes; `wait_for_start` waits until they are ready."""
         self._variables, self._bounds, self._timeout_s = dict(variables), bounds, step_timeout_s
         self._env_id, self._restarts, self._setup = setup.description.id, setup.restarts, cloudpickle.dumps(setup)
+        self._python = setup.description.python
         self.seed = 0
         size = Buffers.size(bounds[-1], setup.spaces)
         folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -127,7 +128,7 @@ class EnvWorkers:
     def _start(self, index: int) -> EnvWorker:
         rows = self._bounds[index], self._bounds[index + 1]
         process = self._file.fileno(), self._cpus[index], self._variables
-        return EnvWorker(index, rows, self._env_id, self._setup, *process)
+        return EnvWorker(index, rows, self._env_id, self._setup, *process, self._python)
 
     def _replace(self, index: int, error: Deadline | WorkerDied) -> None:
         """Starts another process in place of one that failed. Raises `error` if no restarts are left."""

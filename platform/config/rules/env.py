@@ -17,7 +17,7 @@ from rl_platform.user_code import is_named
 _MODEL, _PIXELS, _TASKS = "actor.model.type", "env.pixels", "env.tasks"
 _EPISODE, _STEPS = "env.max_episode_steps", "env.rollout_steps"
 _BACKENDS = ("mujoco", "mujoco_warp")
-WARP_CANNOT = ("num_workers", "pixels", "tasks")  # keys of `env`
+WARP_CANNOT = ("num_workers", "pixels", "tasks", "python")  # keys of `env`
 
 
 def refused(config: Config) -> Iterator[Problem]:
@@ -93,7 +93,9 @@ def _processes(config: Config) -> Iterator[Problem]:
         yield Problem(key, f"more processes than environments: env.num_envs is {env.num_envs}")
     elif when(lambda: env.num_workers and env.num_envs % env.num_workers):
         yield Problem(key, f"{env.num_envs} environments (env.num_envs) cannot be shared equally by these processes")
-    if when(lambda: env.pixels is not None and env.num_workers == 0):
+    if when(lambda: env.python is not None and env.num_workers == 0):
+        yield Problem(key, "env.python is the interpreter of env processes", hint="for example env.num_workers: 2")
+    elif when(lambda: env.pixels is not None and env.num_workers == 0):
         message = f"{_PIXELS} requires env processes, so that a crash of the graphics library does not end the run"
         yield Problem(key, message, hint="about one per core, for example env.num_workers: 2")
 

@@ -58,6 +58,12 @@ class Env(Section):
     pixels: Pixels | None = key(
         None, "MuJoCo: rendered images as observations; null: the environment's own observations"
     )
+    python: str | None = key(
+        None,
+        "interpreter of the processes that step the environments, as path/to/venv/bin/python, or the name of an "
+        "environment that `rl-platform environment NAME` made; null: the platform's own",
+        min_length=1,
+    )
     num_envs: int = key(8, "environments stepped together", ge=1)
     num_workers: int = key(0, "processes that step the environments; 0: the process of the env rank", ge=0)
     pipeline_stages: int = key(

@@ -1,0 +1,42 @@
+"""What must be known of an environment before a run: its spaces, whether an episode ends, how it draws itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rl_platform.envs.embodied.build import inspect_there, warp_problem
+from rl_platform.envs.embodied.descriptions import EnvDescription, check_time_limit, make_env
+from rl_platform.envs.embodied.spaces import EnvSpaces, read_spaces
+from rl_platform.envs.embodied.user_backend import try_backend
+from rl_platform.errors import ConfigError
+
+USUAL_RATE = 30
+
+
+@dataclass(frozen=True)
+class EnvFacts:
+    """render_rate: steps per second of the simulated time. uses_mujoco: MuJoCo draws it."""
+
+    spaces: EnvSpaces
+    render_modes: tuple[str, ...] = ()
+    render_rate: int = USUAL_RATE
+    uses_mujoco: bool = False
+
+
+def inspect_env(description: EnvDescription) -> EnvFacts:
+    """Builds the environment once, in its interpreter. Raises ConfigError for one that the platform cannot train on."""
+    if description.python is not None:
+        return inspect_there(description)
+    if description.own_backend:
+        return EnvFacts(try_backend(description))
+    env = make_env(description)
+    try:
+        if description.backend == "mujoco_warp" and (problem := warp_problem(env)) is not None:
+            raise ConfigError([problem])
+        spaces = read_spaces(env, description.id)
+        check_time_limit(env, description.id)
+        modes, rate = env.metadata.get("render_modes", ()), int(env.metadata.get("render_fps") or USUAL_RATE)
+        uses_mujoco = hasattr(env.unwrapped, "mujoco_renderer") or getattr(env.unwrapped, "draws_with_mujoco", False)
+        return EnvFacts(spaces, tuple(modes), rate, uses_mujoco)
+    finally:
+        env.close()

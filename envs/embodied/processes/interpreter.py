@@ -1,0 +1,131 @@
+"""`env.python`: environments in another interpreter than the platform's, with its own packages.
+
+The other interpreter needs numpy, gymnasium and the simulator. It imports the modules of this installation that step
+environments, and none of their dependencies. Actions and results are in shared memory, as for every worker process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+import traceback
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import rl_platform.envs
+from rl_platform.disk import cache_folder
+from rl_platform.errors import ConfigError, Problem
+from rl_platform.runtime.child import Child, Death
+from rl_platform.user_code import files_behind, import_user_module
+
+if TYPE_CHECKING:
+    from rl_platform.envs.embodied.descriptions import EnvDescription
+    from rl_platform.envs.embodied.env_facts import EnvFacts
+
+OLDEST = (3, 11)
+INSPECTION_TIMEOUT_S = 120.0
+KEY = "env.python"
+# Packages without their own code: `rl_platform` is in two folders, which an editable install finds by a hook.
+_PACKAGES = """
+import sys, types
+if sys.version_info < OLDEST:
+    sys.exit("Python %d.%d or later is needed, this is %d.%d" % (*OLDEST, *sys.version_info[:2]))
+for name, folders in FOLDERS.items():
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = folders
+sys.modules["rl_platform"].envs = sys.modules["rl_platform.envs"]
+"""
+_INSPECT = "from rl_platform.envs.embodied.processes.interpreter import answer; answer()"
+_known: dict[bytes, EnvFacts] = {}  # by pickled description
+
+
+def environments_folder() -> Path:
+    """Returns the folder of the virtual environments that `rl-platform environment` makes."""
+    return cache_folder() / "environments"
+
+
+def executable(name: str) -> str:
+    """Returns the path of an interpreter: `name` itself, or that of the virtual environment with this name.
+
+    Raises ConfigError if there is none.
+    """
+    if os.sep in name:
+        if shutil.which(name) is None:
+            raise ConfigError([Problem(KEY, "no such interpreter", value=name, hint="as path/to/venv/bin/python")])
+        return os.path.abspath(name)  # not its target: a link in a virtual environment makes it that environment's
+    path = environments_folder() / name / "bin" / "python"
+    if not path.exists():
+        hint = "rl-platform environment NAME makes one; or the path of an interpreter, as path/to/venv/bin/python"
+        raise ConfigError(
+            [Problem(KEY, f"there is no environment of this name in {path.parents[2]}", value=name, hint=hint)]
+        )
+    return str(path)
+
+
+def code_there(code: str) -> str:
+    """Returns code that makes the modules of this installation importable, then runs `code`."""
+    folders = {name: list(sys.modules[name].__path__) for name in ("rl_platform", rl_platform.envs.__name__)}
+    return f"OLDEST, FOLDERS = {OLDEST}, {json.dumps(folders)}\n{_PACKAGES}{code}"
+
+
+def inspect_there(description: EnvDescription) -> EnvFacts:
+    """Returns the facts of the environment, built once in its interpreter. Raises ConfigError as `inspect_env` does."""
+    assert description.python is not None
+    name, key = description.python, pickle.dumps(description)
+    if key in _known:
+        return _known[key]
+    with tempfile.TemporaryFile() as output:
+        child = Child(code_there(_INSPECT), Death.HANG_UP, output=output, python=executable(name))
+        connection = child.connection()
+        try:
+            here = replace(description, python=None)
+            connection.send_bytes(pickle.dumps((files_behind(pickle.dumps(here)), here)))
+            if not connection.poll(INSPECTION_TIMEOUT_S):
+                message = f"{description.id} was not built within {INSPECTION_TIMEOUT_S:g} s"
+                raise ConfigError([Problem(KEY, message, value=name)])
+            facts, problems, failure = pickle.loads(connection.recv_bytes())
+        except (EOFError, OSError) as error:
+            output.seek(0)
+            raise ConfigError([_unusable(name, output.read().decode(errors="replace"), child)]) from error
+        finally:
+            connection.close()
+            child.kill()
+    if problems:
+        raise ConfigError(problems)
+    if failure:
+        raise ConfigError([Problem("env.id", f"cannot be built by {name}:\n{failure}", value=description.id)])
+    _known[key] = facts
+    return _known[key]
+
+
+def _unusable(name: str, output: str, child: Child) -> Problem:
+    """Returns the problem of an interpreter that ended without an answer."""
+    last = output.strip().rpartition("\n")[2] or child.exit_reason()
+    missing = "No module named" in last
+    hint = f"{executable(name)} -m pip install numpy gymnasium" if missing else ""
+    return Problem(KEY, f"cannot run environments: {last}", value=name, hint=hint)
+
+
+def answer() -> None:
+    """The code of `inspect_there` in the other interpreter. Its argument: the descriptor of the connection."""
+    from rl_platform.envs.embodied.env_facts import inspect_env
+
+    connection = Connection(int(sys.argv[1]))
+    del sys.argv[1:]  # an environment may parse the command line
+    files, description = pickle.loads(connection.recv_bytes())
+    facts, problems, failure = None, [], ""
+    try:
+        for file in files:
+            import_user_module(file)
+        facts = inspect_env(description)
+    except ConfigError as error:
+        problems = list(error.problems)
+    except Exception:
+        failure = traceback.format_exc()
+    connection.send_bytes(pickle.dumps((facts, problems, failure)))

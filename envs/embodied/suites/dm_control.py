@@ -1,0 +1,102 @@
+"""Tasks of dm-control's suite and of its manipulation set as Gymnasium environments.
+
+`env.id: rl_platform.envs.embodied.suites.dm_control:Suite` with `env.kwargs: {domain: cheetah, task: run}`, or
+`...:Manipulation` with `{task: reach_site_features}`. Imports dm_control, so usually in an interpreter of its own
+(`env.python`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box
+
+LIMIT = 1_000  # steps of an episode of the suite; rewards are in [0, 1], so the return is at most this
+
+
+class _Tasks(gymnasium.Env[np.ndarray, np.ndarray]):
+    """A dm_control environment; observations are joined in the order of the task, as float32 numbers.
+
+    A task ends its episodes by itself: with discount 0 if it failed, else by its limit of steps.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 25}  # noqa: RUF012 - as Gymnasium declares it
+    max_path_length = LIMIT  # the task has a limit of its own
+    draws_with_mujoco = True
+
+    def __init__(self, env: Any, render_mode: str | None, width: int, height: int) -> None:
+        self._env, self.render_mode, self._size = env, render_mode, (height, width)
+        size = sum(int(np.prod(part.shape)) for part in env.observation_spec().values())
+        self.observation_space = Box(-np.inf, np.inf, (size,), np.float32)
+        actions = env.action_spec()
+        low, high = (np.broadcast_to(bound, actions.shape) for bound in (actions.minimum, actions.maximum))
+        self.action_space = Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self._seed(seed)
+        return self._joined(self._env.reset().observation), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        step = self._env.step(action)
+        failed = step.last() and step.discount == 0.0
+        return self._joined(step.observation), float(step.reward or 0.0), failed, step.last() and not failed, {}
+
+    def render(self) -> np.ndarray:
+        pixels: np.ndarray = self._env.physics.render(*self._size, camera_id=0)
+        return pixels
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _joined(self, parts: dict[str, np.ndarray]) -> np.ndarray:
+        return np.concatenate([np.ravel(part) for part in parts.values()]).astype(np.float32)
+
+    def _seed(self, seed: int) -> None:
+        raise NotImplementedError
+
+
+class Suite(_Tasks):
+    """A task of `dm_control.suite`; `domain` and `task` as in its `load`."""
+
+    def __init__(
+        self, domain: str, task: str, render_mode: str | None = None, width: int = 320, height: int = 240
+    ) -> None:
+        with _without_warnings():
+            from dm_control import suite
+
+            env = suite.load(domain, task)
+        super().__init__(env, render_mode, width, height)
+
+    def _seed(self, seed: int) -> None:
+        self._env.task._random = np.random.RandomState(seed)
+
+
+class Manipulation(_Tasks):
+    """A task of `dm_control.manipulation`, by its name; those whose names end with `features` observe states."""
+
+    def __init__(self, task: str, render_mode: str | None = None, width: int = 320, height: int = 240) -> None:
+        with _without_warnings():
+            from dm_control import manipulation
+
+            env = manipulation.load(task)
+        super().__init__(env, render_mode, width, height)
+
+    def _seed(self, seed: int) -> None:
+        self._env._random_state = np.random.RandomState(seed)
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Hides the warnings of graphics libraries that find no screen."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

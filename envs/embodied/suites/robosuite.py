@@ -1,0 +1,92 @@
+"""Tasks of robosuite 1.5 as Gymnasium environments, observed as states.
+
+`env.id: rl_platform.envs.embodied.suites.robosuite:Task` with `env.kwargs: {task: Lift}`. Imports robosuite, so usually
+in an interpreter of its own (`env.python`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box
+
+PARTS = ("robot0_proprio-state", "object-state")
+
+
+class Task(gymnasium.Env[np.ndarray, np.ndarray]):
+    """One robosuite environment. `info["success"]`: its own check of success.
+
+    task: a name of robosuite, as Lift, Door, Stack. observations: names of its observables, joined in this order.
+    options: other arguments of `robosuite.make`, as control_freq. An episode has `horizon` steps. The sizes of objects
+    are drawn once, from the option `seed`.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012 - as Gymnasium declares it
+    draws_with_mujoco = True
+
+    def __init__(
+        self,
+        task: str,
+        robots: str = "Panda",
+        horizon: int = 200,
+        observations: Sequence[str] = PARTS,
+        render_mode: str | None = None,
+        **options: Any,
+    ) -> None:
+        logging.disable(logging.WARNING)  # notes on packages for other robots
+        try:
+            import robosuite
+        finally:
+            logging.disable(logging.NOTSET)
+        logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
+        self.render_mode, self._parts, self.max_path_length = render_mode, tuple(observations), horizon
+        draws = render_mode is not None
+        self._env = robosuite.make(
+            task,
+            robots=robots,
+            horizon=horizon,
+            has_renderer=False,
+            has_offscreen_renderer=draws,
+            use_camera_obs=False,
+            **{"reward_shaping": True, "control_freq": 20, "hard_reset": False, "seed": 0} | options,
+        )
+        first = self._env.reset()
+        if unknown := [name for name in self._parts if name not in first]:
+            raise ValueError(f"{task} does not observe {', '.join(unknown)}; it observes {', '.join(first)}")
+        self.observation_space = Box(-np.inf, np.inf, self._joined(first).shape, np.float32)
+        low, high = self._env.action_spec
+        self.action_space = Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self._env.rng = np.random.default_rng(seed)
+            self._env.placement_initializer.rng = self._env.rng
+        return self._joined(self._env.reset()), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        observation, reward, done, _ = self._env.step(action)
+        # robosuite ends an episode by its horizon only
+        return (
+            self._joined(observation),
+            float(reward),
+            False,
+            bool(done),
+            {"success": bool(self._env._check_success())},
+        )
+
+    def render(self) -> np.ndarray:
+        pixels = self._env.sim.render(width=320, height=240, camera_name="agentview")
+        return np.ascontiguousarray(pixels[::-1])
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _joined(self, observation: dict[str, np.ndarray]) -> np.ndarray:
+        return np.concatenate([np.ravel(observation[name]) for name in self._parts]).astype(np.float32)

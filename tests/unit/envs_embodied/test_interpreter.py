@@ -1,0 +1,122 @@
+"""`env.python`: environments in another interpreter are those of this one; what is wrong with one is said."""
+
+from __future__ import annotations
+
+import sys
+import venv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rl_platform.envs.embodied.descriptions import EnvDescription
+from rl_platform.envs.embodied.env_facts import inspect_env
+from rl_platform.envs.embodied.processes.interpreter import executable
+from rl_platform.envs.embodied.vector import VectorEnv
+from rl_platform.errors import ConfigError
+
+OWN = """
+import sys
+import gymnasium
+import numpy as np
+
+
+class Modules(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 1, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        names = ("torch", "pydantic", "yaml")
+        return np.array([name in sys.modules for name in names], np.float32), {}
+
+    def step(self, action):
+        return self.reset()[0], 0.0, False, False, {}
+"""
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "HalfCheetah-v5"])
+def test_the_same_numbers_as_in_this_interpreter(env_id: str):
+    here, there = EnvDescription(env_id), EnvDescription(env_id, python=sys.executable)
+    assert inspect_env(here) == inspect_env(there)
+    first, second = VectorEnv(here, 4, 2), VectorEnv(there, 4)  # at least one process
+    try:
+        assert len(second.worker_pids) == 1
+        assert np.array_equal(first.reset([1, 2, 3, 4]), second.reset([1, 2, 3, 4]))
+        draw = np.random.default_rng(0)
+        for number in range(60):
+            if number == 30:
+                second.load_state_dict(first.state_dict())
+            continuous = first.spaces.action.kind == "continuous"
+            actions = draw.uniform(-1, 1, (4, 6)) if continuous else draw.integers(0, 2, 4)
+            results = [envs.step(actions) for envs in (first, second)]
+            for name in ("observations", "rewards", "ended", "final_observations"):
+                assert np.array_equal(*(getattr(result, name) for result in results)), name
+    finally:
+        first.close()
+        second.close()
+
+
+def test_the_process_imports_none_of_the_platforms_dependencies(folder: Path):
+    Path("own.py").write_text(OWN)
+    envs = VectorEnv(EnvDescription("own.py:Modules", max_episode_steps=5, python=sys.executable), 1)
+    try:
+        assert envs.reset([0]).tolist() == [[0.0, 0.0, 0.0]]
+    finally:
+        envs.close()
+
+
+def test_a_process_that_dies_is_replaced():
+    envs = VectorEnv(EnvDescription("CartPole-v1", python=sys.executable), 2, 2, restarts=1)
+    try:
+        envs.reset([1, 2])
+        envs._workers._members[0].kill()
+        results = [envs.step(np.zeros(2, np.int64)) for _ in range(2)]
+        assert sum(result.failures for result in results) == 1
+        assert results[0].invalid.tolist() == [True, False]
+    finally:
+        envs.close()
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> str:
+    """An interpreter without packages."""
+    venv.create(tmp_path / "bare", with_pip=False)
+    return str(tmp_path / "bare" / "bin" / "python")
+
+
+def test_what_is_wrong_with_an_interpreter_is_said(bare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RL_PLATFORM_CACHE", str(tmp_path))
+    expected = {
+        "nothing": (f"there is no environment of this name in {tmp_path}/environments", "rl-platform environment"),
+        "./no/python": ("no such interpreter", "as path/to/venv/bin/python"),
+        "/bin/true": ("cannot run environments: exit code 0", ""),
+        bare: (
+            "cannot run environments: ModuleNotFoundError: No module named",
+            f"{bare} -m pip install numpy gymnasium",
+        ),
+    }
+    for python, (message, hint) in expected.items():
+        with pytest.raises(ConfigError) as caught:
+            inspect_env(EnvDescription("CartPole-v1", python=python))
+        (problem,) = caught.value.problems
+        assert problem.key == "env.python"
+        assert message in problem.message
+        assert hint in problem.hint
+
+
+def test_an_environment_that_cannot_be_built_there_is_the_users_problem():
+    for description, key in (
+        (EnvDescription("Nope-v1", python=sys.executable), "env.id"),
+        (EnvDescription("CartPole-v1", {"nope": 1}, python=sys.executable), "env.kwargs"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            inspect_env(description)
+        assert [problem.key for problem in caught.value.problems] == [key]
+
+
+def test_a_name_is_an_environment_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RL_PLATFORM_CACHE", str(tmp_path))
+    path = tmp_path / "environments" / "mine" / "bin" / "python"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert executable("mine") == str(path)
