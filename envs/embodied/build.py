@@ -14,9 +14,10 @@ from rl_platform.errors import Problem
 from rl_platform.extras import is_present, required
 
 if TYPE_CHECKING:
+    from rl_platform.envs.embodied.descriptions import EnvDescription
     from rl_platform.envs.embodied.env_facts import EnvFacts
     from rl_platform.envs.embodied.mujoco.native import NativeEnvs
-    from rl_platform.envs.embodied.spaces import AnyEnv, EnvDescription
+    from rl_platform.envs.embodied.spaces import AnyEnv
 
 
 def native_envs(env: AnyEnv, num_envs: int, threads: int, backend: str) -> NativeEnvs | None:
