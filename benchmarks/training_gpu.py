@@ -66,10 +66,11 @@ def device_of(settings: argparse.Namespace) -> torch.device:
     return torch.device("cpu") if settings.dry_run else torch.device("cuda", 0)
 
 
-def engine_of(settings: argparse.Namespace, backend: str) -> TrainingEngine:
+def engine_of(settings: argparse.Namespace, backend: str, device: torch.device | None = None) -> TrainingEngine:
+    """device None: the GPU, or the CPU in a dry run."""
     import torch
 
-    shape, device = gpu_shape(settings.dry_run), device_of(settings)
+    shape, device = gpu_shape(settings.dry_run), device or device_of(settings)
     return training_engine(backend, shape, dtype=torch.bfloat16, device=device, recompute=True)
 
 

@@ -120,7 +120,7 @@ def embodied(setup: Setup, report: Report) -> None:
             if setup.small and place == "GPU":
                 continue
             folder = setup.folder / f"{place}-{width}"
-            overrides = base | {"actor.model.hidden_sizes": [width, width]}
+            overrides = base | {"actor.model.hidden_sizes": [width, width], "actor.device": place.lower()}
             rows = finished(started(setup, "embodied/cartpole.yaml", folder, overrides, environment), folder)
             report(f"two layers of {width}, on a {place}", speed(rows, "perf/env_steps_per_sec"), "steps/s")
 

@@ -17,7 +17,7 @@ def measure(setup: Setup, report: Report, backend: str) -> None:
     settings = argparse.Namespace(dry_run=setup.small, rows=32, length=2048, micro_tokens=8192)
     if setup.small:
         settings.rows, settings.length, settings.micro_tokens = 4, 32, 64
-    engine, peak = engine_of(settings, backend), None if setup.small else peak_flops()
+    engine, peak = engine_of(settings, backend, setup.device), None if setup.small else peak_flops()
     for case in CASES:
         norms = []
         step = step_of(engine, settings, case)
