@@ -148,6 +148,10 @@ def rank_problems(config: Config, placement: Placement) -> Iterator[Problem]:
     """Yields problems of the number of env ranks, and of ranks that own GPUs they cannot use."""
     if config.runner.task_type == "embodied":
         yield from _env_ranks(config, placement.world_size("env"))
+        policy = placement.layout.policy
+        if config.actor.device == "cpu" and placement.world_size(policy) > 1 and placement.accelerators[policy]:
+            message = f"{placement.world_size(policy)} ranks with GPUs communicate by NCCL, which needs the GPUs"
+            yield Problem("actor.device", message, value="cpu", hint=f"one rank of {policy}, or actor.device: gpu")
     for name in (*LEARNERS, "rollout"):
         owned = max((len(slot.accelerators) for slot in placement.components.get(name, ())), default=0)
         spreads = name == "rollout" and config.rollout.backend in HOSTED

@@ -41,6 +41,8 @@ from rl_platform.placement.hardware import device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.occupancy import offload_order
 from rl_platform.placement.plan import render
+from rl_platform.placement.policy_device import policy_device_text, with_policy_device
+from rl_platform.placement.recomputation import recomputation_text, with_recomputation
 from rl_platform.placement.scheduler import Placement
 from rl_platform.reporter import Reporter, Reporters, RunInfo
 from rl_platform.runners.hang_watch import hang_watch
@@ -203,6 +205,9 @@ def task_of(
     inventory: Inventory,
 ) -> TaskRunner:
     """Starts the components of a config; returns its runner. `world`: spaces of the environment, or the questions."""
+    config, asked = with_recomputation(config, placement, inventory), config
+    if (decided := recomputation_text(asked, config)) is not None:
+        reporter.note(decided)
     if isinstance(world, Split):
         from rl_platform.runners.reasoning import ReasoningRunner
 
@@ -213,6 +218,9 @@ def task_of(
     from rl_platform.runners.embodied import EmbodiedRunner
 
     actor = "actor_critic" if "actor_critic" in placement.components else "actor"
+    config, asked = with_policy_device(config, placement), config
+    if (moved := policy_device_text(asked, config)) is not None:
+        reporter.note(moved)
     return EmbodiedRunner(config, runtime, reporter, folder, world, actor)
 
 

@@ -17,6 +17,7 @@ import torch
 
 from rl_platform import acceleration
 from rl_platform.components.actor import embodied_policy
+from rl_platform.components.learner import device_of
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ChannelClosed, WorkerError
@@ -136,7 +137,7 @@ class PolicyRollout(PolicyInference):
 
     def __init__(self, context: ComponentContext, config: Config, spaces: EnvSpaces) -> None:
         self.context = context
-        device = torch.device("cuda", context.accelerators[0]) if context.accelerators else torch.device("cpu")
+        device = device_of(context, config)
         policy = embodied_policy(config, spaces, context.seed)
         super().__init__(policy, device, context.seed, config.algorithm.rollout_micro_batch_size)
         self.version = -1

@@ -21,6 +21,7 @@ from rl_platform.placement.memory import MemoryModel, Usage
 from rl_platform.placement.occupancy import NEARLY_FULL, chosen_order, occupancy_of
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.placement.plan import number_ranges
+from rl_platform.placement.recomputation import recomputation_text, with_recomputation
 from rl_platform.placement.scheduler import Placement
 from rl_platform.planner.batches import Division, divisions
 from rl_platform.planner.cost import Basis, CostModel, OtherWork, swaps, waves
@@ -67,6 +68,7 @@ class Report:
     other_work: tuple[OtherWork, ...]
     lengths: Lengths
     source: str  # of the rates
+    recomputation: str | None
 
     @property
     def mean_seconds(self) -> float:
@@ -95,6 +97,7 @@ class Report:
 
 def plan_report(config: Config, placement: Placement, inventory: Inventory, basis: Basis | None = None) -> Report:
     """Returns the report on `placement`, computed from `inventory`."""
+    config, asked = with_recomputation(config, placement, inventory), config
     known_shapes, unknown = shapes(config)
     device, layout = device_of(inventory), placement.layout
     order = chosen_order(config, placement, known_shapes, device)
@@ -121,6 +124,7 @@ def plan_report(config: Config, placement: Placement, inventory: Inventory, basi
         other_work=model.other_work(layout),
         lengths=model.lengths,
         source=model.rates.source,
+        recomputation=recomputation_text(asked, config),
     )
 
 

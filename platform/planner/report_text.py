@@ -60,6 +60,8 @@ def _memory(report: Report) -> Iterator[str]:
     yield f"  weights and optimizer {stay}; {passing}"
     if held:
         yield "  published: the whole model, gathered for the rollout, on rank 0 or every rank with a rollout; it stays"
+    if report.recomputation is not None:
+        yield f"  {report.recomputation}"
     yield from _engine(report)
     for name, shape in report.shapes.items():
         if shape.active_parameters < shape.parameters:

@@ -28,6 +28,7 @@ from rl_platform.placement.layout import LEARNERS, layout_of_split
 from rl_platform.placement.memory import MemoryModel, layout_of_learner
 from rl_platform.placement.occupancy import NEARLY_FULL, resolved_order
 from rl_platform.placement.plan import number_ranges
+from rl_platform.placement.recomputation import resolved_recomputation
 from rl_platform.placement.scheduler import schedule
 from rl_platform.planner.cost import Basis, CostModel, swaps, waves
 from rl_platform.planner.step_timeline import Span, duration, step_seconds, timeline
@@ -167,10 +168,11 @@ class Search:
         return best
 
     def _candidate(self, variant: Variant, model: CostModel, keys: Keys) -> Candidate:
-        config, wide = variant.config, variant.rollout_devices
+        wide = variant.rollout_devices
         layout = layout_of_split(keys, self.per_node, wide)
-        memory = MemoryModel(config, self.shapes, layout, on_gpu=self.per_node > 0)
         crowds = [tuple((name, 1 / wide if name == "rollout" else 1.0, 1) for name in names) for names, _ in keys]
+        config = resolved_recomputation(variant.config, self.shapes, layout, crowds, self.device)
+        memory = MemoryModel(config, self.shapes, layout, on_gpu=self.per_node > 0)
         order = resolved_order(config, memory, crowds, self.device)
         streams = {name for chain in streaming_chains(config, layout, order.leaving) for name in chain}
         moves, full_kl = swaps(order, memory, model.rates), config.algorithm.full_kl_in_reward

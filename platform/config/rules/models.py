@@ -46,6 +46,7 @@ def unread(config: Config) -> Iterator[Unread]:
     elif when(lambda: reasoning(config)):
         for role in _ROLES:
             yield from unread_keys(f"{role}.model", _POLICY, "it belongs to embodied policies", TASK)
+        yield Unread("actor.device", "it belongs to embodied policies; see cluster.component_placement", (TASK,))
     if when(lambda: not config.critic.use_critic_model):
         reason = "critic.use_critic_model is false"
         switches = (_SEPARATE, "algorithm.loss_type")

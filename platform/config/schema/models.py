@@ -154,8 +154,10 @@ class Trainable(Section):
     )
     balance: bool = key(True, "split mini-batches so that the ranks have equal work; false: in order")
     optim: Optim = Field(default_factory=Optim, description="optimizer and learning rate")
-    gradient_checkpointing: bool = key(
-        False, "recompute layers in the backward pass: less memory, about a third more time"
+    gradient_checkpointing: bool | Literal["auto"] = key(
+        False,
+        "recompute layers in the backward pass: less memory, about a third more time; auto: if the GPU cannot hold the "
+        "activations by the estimate of --plan",
     )
     parallel: Parallel = Field(default_factory=Parallel, description="how ranks split the model")
     cpu_offload: bool = key(
@@ -178,6 +180,11 @@ class Actor(Trainable):
         False, "mixtures of experts: train with the experts that the rollout selected; false: with the trainer's own"
     )
 
+    device: Literal["auto", "cpu", "gpu"] = key(
+        "auto",
+        "embodied: where a rank with a GPU acts and trains; auto: on the CPU with an mlp or gru of at most 131,072 "
+        "parameters and one rank of the actor",
+    )
     model: Model = Field(default_factory=Model, description="the policy")
 
 

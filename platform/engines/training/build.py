@@ -29,7 +29,7 @@ def training_engine(
         "device": device,
         "nominal": nominal,
         "balance": section.balance,
-        "gradient_checkpointing": section.gradient_checkpointing,
+        "gradient_checkpointing": section.gradient_checkpointing is True,
     }
     if section.training_backend == "megatron":
         from rl_platform.engines.training.megatron.engine import MegatronEngine
@@ -61,4 +61,4 @@ def training_engine(
 def _plain(section: Trainable) -> bool:
     """Whether a single rank trains without offloading or recomputation."""
     alone = not dist.is_initialized() or dist.get_world_size() == 1
-    return alone and not (section.cpu_offload or section.offload is True or section.gradient_checkpointing)
+    return alone and not (section.cpu_offload or section.offload is True or section.gradient_checkpointing is True)

@@ -1,0 +1,30 @@
+"""Decides `actor.device: auto`: small embodied policies act and train on the CPU of a machine with GPUs.
+
+A step of a small network takes a few microseconds on a CPU; on a GPU it waits for dozens of kernel launches and copies.
+"""
+
+from __future__ import annotations
+
+from rl_platform.config.schema import Config
+from rl_platform.placement.component_shapes import shapes
+from rl_platform.placement.policy_shape import SMALL, PolicyShape
+from rl_platform.placement.scheduler import Placement
+
+
+def with_policy_device(config: Config, placement: Placement) -> Config:
+    """Returns the config of an embodied run with cpu or gpu in place of auto; unchanged if the policy has no GPU."""
+    name = placement.layout.policy
+    if config.actor.device != "auto" or not (placement.accelerators[name] or placement.accelerators["rollout"]):
+        return config
+    shape = shapes(config)[0].get(name)
+    small = isinstance(shape, PolicyShape) and not shape.convolutions and shape.parameters <= SMALL
+    # ranks of a learner on GPUs communicate by NCCL, which takes no tensors of the CPU
+    device = "cpu" if small and placement.world_size(name) == 1 else "gpu"
+    return config.model_copy(update={"actor": config.actor.model_copy(update={"device": device})})
+
+
+def policy_device_text(config: Config, resolved: Config) -> str | None:
+    """Returns the reason if a policy with a GPU works on the CPU; None otherwise."""
+    if resolved.actor.device != "cpu" or config.actor.device == "cpu":
+        return None
+    return f"actor.device cpu: the policy has at most {SMALL:,} parameters; actor.device: gpu moves it to its GPU"

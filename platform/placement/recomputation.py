@@ -1,0 +1,63 @@
+"""Decides `gradient_checkpointing: auto`: learners recompute their layers on GPUs that cannot hold the activations.
+
+Offloading comes first, because copies between phases cost less than a second forward pass in every micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from rl_platform.config.schema import Config
+from rl_platform.placement.component_shapes import Shape, shapes
+from rl_platform.placement.hardware import Device, device_of
+from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.layout import Layout
+from rl_platform.placement.memory import Counted, MemoryModel
+from rl_platform.placement.occupancy import NEARLY_FULL, occupancy_of, resolved_order
+from rl_platform.placement.scheduler import Placement
+
+SECTIONS = {"actor": "actor", "actor_critic": "actor", "critic": "critic"}  # of learners
+
+
+def with_recomputation(config: Config, placement: Placement, inventory: Inventory) -> Config:
+    """Returns the config of a run with true or false in place of auto; false without a GPU or with an unknown one."""
+    occupied = occupancy_of(config, placement).items()
+    crowds = {tuple(one.counted for one in occupants) for (_, local), occupants in occupied if local is not None}
+    return resolved_recomputation(config, shapes(config)[0], placement.layout, crowds, device_of(inventory))
+
+
+def recomputation_text(config: Config, resolved: Config) -> str | None:
+    """Returns what was decided for the sections with auto; None without any."""
+    names = [name for name in ("actor", "critic") if config.section(name) is not resolved.section(name)]
+    values = [
+        f"{name}.gradient_checkpointing {resolved.section(name).gradient_checkpointing}".lower() for name in names
+    ]
+    return f"{', '.join(values)}: from the estimate" if values else None
+
+
+def resolved_recomputation(
+    config: Config,
+    known_shapes: Mapping[str, Shape],
+    layout: Layout,
+    crowds: Iterable[tuple[Counted, ...]],
+    device: Device,
+) -> Config:
+    """Returns the config with true or false in place of auto. crowds: as for `resolved_order`."""
+    undecided = {
+        name for name in SECTIONS if name in layout.parts and config.section(name).gradient_checkpointing == "auto"
+    }
+    if not undecided:
+        return config
+    plain = _with(config, undecided, recompute=False)
+    if device.memory is None or device.kind == "cpu":
+        return plain
+    memory, crowds = MemoryModel(plain, known_shapes, layout, on_gpu=True), list(crowds)
+    order = resolved_order(plain, memory, crowds, device)
+    full = [crowd for crowd in crowds if memory.usage(crowd, order).peak > NEARLY_FULL * device.memory]
+    return _with(plain, undecided & {name for crowd in full for name, _, _ in crowd}, recompute=True)
+
+
+def _with(config: Config, names: Collection[str], *, recompute: bool) -> Config:
+    sections = {SECTIONS[name] for name in names}
+    update = {"gradient_checkpointing": recompute}
+    return config.model_copy(update={name: getattr(config, name).model_copy(update=update) for name in sections})
