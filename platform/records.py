@@ -279,7 +279,9 @@ class Weights:
     bytes, buckets: received from another process; 0 for weights of this process. gathered: for sharded parameters, in
     place of `state`: yields (names, tensor), which all ranks gather at the same time. stores: this rank publishes the
     gathered tensors. readable: number of a rank's newest publications that stay readable. overwrites: no rollout
-    generates during the publication, so gathered tensors may overwrite those of an older one.
+    generates during the publication, so gathered tensors may overwrite those of an older one. on_request: parameters do
+    not change while a receiver may request them, so ranks without a rollout in their process gather for each request
+    and keep nothing.
     """
 
     version: int
@@ -292,6 +294,7 @@ class Weights:
     stores: bool = True
     readable: int = 1
     overwrites: bool = False
+    on_request: bool = False
     types: Mapping[str, torch.dtype] = field(default_factory=dict)
 
 

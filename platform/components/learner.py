@@ -44,12 +44,18 @@ MOST_KEPT = 10  # files of a run: the first ones are the most useful, and the di
 FAILURES_IN_A_ROW = 3  # optimizer steps with a non-finite gradient before the run is called diverged
 
 
+def device_of(context: ComponentContext, config: Config) -> torch.device:
+    """Returns the first GPU of a rank, or the CPU without one or with `actor.device: cpu`."""
+    on_gpu = context.accelerators and config.actor.device != "cpu"
+    return torch.device("cuda", context.accelerators[0]) if on_gpu else torch.device("cpu")
+
+
 class Evaluator:
     """Base of learners and reference. `section`: backend, layout and micro-batches of `model`."""
 
     def __init__(self, context: ComponentContext, config: Config, section: Actor | Critic, model: nn.Module) -> None:
         self.context, self.config = context, config
-        self.device = torch.device("cuda", context.accelerators[0]) if context.accelerators else torch.device("cpu")
+        self.device = device_of(context, config)
         self.engine = training_engine(
             section,
             model,
@@ -192,9 +198,10 @@ class Learner(Evaluator):
     def _state(self, failures: Tensor) -> ShardedState:
         return self.engine.sharded_state() | {"failures": ShardedTensor.of(failures)}
 
-    def publish(self, version: int, copy: bool = False) -> Weights:
+    def publish(self, version: int, copy: bool = False, on_request: bool = False) -> Weights:
         """The parameters under the model's own names, by reference in one process unless `copy`: a copy does not
-        change while training goes on. Adapters are merged into new matrices. `version`: updates so far."""
+        change while training goes on. Adapters are merged into new matrices. `version`: updates so far. `on_request`:
+        the ranks gather when weights are requested; no call of the learner may run at that time."""
         delta, ahead = self.config.rollout.sync == "delta", self.config.runner.max_staleness
         # the ones to come, and those of a rollout rank that starts again
         readable = ahead + 1 if ahead > 1 or self.config.updates_at_once else 1
@@ -210,6 +217,7 @@ class Learner(Evaluator):
                 stores=self.context.rank == 0,
                 readable=readable,
                 overwrites=not copy,
+                on_request=on_request and not copy,
             )
         weights = {name.removeprefix("model."): tensor for name, tensor in self.engine.weights().items()}
         if self.section.lora is not None:

@@ -25,13 +25,14 @@ from rl_platform.placement.layout import Layout
 from rl_platform.placement.model_shape import FLOAT, ModelShape
 from rl_platform.placement.offload_order import PHASES, Held, Move, OffloadOrder
 from rl_platform.placement.policy_shape import PolicyShape
-from rl_platform.placement.weight_route import held_publications, published_type
+from rl_platform.placement.weight_route import held_publications, published_type, sent_while_gathered
 
 ADAM_STATES = 2
 LOGIT_CHUNK = 1024  # positions whose logits exist together: models.language.TOKENS_PER_CHUNK
 LOGIT_COPIES = 3  # logits, their exponentials and a gradient
 PREFILL_TOKENS = 1024  # of engines.rollout.prefill
 PAGES_BESIDE = 2 * 64  # tokens: of engines.rollout.kv_cache, what a slot takes beside the tokens it holds
+SENT_BUCKET = 256 * 2**20  # bytes: BUCKET of runtime.weights.group
 PROCESS_ON_GPU = int(0.6 * GIB)  # CUDA context and libraries' workspaces
 PROCESS_IN_MEMORY = int(0.5 * GIB)  # interpreter, libraries, data: benchmarks/memory.py
 
@@ -120,6 +121,10 @@ class MemoryModel:
         if trained:
             activations = max(activations, self._backward(name, shape))
         published = self._published(shape) if name == self.layout.policy else 0
+        if name == self.layout.policy and sent_while_gathered(self.config, self.layout, on_gpu=self.on_gpu):
+            assert isinstance(shape, ModelShape)
+            # a bucket, and a tensor that is gathered and then converted
+            activations = max(activations, SENT_BUCKET + 2 * shape.largest_tensor * FLOAT)
         if isinstance(shape, ModelShape) and section.training_backend == "megatron":
             kept, optimized = state_bytes(shape, section.parallel, self._dtype(name), ranks)
             if section.lora is not None:
@@ -199,11 +204,11 @@ class MemoryModel:
         rows, section = micro_batch_rows(self.config, name, self._copies(name)), self.config.section(name)
         dtype, parallel = self._dtype(name), layout_of_learner(section)
         if isinstance(shape, PolicyShape):
-            return rows * _kept_by_policy(shape, dtype, checkpointed=section.gradient_checkpointing)
+            return rows * _kept_by_policy(shape, dtype, checkpointed=section.gradient_checkpointing is True)
         tokens = -(-rows * longest(self.config) // parallel.context)
         per_layer = saved_bytes_per_token(shape, dtype, parallel, recomputed=self._alone(name, shape))
         kept = tokens * shape.layers * per_layer  # a stage holds fewer layers, but those of more micro-batches
-        if section.gradient_checkpointing:  # the inputs of all layers, and the recomputed tensors of one
+        if section.gradient_checkpointing is True:  # the inputs of all layers, and the recomputed tensors of one
             kept = tokens * (shape.layers * shape.hidden * FLOAT + per_layer)
         if dtype != "float32" and section.training_backend == "fsdp" and not self._copies_in_half(name, shape):
             # autocast keeps a second copy of the matrices, of one layer if they are sharded

@@ -164,6 +164,11 @@ class ModelShape:
         return self.decoder_parameters + self.outer_parameters
 
     @property
+    def largest_tensor(self) -> int:
+        """Number of elements of the largest parameter: the embedding, or gate and up matrices of all experts."""
+        return self.hidden * max(self.vocabulary, 2 * self.intermediate * max(1, self.experts))
+
+    @property
     def active_parameters(self) -> int:
         """Parameters that one token uses."""
         return self.parameters - self.inactive_parameters

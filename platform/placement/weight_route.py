@@ -21,7 +21,8 @@ def weight_transfer(config: Config, layout: Layout) -> Literal["auto", "group", 
 def held_publications(config: Config, layout: Layout, *, on_gpu: bool) -> int:
     """Returns how many whole published models a rank of a sharded learner holds, beside the rollout's weights.
 
-    Ranks with a rollout in their process hold them for that rollout. Rank 0 holds them for a process group.
+    Ranks with a rollout in their process hold them for that rollout. Rank 0 holds them for a process group if it trains
+    while a restarted rollout may request them.
     """
     ahead = config.runner.max_staleness
     readable = 1 if ahead < 2 else ahead + 1
@@ -31,8 +32,19 @@ def held_publications(config: Config, layout: Layout, *, on_gpu: bool) -> int:
     if policy.key == rollout.key:  # the built-in engine generates with that copy, unless it converts it
         own = config.rollout.backend not in HOSTED and published_type(config, on_gpu=on_gpu) == config.actor.model.dtype
         return readable - own
-    by_group = weight_transfer(config, layout) != "memory" and may_go_by_group(config, on_gpu)
-    return int(by_group and readable == 1)
+    return int(_by_group(config, layout, on_gpu) and ahead == 1)
+
+
+def sent_while_gathered(config: Config, layout: Layout, *, on_gpu: bool) -> bool:
+    """Returns whether rank 0 of a sharded learner sends buckets to a process group while later ones are gathered."""
+    if "rollout" not in layout.parts or layout.parts[layout.policy].ranks == 1:
+        return False
+    apart = layout.parts[layout.policy].key != layout.parts["rollout"].key
+    return apart and config.runner.max_staleness == 0 and _by_group(config, layout, on_gpu)
+
+
+def _by_group(config: Config, layout: Layout, on_gpu: bool) -> bool:
+    return weight_transfer(config, layout) != "memory" and may_go_by_group(config, on_gpu)
 
 
 def published_type(config: Config, *, on_gpu: bool) -> str:

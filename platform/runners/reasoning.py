@@ -116,7 +116,7 @@ class ReasoningRunner:
             head = self.typed["reference"].head().wait()[0]
             self.typed["actor"].receive_reference_head(head).wait()
         self.warned_of_clipped_scores = False
-        self.recovery = Recovery(runtime, self.typed["rollout"])
+        self.recovery = Recovery(runtime, self.typed["rollout"], self._idle)
         self.updating = threading.Lock()
         self.updates: Channel[Weights | WeightsToken] | None = None  # while responses are generated
         self.ledger = SampleLedger()
@@ -132,7 +132,13 @@ class ReasoningRunner:
 
     def publish(self, version: int) -> Weights | WeightsToken:
         self.turns.before("sync weights")
-        return merge_published(self.typed["actor"].publish(version, copy=self.config.runner.max_staleness > 0).wait())
+        copy = self.config.runner.max_staleness > 0
+        return merge_published(self.typed["actor"].publish(version, copy, on_request=not copy).wait())
+
+    def _idle(self) -> None:
+        """Returns when no learner works: its ranks may have to gather the weights that are requested next."""
+        if self.streaming is not None:
+            self.streaming.settle()
 
     def receive(self, weights: Weights | WeightsToken) -> dict[str, float]:
         return sync_metrics(self.recovery.sync(weights))

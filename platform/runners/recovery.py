@@ -23,8 +23,8 @@ T = TypeVar("T")
 class Recovery:
     """Stores the weights that the rollout must have, and sends them to ranks that were started again."""
 
-    def __init__(self, runtime: Runtime, rollout: RolloutGroup) -> None:
-        self.runtime, self.rollout = runtime, rollout
+    def __init__(self, runtime: Runtime, rollout: RolloutGroup, idle: Callable[[], None] = lambda: None) -> None:
+        self.runtime, self.rollout, self._idle = runtime, rollout, idle
         self.version = -1
         self._weights: Weights | WeightsToken | None = None
         self._received: list[WeightsReceived] = []
@@ -95,6 +95,7 @@ class Recovery:
         ranks, weights = sorted(self._behind), self._weights
         if isinstance(weights, WeightsToken):
             weights = replace(weights, receivers=len(ranks))
+        self._idle()
         with self.working() as calls:
             calls.append(receiving := self.rollout.on(ranks).receive(weights))
             received: list[WeightsReceived] = receiving.wait()

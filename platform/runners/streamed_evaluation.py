@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
 import torch
@@ -33,6 +33,7 @@ class StreamedEvaluation:
 
     def __init__(self, chains: Sequence[Sequence[WorkerGroup]], rows: int, batch_of: BatchOf) -> None:
         self._chains, self._rows, self._batch_of = chains, rows, batch_of
+        self._evaluations: list[tuple[int, Future[Fields]]] = []
         self._workers = [ThreadPoolExecutor(1, thread_name_prefix="runner (evaluating)") for _ in chains]
 
     def begin(self, prompts: Sequence[Prompt], samples: int) -> None:
@@ -43,7 +44,7 @@ class StreamedEvaluation:
         self._places = {response: place for place, response in enumerate(order)}
         self._parts: dict[int, dict[int, Trajectory]] = defaultdict(dict)
         self._total = len(order)
-        self._evaluations: list[tuple[int, Future[Fields]]] = []
+        self._evaluations = []
 
     def add(self, trajectories: Sequence[Trajectory]) -> None:
         """Adds finished trajectories, in any order. Raises errors of the evaluations so far."""
@@ -57,6 +58,10 @@ class StreamedEvaluation:
             if len(self._parts[number]) == min(self._rows, self._total - number * self._rows):
                 part = self._parts.pop(number)
                 self._evaluate(min(part), [part[row] for row in sorted(part)])
+
+    def settle(self) -> None:
+        """Returns when no component evaluates. The results, and errors, stay for `fields`."""
+        wait([evaluation for _, evaluation in self._evaluations])
 
     def fields(self, batch: RolloutBatch) -> Fields:
         """The fields of all rows of `batch`, as soon as all evaluations are done. Raises their errors."""

@@ -181,9 +181,9 @@ def dying_at(progress: Progress, due: Callable[[int, int], bool], mark: str) -> 
 class SendsSmallBuckets(LanguageActor):
     """A bucket has one of the tiny model's larger tensors."""
 
-    def publish(self, version: int, copy: bool = False) -> Weights:
+    def publish(self, version: int, copy: bool = False, on_request: bool = False) -> Weights:
         weight_group.BUCKET = SMALL
-        return super().publish(version, copy)
+        return super().publish(version, copy, on_request)
 
 
 class DiesInReceive(LanguageRollout):
@@ -348,6 +348,19 @@ def test_a_rollout_that_is_killed_with_half_of_the_weights_of_a_group(
     assert {one.weights_version for one in trained} == {0, 1, 2}
     assert names(trained) == undisturbed[1]
     assert equal(learned(STEPS), undisturbed[0])
+
+
+def test_a_rollout_that_is_killed_while_two_learners_gather(command, address, trained, monkeypatch):
+    """No rank holds the weights: all gather again for the others, and again for the successor."""
+    monkeypatch.setattr(reasoning, "LanguageRollout", DiesInReceive)
+    monkeypatch.setattr(reasoning, "LanguageActor", SendsSmallBuckets)
+    placed = "cluster.component_placement={'actor,critic,reward': 0-1, rollout: 2-3}"
+    settings = "cluster.devices_per_node=4", placed, f"cluster.address={address}", "rollout.weight_transfer=group"
+    ended = command(*RUN, *settings)
+    assert ended.code == 0, ended.err
+    assert Path("killed").exists()
+    assert metrics("runtime/restarts") == [0, 0, 1]
+    assert {one.weights_version for one in trained} == {0, 1, 2}
 
 
 class ReceivesDamaged(LanguageRollout):

@@ -1,22 +1,25 @@
 """Weights that one process publishes, and weights that it receives from other processes.
 
 Components of the process get references. Another process gets a copy by the first transfer that reaches it. The
-sending side of a transfer runs between two calls of the publishing rank.
+sending side of a transfer runs between two calls of the publishing rank. All ranks of a learner gather weights on
+request during the transfer, and the sender sends each bucket meanwhile, so no rank holds all of them.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from rl_platform.errors import WorkerError
+from rl_platform.errors import PlatformError, WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime.lifecycle import RUNNER
 from rl_platform.runtime.ray.weight_sender import GroupTransfer
@@ -28,13 +31,17 @@ from rl_platform.runtime.weights.group import (
     WeightGroup,
     WeightsOffer,
     offer_fields,
+    place_of,
 )
-from rl_platform.runtime.weights.weight_transfer import WeightsToken, WeightTransfer
+from rl_platform.runtime.weights.weight_transfer import TensorShape, WeightsToken, WeightTransfer
 
 if TYPE_CHECKING:
     from rl_platform.runtime.ray.transport import RayTransport
 
+logger = logging.getLogger(__name__)
+
 EXPORT_S = 600.0  # longest wait for a rank to hand out its weights
+GATHER = "gather"  # request of the sending rank to the other ranks of its learner
 Request = tuple[str, WeightGroup | None]  # transfer and its request
 RunInTurn = Callable[[str, Callable[[], object]], "Future[object]"]  # (rank, function): between two calls of the rank
 
@@ -55,6 +62,7 @@ class Publications:
             "store": self.store,
         }
         self._published: dict[str, dict[int, Weights]] = {}  # by rank and number of the publication
+        self._shapes: dict[str, dict[str, Any]] = {}  # by rank: fields of the tokens of weights gathered on request
         self._count = 0
         self._exports: tuple[int, dict[Request, Future[object]]] = 0, {}  # of the publication that was requested last
         self._exporting = threading.Lock()
@@ -67,6 +75,11 @@ class Publications:
             # the rank may be in a call when a receiver reads, and would answer only after it
             self.store.publish_now(token, weights.state, weights.readable)
             return replace(token, held=False)
+        if weights.gathered is not None and weights.offered and weights.on_request and not self._receives:
+            self._published[caller()] = {self._count: weights}
+            if caller() not in self._shapes:
+                self._shapes[caller()] = _shapes_of(weights.gathered())  # they never change
+            return replace(token, **self._shapes[caller()])
         if weights.gathered is not None:
             if not (self._receives or (weights.offered and weights.stores)):
                 if weights.stores:
@@ -136,6 +149,9 @@ class Publications:
             return manifest
         if isinstance(request, JoinRequest | Absence):
             return self._group.meet(token, request)
+        if transfer == GATHER:
+            run_in_turn(token.label, partial(self._help, token)).result()
+            return None
         publish = partial(self._publish, token, transfer, request)
         with self._exporting:
             if self._exports[0] != token.number:
@@ -147,7 +163,31 @@ class Publications:
         return answer.result()
 
     def _publish(self, token: WeightsToken, transfer: str, request: WeightGroup | None) -> object:
-        return self._transfers[transfer].publish(token, self.published(token).state, request)
+        weights = self.published(token)
+        if weights.gathered is None:
+            return self._transfers[transfer].publish(token, weights.state, request)
+        for copy in token.copies:
+            threading.Thread(target=self._request_help, args=(copy, request), daemon=True).start()
+        parts = weights.gathered()
+        try:
+            if request is not None:
+                return self._group.send(token, (tensor for _, tensor in parts), request)
+            self.store.publish_gathered(token, parts)
+            return self.store.stored(token)
+        finally:
+            deque(parts, maxlen=0)  # after a failure too: the other ranks wait in their collectives
+
+    def _request_help(self, copy: WeightsToken, request: WeightGroup | None) -> None:
+        try:
+            self._ask(copy, GATHER, request)
+        except PlatformError as error:  # the collective of the others fails too, and with it their call
+            logger.warning("%s did not gather weights: %s", copy.label, error)
+
+    def _help(self, token: WeightsToken) -> None:
+        """Gathers with the other ranks of a learner and keeps nothing."""
+        weights = self.published(token)
+        assert weights.gathered is not None
+        deque(weights.gathered(), maxlen=0)
 
     def _receive(self, token: WeightsToken, *transfers: str) -> Weights | WeightsOffer:
         received = (self._transfers[name].receive(token, partial(self._ask, token, name)) for name in transfers)
@@ -157,6 +197,19 @@ class Publications:
         if token.host == self._host and isinstance(request, Absence):
             return self._group.meet(token, request)
         return self._transport.call(token.host, "export", token, transfer, request, limit=EXPORT_S)
+
+
+def _shapes_of(gathered: Iterable[tuple[Sequence[str], Tensor]]) -> dict[str, Any]:
+    """Returns the fields of a token for tensors that are gathered one after the other. Keeps none of them."""
+    tensors: list[TensorShape] = []
+    device = torch.device("cpu")
+    for (first, *others), tensor in gathered:
+        shape, device = tuple(tensor.shape), tensor.device
+        tensors += [
+            TensorShape(name, tensor.dtype, shape, None if name == first else first) for name in (first, *others)
+        ]
+        del tensor
+    return {"tensors": tuple(tensors), "device": place_of(device)}
 
 
 def _can_hold(former: Tensor, tensor: Tensor) -> bool:

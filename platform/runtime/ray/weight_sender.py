@@ -26,6 +26,7 @@ from rl_platform.runtime.weights.group import (
     WeightGroup,
     WeightsOffer,
     buckets_of,
+    distinct,
     flat_views,
     join,
     leave,
@@ -43,24 +44,27 @@ class WeightSender:
     def __init__(self) -> None:
         self._joined: dict[str, dist.ProcessGroup] = {}  # by name
 
-    def send(self, state: Mapping[str, Tensor], tensors: Sequence[TensorShape], group: WeightGroup) -> list[bytes]:
-        """Sends the tensors; returns a checksum of each bucket if the group is checked.
+    def send(self, values: Iterable[Tensor], tensors: Sequence[TensorShape], group: WeightGroup) -> list[bytes]:
+        """Sends the values of the distinct tensors, in order, each bucket as soon as it is full.
 
-        Raises WorkerError if a receiver fails.
+        Returns a checksum of each bucket if the group is checked. Raises WorkerError if a receiver fails.
         """
         checksums = []
-        device = state[tensors[0].name].device
+        coming = iter(values)
         try:
             if group.name not in self._joined:
                 self._joined[group.name] = join(group, 0)
             for bucket in buckets_of(tensors, group.bucket):
-                flat, parts = flat_views(bucket, device)
-                for tensor, part in zip(bucket, parts, strict=True):
-                    part.copy_(state[tensor.name].detach())
+                value = next(coming).detach()
+                flat, parts = flat_views(bucket, value.device)
+                for part in parts[:-1]:
+                    part.copy_(value)
+                    value = next(coming).detach()
+                parts[-1].copy_(value)
                 dist.broadcast(flat, 0, self._joined[group.name])
                 checksums += [checksum(flat)] if group.checked else []
             if group.backend == "nccl":  # which sends after the call has returned
-                torch.cuda.synchronize(device)
+                torch.cuda.synchronize(flat.device)
         except (RuntimeError, dist.DistError) as error:
             self.leave([group.name])
             receivers = ", ".join(sorted(group.receivers))
@@ -107,10 +111,14 @@ class GroupTransfer:
         self._count = 0
 
     def publish(self, token: WeightsToken, state: Mapping[str, Tensor], request: WeightGroup) -> list[bytes]:
+        return self.send(token, distinct(state, token.tensors or ()), request)
+
+    def send(self, token: WeightsToken, values: Iterable[Tensor], request: WeightGroup) -> list[bytes]:
+        """Sends the values of the token's distinct tensors, which may be gathered one after the other."""
         with self._changed:
             left = self._sender.groups - self._opened.keys()
         self._sender.leave(left)
-        return self._sender.send(state, token.tensors or (), request)
+        return self._sender.send(values, token.tensors or (), request)
 
     def receive(self, token: WeightsToken, ask: Ask) -> WeightsOffer | None:
         """Returns the offer for a receiver; None if the weights are not offered to a group."""

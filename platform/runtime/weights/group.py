@@ -136,6 +136,11 @@ def offer_fields(state: Mapping[str, Tensor], types: Mapping[str, torch.dtype]) 
     return {"tensors": tensors, "device": place_of(next(iter(state.values())).device)}
 
 
+def distinct(state: Mapping[str, Tensor], tensors: Iterable[TensorShape]) -> Iterator[Tensor]:
+    """Yields the tensors of a state that are sent, in order."""
+    return (state[tensor.name] for tensor in tensors if tensor.same_as is None)
+
+
 def buckets_of(tensors: Iterable[TensorShape], size: int) -> Iterator[list[TensorShape]]:
     """Yields the distinct tensors in order, in buckets of one type each, because SGLang reads no unaligned numbers."""
     bucket: list[TensorShape] = []

@@ -16,9 +16,10 @@ from rl_platform.config.schema.reward import Reward, RewardModel
 from rl_platform.placement.component_shapes import language_shape, shapes
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout, layout_of_split
-from rl_platform.placement.memory import PROCESS_ON_GPU, Memory, MemoryModel, saved_bytes_per_token
+from rl_platform.placement.memory import PROCESS_ON_GPU, SENT_BUCKET, Memory, MemoryModel, saved_bytes_per_token
 from rl_platform.placement.model_shape import ModelShape
 from rl_platform.placement.scheduler import schedule
+from rl_platform.runtime.weights.group import BUCKET
 
 ROOT = Path(__file__).parents[3]
 WIDE = RandomLM(hidden_size=64, num_layers=3, num_heads=4, num_kv_heads=2, intermediate_size=160, max_positions=64)
@@ -161,7 +162,12 @@ def test_the_generator_shares_the_weights_of_a_single_rank_in_its_process_only()
         ({"actor,critic,reference,rollout,reward": "0-3"}, {}, 0),  # the engine generates with the gathered ones
         ({"actor,critic,reference,rollout,reward": "0-3"}, {"rollout.backend": "sglang"}, 2),
         ({"actor,critic,reference": "0-3", "rollout,reward": "0-3"}, {}, 0),  # through the object store
-        ({"actor,critic,reference": "0-3", "rollout,reward": "4-7"}, {}, 2),  # rank 0 sends them to a process group
+        ({"actor,critic,reference": "0-3", "rollout,reward": "4-7"}, {}, 0),  # sent while they are gathered
+        (
+            {"actor,critic,reference": "0-3", "rollout,reward": "4-7"},
+            {"runner.max_staleness": "1", "algorithm.rollout_is": "{}"},
+            2,
+        ),
         ({"actor,critic,reference": "0-3", "rollout,reward": "4-7"}, {"rollout.weight_transfer": "memory"}, 0),
         ({"actor,critic,reference": "0-3", "rollout,reward": "4-7"}, {"rollout.backend": "vllm"}, 0),
     ],
@@ -177,6 +183,18 @@ def test_a_sharded_learner_holds_one_publication_in_the_type_of_the_engine(
     assert actor.lasting == actor.weights + actor.published + actor.optimizer
     assert actor.held("nothing") == actor.published, "it stays while the actor is away"
     assert estimate.rank("critic").published == estimate.rank("reference").published == 0
+
+
+def test_the_sender_needs_a_bucket_and_two_copies_of_the_largest_tensor() -> None:
+    assert SENT_BUCKET == BUCKET
+    small = {"actor.max_tokens_per_micro_batch": "72", "data.max_response_length": "8"}
+    where = layout({"actor,critic,reference": "0-3", "rollout,reward": "4-7"})
+    sent, stored = (
+        model(loaded(MANY | small | {"rollout.weight_transfer": transfer}), where).rank("actor")
+        for transfer in ("auto", "memory")
+    )
+    largest = 4 * 49_152 * 576  # the embedding of SmolLM2-135M
+    assert sent.activations == max(stored.activations, SENT_BUCKET + 2 * largest) > stored.activations
 
 
 def test_on_a_gpu_lasting_parts_add_up_and_the_largest_passing_one_counts() -> None:

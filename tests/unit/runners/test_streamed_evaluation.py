@@ -286,6 +286,20 @@ def test_a_prompt_that_comes_twice_has_two_rows() -> None:
     assert evaluator.asked == [[6, 4, 4]]
 
 
+def test_settled_evaluations_have_ended() -> None:
+    """Ranks that gather weights together must not evaluate meanwhile."""
+    prompts = [Prompt(index, "", "", (1, 2)) for index in range(4)]
+    trajectories = responses(prompts, 1)
+    for evaluator in (Lengths(), Lengths(WorkerError("its error is left to fields()"))):
+        streaming = StreamedEvaluation([[evaluator]], 2, batch_of)  # type: ignore[list-item]
+        streaming.settle()
+        streaming.begin(prompts, 1)
+        streaming.add(trajectories[:2])
+        streaming.settle()
+        assert all(evaluation.done() for _, evaluation in streaming._evaluations)
+        assert evaluator.error is not None or evaluator.asked == [[0, 1]]
+
+
 def test_what_an_evaluation_raises_ends_the_collection() -> None:
     prompts = [Prompt(index, "", "", (1, 2)) for index in range(4)]
     trajectories = responses(prompts, 1)

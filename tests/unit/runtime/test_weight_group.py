@@ -26,6 +26,7 @@ from rl_platform.runtime.weights.group import (
     WeightReceiver,
     WeightsOffer,
     buckets_of,
+    distinct,
     offer_fields,
 )
 from rl_platform.runtime.weights.weight_transfer import WeightsToken
@@ -73,7 +74,7 @@ def test_every_tensor_arrives_once_and_in_order_in_buckets_of_one_type(other: An
     for factor in (1, 2):  # the second time in the group that is there
         state = {name: tensor * factor for name, tensor in STATE.items()} | {"tied": None}
         line.send([48, 10, 48])
-        sender.send(state, TENSORS, group)
+        sender.send(distinct(state, TENSORS), TENSORS, group)
         if factor == 1:
             assert line.recv() == "joined"
         sent = [state[name].contiguous().view(torch.uint8).numpy().tobytes() for name in ("head", "half", "turned")]
@@ -85,7 +86,7 @@ def test_tensors_are_converted_to_the_type_of_the_engine(other: Any) -> None:
     state = {"head": HEAD / 3, "bias": torch.ones(2)}
     tensors = offer_fields(state, {"head": torch.bfloat16})["tensors"]
     line.send([24, 8])
-    WeightSender().send(state, tensors, group)
+    WeightSender().send(distinct(state, tensors), tensors, group)
     line.recv()
     head, bias = line.recv()
     assert head == (HEAD / 3).to(torch.bfloat16).view(torch.uint8).numpy().tobytes()
@@ -96,12 +97,12 @@ def test_a_receiver_that_dies_is_told(other: Any) -> None:
     group, line, process = other
     sender = WeightSender()
     line.send([48, 10, 48])
-    sender.send(STATE, TENSORS, group)
+    sender.send(distinct(STATE, TENSORS), TENSORS, group)
     process.kill()
     process.join()
     large = {"head": torch.zeros(2**22)}  # more than the system keeps on the way
     with pytest.raises(WorkerError, match=r"weights for rollout\[0\] could not be sent"):
-        sender.send(large, offer_fields(large, {})["tensors"], group)
+        sender.send(large.values(), offer_fields(large, {})["tensors"], group)
 
 
 @pytest.fixture

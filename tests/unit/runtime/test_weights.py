@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
 import pytest
 import torch
 from stand_ins import Placed
+from waiting import until
 
 from rl_platform.components.actor import LanguageActor
 from rl_platform.config.schema import Config
@@ -21,12 +24,15 @@ from rl_platform.runtime.host import ComponentContext
 from rl_platform.runtime.ray import weight_store
 from rl_platform.runtime.ray.publications import Publications
 from rl_platform.runtime.ray.weight_store import BUCKET, publish, publish_gathered, receive
+from rl_platform.runtime.weights import group as weight_group
+from rl_platform.runtime.weights.group import WeightGroup, WeightReceiver, WeightsOffer
 from rl_platform.runtime.weights.weight_transfer import (
     ROW,
     WeightsToken,
     _sums,
     checksum,
     checksum_of,
+    empty,
     merge_published,
 )
 
@@ -286,6 +292,20 @@ class Whole:
         return weights.state
 
 
+class Joins:
+    """Receives by a process group, or `fetched`: through the object store."""
+
+    def __init__(self, context: ComponentContext, fetched: bool) -> None:
+        self._receiver, self._fetched = WeightReceiver(context.label, torch.device("cpu")), fetched
+
+    def receive(self, weights: WeightsOffer) -> dict[str, torch.Tensor]:
+        if self._fetched:
+            return weights.fetch().state
+        own = empty(weights.tensors)
+        self._receiver.receive(weights, own)
+        return own
+
+
 @pytest.fixture
 def start(ray_cluster: None) -> Iterator[Callable[..., Any]]:
     from rl_platform.runtime.ray.runtime import RayRuntime
@@ -322,10 +342,10 @@ class Watched(LanguageActor):
 
     most = 0
 
-    def publish(self, version: int, copy: bool = False) -> Weights:
-        weight_store.BUCKET = SMALL
+    def publish(self, version: int, copy: bool = False, on_request: bool = False) -> Weights:
+        weight_store.BUCKET = weight_group.BUCKET = SMALL
         self.made: list[weakref.ref[torch.Tensor]] = getattr(self, "made", [])
-        return super().publish(version, copy)
+        return super().publish(version, copy, on_request)
 
     def _gathered(self, dtype: torch.dtype) -> Iterator[tuple[Sequence[str], torch.Tensor]]:
         for names, tensor in super()._gathered(dtype):
@@ -397,6 +417,68 @@ def test_the_sender_to_a_process_group_holds_one_publication_in_the_type_of_the_
     assert sum(sizes) <= keeping <= sum(sizes) + 2 * max(sizes)
     assert passing <= 2 * max(sizes)
     assert sum(sizes) > 4 * max(sizes), "a second publication would be seen"
+
+
+@pytest.mark.parametrize("layout", [("fsdp", 1, 1), ("megatron", 1, 2)], ids=str)
+@pytest.mark.parametrize("fetched", [False, True], ids=["group", "store"])
+def test_weights_that_are_gathered_on_request_are_sent_while_later_ones_are_gathered(
+    start, layout: tuple[str, int, int], fetched: bool
+) -> None:
+    """No rank of the learner holds more than a bucket and two tensors, and a receiver may request them again."""
+    components = {
+        "actor": ComponentSpec(Watched, {"config": config(*layout, weight_transfer="group")}),
+        "rollout": ComponentSpec(Joins, {"fetched": fetched}),
+    }
+    groups = start(components, [("actor", 0)], [("actor", 1)], [("rollout", 0)], [("rollout", 1)])
+    context = ComponentContext(name="actor", rank=0, world_size=1, node=0, accelerators=(), seed=5)
+    expected = LanguageActor(context, config("fsdp")).publish(1).state
+    sizes = {tensor.data_ptr(): tensor.nbytes for tensor in expected.values()}.values()
+    for version in (1, 2):
+        published = merge_published(groups["actor"].publish(version, on_request=True).wait())
+        assert isinstance(published, WeightsToken)
+        (again,) = groups["rollout"].on([0]).receive(published).wait()
+        both = groups["rollout"].receive(replace(published, receivers=2)).wait()
+        for received in (again, *both):
+            assert received.keys() == expected.keys()
+            assert all(torch.equal(received[name], tensor) for name, tensor in expected.items())
+    most = SMALL + 2 * max(sizes)
+    assert sum(sizes) > 2 * most, "a copy of the whole model would be seen"
+    assert max(groups["actor"].beside().wait()) <= most
+
+
+def test_the_other_ranks_gather_to_the_end_when_a_receiver_fails() -> None:
+    gathered, helped = [], []
+
+    def parts() -> Iterator[tuple[list[str], torch.Tensor]]:
+        for name in "abc":
+            gathered.append(name)
+            yield [name], torch.ones(4)
+
+    def fails(token: WeightsToken, values: Iterator[torch.Tensor], request: Any) -> None:
+        next(values)
+        raise WorkerError("the receiver is gone")
+
+    here = Publications("host0", Memory())
+    token = here.publish(Weights(1, {}, offered=True, gathered=parts, on_request=True))
+    assert "".join(gathered) == "abc", "the shapes"
+    here._group.send, here._ask = fails, lambda *_: helped.append(True)  # type: ignore[method-assign]
+    token = merge_published([token, replace(token, host="host1", label="actor[1]")])
+
+    def at_once(_: str, function: Callable[[], object]) -> Future[object]:
+        future: Future[object] = Future()
+        try:
+            future.set_result(function())
+        except WorkerError as error:
+            future.set_exception(error)
+        return future
+
+    request = WeightGroup("name", "127.0.0.1", 0, 2, "gloo", (("rollout[0]", 1),), True, SMALL)
+    with pytest.raises(WorkerError, match="the receiver is gone"):
+        here.export(token, "group", request, at_once)
+    assert "".join(gathered) == "abcabc"
+    until(lambda: bool(helped))
+    here.export(token, "gather", replace(request, number=1), at_once)
+    assert "".join(gathered) == "abcabcabc"
 
 
 def test_gathered_weights_overwrite_those_of_before_unless_somebody_reads_them() -> None:
