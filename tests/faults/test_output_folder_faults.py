@@ -269,7 +269,7 @@ def test_diagnostics_that_cannot_be_written_end_no_run(command, monkeypatch: pyt
 
     monkeypatch.setattr(StepLines, "write", failing_write)
     monkeypatch.setattr(Path, "write_text", failing_text)
-    monkeypatch.setattr("rl_platform.metrics._summary", failing_summary)
+    monkeypatch.setattr("rl_platform.trackers.experiment_log._summary", failing_summary)
     ended = command("reasoning.yaml", "runner.max_steps=2", "runner.logger_backends=[tensorboard]")
     assert ended.code == 0, ended.err
     for name in ("samples.jsonl", "trace.json", "tensorboard"):
