@@ -80,6 +80,7 @@ def names(trajectories: list[Trajectory]) -> list[tuple[int, int, int]]:
 
 Undisturbed = tuple[dict[str, Any], list[tuple[int, int, int]]]
 undisturbed_runs: list[Undisturbed] = []
+of_two_learners: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []  # what such a run learns and writes
 
 
 @pytest.fixture
@@ -180,9 +181,9 @@ def dying_at(progress: Progress, due: Callable[[int, int], bool], mark: str) -> 
 class SendsSmallBuckets(LanguageActor):
     """A bucket has one of the tiny model's larger tensors."""
 
-    def publish(self, version: int, copy: bool = False) -> Weights:
+    def publish(self, version: int, copy: bool = False, on_request: bool = False) -> Weights:
         weight_group.BUCKET = SMALL
-        return super().publish(version, copy)
+        return super().publish(version, copy, on_request)
 
 
 class DiesInReceive(LanguageRollout):
@@ -251,43 +252,88 @@ def test_a_rollout_that_is_killed_while_it_generates_and_with_half_of_the_weight
     assert equal(learned(STEPS), undisturbed[0])
 
 
-DEATHS = {1: ("killed",), 2: ("killed again", "and again")}  # marks, by step
+def test_a_rollout_that_is_killed_while_it_is_two_updates_ahead(command, address, monkeypatch, folder):
+    """Its process gets the older weights again that its responses need, and no response is lost or trained on twice."""
+    steps = 5
+    run = [
+        *(*RUN, f"runner.max_steps={steps}", "runner.save_interval=0", "runner.max_staleness=2"),
+        *("algorithm.rollout_is={}", "algorithm.group_size=2"),
+        "algorithm.dynamic_sampling={max_rounds: 2, on_exhausted: fill_with_rejected}",
+    ]
+    assert command(*run).code == 0
+    expected, ages = learned(steps), metrics("staleness/max")
+    shutil.rmtree("out")
+    monkeypatch.setattr(reasoning, "LanguageRollout", DiesWhileItGenerates)
+    ended = command(*run, *APART, f"cluster.address={address}")
+    assert ended.code == 0, ended.err
+    assert Path("killed in generate").exists()
+    assert Path("killed").exists()
+    assert metrics("runtime/restarts")[-1] == 2
+    assert metrics("staleness/max") == ages
+    assert equal(learned(steps), expected)
+    samples = Checkpoint.open(Path("out", "checkpoints", f"step-{steps:08d}")).load("run")["task"]["samples"]
+    counts = samples["counts"]
+    assert counts["trained"] == steps * 8 * 2
+    assert counts["issued"] == counts["trained"] + counts["rejected"] + sum(samples["open"].values())
 
 
 class DiesInUpdate(LanguageActor):
-    """Rank 1 is killed in the middle of an update: once in the second step, and the first two times in the third."""
+    """Rank 1 is killed once, in the middle of the second step."""
 
     def update(self, batch: RolloutBatch, step: int) -> dict[str, float]:
-        left = [mark for mark in DEATHS.get(step, ()) if not Path(mark).exists()]
-        dies = left and self.context.rank == 1
-        with dying_at(self.context.progress, half_done, left[0]) if dies else nullcontext():
+        dies = (step, self.context.rank) == (1, 1)
+        with dying_at(self.context.progress, half_done, "killed") if dies else nullcontext():
             return super().update(batch, step)
 
 
-def test_a_learner_that_is_killed_while_it_learns(command, address, monkeypatch, folder, caplog):
-    """The run goes on from its checkpoint: by itself, until it makes no progress, and then with the same command."""
-    run = partial(command, *RUN, *TWO_LEARNERS, f"cluster.address={address}", "cluster.restarts=1")
-    run = partial(run, "cluster.restart_backoff_s=0")
-    assert run().code == 0
-    expected, logged = learned(STEPS), lines()
-    shutil.rmtree("out")
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_learner_that_is_killed_while_it_learns(command, address, monkeypatch, folder, caplog, restarts: int):
+    """The run goes on from its checkpoint: by itself, or with the same command."""
+    settings = f"cluster.address={address}", f"cluster.restarts={restarts}"
+    run = partial(command, *RUN, *TWO_LEARNERS, *settings, *["cluster.restart_backoff_s=0"] * restarts)
+    if not of_two_learners:
+        assert run().code == 0
+        of_two_learners.append((learned(STEPS), lines()))
+        shutil.rmtree("out")
+    ((expected, logged),) = of_two_learners
     monkeypatch.setattr(reasoning, "LanguageActor", DiesInUpdate)
     ended = run()
-    assert ended.code == 75, ended.err
-    assert all(Path(name).exists() for marks in DEATHS.values() for name in marks)
-    warnings = [text for text in caplog.messages if "the run starts again" in text]
-    assert len(warnings) == 2
-    for warning in warnings:  # the checkpoint between them gives the restart back
+    assert Path("killed").exists(), ended.err
+    if restarts:
+        assert ended.code == 0, ended.err
+        assert "resumed from step 1" in ended.out
+        (warning,) = [text for text in caplog.messages if "the run starts again" in text]
         assert warning.startswith("the process of actor,critic,rollout,reward[1] died")
         assert warning.endswith("in 0 s, 0 restarts are left")
-    assert "resumed from step 1" in ended.out
-    assert "HostDied: the process of actor,critic,rollout,reward[1] died" in ended.err
-    assert "started again 1 times without reaching another checkpoint (cluster.restarts)" in ended.err
-    assert "the same command goes on from step 2" in ended.err
-    again = run()
-    assert again.code == 0, again.err
+    else:
+        assert ended.code == 75, ended.err
+        assert "HostDied: the process of actor,critic,rollout,reward[1] died" in ended.err
+        assert "the same command goes on from step 1" in ended.err
+        assert run().code == 0
     assert equal(learned(STEPS), expected)
     assert lines() == logged
+
+
+class DiesInEveryUpdate(LanguageActor):
+    """Rank 1 is killed in every update of the second step."""
+
+    def update(self, batch: RolloutBatch, step: int) -> dict[str, float]:
+        if (step, self.context.rank) == (1, 1):
+            with open("deaths", "a") as deaths:
+                deaths.write("x")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().update(batch, step)
+
+
+def test_a_learner_that_is_killed_again_and_again(command, address, monkeypatch, folder):
+    monkeypatch.setattr(reasoning, "LanguageActor", DiesInEveryUpdate)
+    settings = f"cluster.address={address}", "cluster.restarts=1", "cluster.restart_backoff_s=0.1"
+    ended = command(*RUN, *TWO_LEARNERS, *settings)
+    assert ended.code == 75, ended.err
+    assert Path("deaths").read_text() == "xx"
+    assert "HostDied: the process of actor,critic,rollout,reward[1] died" in ended.err
+    assert "started again 1 times without reaching another checkpoint (cluster.restarts)" in ended.err
+    assert "the same command goes on from step 1" in ended.err
 
 
 def test_a_rollout_that_is_killed_with_half_of_the_weights_of_a_group(
@@ -302,6 +348,19 @@ def test_a_rollout_that_is_killed_with_half_of_the_weights_of_a_group(
     assert {one.weights_version for one in trained} == {0, 1, 2}
     assert names(trained) == undisturbed[1]
     assert equal(learned(STEPS), undisturbed[0])
+
+
+def test_a_rollout_that_is_killed_while_two_learners_gather(command, address, trained, monkeypatch):
+    """No rank holds the weights: all gather again for the others, and again for the successor."""
+    monkeypatch.setattr(reasoning, "LanguageRollout", DiesInReceive)
+    monkeypatch.setattr(reasoning, "LanguageActor", SendsSmallBuckets)
+    placed = "cluster.component_placement={'actor,critic,reward': 0-1, rollout: 2-3}"
+    settings = "cluster.devices_per_node=4", placed, f"cluster.address={address}", "rollout.weight_transfer=group"
+    ended = command(*RUN, *settings)
+    assert ended.code == 0, ended.err
+    assert Path("killed").exists()
+    assert metrics("runtime/restarts") == [0, 0, 1]
+    assert {one.weights_version for one in trained} == {0, 1, 2}
 
 
 class ReceivesDamaged(LanguageRollout):
