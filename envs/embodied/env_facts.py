@@ -23,8 +23,11 @@ class EnvFacts:
     uses_mujoco: bool = False
 
 
-def inspect_env(description: EnvDescription) -> EnvFacts:
-    """Builds the environment once, in its interpreter. Raises ConfigError for one that the platform cannot train on."""
+def inspect_env(description: EnvDescription, *, limited: bool = True) -> EnvFacts:
+    """Builds the environment once, in its interpreter. Raises ConfigError for one that the platform cannot train on.
+
+    limited: an environment without a time limit is one of those, if it is of this interpreter.
+    """
     if description.python is not None:
         return inspect_there(description)
     if description.own_backend:
@@ -34,7 +37,8 @@ def inspect_env(description: EnvDescription) -> EnvFacts:
         if description.backend == "mujoco_warp" and (problem := warp_problem(env)) is not None:
             raise ConfigError([problem])
         spaces = read_spaces(env, description.id)
-        check_time_limit(env, description.id)
+        if limited:
+            check_time_limit(env, description.id)
         modes, rate = env.metadata.get("render_modes", ()), int(env.metadata.get("render_fps") or USUAL_RATE)
         uses_mujoco = hasattr(env.unwrapped, "mujoco_renderer") or getattr(env.unwrapped, "draws_with_mujoco", False)
         return EnvFacts(spaces, tuple(modes), rate, uses_mujoco)

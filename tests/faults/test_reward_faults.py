@@ -355,7 +355,6 @@ futures[0].result()
     [
         (VerifierSpec("no_such_module:f"), ConfigError, "cannot be imported: ModuleNotFoundError"),
         (VerifierSpec("faulty_reward:none"), ConfigError, "cannot be imported: AttributeError"),
-        (VerifierSpec("exact_mach"), ConfigError, "did you mean exact_match"),
         (VerifierSpec("task", "reasoning_gym", "no_such_dataset"), WorkerError, "not registered"),
         (VerifierSpec("dying_reward:f"), WorkerDied, "3 scoring processes in a row did not start"),
     ],

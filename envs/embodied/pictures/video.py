@@ -89,7 +89,7 @@ class Video:
 
     def __init__(self, description: EnvDescription, timeout_s: float = 60.0) -> None:
         self._description, self._timeout_s = description, timeout_s
-        facts = inspect_env(description)
+        facts = inspect_env(description, limited=False)
         modes, rate = facts.render_modes, facts.render_rate
         self._uses_mujoco = facts.uses_mujoco
         self.refusal = "" if "rgb_array" in modes else f"{description.id} cannot draw (its render modes: {list(modes)})"

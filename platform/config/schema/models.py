@@ -154,7 +154,7 @@ class Trainable(Section):
     )
     balance: bool = key(True, "split mini-batches so that the ranks have equal work; false: in order")
     optim: Optim = Field(default_factory=Optim, description="optimizer and learning rate")
-    gradient_checkpointing: bool | Literal["auto"] = key(
+    gradient_checkpointing: Literal[True, False, "auto"] = key(
         False,
         "recompute layers in the backward pass: less memory, about a third more time; auto: if the GPU cannot hold the "
         "activations by the estimate of --plan",

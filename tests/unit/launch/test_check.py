@@ -147,7 +147,7 @@ def test_nothing_of_the_world_is_needed(command) -> None:
     """A model that is nowhere, a cluster that is not there, an engine that is not installed, an unknown environment."""
     cluster = ["cluster.num_nodes=2", "cluster.gpus_per_node=8"]
     placed = "cluster.component_placement={'actor,critic': 0-7, 'rollout': '8-15:0-3', 'reward': 0}"
-    elsewhere = ["rollout.backend=sglang", "actor.training_backend=megatron", "reward.type=nowhere:at_all"]
+    elsewhere = ["rollout.backend=sglang", "actor.training_backend=megatron"]
     model = "actor.model={path: /nowhere, dtype: bfloat16}"
     assert command(ROOT / REASONING, "--check", *cluster, placed, *elsewhere, model).code == 0
     assert command("embodied.yaml", "--check", "env.id=Nowhere-v7").code == 0

@@ -29,6 +29,13 @@ CASES: dict[str, list[Case]] = {
         ("runs/run -o embodied.yaml/curves.png", 2, (INSIDE,)),
         ("torn.jsonl", 65, ("torn.jsonl:1: not a JSON object with a step",)),
     ],
+    "environment": [
+        ("", 2, ("NAME", USAGE)),
+        ("manipulatoin", 2, ("NAME: no such environment", "did you mean manipulation?")),
+        ("manipulation twice", 2, (USAGE,)),
+        ("./manipulation", 2, ("NAME: no such environment", "allowed: manipulation")),
+        ("--nope manipulation", 2, (USAGE,)),
+    ],
     "timeline": [
         ("nix -o nix", 2, ("2 problems", NO_RUN, "did you mean nix.png?")),
         ("runs/run", 2, ("RUN: has no trace.json", "runner.trace_steps above 0")),
