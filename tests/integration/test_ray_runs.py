@@ -17,12 +17,10 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from ray_cluster import ray_cluster
 from waiting import HANG_S, assert_gone, until
 
 STEPS = 3
 DIED_S, LOST_S = 20.0, 15.0  # promised: from the death of a process, and of Ray, to the end of the run
-OWN_RAY = ("shared", "apart, two learning ranks", "taking turns")  # the other runs join one cluster
 REASONING = {
     "shared": ["cluster.runtime=ray"],
     "apart, two learning ranks": [
@@ -30,23 +28,16 @@ REASONING = {
         "cluster.component_placement={'actor,critic': 0-1, rollout: 2, reward: 3}",
         "rollout.sync=delta",
     ],
+    "each learner apart": [
+        "cluster.devices_per_node=4",
+        "cluster.component_placement={actor: 0, critic: 1, 'rollout,reward': 2}",
+    ],
     "taking turns": [
         "cluster.devices_per_node=2",
         "cluster.component_placement={'actor,critic': 0-1, rollout: 1, reward: 0}",
         *(f"{name}.offload=true" for name in ("actor", "critic", "rollout")),
     ],
-    "each learner apart": [
-        "cluster.devices_per_node=4",
-        "cluster.component_placement={actor: 0, critic: 1, 'rollout,reward': 2}",
-    ],
 }
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """A Ray cluster that runs of this module join one after the other."""
-    with ray_cluster(2, store_mib=256) as address:
-        yield address
 
 
 @pytest.fixture
@@ -98,6 +89,69 @@ def spans(lane: str, kind: str = "call") -> list[tuple[str, float, float]]:
     (place,) = {(event["pid"], event["tid"]) for event in lanes}
     own = [event for event in events if event["ph"] == "X" and (event["pid"], event["tid"]) == place]
     return [(event["name"], event["ts"], event["ts"] + event["dur"]) for event in own if event["cat"] == kind]
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("name", REASONING)
+def test_reasoning_learns_what_one_process_learns(learned, learned_now, scored: str, name: str) -> None:
+    expected, _ = learned("reasoning.yaml", scored, steps=STEPS)
+    assert_equal(learned_now("reasoning.yaml", scored, *REASONING[name]), expected)
+    parts = 4 if "apart" in name else 1  # evaluated while others are generated, or all at once
+    for learner in ("actor", "critic"):
+        lane = f"runner ({learner})" if name == "each learner apart" else "runner"  # side by side, or in turns
+        assert f"train {learner}" in [phase for phase, *_ in spans(lane, "phase")]
+    tokens = [json.loads(line)["step"] for line in Path("out/tokens.jsonl").read_text().splitlines()]
+    for lane, logged_steps in (("actor[0]", len(set(tokens))), ("critic[0]", 0)):  # log-probs after the update
+        assert calls(lane).count("evaluate") == parts * STEPS + logged_steps, lane
+    for lane in ("actor[0]", "critic[0]", "rollout[0]"):
+        swaps = {"offload", "onload"}.intersection(calls(lane))
+        assert swaps == ({"offload", "onload"} if name == "taking turns" else set()), lane
+    logged = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
+    steps = [step for step in logged if "weights/bytes" in step]
+    assert len(steps) == STEPS
+    for step in steps:  # in one process the rollout reads the weights where they are
+        assert step["actor/grad_norm"] > 0, "else nothing is learned and nothing compared"
+        assert (step["weights/bytes"] > 0) == (name != "shared")
+    assert not list(Path("/tmp").glob(f"rl-*/ray/session_*_{os.getpid()}")), "files of Ray are left"
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_apart_a_rollout_one_update_old_is_generated_before_the_weights_change(learned_now, scored: str) -> None:
+    one_ahead = "reasoning.yaml", scored, "runner.max_staleness=1", "algorithm.rollout_is={}"
+    expected = learned_now(*one_ahead)
+    apart = "cluster.component_placement={'actor,critic': 0, 'rollout,reward': 1}"
+    assert_equal(learned_now(*one_ahead, "cluster.devices_per_node=2", apart), expected)
+    logged = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
+    validated = [step["step"] for step in logged if "val/score" in step]
+    generated = [began for name, began, _ in spans("rollout[0]") if name == "generate"]
+    published = [began for name, began, _ in spans("actor[0]") if name == "publish"]
+    assert len(published) == STEPS + 1
+    for step in range(1, STEPS + 1):  # the rollouts of all steps so far, and of the next one
+        validations = sum(earlier < step for earlier in validated)
+        rollouts = sum(began < published[step] for began in generated) - validations
+        assert rollouts == min(step + 1, STEPS)
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("sync", ["full", "delta"])
+def test_apart_rollouts_several_updates_old_are_those_of_one_process(learned_now, scored: str, sync: str) -> None:
+    """The learner's process stores older weights, which the rollout reads while the learner works."""
+    ahead = "reasoning.yaml", scored, "runner.max_staleness=2", "algorithm.rollout_is={}"
+    expected = learned_now(*ahead)
+    apart = "cluster.component_placement={'actor,critic': 0, 'rollout,reward': 1}"
+    assert_equal(learned_now(*ahead, "cluster.devices_per_node=2", apart, f"rollout.sync={sync}"), expected)
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("on_update", ["continue", "abort"])
+def test_apart_a_rollout_loads_weights_while_it_generates(learned_now, scored: str, on_update: str) -> None:
+    keys = "reasoning.yaml", scored, "runner.max_staleness=1", "algorithm.rollout_is={}", "rollout.backend=torch"
+    apart = "cluster.component_placement={'actor,critic': 0, rollout: '1:0-1', reward: 1}"  # two ranks on one device
+    state = learned_now(*keys, "cluster.devices_per_node=2", apart, f"rollout.on_update={on_update}")
+    counts = state["run"]["task"]["samples"]["counts"]
+    assert counts == {"issued": STEPS * 8, "trained": STEPS * 8, "rejected": 0, "dropped": 0}
+    logged = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
+    assert all(row["staleness/max"] <= 1 for row in logged if "staleness/max" in row)
 
 
 Launched = Callable[..., tuple[Any, list[psutil.Process]]]
@@ -269,78 +323,3 @@ def joined(address: str, token: str | None, patience_s: int = 5) -> str:
     except subprocess.TimeoutExpired:
         return "no answer"
     return "joined" if ended.returncode == 0 else ended.stderr
-
-
-# From here on some runs join a cluster, which lives as long as the tests of this file.
-
-
-@pytest.mark.parametrize("name", REASONING)
-def test_reasoning_learns_what_one_process_learns(learned, learned_now, request, scored: str, name: str) -> None:
-    own = name in OWN_RAY
-    given = request.getfixturevalue("nothing_left" if own else "address")
-    expected, _ = learned("reasoning.yaml", scored, steps=STEPS)
-    cluster = [] if own else [f"cluster.address={given}"]
-    assert_equal(learned_now("reasoning.yaml", scored, *REASONING[name], *cluster), expected)
-    parts = 4 if "apart" in name else 1  # evaluated while others are generated, or all at once
-    for learner in ("actor", "critic"):
-        lane = f"runner ({learner})" if name == "each learner apart" else "runner"  # side by side, or in turns
-        assert f"train {learner}" in [phase for phase, *_ in spans(lane, "phase")]
-    tokens = [json.loads(line)["step"] for line in Path("out/tokens.jsonl").read_text().splitlines()]
-    for lane, logged_steps in (("actor[0]", len(set(tokens))), ("critic[0]", 0)):  # log-probs after the update
-        assert calls(lane).count("evaluate") == parts * STEPS + logged_steps, lane
-    for lane in ("actor[0]", "critic[0]", "rollout[0]"):
-        swaps = {"offload", "onload"}.intersection(calls(lane))
-        assert swaps == ({"offload", "onload"} if name == "taking turns" else set()), lane
-    logged = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
-    steps = [step for step in logged if "weights/bytes" in step]
-    assert len(steps) == STEPS
-    for step in steps:  # in one process the rollout reads the weights where they are
-        assert step["actor/grad_norm"] > 0, "else nothing is learned and nothing compared"
-        assert (step["weights/bytes"] > 0) == (name != "shared")
-    if own:
-        assert not list(Path("/tmp").glob(f"rl-*/ray/session_*_{os.getpid()}")), "files of Ray are left"
-
-
-def test_apart_a_rollout_one_update_old_is_generated_before_the_weights_change(
-    learned_now, address: str, scored: str
-) -> None:
-    one_ahead = "reasoning.yaml", scored, "runner.max_staleness=1", "algorithm.rollout_is={}"
-    expected = learned_now(*one_ahead)
-    apart = "cluster.component_placement={'actor,critic': 0, 'rollout,reward': 1}"
-    joins = f"cluster.address={address}", "cluster.devices_per_node=2"
-    assert_equal(learned_now(*one_ahead, *joins, apart), expected)
-    logged = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
-    validated = [step["step"] for step in logged if "val/score" in step]
-    generated = [began for name, began, _ in spans("rollout[0]") if name == "generate"]
-    published = [began for name, began, _ in spans("actor[0]") if name == "publish"]
-    assert len(published) == STEPS + 1
-    for step in range(1, STEPS + 1):  # the rollouts of all steps so far, and of the next one
-        validations = sum(earlier < step for earlier in validated)
-        rollouts = sum(began < published[step] for began in generated) - validations
-        assert rollouts == min(step + 1, STEPS)
-
-
-@pytest.mark.parametrize("sync", ["full", "delta"])
-def test_apart_rollouts_several_updates_old_are_those_of_one_process(
-    learned, learned_now, address: str, scored: str, sync: str
-) -> None:
-    """The learner's process stores older weights, which the rollout reads while the learner works."""
-    ahead = "reasoning.yaml", scored, "runner.max_staleness=2", "algorithm.rollout_is={}"
-    expected, _ = learned(*ahead, steps=STEPS)
-    apart = "cluster.component_placement={'actor,critic': 0, 'rollout,reward': 1}"
-    joins = f"cluster.address={address}", "cluster.devices_per_node=2"
-    assert_equal(learned_now(*ahead, *joins, apart, f"rollout.sync={sync}"), expected)
-
-
-@pytest.mark.parametrize("on_update", ["continue", "abort"])
-def test_apart_a_rollout_loads_weights_while_it_generates(
-    learned_now, address: str, scored: str, on_update: str
-) -> None:
-    keys = "reasoning.yaml", scored, "runner.max_staleness=1", "algorithm.rollout_is={}", "rollout.backend=torch"
-    apart = "cluster.component_placement={'actor,critic': 0, rollout: '1:0-1', reward: 1}"  # two ranks on one device
-    joins = f"cluster.address={address}", "cluster.devices_per_node=2"
-    state = learned_now(*keys, *joins, apart, f"rollout.on_update={on_update}")
-    counts = state["run"]["task"]["samples"]["counts"]
-    assert counts == {"issued": STEPS * 8, "trained": STEPS * 8, "rejected": 0, "dropped": 0}
-    logged = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
-    assert all(row["staleness/max"] <= 1 for row in logged if "staleness/max" in row)

@@ -121,6 +121,8 @@ class TorchRolloutEngine:
             self._receiver.receive(weights, own)
         elif self.version >= 0:
             for name, tensor in weights.state.items():
+                if own[name].shape != tensor.shape:
+                    raise RuntimeError(f"{name}: {list(tensor.shape)} numbers for a tensor of {list(own[name].shape)}")
                 if (own[name].device, own[name].dtype) == (tensor.device, tensor.dtype):
                     own[name].data = tensor
                 else:
