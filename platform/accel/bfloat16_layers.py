@@ -1,8 +1,9 @@
 """Decoder layers of the Llama family with bfloat16 products, differentiated by hand, for training on a CPU.
 
-Factors of products are bfloat16, and so are activations between products. The residual stream, norms, rotary positions,
-softmax and all gradients of parameters are float32. Gradients are added to `parameter.grad` as soon as they are
-computed. Autograd differentiates the attention only. Not covered: biases, adapters, sliding windows, recomputation.
+Factors of products are bfloat16, and so are activations between products. Inputs and outputs of compiled loops
+(`row_kernels`) are rounded where the generator rounds them. The residual stream, sums, softmax and all gradients of
+parameters are float32. Gradients are added to `parameter.grad` as soon as they are computed. Autograd differentiates
+the attention only. Not covered: biases, adapters, sliding windows, recomputation.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rl_platform.accel.bfloat16_products import HALF, product
+from rl_platform.accel.row_kernels import CompiledRows, gated_backward, norm_backward
 from rl_platform.models.packed import Attention
 
+ROWS = CompiledRows()
 Rotation = tuple[Tensor, Tensor]
-"""cos and sin [N,1,D/2] of the positions."""
+"""cos and sin [N,1,D] of the positions, the first half of sin negated."""
 
 
 class HalfWeights:
@@ -53,26 +56,27 @@ class HalfWeights:
 
 
 class Norm:
-    """RMS norm: y = w x r with r = 1 / sqrt(mean(x^2) + eps)."""
+    """RMS norm with its weight rounded to bfloat16, as the generator has it."""
 
     def __init__(self, module: Any) -> None:
-        self.weight: nn.Parameter = module.weight
-        self.eps: float = module.variance_epsilon
+        self.parameter: nn.Parameter = module.weight
+        self.variance_epsilon: float = module.variance_epsilon
 
-    def forward(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """states [N,H] float32 -> y [N,H] float32 and r [N,1]."""
-        root = torch.linalg.vector_norm(states, dim=1, keepdim=True)
-        root = root.square_().div_(states.shape[1]).add_(self.eps).rsqrt_()
-        return (states * root).mul_(self.weight.detach()), root
+    @property
+    def weight(self) -> Tensor:
+        return self.parameter.detach().to(HALF)
 
-    def backward(self, of_outputs: Tensor, states: Tensor, root: Tensor) -> Tensor:
-        """Returns the gradient of `states` [N,H] and adds that of the weight. Overwrites `of_outputs` [N,H] float32."""
-        scaled = states * root
-        _add(self.weight, torch.linalg.vecdot(of_outputs, scaled, dim=0))
-        # dx = r (w dy - z mean(w dy z)) with z = x r
-        inner = of_outputs.mul_(self.weight.detach())
-        mean = torch.linalg.vecdot(inner, scaled, dim=1).div_(states.shape[1])
-        return inner.addcmul_(scaled, mean[:, None], value=-1).mul_(root)
+    def forward(self, states: Tensor) -> Tensor:
+        """states [N,H] float32 -> [N,H] bfloat16."""
+        return ROWS.norm(states, self)
+
+    def backward(self, gradient: Tensor, of_outputs: Tensor, states: Tensor) -> Tensor:
+        """Adds the gradient of `states` [N,H] to `gradient` in place, returns it, and adds that of the weight.
+
+        Overwrites `of_outputs` [N,H] float32.
+        """
+        _add(self.parameter, norm_backward(gradient, of_outputs, states, self.weight, self.variance_epsilon))
+        return gradient
 
 
 def _add(parameter: nn.Parameter, gradient: Tensor) -> None:
@@ -82,29 +86,17 @@ def _add(parameter: nn.Parameter, gradient: Tensor) -> None:
         parameter.grad += gradient
 
 
-def rotate(states: Tensor, rotation: Rotation, out: Tensor) -> Tensor:
-    """Turns the pairs (i, i + D/2) of `states` [N,heads,D] by the angles of their positions."""
-    cos, sin = rotation
-    first, second = states.chunk(2, dim=-1)
-    out_first, out_second = out.chunk(2, dim=-1)
-    torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=out_second).addcmul_(first, sin)
-    return out
-
-
 @dataclass
 class _Saved:
     """What the backward pass of a layer reads. states, middle [N,H]: the residual stream before both halves."""
 
     states: Tensor
-    root: Tensor
     normalised: Tensor
     rotation: Rotation
     heads: Sequence[Tensor]
     attended: Tensor
     mixed: Tensor
     middle: Tensor
-    middle_root: Tensor
     middle_normalised: Tensor
     gates: Tensor
     product: Tensor
@@ -127,61 +119,43 @@ class HalfLayer:
         self, states: Tensor, attention: Attention, rotation: Rotation, *, training: bool
     ) -> tuple[Tensor, _Saved | None]:
         """states [N,H] float32 -> the same, after the layer."""
-        normed, root = self.norm.forward(states)
-        normalised = normed.to(HALF)
-        joined = F.linear(normalised, self.qkv()).float().unflatten(1, (-1, self.head_dim))
-        turned, value = joined.split([self.heads[0] + self.heads[1], self.heads[2]], dim=1)
-        query, key = rotate(turned, rotation, torch.empty_like(turned)).split(self.heads[:2], dim=1)
-        heads = [part.detach().requires_grad_(training) for part in (query, key, value)]
+        normalised = self.norm.forward(states)
+        joined = F.linear(normalised, self.qkv()).unflatten(1, (-1, self.head_dim))
+        turned = ROWS.rotate(joined, self.heads[0] + self.heads[1], *rotation).float()
+        heads = [part.detach().requires_grad_(training) for part in turned.split(self.heads, dim=1)]
         with torch.set_grad_enabled(training):
             query, key, value = (part.transpose(0, 1)[None] for part in heads)
             attended = attention(self.index, query, key, value, self.scaling, None).flatten(1)
         mixed = attended.detach().to(HALF)
         middle = product(mixed, self.out().t(), states.clone(), add=True)
-        normed, middle_root = self.middle_norm.forward(middle)
-        middle_normalised = normed.to(HALF)
+        middle_normalised = self.middle_norm.forward(middle)
         gates = F.linear(middle_normalised, self.gate_up())
-        gate, up = gates.chunk(2, dim=1)
-        activated = F.silu(gate).mul_(up)
+        activated = ROWS.gated(gates)
         result = product(activated, self.down().t(), middle.clone(), add=True)
         if not training:
             return result, None
-        first = states, root, normalised, rotation, heads, attended, mixed
-        return result, _Saved(*first, middle, middle_root, middle_normalised, gates, activated)
+        first = states, normalised, rotation, heads, attended, mixed
+        return result, _Saved(*first, middle, middle_normalised, gates, activated)
 
     def backward(self, gradient: Tensor, saved: _Saved) -> Tensor:
         """Gradient [N,H] float32 of the result -> of `states`; adds those of the parameters."""
         half = gradient.to(HALF)
         self.down.add_gradient(half, saved.product)
-        of_gates = _silu_backward(half @ self.down(), saved.gates)
+        of_gates = gated_backward(half @ self.down(), saved.gates)
         self.gate_up.add_gradient(of_gates, saved.middle_normalised)
         of_normed = product(of_gates, self.gate_up(), torch.empty_like(gradient))
-        gradient = self.middle_norm.backward(of_normed, saved.middle, saved.middle_root).add_(gradient)
+        gradient = self.middle_norm.backward(gradient.clone(), of_normed, saved.middle)
 
         half = gradient.to(HALF)
         self.out.add_gradient(half, saved.mixed)
         of_attended = product(half, self.out(), torch.empty_like(saved.attended))
         of_heads = torch.autograd.grad(saved.attended, saved.heads, of_attended)
-        joined = torch.empty(len(gradient), sum(self.heads), self.head_dim)
+        joined = torch.cat(of_heads, dim=1).to(HALF)
         cos, sin = saved.rotation
-        of_query, of_key, of_value = joined.split(self.heads, dim=1)
-        rotate(of_heads[0], (cos, -sin), of_query)
-        rotate(of_heads[1], (cos, -sin), of_key)
-        of_value.copy_(of_heads[2])
-        of_joined = joined.flatten(1).to(HALF)
+        of_joined = ROWS.rotate(joined, self.heads[0] + self.heads[1], cos, -sin).flatten(1)
         self.qkv.add_gradient(of_joined, saved.normalised)
         of_normed = product(of_joined, self.qkv(), torch.empty_like(gradient))
-        return self.norm.backward(of_normed, saved.states, saved.root).add_(gradient)
-
-
-def _silu_backward(of_product: Tensor, gates: Tensor) -> Tensor:
-    """Returns the gradients [N,2I] of gate and up; of_product [N,I] is that of silu(gate) * up."""
-    gate, up = gates.chunk(2, dim=1)
-    result = torch.empty_like(gates)
-    of_gate, of_up = result.chunk(2, dim=1)
-    torch.mul(of_product, F.silu(gate), out=of_up)
-    torch.ops.aten.silu_backward(of_product.mul_(up), gate, grad_input=of_gate)
-    return result
+        return self.norm.backward(gradient, of_normed, saved.states)
 
 
 class Layer(torch.autograd.Function):
@@ -205,15 +179,15 @@ class Layer(torch.autograd.Function):
 class FinalNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, norm: Norm) -> Tensor:
-        result, root = norm.forward(states)
         ctx.norm = norm
-        ctx.save_for_backward(states, root)
-        return result
+        ctx.save_for_backward(states)
+        return norm.forward(states).float()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.norm.backward(gradient.clone(), *ctx.saved_tensors), None
+        (states,) = ctx.saved_tensors
+        return ctx.norm.backward(torch.zeros_like(states), gradient.clone(), states), None
 
 
 class Embedding(torch.autograd.Function):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from rl_platform.accel.bfloat16_layers import Embedding, FinalNorm, HalfLayer, HalfWeights, HeadLogProbs, Layer, Norm
+from rl_platform.accel.openmp_team import has_team
 from rl_platform.algorithms.metrics import Metrics
 from rl_platform.config.schema.models import Optim
 from rl_platform.engines.training.base import Loss, MicroBatches
@@ -24,7 +25,9 @@ from rl_platform.records import RolloutBatch
 
 def trains_in_bfloat16(model: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the engine covers the model: a plain Llama on a CPU, all of it trained or, as a reference, none of it."""
-    if dtype != torch.bfloat16 or device.type != "cpu" or not isinstance(model, TokenPolicy | TokenValues):
+    if dtype != torch.bfloat16 or device.type != "cpu" or not has_team():
+        return False
+    if not isinstance(model, TokenPolicy | TokenValues):
         return False
     language = model.model
     return (
@@ -68,9 +71,11 @@ class HalfLanguage:
         """tokens, positions [N] -> last hidden states [N,H] float32."""
         training = torch.is_grad_enabled()
         states = Embedding.apply(self.embedding, tokens)
-        cos, sin = (table[0].chunk(2, dim=1)[0][:, None] for table in self.rotary(states, positions[None]))
+        cos, sin = (table[0][:, None] for table in self.rotary(states, positions[None]))
+        half = sin.shape[-1] // 2
+        rotation = cos, torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
         for layer in self.layers:
-            states = Layer.apply(states, layer, attention, (cos, sin), training)
+            states = Layer.apply(states, layer, attention, rotation, training)
         result: Tensor = FinalNorm.apply(states, self.norm)
         return result
 

@@ -1,4 +1,4 @@
-"""The operations between the matrix products of generation as compiled loops: bfloat16, on a CPU.
+"""The operations between the matrix products of generation and training as compiled loops: bfloat16, on a CPU.
 
 One loop replaces up to eight operations of torch, which read and write every number in between. The residual stream,
 sums and products are float32, as in training (`bfloat16_layers`); factors of matrix products are rounded once. A row is
@@ -87,6 +87,45 @@ class CompiledRows(RowOperations):
         return out
 
 
+def norm_backward(gradient: Tensor, of_outputs: Tensor, states: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Adds the gradient of the norm's inputs to `gradient` [N,H] in place; returns that of the weight [H].
+
+    states, of_outputs [N,H] float32; `of_outputs` is overwritten. weight [H] bfloat16.
+    """
+    for tensor in (gradient, of_outputs, states):
+        assert tensor.is_contiguous()
+        assert tensor.dtype == torch.float32
+    _run(
+        "norm_backward",
+        states.numel(),
+        rows=len(states),
+        width=states.shape[1],
+        states=states.data_ptr(),
+        more=of_outputs.data_ptr(),
+        weight=weight.data_ptr(),
+        epsilon=epsilon,
+        out=gradient.data_ptr(),
+    )
+    return of_outputs.sum(dim=0)
+
+
+def gated_backward(of_product: Tensor, gate_up: Tensor) -> Tensor:
+    """of_product [N,I] is the gradient of silu(gate) up -> gradient [N,2I] of gate and up; all bfloat16."""
+    out, (rows, width) = torch.empty_like(gate_up), of_product.shape
+    assert gate_up.is_contiguous()
+    assert of_product.is_contiguous()
+    _run(
+        "gated_backward",
+        out.numel(),
+        rows=rows,
+        width=width,
+        states=gate_up.data_ptr(),
+        more=of_product.data_ptr(),
+        out=out.data_ptr(),
+    )
+    return out
+
+
 def _run(name: str, numbers: int, **arguments: float) -> None:
     call = _RowArguments(**arguments)
     threads = 1 if numbers < FEW else torch.get_num_threads()
@@ -95,7 +134,14 @@ def _run(name: str, numbers: int, **arguments: float) -> None:
 
 @cache
 def _address(name: str) -> int:
-    return address_of({"norm": _norm, "rotate": _rotate, "gated": _gated}[name], _RowArguments)
+    loops = {
+        "norm": _norm,
+        "norm_backward": _norm_backward,
+        "rotate": _rotate,
+        "gated": _gated,
+        "gated_backward": _gated_backward,
+    }
+    return address_of(loops[name], _RowArguments)
 
 
 def _norm(pointer: object) -> None:
@@ -117,6 +163,29 @@ def _norm(pointer: object) -> None:
         scale = FLOAT(1) / np.sqrt(squares / FLOAT(width) + FLOAT(call.epsilon))
         for place in range(width):
             out[place] = rounded(states[place] * scale * widened(weight[place]))
+        row = taken(pointer)
+
+
+def _norm_backward(pointer: object) -> None:
+    """dx += r (w dy - z mean(w dy z)) and dy = dy z, with z = x r and r = 1 / sqrt(mean(x^2) + epsilon)."""
+    call = carray(pointer, 1)[0]
+    rows, width = call.rows, call.width
+    weight = carray(at(call.weight), width, BITS)
+    row = taken(pointer)
+    while row < rows:
+        states = carray(at(call.states + 4 * row * width), width, FLOAT)
+        of_outputs = carray(at(call.more + 4 * row * width), width, FLOAT)
+        gradient = carray(at(call.out + 4 * row * width), width, FLOAT)
+        squares, inner = FLOAT(0), FLOAT(0)
+        for place in range(width):
+            squares += states[place] * states[place]
+            inner += widened(weight[place]) * of_outputs[place] * states[place]
+        scale = FLOAT(1) / np.sqrt(squares / FLOAT(width) + FLOAT(call.epsilon))
+        mean = inner * scale / FLOAT(width)
+        for place in range(width):
+            scaled = states[place] * scale
+            gradient[place] += scale * (widened(weight[place]) * of_outputs[place] - scaled * mean)
+            of_outputs[place] *= scaled
         row = taken(pointer)
 
 
@@ -152,4 +221,24 @@ def _gated(pointer: object) -> None:
             small = power(-abs(x) * LOG2_E)  # e^-|x|
             share = (FLOAT(1) if x >= FLOAT(0) else small) / (FLOAT(1) + small)
             out[place] = rounded(x * share * widened(up[place]))
+        row = taken(pointer)
+
+
+def _gated_backward(pointer: object) -> None:
+    """d up = dp silu(x) and d x = dp up s (1 + x (1 - s)), with s = 1 / (1 + e^-x)."""
+    call = carray(pointer, 1)[0]
+    width = call.width
+    row = taken(pointer)
+    while row < call.rows:
+        gate = carray(at(call.states + 4 * row * width), width, BITS)
+        up = carray(at(call.states + 4 * row * width + 2 * width), width, BITS)
+        of_product = carray(at(call.more + 2 * row * width), width, BITS)
+        of_gate = carray(at(call.out + 4 * row * width), width, BITS)
+        of_up = carray(at(call.out + 4 * row * width + 2 * width), width, BITS)
+        for place in range(width):
+            x, given = widened(gate[place]), widened(of_product[place])
+            small = power(-abs(x) * LOG2_E)  # e^-|x|
+            share = (FLOAT(1) if x >= FLOAT(0) else small) / (FLOAT(1) + small)
+            of_up[place] = rounded(given * x * share)
+            of_gate[place] = rounded(given * widened(up[place]) * share * (FLOAT(1) + x * (FLOAT(1) - share)))
         row = taken(pointer)

@@ -16,6 +16,7 @@ from rl_platform import acceleration
 from rl_platform.accel import bfloat16_products
 from rl_platform.accel.bfloat16_products import product
 from rl_platform.accel.bfloat16_training import Bfloat16Engine, trains_in_bfloat16
+from rl_platform.accel.openmp_team import has_team
 from rl_platform.algorithms.losses import actor_loss, critic_loss
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.config.schema.models import Optim, Trainable
@@ -29,6 +30,7 @@ from rl_platform.models.forward import TokenPolicy, TokenValues
 from rl_platform.models.language import LanguageModel
 from rl_platform.records import RolloutBatch, SamplingParams, Weights
 
+pytestmark = pytest.mark.skipif(not has_team(), reason="torch computes without libgomp here")
 CPU, HALF = torch.device("cpu"), torch.bfloat16
 VOCABULARY, LENGTHS, PREFIX = 61, (11, 9, 11, 6), 3
 OPTIM = Optim(lr=1e-2, clip_grad=0.5)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rl_platform import acceleration
 from rl_platform.accel.openmp_team import has_team
+from rl_platform.accel.row_kernels import gated_backward, norm_backward
 from rl_platform.engines.rollout.decoder import RowOperations
 
 pytestmark = pytest.mark.skipif(not has_team(), reason="torch computes without libgomp here")
@@ -60,6 +61,29 @@ def test_rotary_embedding(rows: int, size: int) -> None:
 def test_gated(rows: int, width: int) -> None:
     both = 8 * random(rows, 2 * width)
     torch.testing.assert_close(compiled().gated(both).float(), PLAIN.gated(both.float()), **ROUNDED_ONCE)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", [65, 576])
+def test_gradients_of_norm(rows: int, width: int) -> None:
+    states, of_outputs = random(rows, width).float(), random(rows + 1, width)[1:].float()
+    weight, before = random(width), random(rows, width).float().mul(2)
+    inputs, wide = states.clone().requires_grad_(), weight.float().requires_grad_()
+    PLAIN.norm(inputs, SimpleNamespace(weight=wide, variance_epsilon=1e-5)).backward(of_outputs)
+    gradient = before.clone()
+    of_weight = norm_backward(gradient, of_outputs.clone(), states, weight, 1e-5)
+    assert inputs.grad is not None
+    torch.testing.assert_close(gradient - before, inputs.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(of_weight, wide.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", [48, 77])
+def test_gradients_of_gated(rows: int, width: int) -> None:
+    both, of_product = 4 * random(rows, 2 * width), random(rows, width)
+    inputs = both.float().requires_grad_()
+    PLAIN.gated(inputs).backward(of_product.float())
+    torch.testing.assert_close(gated_backward(of_product, both).float(), inputs.grad, rtol=2**-8 + 1e-4, atol=1e-6)
 
 
 def test_what_is_no_number_stays_so_in_its_own_row() -> None:
