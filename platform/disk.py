@@ -74,6 +74,12 @@ def replacing_file(path: Path) -> Iterator[Path]:
         stage.unlink(missing_ok=True)
 
 
+def check_unedited(path: Path, text: str) -> None:
+    """Raises FileExistsError if `path` is anything but a file with this text: the user may have edited it."""
+    if os.path.lexists(path) and (not path.is_file() or read_regular(path) != text.encode()):
+        raise FileExistsError(errno.EEXIST, "it exists and has another content")
+
+
 def private(path: Path, mode: int = 0o600) -> IO[str]:
     """Opens a new text file that only the user can read from its beginning on; a file at `path` is replaced."""
     path.unlink(missing_ok=True)

@@ -16,8 +16,8 @@ from pathlib import Path
 import yaml
 
 from rl_platform.config.schema import Config
-from rl_platform.disk import private
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.launch.jobs.job_file import write_job
 
 FOLDER = "/workspace"  # of the image: configs and data of relative paths
 RUNS = "/runs"  # the volume that all pods share, and that outlives them
@@ -78,10 +78,7 @@ def manifest(config: Config, config_path: str, overrides: Sequence[str], options
 
 def write_manifest(config: Config, text: str) -> Path:
     """Writes the manifest into the working folder, named after the run, and returns its path."""
-    path = Path(f"{_job_name(config)}.rayjob.yaml")
-    with private(path) as file:  # the overrides may hold secrets
-        file.write(text)
-    return path
+    return write_job(Path(f"{_job_name(config)}.rayjob.yaml"), text)
 
 
 def _pod(container: str, limits: dict[str, str], options: KubeRayOptions) -> dict[str, object]:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl_platform.config.schema import Config
-from rl_platform.disk import private
 from rl_platform.errors import ConfigError, PlatformError, Problem
+from rl_platform.launch.jobs.job_file import write_job
 
 GRACE_S = 120  # before the time limit, for the run to end cleanly; it goes on when the same script is submitted again
 START_S = 300  # for all nodes to join
@@ -113,10 +113,7 @@ def sbatch_script(config: Config, config_path: str, overrides: Sequence[str], op
 def write_script(config: Config, script: str) -> Path:
     """Writes the script into the working folder, named after the run, and returns its path."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", config.runner.experiment_name)
-    path = Path(f"{name}.sbatch")
-    with private(path) as file:  # the overrides may hold secrets
-        file.write(script)
-    return path
+    return write_job(Path(f"{name}.sbatch"), script)
 
 
 def submit(path: Path) -> str:

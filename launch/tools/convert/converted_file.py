@@ -8,17 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from rl_platform.config.loader import load_config
+from rl_platform.disk import check_unedited
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.tools.convert.conversion import convert
 from rl_platform.launch.tools.convert.converted_yaml import as_yaml, report
 from rl_platform.launch.tools.convert.reading import read
+from rl_platform.launch.tools.written import writing
 
 
 def run(path: Path, name: str | None, output: Path | None, env: str | None) -> None:
     """Writes the translation of `path` to `output`, else to standard output, and prints the report.
 
     Without `output` the report goes to standard error. Raises ConfigError if the file is no config of a known system,
-    or, after it has written, if the result breaks a rule of the schema.
+    if `output` exists with another content, or, after it has written, if the result breaks a rule of the schema.
     """
     foreign = read(path, name, env)
     done = convert(foreign.system, foreign.keys)
@@ -28,12 +30,12 @@ def run(path: Path, name: str | None, output: Path | None, env: str | None) -> N
         print(text, end="")
     else:
         try:
-            output.parent.mkdir(parents=True, exist_ok=True)
-            output.write_text(text, encoding="utf-8")
+            check_unedited(output, text)
+            with writing(output, (".yaml", ".yml")) as stage:
+                stage.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise ConfigError(
-                [Problem("--output", f"cannot be written: {error.strerror}", value=str(output))]
-            ) from error
+            message, hint = f"cannot be written: {error.strerror}", "name another file, or remove it"
+            raise ConfigError([Problem("--output", message, value=str(output), hint=hint)]) from error
     print("\n".join(report(done)), file=sys.stderr if output is None else sys.stdout)
     if problems:
         where = "standard output" if output is None else str(output)

@@ -28,6 +28,7 @@ from rl_platform.launch.run_lock import LOCK, locked
 from rl_platform.launch.tools.run_groups import SEED
 from rl_platform.launch.tools.sweep.grid import Point, Varied, read_arguments
 from rl_platform.launch.tools.sweep.jobs import THREADS, Jobs, shares
+from rl_platform.launch.tools.sweep.metric_check import check_metric
 from rl_platform.launch.tools.sweep.optuna_search import Search, Spec, read_spec
 from rl_platform.launch.tools.sweep.summary import Summary
 from rl_platform.placement.inventory import VISIBLE_DEVICES
@@ -108,6 +109,10 @@ def sweep(
     with changed_variables(environments[0]):  # a point sees these GPUs
         checked = check(config, arguments, optuna, metric)
     folder = (output or checked.default_folder).absolute()
+    key, asked = ("metric", checked.spec.metric) if checked.spec is not None else ("--metric", metric)
+    if asked:
+        runs = [folder / point.name for point in checked.points]
+        check_metric(key, asked, checked.configs[0].config, runs)
     fresh = _folder_problems(folder, checked)
     say = partial(print, flush=True)
     say(_headline(checked, folder, environments))

@@ -268,6 +268,21 @@ def test_a_script_of_trl_has_a_reference_if_it_has_a_kl_penalty(tool: Any, tmp_p
     assert ("reference" in placed.split(",")) == (kl_coef > 0)
 
 
+def test_an_edited_result_stays(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name, text, _ = EXAMPLES[0]
+    Path(name).write_text(text, encoding="utf-8")
+    for _ in range(2):
+        assert tool("convert", name, "-o", "ours.yaml").code == 0
+    edited = Path("ours.yaml").read_text() + "# mine\n"
+    Path("ours.yaml").write_text(edited)
+    for output in ("ours.yaml", name):
+        ended = tool("convert", name, "-o", output)
+        assert (ended.code, "Traceback" in ended.err) == (2, False)
+    assert "it exists and has another content" in tool("convert", name, "-o", "ours.yaml").err
+    assert (Path("ours.yaml").read_text(), Path(name).read_text()) == (edited, text)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "arguments", "words"),
     [
@@ -286,7 +301,9 @@ def test_a_script_of_trl_has_a_reference_if_it_has_a_kl_penalty(tool: Any, tmp_p
         ("ppo.yaml", GOOD, ["-o", "ours.yaml"], "data.task: reasoning needs a source"),
         ("model.zip", "PK", [], "no training command"),
         ("defaults.yaml", "defaults: 5\nx: 1\n", [], "not a config of any of"),
-        ("quickstart.sh", EXAMPLES[0][1], ["-o", "quickstart.sh/ours.yaml"], "--output: cannot be written"),
+        ("quickstart.sh", EXAMPLES[0][1], ["-o", "quickstart.sh/ours.yaml"], "--output: "),
+        ("quickstart.sh", EXAMPLES[0][1], ["-o", "."], "--output: "),
+        ("quickstart.sh", EXAMPLES[0][1], ["-o", "ours.txt"], "did you mean ours.yaml?"),
     ],
 )
 def test_wrong_input(

@@ -151,6 +151,17 @@ def test_options_that_sbatch_would_misread_are_refused(command, folder: Path, op
     assert not list(folder.glob("*.sbatch"))
 
 
+def test_an_edited_script_stays(command, folder: Path):
+    for _ in range(2):
+        assert command("--slurm", "reasoning.yaml").code == 0
+    script = folder / "ppo.sbatch"
+    script.write_text(edited := script.read_text() + "# mine\n")
+    ended = command("--slurm", "reasoning.yaml")
+    assert ended.code == 2
+    assert "ppo.sbatch: cannot be written: it exists and has another content" in ended.err
+    assert script.read_text() == edited
+
+
 def test_the_folder_is_quoted(command, folder: Path, monkeypatch: pytest.MonkeyPatch):
     odd = folder / "a folder; with 'marks'"
     odd.mkdir()

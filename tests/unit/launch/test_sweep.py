@@ -90,6 +90,9 @@ def test_names_of_folders_are_short_safe_and_distinct() -> None:
         (["runner.seed=1,2", "--output", "embodied.yaml"], ["--output: is a file"]),
         (["runner.seed=1,2", "--output", "."], ["--output: is not empty and contains no sweep"]),
         (["runner.seed=1,2", "--jobs", "0"], ["--jobs"]),
+        (["runner.seed=1,2", "-m", "val/retrun"], ["--metric: a run of this config does not", "mean val/return?"]),
+        (["runner.seed=1,2", "-m", "val/accuracy"], ["--metric: a run of this config does not report this metric"]),
+        (["runner.seed=1,2", "-m", "val/hop/return"], ["--metric: a run of this config does not report this metric"]),
         (["runner.seed=1,2", "--optuna", "missing.yaml", "--metric", "x"], ["--metric: a search has its metric"]),
     ],
 )
