@@ -29,6 +29,8 @@ STARTED = {
     "samples.jsonl",
     "evaluation.mp4",
     "evaluation.json",
+    "evaluation-worst.mp4",
+    "evaluation-worst.json",
     "tokens.jsonl",
     "trace.json",
     "stacks.txt",

@@ -218,12 +218,13 @@ class Environment:
     ) -> EvaluationResult:
         """Evaluates under the frozen normalisers, in environments of this rank's own.
 
-        video: a file into which the first episode is drawn after the call; `drawn` waits for it. A drawing under way
-        is ended if this one is the `last`, which is left out otherwise. policy None: the rollout rank of this process.
+        video: a file into which the best episode is drawn after the call, and the worst one into another file
+        (`_shown`); `drawn` waits for them. A drawing under way is ended if this one is the `last`, which is left out
+        otherwise. policy None: the rollout rank of this process.
         """
         policy = policy or self._policy_here()
         settings, chunked = self.env.evaluation, not self.levels.single
-        moves, over, memory = 0, 0, None
+        moves, over, number, memory = 0, 0, 0, None
         values: list[float] | None = None  # of the episode that is drawn
         self._current(AllEnvs(self.envs, self.shares, None))  # the normalisers count the observations after the reset
 
@@ -237,7 +238,8 @@ class Environment:
             moves += 1
             self.context.progress.update(moves, 0, f"steps, {over} of {settings.episodes} episodes")
             seen, states = self._normalized(observations), None if memory is None else memory.array
-            tasks, draw = self.tasks.read(slice(len(observations))), ("evaluate", step, moves)
+            tasks = self.tasks.read(slice(number, number + len(observations)))
+            draw = ("evaluate", step, moves)
             valued = values is not None
             policy.request(Observations(seen, draw, deterministic, hidden_states=states, tasks=tasks, valued=valued))
             chosen = policy.actions(len(observations))
@@ -263,19 +265,23 @@ class Environment:
                 from rl_platform.envs.embodied.pictures.video import Video, play
             self.video = self.video or Video(self.description, self.env.step_timeout_s)
             if not self.video.refusal and (last or not self.video.busy):
-                values = []
-                episode = play(
-                    self.description,
-                    act,
-                    settings.seed,
-                    chunked=chunked,
-                    begin=begin,
-                    num_workers=min(self.env.num_workers, 1),
-                    timeout_s=self.env.step_timeout_s,
-                    variables=self.drawing,
-                    restarts=self.env.restarts,
-                )
-                self.video.start(replace(episode, values=values), Path(video), {"step": step})
+                episodes = {}
+                for path, number in _shown(Path(video), result).items():
+                    values = []
+                    episode = play(
+                        self.description,
+                        act,
+                        settings.seed + number,
+                        number=number,
+                        chunked=chunked,
+                        begin=begin,
+                        num_workers=min(self.env.num_workers, 1),
+                        timeout_s=self.env.step_timeout_s,
+                        variables=self.drawing,
+                        restarts=self.env.restarts,
+                    )
+                    episodes[path] = replace(episode, values=values)
+                self.video.start(episodes, {"step": step})
         return result
 
     def drawn(self) -> str:
@@ -384,3 +390,15 @@ class Environment:
         if self.observation_normalizer is None or not len(observations):
             return observations
         return self.observation_normalizer(observations)
+
+
+def _shown(video: Path, result: EvaluationResult) -> dict[Path, int]:
+    """Returns the number of the episode that each file shows: the one of the highest return in `video`, that of the
+    lowest in NAME-worst unless all are equal, and the first one if all are invalid."""
+    if not result.returns:
+        return {video: 0}
+    worst, best = (pick(range(len(result.returns)), key=result.returns.__getitem__) for pick in (min, max))
+    shown = {video: result.numbers[best]}
+    if result.returns[worst] < result.returns[best]:
+        shown[video.with_name(f"{video.stem}-worst{video.suffix}")] = result.numbers[worst]
+    return shown

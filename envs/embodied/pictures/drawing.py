@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 from rl_platform.errors import PlatformError
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 # in order of preference: EGL of the GPU or Mesa, then software
 _HEADLESS = ("egl", "osmesa")
 _SHADOW_SIZE = 1024
+_LINE, _MARGIN = 14, 4  # pixels of a caption
 
 Result = TypeVar("Result")
 
@@ -35,6 +38,24 @@ def with_drawing(uses_mujoco: bool, start: Callable[[dict[str, str]], Result]) -
             setting = ", ".join(f"{name}={value}" for name, value in variables.items() if name == "MUJOCO_GL")
             notes.append(f"{setting}: {_last_line(error)}" if setting else _last_line(error))
     raise CannotDraw("; ".join(notes))
+
+
+def with_caption(picture: np.ndarray, text: str) -> np.ndarray:
+    """Returns the picture [height,width,3] with `text` in white on black under it, in lines that fit its width."""
+    from PIL import Image, ImageDraw
+
+    width = picture.shape[1]
+    draw = ImageDraw.Draw(Image.new("RGB", (1, 1)))
+    lines = [""]
+    for part in text.split("  "):
+        longer = f"{lines[-1]}  {part}".lstrip()
+        if lines[-1] and draw.textlength(longer) > width - 2 * _MARGIN:
+            lines.append(part)
+        else:
+            lines[-1] = longer
+    strip = Image.new("RGB", (width, len(lines) * _LINE + 2 * _MARGIN))
+    ImageDraw.Draw(strip).multiline_text((_MARGIN, _MARGIN), "\n".join(lines), fill="white", spacing=2)
+    return np.concatenate([picture, np.asarray(strip)])
 
 
 def draw_quickly(env: AnyEnv) -> None:

@@ -1,7 +1,8 @@
 """Videos of episodes: an episode is played with the policy, then drawn from its actions beside what follows.
 
-The seed and the actions determine an episode, so it can be played once more without the policy. A separate process
-does so and renders, so a graphics library that crashes or hangs cannot end the run.
+Under each picture are reward, return so far, the value of the policy, and the success of the episode. The seed and the
+actions determine an episode, so it can be played once more without the policy. A separate process does so and renders,
+so a graphics library that crashes or hangs cannot end the run.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,8 @@ import numpy as np
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.evaluate import Begin, PolicyFunction, one_by_one
-from rl_platform.envs.embodied.pictures.drawing import CannotDraw, with_drawing
+from rl_platform.envs.embodied.pictures.drawing import CannotDraw, with_caption, with_drawing
+from rl_platform.envs.embodied.success import Success
 from rl_platform.envs.embodied.vector import VectorEnv
 
 LONGEST = 2000  # steps that are drawn
@@ -29,13 +32,16 @@ _PICTURES_PER_SECOND = 25  # of environments that draw more; others give every o
 
 @dataclass(frozen=True)
 class RecordedEpisode:
-    """An episode that was played. seed: of its reset. actions: each [1,A] or [1], in order. rewards: raw, of each.
-    values: of the states before them; empty if the policy gives none."""
+    """An episode that was played. seed: of its reset. number: of its environment, which determines its task. actions:
+    each [1,A] or [1], in order. rewards: raw, of each. values: of the states before them; empty if the policy gives
+    none. success: None if the environment does not report it, or the episode did not end."""
 
     seed: int
+    number: int = 0
     actions: list[np.ndarray] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
+    success: Success | None = None
 
 
 def play(
@@ -43,6 +49,7 @@ def play(
     policy: PolicyFunction,
     seed: int,
     *,
+    number: int = 0,
     chunked: bool = False,
     begin: Begin | None = None,
     num_workers: int = 0,
@@ -50,11 +57,11 @@ def play(
     variables: Mapping[str, str] | None = None,
     restarts: int = 0,
 ) -> RecordedEpisode:
-    """The episode of `seed`, at most `LONGEST` steps of it.
+    """The episode of `seed` in environment `number`, at most `LONGEST` steps of it.
 
     `chunked`, `begin`: as of `evaluate`. The last four: as of `VectorEnv`.
     """
-    episode = RecordedEpisode(seed)
+    episode = RecordedEpisode(seed, number)
     # with the render mode the physics is stepped as it will be for the video
     envs = VectorEnv(
         description,
@@ -64,6 +71,7 @@ def play(
         render_mode="rgb_array",
         worker_variables=variables,
         restarts=restarts,
+        numbers=[number],
     )
     try:
         observations = envs.reset([seed])
@@ -76,13 +84,26 @@ def play(
             result = envs.step(episode.actions[-1])
             episode.rewards.append(float(result.rewards[0]))
             observations, ended = result.observations, bool(result.ended[0])
+        success = result.episodes[0].success if result.episodes else None
     finally:
         envs.close()
-    return episode
+    return replace(episode, success=success)
+
+
+def caption(episode: RecordedEpisode, step: int) -> str:
+    """Returns the line under the picture before this step, whose reward it has."""
+    parts = [f"seed {episode.seed}", f"step {step}", f"reward {episode.rewards[step]:.3g}"]
+    parts.append(f"return {sum(episode.rewards[: step + 1]):.4g}")
+    if step < len(episode.values):
+        parts.append(f"value {episode.values[step]:.3g}")
+    if episode.success is not None:
+        ended = "at the end" if episode.success.at_end else "once" if episode.success.once else "never"
+        parts.append(f"success {ended}")
+    return "  ".join(parts)
 
 
 class Video:
-    """Draws episodes of one environment, one at a time, in a thread that steps and renders in a process of its own.
+    """Draws episodes, one after the other, in a thread that steps and renders in a process of its own.
 
     timeout_s limits each step and each picture.
     """
@@ -104,13 +125,13 @@ class Video:
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self, episode: RecordedEpisode, path: Path, facts: dict[str, int]) -> None:
-        """Begins to draw into `path` and ends the drawing under way. `facts` and the rewards go into a JSON file."""
+    def start(self, episodes: Mapping[Path, RecordedEpisode], facts: dict[str, int]) -> None:
+        """Begins to draw an episode into each path and ends the drawing under way. `facts` and the rewards go into a
+        JSON file beside it."""
         self.stop()
         self._failure = self.refusal
         if not self.refusal:
-            arguments = (episode, path, facts)
-            self._thread = threading.Thread(target=self._draw, args=arguments, name="video", daemon=True)
+            self._thread = threading.Thread(target=self._draw, args=(episodes, facts), name="video", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
@@ -126,11 +147,12 @@ class Video:
             waiting()
         return self._failure
 
-    def _draw(self, episode: RecordedEpisode, path: Path, facts: dict[str, int]) -> None:
+    def _draw(self, episodes: Mapping[Path, RecordedEpisode], facts: dict[str, int]) -> None:
         if sys.platform == "linux":  # there the thread and the processes it starts become nice, and no other thread
             os.nice(19)
         try:
-            with_drawing(self._uses_mujoco, lambda variables: self._record(episode, path, facts, variables))
+            for path, episode in episodes.items():
+                with_drawing(self._uses_mujoco, partial(self._record, episode, path, facts))
         except (CannotDraw, OSError) as error:  # such as a full disk
             self._failure = f"{self._description.id}: {error}"
 
@@ -139,7 +161,15 @@ class Video:
 
         path.parent.mkdir(exist_ok=True)
         unfinished = path.with_name(f".{path.stem}.unfinished.mp4")
-        envs = VectorEnv(self._description, 1, 1, self._timeout_s, render_mode="rgb_array", worker_variables=variables)
+        envs = VectorEnv(
+            self._description,
+            1,
+            1,
+            self._timeout_s,
+            render_mode="rgb_array",
+            worker_variables=variables,
+            numbers=[episode.number],
+        )
         try:
             envs.reset([episode.seed])
             # the pixel format needs even sizes only; a larger block size would resize pictures
@@ -150,12 +180,14 @@ class Video:
                     if self._stopped.is_set():
                         return
                     if number % self.steps_per_picture == 0:
-                        writer.append_data(envs.render())
+                        writer.append_data(with_caption(envs.render(), caption(episode, number)))
                     envs.step(action)
             shown = {"steps_per_picture": self.steps_per_picture, "pictures_per_second": self.pictures_per_second}
             content = facts | {"seed": episode.seed, **shown, "rewards": episode.rewards}
             if episode.values:
                 content["values"] = episode.values
+            if episode.success is not None:
+                content |= {f"success_{name}": int(value) for name, value in episode.success._asdict().items()}
             path.with_suffix(".json").write_text(json.dumps(content), encoding="utf-8")
             unfinished.replace(path)
         finally:

@@ -29,8 +29,12 @@ class _Tasks(gymnasium.Env[np.ndarray, np.ndarray]):
     max_path_length = LIMIT  # the task has a limit of its own
     draws_with_mujoco = True
 
-    def __init__(self, env: Any, render_mode: str | None, width: int, height: int) -> None:
-        self._env, self.render_mode, self._size = env, render_mode, (height, width)
+    def __init__(
+        self, env: Any, random: np.random.RandomState, render_mode: str | None, width: int, height: int
+    ) -> None:
+        """random: the state from which the task draws."""
+        self._env, self._random = env, random
+        self.render_mode, self._size = render_mode, (height, width)
         size = sum(int(np.prod(part.shape)) for part in env.observation_spec().values())
         self.observation_space = Box(-np.inf, np.inf, (size,), np.float32)
         actions = env.action_spec()
@@ -42,7 +46,7 @@ class _Tasks(gymnasium.Env[np.ndarray, np.ndarray]):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None:
-            self._seed(seed)
+            self._random.seed(seed)
         return self._joined(self._env.reset().observation), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
@@ -60,9 +64,6 @@ class _Tasks(gymnasium.Env[np.ndarray, np.ndarray]):
     def _joined(self, parts: dict[str, np.ndarray]) -> np.ndarray:
         return np.concatenate([np.ravel(part) for part in parts.values()]).astype(np.float32)
 
-    def _seed(self, seed: int) -> None:
-        raise NotImplementedError
-
 
 class Suite(_Tasks):
     """A task of `dm_control.suite`; `domain` and `task` as in its `load`."""
@@ -74,10 +75,7 @@ class Suite(_Tasks):
             from dm_control import suite
 
             env = suite.load(domain, task)
-        super().__init__(env, render_mode, width, height)
-
-    def _seed(self, seed: int) -> None:
-        self._env.task._random = np.random.RandomState(seed)
+        super().__init__(env, env.task.random, render_mode, width, height)
 
 
 class Manipulation(_Tasks):
@@ -88,10 +86,7 @@ class Manipulation(_Tasks):
             from dm_control import manipulation
 
             env = manipulation.load(task)
-        super().__init__(env, render_mode, width, height)
-
-    def _seed(self, seed: int) -> None:
-        self._env._random_state = np.random.RandomState(seed)
+        super().__init__(env, env.random_state, render_mode, width, height)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ class Evaluation(Section):
     episodes: int = key(10, "episodes per evaluation", ge=1)
     seed: int = key(10_000, "seed of the first episode; each further episode adds 1", ge=0)
     deterministic: bool = key(True, "take the mean or most likely action; false: sample")
-    video: bool = key(False, "draw the first episode into evaluation.mp4, beside training")
+    video: bool = key(False, "draw the best and the worst episode of an evaluation, beside training")
 
 
 class EnvTask(Section):

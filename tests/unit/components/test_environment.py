@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import cloudpickle
 import gymnasium
@@ -15,9 +16,10 @@ from stand_ins import context, embodied_config
 
 from rl_platform.components.actor import EmbodiedActor
 from rl_platform.components.env_ranks import Order, Peers
-from rl_platform.components.environment import Environment
+from rl_platform.components.environment import Environment, _shown
 from rl_platform.components.policy_rollout import LocalPolicy, Observations, PolicyRollout, RemotePolicy
 from rl_platform.config.schema import Config
+from rl_platform.envs.embodied.evaluate import EvaluationResult
 from rl_platform.envs.embodied.pictures.video import RecordedEpisode
 from rl_platform.envs.embodied.success import Success
 from rl_platform.errors import WorkerError
@@ -276,8 +278,8 @@ def test_values_of_a_drawn_episode_are_those_of_the_actor(monkeypatch: pytest.Mo
 
         def __init__(self, *_: object) -> None: ...
 
-        def start(self, episode: RecordedEpisode, *_: object) -> None:
-            played.append(episode)
+        def start(self, episodes: dict[Path, RecordedEpisode], _: object) -> None:
+            played.extend(episodes.values())
 
         def stop(self) -> None: ...
 
@@ -303,3 +305,10 @@ def test_values_of_a_drawn_episode_are_those_of_the_actor(monkeypatch: pytest.Mo
         expected = actor.engine.model.model(torch.from_numpy(observations))[1]
     (episode,) = played
     assert episode.values == pytest.approx(expected.tolist())
+
+
+def test_videos_show_the_best_and_the_worst_valid_episode() -> None:
+    best, worst = Path("a/evaluation.mp4"), Path("a/evaluation-worst.mp4")
+    returns = ([2.0, -1.0, 3.0], [1.0, 1.0], [])
+    of = [EvaluationResult(each, [5] * len(each), 0, numbers=[1, 2, 4][: len(each)]) for each in returns]
+    assert [_shown(best, result) for result in of] == [{best: 4, worst: 2}, {best: 1}, {best: 0}]

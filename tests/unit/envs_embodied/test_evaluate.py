@@ -11,7 +11,9 @@ import pytest
 
 from rl_platform.envs.embodied.descriptions import EnvDescription, make_env
 from rl_platform.envs.embodied.evaluate import PolicyFunction, evaluate
-from rl_platform.envs.embodied.pictures.video import Video, play
+from rl_platform.envs.embodied.pictures.drawing import with_caption
+from rl_platform.envs.embodied.pictures.video import RecordedEpisode, Video, caption, play
+from rl_platform.envs.embodied.success import Success
 from rl_platform.envs.embodied.vector import VectorEnv
 
 
@@ -59,7 +61,7 @@ def drawn(description: EnvDescription, path: Path, policy: PolicyFunction, *, ch
     """Why there is no video of the episode of seed 3."""
     video = Video(description)
     if not video.refusal:
-        video.start(play(description, policy, 3, chunked=chunked), path, {"step": 7})
+        video.start({path: play(description, policy, 3, chunked=chunked)}, {"step": 7})
     return video.wait() or video.refusal
 
 
@@ -125,11 +127,27 @@ def test_the_camera_follows_the_robot(env_id: str, camera: str | None) -> None:
 def test_a_newer_video_takes_the_place_of_the_one_under_way(tmp_path: Path) -> None:
     description = EnvDescription("CartPole-v1")
     video, episode = Video(description), play(description, _lean, 3)
-    video.start(episode, tmp_path / "first.mp4", {})
-    video.start(episode, tmp_path / "second.mp4", {})
+    video.start({tmp_path / "first.mp4": episode}, {})
+    video.start({tmp_path / "second.mp4": episode}, {})
     failure = video.wait()
     assert not (tmp_path / "first.mp4").exists()
     assert (tmp_path / "second.mp4").exists() == (not failure)
+
+
+def test_a_caption_has_what_is_known_of_the_step() -> None:
+    episode = RecordedEpisode(3, rewards=[1.5, -1.0], values=[2.0, 0.25], success=Success(once=True, at_end=False))
+    assert caption(episode, 1) == "seed 3  step 1  reward -1  return 0.5  value 0.25  success once"
+    assert caption(RecordedEpisode(3, rewards=[1.5]), 0) == "seed 3  step 0  reward 1.5  return 1.5"
+
+
+def test_a_caption_is_under_the_picture_in_lines_that_fit() -> None:
+    picture = np.full((20, 120, 3), 7, np.uint8)
+    one, two = with_caption(picture, "seed 3"), with_caption(picture, "reward 0.25  return 0.25  value 1.5")
+    for drawn in (one, two):
+        assert np.array_equal(drawn[:20], picture)
+        assert drawn[20:].max() > 128
+        assert drawn.shape[0] % 2 == 0  # as videos need it
+    assert len(two) > len(one)
 
 
 def test_a_drawing_library_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
