@@ -2,10 +2,11 @@
 
 A small language model on two CPU workers: `actor,critic` on one, `rollout,reward` on the other, one thread each. Runs
 of all k follow one another, `--rounds` times. A component is busy while it runs a call; the reward, whose calls wait
-for responses, does not count. Two loads: steps of equal work, and dynamic sampling, whose steps take a varying number
-of rounds. Not covered: what a step teaches (docs/staleness.md has the accuracy), embodied runs, GPUs.
+for responses, does not count. Loads: steps of equal work; dynamic sampling, whose steps take a varying number of
+rounds; HalfCheetah with `actor_critic` on one worker and `rollout,env` on the other. Not covered: what a step teaches
+(docs/staleness.md has the accuracy), GPUs.
 
-    python benchmarks/staleness.py [--rounds 1] [--json FILE]
+    python benchmarks/staleness.py [--rounds 1] [--only HalfCheetah] [--json FILE]
 """
 
 from __future__ import annotations
@@ -26,26 +27,36 @@ from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
 from rl_platform.planner.report import plan_report
 
-CONFIG = Path(__file__).parents[1] / "configs" / "reasoning" / "ppo_tiny.yaml"
+CONFIGS = Path(__file__).parents[1] / "configs"
 KEYS = (
     "cluster.devices_per_node=2",
-    "cluster.component_placement={'actor,critic': 0, 'rollout,reward': 1}",
     "algorithm.rollout_is={}",
-    "algorithm.entropy_bonus=0.0",
-    "data.train_batch_size=64",
-    "data.mini_batch_size=32",
-    "data.max_response_length=12",
     "runner.val_check_interval=0",
     "runner.logger_backends=[]",
     "runner.trace_steps=0",
 )
+REASONING = (
+    "cluster.component_placement={'actor,critic': 0, 'rollout,reward': 1}",
+    "algorithm.entropy_bonus=0.0",
+    "data.train_batch_size=64",
+    "data.mini_batch_size=32",
+    "data.max_response_length=12",
+)
 LOADS = {
-    "equal steps": (),
+    "equal steps": ("reasoning/ppo_tiny.yaml", *REASONING),
     "dynamic sampling": (
+        "reasoning/ppo_tiny.yaml",
+        *REASONING,
         "algorithm.group_size=2",
         "data.train_batch_size=32",
         "algorithm.dynamic_sampling={prompts_per_round: 24, max_rounds: 8, on_exhausted: fill_with_rejected}",
         "reward.type=length_parity:score",
+    ),
+    "HalfCheetah": (
+        "embodied/ppo.yaml",
+        "cluster.component_placement={actor_critic: 0, 'rollout,env': 1}",
+        "runner.save_interval=0",
+        "env.evaluation.video=false",
     ),
 }
 REWARD = "def score(response, answer, metadata):\n    return float(len(response.encode()) % 2 == 0)\n"
@@ -53,12 +64,20 @@ AHEAD = (0, 1, 2, 4)
 SKIPPED = 6  # steps at the start: the first ones only fill the buffer
 
 
+def keys_of(load: str, ahead: int) -> tuple[str, ...]:
+    """The config and the keys of its run. Embodied runs take no correction without staleness."""
+    config, *keys = LOADS[load]
+    corrected = [key for key in KEYS if ahead or "rollout_is" not in key or "embodied" not in config]
+    return (str(CONFIGS / config), *corrected, *keys, f"runner.max_staleness={ahead}")
+
+
 def measured(load: str, ahead: int, steps: int) -> dict[str, float]:
     """Mean seconds of a step, the idle share of each side, and rollouts that were ready when a step began."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "length_parity.py").write_text(REWARD)
-        keys = (*KEYS, *LOADS[load], f"runner.max_staleness={ahead}", f"runner.max_steps={steps}")
-        command = [sys.executable, "-c", "from rl_platform.launch.cli import main; main()", str(CONFIG), *keys]
+        config, *keys = keys_of(load, ahead)
+        keys.append(f"runner.max_steps={steps}")
+        command = [sys.executable, "-c", "from rl_platform.launch.cli import main; main()", config, *keys]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": folder}
         command.append("runner.output_dir=out")
         run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
@@ -68,7 +87,8 @@ def measured(load: str, ahead: int, steps: int) -> dict[str, float]:
             )
         rows = read_metrics(Path(folder, "out"))[1 + SKIPPED : -1]  # the last one validates
     total = sum(row["time/step"] for row in rows)
-    sides = {"training": ("time/actor.", "time/critic."), "generation": ("time/rollout.",)}
+    sides = {"training": ("time/actor.", "time/actor_critic.", "time/critic.")}
+    sides["generation"] = ("time/env.",) if load == "HalfCheetah" else ("time/rollout.",)
     busy = {side: sum(row[name] for row in rows for name in row if name.startswith(of)) for side, of in sides.items()}
     idle = {f"idle {side}": 1 - seconds / total for side, seconds in busy.items()}
     return {
@@ -84,7 +104,8 @@ def planned(load: str, ahead: int) -> dict[str, float]:
 
     k = 0 is the alternating step of the plan of k = 1.
     """
-    config = load_config(CONFIG, [*KEYS, *LOADS[load], f"runner.max_staleness={max(ahead, 1)}"]).config
+    path, *keys = keys_of(load, max(ahead, 1))
+    config = load_config(Path(path), keys).config
     inventory = inventory_for(config.cluster)
     report = plan_report(config, schedule(config.cluster, inventory), inventory)
     found = report.overlap
@@ -92,7 +113,7 @@ def planned(load: str, ahead: int) -> dict[str, float]:
     seconds, idle = (found.seconds, found.idle) if ahead else (report.seconds, found.alternating)
     return {
         "seconds": seconds,
-        "idle training": idle["actor"],
+        "idle training": idle["actor_critic" if "actor_critic" in idle else "actor"],
         "idle generation": idle["rollout"],
         "age": found.staleness if ahead else 0,
     }
@@ -100,10 +121,11 @@ def planned(load: str, ahead: int) -> dict[str, float]:
 
 def main() -> None:
     parser = new_parser(__doc__, rounds=1)
+    parser.add_argument("--only", choices=LOADS, help="this load alone")
     options = parser.parse_args()
     steps = SKIPPED + (3 if options.quick else 20)
     found = {"machine": machine(["torch", "ray"])}
-    for load in LOADS:
+    for load in [options.only] if options.only else LOADS:
         runs: dict[int, list[dict[str, float]]] = {ahead: [] for ahead in AHEAD}
         for _ in range(options.rounds):
             for ahead in AHEAD:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar, cast
+
+import torch
 
 from rl_platform.components.actor import EmbodiedActor
 from rl_platform.components.env_ranks import Peers, Shares
@@ -22,6 +25,7 @@ from rl_platform.runners.component_groups import TypedGroups
 from rl_platform.runners.ppo import Learners, sync_metrics
 from rl_platform.runners.recovery import EnvPart, Recovery, Simulation
 from rl_platform.runners.rollouts import Collected
+from rl_platform.runners.sample_ledger import SampleLedger, held_rows
 from rl_platform.runtime import ComponentSpec, Runtime
 from rl_platform.runtime.weights.weight_transfer import WeightsToken
 from rl_platform.runtime.worker_group import Handle, WorkerGroup
@@ -46,6 +50,7 @@ class EmbodiedRunner:
         self.actor = self.groups[actor]
         self.video: Path | None = None  # of the latest validation
         self.learners = Learners(self.actor)
+        self.ledger = SampleLedger()
         self.recovery = Recovery(runtime, self.typed["rollout"])
         self.simulation = Simulation(self.recovery, self.parts()["env"])
         # a single rollout rank in the process of env rank 0 would only wait for it: it acts in its thread
@@ -67,9 +72,22 @@ class EmbodiedRunner:
         raise NotImplementedError("rollout.on_update is refused for embodied runs")
 
     def collect(self, step: int) -> Collected:
+        groups = self._groups(step)
+        self.ledger.issue(groups, self.config.algorithm.group_size if self.config.whole_episodes else 1)
         with self.reporter.phase("collect"):
             batch, metrics = self.simulation.collect(lambda: self._collect(step))
-            return Collected(batch, metrics | self.recovery.metrics())
+        batch = replace(batch, group_ids=batch.group_ids + groups.start)
+        if self.config.runner.max_staleness:
+            batch = replace(batch, versions=torch.full((len(batch),), self.recovery.version))
+        return Collected(batch, metrics | self.recovery.metrics())
+
+    def _groups(self, step: int) -> range:
+        """The group ids of a rollout, which no other rollout of the run has."""
+        env, count = self.config.env, self.config.env.num_envs
+        if self.config.whole_episodes:
+            assert env.max_episode_steps is not None
+            count = count // self.config.algorithm.group_size * (env.rollout_steps // env.max_episode_steps)
+        return range(step * count, (step + 1) * count)
 
     def validate(self, step: int) -> dict[str, float]:
         settings, last = self.config.env.evaluation, step >= self.config.runner.max_steps
@@ -119,10 +137,11 @@ class EmbodiedRunner:
         return episodes
 
     def trained(self, batch: RolloutBatch) -> dict[str, float]:
-        return {}
+        self.ledger.trained(batch.group_ids.tolist())
+        return self.ledger.metrics() if self.config.runner.max_staleness else {}
 
     def check_samples(self, waiting: Sequence[RolloutBatch]) -> None:
-        """Transitions have no identity; the env ranks return a whole rollout or fail."""
+        self.ledger.check(held_rows(waiting))
 
     def log_tokens(self, step: int, batch: RolloutBatch) -> None:
         """A transition has no tokens."""
@@ -139,10 +158,11 @@ class EmbodiedRunner:
         return {"env": EnvPart(self.typed["env"], shares)}
 
     def state_dict(self) -> StateDict:
-        return {}
+        return {"samples": self.ledger.state_dict()}
 
     def load_state_dict(self, state: StateDict) -> None:
-        assert not state
+        if "samples" in state:
+            self.ledger.load_state_dict(state["samples"])
 
     def finish(self, step: int) -> None:
         """Writes the trained policy with its observation normaliser; then waits for the video, drawn meanwhile."""

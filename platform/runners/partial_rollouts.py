@@ -64,7 +64,7 @@ class PartialRollouts:
             for number, one in enumerate(group):
                 if one.token_ids and one.weights_version < oldest:
                     self.ledger.dropped([one])
-                    self.ledger.issue([one.prompt], 1)
+                    self.ledger.issue([one.prompt.index], 1)
                     group[number] = _empty(one.prompt, one.sample)
 
     def _begin(self, step: int) -> None:
@@ -74,7 +74,7 @@ class PartialRollouts:
             steps = min(steps, -(-(len(self.open) + self.loader.left(epochs)) // self.wanted))
         missing = min(self.config.prompts_in_flight, steps * self.wanted) - len(self.open)
         prompts = self.loader.next_batch(max(0, missing))
-        self.ledger.issue(prompts, self.config.algorithm.group_size)
+        self.ledger.issue((prompt.index for prompt in prompts), self.config.algorithm.group_size)
         for prompt in prompts:
             self.open.append(self._not_begun(prompt))
 

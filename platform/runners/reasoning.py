@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -39,7 +38,7 @@ from rl_platform.runners.phases import TakingTurns, with_turns
 from rl_platform.runners.ppo import Learners, sync_metrics
 from rl_platform.runners.recovery import EnvPart, Recovery
 from rl_platform.runners.rollouts import Collected
-from rl_platform.runners.sample_ledger import SampleLedger
+from rl_platform.runners.sample_ledger import SampleLedger, held_rows
 from rl_platform.runners.streamed_evaluation import streamed_evaluation
 from rl_platform.runners.token_log import tokens_of
 from rl_platform.runners.trajectories import (
@@ -214,7 +213,7 @@ class ReasoningRunner:
         purpose = f"train-{number}" if number else "train"
         samples, sampling = self.config.algorithm.group_size, self.config.rollout.sampling
         prompts = self.loader.next_batch()
-        self.ledger.issue(prompts, samples)
+        self.ledger.issue((prompt.index for prompt in prompts), samples)
         if self.streaming is not None:
             self.streaming.begin(prompts, samples)
         on_arrival = None if self.streaming is None else self.streaming.add
@@ -225,7 +224,7 @@ class ReasoningRunner:
         return self.ledger.metrics()
 
     def check_samples(self, waiting: Sequence[RolloutBatch]) -> None:
-        held = Counter(index for batch in waiting for index in batch.group_ids.tolist())
+        held = held_rows(waiting)
         unfinished = [] if self.partial is None else self.partial.open
         carried = [] if self.sampler is None else self.sampler.carried
         held.update(one.prompt.index for group in (*unfinished, *carried) for one in group)

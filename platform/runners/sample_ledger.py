@@ -1,8 +1,10 @@
-"""Counts the responses of a reasoning run: each is trained on once, rejected, or dropped.
+"""Counts the responses of a run: each is trained on once, rejected, or dropped.
 
     issued = trained + rejected + dropped + in flight
 
-Counts are per prompt, so a response that is lost and another that is trained on twice do not cancel out.
+Counts are per prompt, so a response that is lost and another that is trained on twice do not cancel out. In an embodied
+run a prompt is an environment in one rollout, or the state in which a group of episodes begins, and a response is a row
+of the rollout.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from rl_platform.errors import PlatformError
-from rl_platform.records import Prompt, StateDict, Trajectory
+from rl_platform.records import RolloutBatch, StateDict, Trajectory
 
 ENDS = ("trained", "rejected", "dropped")
 
@@ -33,11 +35,11 @@ class SampleLedger:
         self._open: Counter[int] = Counter()  # in flight
         self._counts = dict.fromkeys(("issued", *ENDS), 0)
 
-    def issue(self, prompts: Iterable[Prompt], samples: int) -> None:
-        """`samples` responses to each prompt will be generated."""
+    def issue(self, prompts: Iterable[int], samples: int) -> None:
+        """`samples` responses to each prompt, given by its index, will be generated."""
         with self._lock:
             for prompt in prompts:
-                self._open[prompt.index] += samples
+                self._open[prompt] += samples
                 self._counts["issued"] += samples
 
     def trained(self, prompts: Iterable[int]) -> None:
@@ -84,6 +86,11 @@ class SampleLedger:
 
     def load_state_dict(self, state: StateDict) -> None:
         self._open, self._counts = Counter(state["open"]), self._counts | state["counts"]
+
+
+def held_rows(batches: Iterable[RolloutBatch]) -> Counter[int]:
+    """Returns the number of rows by prompt."""
+    return Counter(index for batch in batches for index in batch.group_ids.tolist())
 
 
 def _message(what: str, counts: Counter[int]) -> str:

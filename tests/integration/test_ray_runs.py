@@ -143,6 +143,14 @@ def test_apart_rollouts_several_updates_old_are_those_of_one_process(learned_now
 
 
 @pytest.mark.usefixtures("nothing_left")
+def test_apart_environments_that_step_during_updates_see_those_of_one_process(learned_now) -> None:
+    ahead = "embodied.yaml", "runner.max_staleness=2", "algorithm.rollout_is={}", "env.normalize_observations=true"
+    expected = learned_now(*ahead)
+    apart = "cluster.component_placement={actor_critic: 0, 'rollout,env': 1}"
+    assert_equal(learned_now(*ahead, "cluster.devices_per_node=2", apart), expected)
+
+
+@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("on_update", ["continue", "abort"])
 def test_apart_a_rollout_loads_weights_while_it_generates(learned_now, scored: str, on_update: str) -> None:
     keys = "reasoning.yaml", scored, "runner.max_staleness=1", "algorithm.rollout_is={}", "rollout.backend=torch"

@@ -1,4 +1,4 @@
-"""Runs whose generation is two updates ahead, with everything else that a run may do beside it.
+"""Runs whose generation or simulation is two updates ahead, with everything else that a run may do beside it.
 
 Each resumes from a checkpoint in its middle and ends as the run that was not stopped: nothing is lost or doubled, and
 the age of the weights does not depend on timing.
@@ -82,6 +82,49 @@ def test_it_resumes_to_the_state_that_it_would_have_had(command, folder, final_s
         assert all(age >= least for age, least in zip(ages, expected, strict=True))
     elif not name.startswith("dynamic sampling"):  # which trains surplus groups later
         assert ages == expected
+
+
+EMBODIED_WITH = {
+    "normalised observations and rewards": ("env.normalize_observations=true", "env.normalize_rewards=true"),
+    "a recurrent policy": ("actor.model.type=gru", "actor.model.recurrent_size=8", "env.max_episode_steps=9"),
+    "chunks of actions": ("env.id=HalfCheetah-v5", "env.max_episode_steps=20", "actor.model.num_action_chunks=2"),
+    "whole episodes": (
+        "algorithm={loss_type: actor, adv_type: grpo, group_size: 2, rollout_is: {}}",
+        "env.max_episode_steps=16",
+    ),
+    "two env ranks": (
+        "cluster.component_placement={'actor_critic,rollout': all, env: 'all:0-1'}",
+        "env.pipeline_stages=2",
+        "env.normalize_observations=true",
+    ),
+    "a policy that starts later": ("algorithm.policy_training_start_step=3",),
+}
+
+
+@pytest.mark.parametrize("name", EMBODIED_WITH)
+def test_environments_that_step_during_updates(command, folder, final_state, logged, differences, name: str):
+    run = (
+        *("embodied.yaml", f"runner.max_staleness={AHEAD}", f"runner.max_steps={STEPS}", "runner.save_interval=2"),
+        *("runner.val_check_interval=3", "runner.keep_checkpoints=10", "algorithm.rollout_is={}", *EMBODIED_WITH[name]),
+    )
+    ended = command(*run, "runner.output_dir=whole")
+    assert ended.code == 0, ended.err
+    ended = command(*run, f"runner.resume=whole/checkpoints/step-{HALF:08d}", "runner.output_dir=again")
+    assert ended.code == 0, ended.err
+    states = [final_state(place, STEPS) for place in ("whole", "again")]
+    assert differences(*states) == []
+    assert differences([row for row in logged("whole") if row["step"] > HALF], logged("again")) == []
+    warm_up = 3 if name == "a policy that starts later" else 0
+    version = [max(0, step - warm_up) for step in range(STEPS)]
+    rows = read_metrics(folder / "whole")[1:]
+    ages = [version[step] - version[max(0, step - AHEAD)] for step in range(STEPS)]
+    assert [row["staleness/max"] for row in rows] == [row["staleness/mean"] for row in rows] == ages
+    samples = states[0]["run"]["task"]["samples"]
+    assert samples["open"] == {}, "a row was issued and not trained on"
+    assert samples["counts"]["issued"] == samples["counts"]["trained"] == STEPS * 4
+    if not warm_up:
+        assert rows[0]["is/weight_max"] == pytest.approx(1.0, abs=1e-5)
+        assert max(row["is/weight_max"] for row in rows) > 1.0001, "the correction has no effect"
 
 
 @pytest.mark.parametrize("on_update", ["continue", "abort"])

@@ -222,14 +222,12 @@ def _staleness(value: Value, source: ForeignConfig) -> Outcome:
     """The decoupled loss multiplies the clipped loss by pi_old / pi_rollout, where pi_old is the newest policy."""
     if not value:
         return same("off there")
-    values: dict[str, Value] = {"runner.max_staleness": 1}
+    values: dict[str, Value] = {"runner.max_staleness": value}
     if source("algorithm.loss_type") == "decoupled_actor_critic":
         high = source("algorithm.behave_weight_threshold")
         mode = "truncate" if high is None else "icepop"
         values |= {f"algorithm.rollout_is.{key}": each for key, each in (("level", "token"), ("mode", mode))}
         values["algorithm.rollout_is.high"] = high
-    if number(value) > 1:
-        return untranslated(f"rollouts are at most one update old here, {value} there", values)
     return write(values, "old log-probs are recomputed here, approximated there")
 
 

@@ -27,9 +27,6 @@ def refused(config: Config) -> Iterator[Problem]:
             "rollouts come from weights that are one or more updates old, which needs a correction",
             hint="algorithm.rollout_is: {}",
         )
-    if when(lambda: embodied(config) and runner.max_staleness > 1):
-        message = "environments continue from rollout to rollout, so their collection is one update ahead at most"
-        yield Problem("runner.max_staleness", message, hint="runner.max_staleness: 1")
 
 
 def _stale(config: Config) -> Iterator[Unread]:

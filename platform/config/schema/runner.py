@@ -41,7 +41,7 @@ class Runner(Section):
     log_samples: int = key(2, "reasoning: number of generated texts to log per step", ge=0)
     max_staleness: int = key(
         0,
-        "largest number of updates by which generation is ahead of training; 0: they alternate. embodied: 0 or 1",
+        "largest number of updates by which generation is ahead of training; 0: they alternate",
         ge=0,
     )
     stale: Literal["wait", "drop"] = key(

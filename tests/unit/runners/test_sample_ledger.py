@@ -15,7 +15,7 @@ def prompt(index: int) -> Prompt:
 @pytest.fixture
 def ledger() -> SampleLedger:
     ledger = SampleLedger()
-    ledger.issue([prompt(0), prompt(1), prompt(0)], samples=2)
+    ledger.issue([0, 1, 0], samples=2)
     return ledger
 
 

@@ -108,6 +108,50 @@ def test_plain_ppo_clips_around_the_policy_that_sampled() -> None:
     assert losses(batch, ppo, row(-1, -1, -1)) == pytest.approx((-(1 + 1.2 + 0.5) * 0.4 / 3, 0.08))
 
 
+def test_transitions_of_environments_that_stepped_with_older_weights() -> None:
+    """One environment: an episode of two steps that terminates, then a step that the end of the rollout cuts."""
+    config = Config(
+        runner={"task_type": "embodied", "max_staleness": 2},
+        cluster={"component_placement": {"actor_critic": "0", "rollout,env": "1"}},
+        algorithm={
+            **{"loss_type": "actor_critic", "gae_lambda": 0.5, "gamma": 1.0, "normalize_advantages": False},
+            **{"rollout_is": {}, "value_loss_scale": 1.0},
+        },
+    )
+    ppo = PPO(config, Learners(None), SilentReporter())  # type: ignore[arg-type]
+    batch = RolloutBatch(
+        inputs={"observations": torch.zeros(1, 3, 2), "actions": torch.zeros(1, 3, 1)},
+        action_mask=torch.ones(1, 3, dtype=torch.bool),
+        sample_mask=torch.tensor([True]),
+        group_ids=torch.tensor([0]),
+        rewards=torch.tensor([[1.0, 1.0, 1.0]]),
+        rollout_log_probs=torch.tensor([[-1.0, -2.0, -1 + math.log(2)]]),  # of the weights that acted
+        log_probs=torch.tensor([[-1.0, -1.0, -1.0]]),  # proximal
+        values=torch.tensor([[0.5, 0.25, 0.5]]),
+        ends=torch.tensor([[False, True, True]]),
+        end_values=torch.tensor([[0.0, 0.0, 2.0]]),  # the second episode goes on
+        versions=torch.tensor([VERSION - 2]),
+    )
+    batch, weights = ppo._correct_mismatch(ppo._evaluate(batch))
+    batch = ppo._estimate(batch)
+    assert batch.advantages is not None
+    assert batch.returns is not None
+    # A_2 = 1 + 0 - 0.25; A_1 = (1 + 0.25 - 0.5) + 0.5 * 0.75; A_3 = 1 + 2 - 0.5
+    assert batch.advantages.tolist() == [pytest.approx([1.125, 0.75, 2.5])]
+    # R = A + V: the rewards as they were simulated, the values of now, and no importance weight
+    assert batch.returns.tolist() == [pytest.approx([1.625, 1.0, 3.0])]
+    # w = min(exp(log pi_proximal - log pi_rollout), 2) = (1, min(e, 2), 1 / 2)
+    assert batch.loss_weights is not None
+    assert batch.loss_weights.tolist() == [pytest.approx([1.0, 2.0, 0.5])]
+    metrics = ppo._measure(batch, VERSION) | weights
+    assert (metrics["staleness/mean"], metrics["staleness/max"]) == (2, 2)
+    assert metrics["is/oob_frac"] == pytest.approx(1 / 3)
+    # the ratio to the proximal policy is 1: -(1.125 + 2 * 0.75 + 0.5 * 2.5) / 3; value: (1.125^2 + 0.75^2 + 2.5^2) / 6
+    actor, critic = losses(batch, ppo, batch.log_probs)
+    assert actor == pytest.approx(-3.875 / 3)
+    assert critic == pytest.approx((1.125**2 + 0.75**2 + 2.5**2) / 6)
+
+
 def test_with_lambda_1_the_value_target_is_the_return_as_it_was_sampled() -> None:
     batch, _, _ = estimated(rollout_is={}, gae_lambda=1.0)
     assert batch.returns is not None
