@@ -219,6 +219,8 @@ def _mismatch(algorithm: Algorithm) -> str:
         outside = {"truncate": "cut to it", "icepop": "weight 0", "sequence_mask": "the sequence has weight 0"}
         text = f"{ratio} (training over rollout), outside {bounds} {outside[correction.mode]}"
         parts.append(text + (", divided by the mean weight" if correction.batch_normalize else ""))
+    if correction.vtrace:
+        parts.append("value targets by V-trace")
     if (reject := correction.reject) is not None:
         below = "" if reject.low is None else f" or below {reject.low:g}"
         parts.append(f"every {reject.level} with {reject.stat} above {reject.threshold:g}{below} has weight 0")

@@ -1,4 +1,4 @@
-"""Generalised advantage estimation (Schulman et al. 2016) with masks carried forward, plain and decoupled.
+"""Generalised advantage estimation (Schulman et al. 2016) with masks carried forward: plain, decoupled, and V-trace.
 
 Whitening is not here, nor the choice of lambdas from a config: see advantages.py.
 """
@@ -74,6 +74,35 @@ def length_adaptive_lambda(mask: BoolBT, alpha: float) -> FloatB:
     return (1.0 - 1.0 / (alpha * mask.sum(dim=1)).clamp(min=1.0)).clamp(0.0, 1.0)
 
 
+@torch.no_grad()
+def vtrace(
+    rewards: FloatBT,
+    values: FloatBT,
+    mask: BoolBT,
+    gamma: float,
+    lam: float,
+    weights: FloatBT,
+    ends: BoolBT | None = None,
+    end_values: FloatBT | None = None,
+) -> tuple[FloatBT, FloatBT]:
+    """Advantages, and value targets v_t of the policy before the update (V-trace, Espeholt et al. 2018).
+
+    With rho_t = `weights` [B,T], the truncated importance ratios of that policy and the one that acted:
+
+        delta_t    = r_t + gamma V_{t+1} - V_t
+        v_t - V_t  = rho_t delta_t + gamma lam min(rho_t, 1) (v_{t+1} - V_{t+1})
+        A_t        = delta_t + gamma lam (v_{t+1} - V_{t+1})
+
+    The policy loss multiplies A_t by rho_t. Masks and ends as in `gae`, which it equals where all weights are 1.
+    """
+    errors, decays = _coefficients(rewards, values, mask, gamma, lam, ends, end_values)
+    rho = torch.where(mask, weights.double(), 1.0)
+    corrections = _scan(rho * errors, decays * rho.clamp(max=1.0))
+    advantages = torch.where(mask, errors + decays * F.pad(corrections[:, 1:], (0, 1)), 0.0)
+    targets = torch.where(mask, values + corrections, 0.0)
+    return advantages.to(values.dtype), targets.to(values.dtype)
+
+
 def _plain_gae(
     rewards: FloatBT,
     values: FloatBT,
@@ -83,7 +112,22 @@ def _plain_gae(
     ends: BoolBT | None,
     end_values: FloatBT | None,
 ) -> tuple[FloatBT, FloatBT]:
-    """`gae` as a linear recursion, A_t = a_t A_{t+1} + b_t, whose coefficients are computed for all positions at once.
+    """`gae` by `_scan`."""
+    estimated = _scan(*_coefficients(rewards, values, mask, gamma, lam, ends, end_values))
+    advantages = torch.where(mask, estimated, 0.0)
+    return advantages.to(values.dtype), torch.where(mask, advantages + values, 0.0).to(values.dtype)
+
+
+def _coefficients(
+    rewards: FloatBT,
+    values: FloatBT,
+    mask: BoolBT,
+    gamma: float,
+    lam: float | FloatB,
+    ends: BoolBT | None,
+    end_values: FloatBT | None,
+) -> tuple[FloatBT, FloatBT]:
+    """b_t and a_t of the linear recursion A_t = b_t + a_t A_{t+1}.
 
     float64: in float32 an advantage is rounded at the size of V, such as 10^4.
     """
@@ -98,10 +142,13 @@ def _plain_gae(
     # b_t = delta_t = r_t + gamma V_{t+1} - V_t and a_t = gamma lambda; a_t = 0 where an episode ends
     errors = torch.where(mask, rewards.double() + gamma * following - values.double(), 0.0)
     decays = gamma * torch.as_tensor(lam, dtype=torch.float64, device=values.device).view(-1, 1)
-    decays = torch.where(mask, decays, 1.0).masked_fill(ends, 0.0)
+    return errors, torch.where(mask, decays, 1.0).masked_fill(ends, 0.0)
+
+
+def _scan(errors: FloatBT, decays: FloatBT) -> FloatBT:
+    """A_t = errors_t + decays_t A_{t+1} for all positions, from the last one. May overwrite `errors`."""
     estimated = errors.T.contiguous()
     columns = list(zip(estimated.unbind(), decays.T.contiguous().unbind(), strict=True))
     for (following_advantage, _), (advantage, decay) in pairwise(reversed(columns)):
         advantage.addcmul_(decay, following_advantage)
-    advantages = torch.where(mask, estimated.T, 0.0)
-    return advantages.to(values.dtype), torch.where(mask, advantages + values, 0.0).to(values.dtype)
+    return estimated.T

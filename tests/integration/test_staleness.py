@@ -85,6 +85,7 @@ def test_it_resumes_to_the_state_that_it_would_have_had(command, folder, final_s
 
 
 EMBODIED_WITH = {
+    "V-trace": ("algorithm.rollout_is={vtrace: true}",),
     "normalised observations and rewards": ("env.normalize_observations=true", "env.normalize_rewards=true"),
     "a recurrent policy": ("actor.model.type=gru", "actor.model.recurrent_size=8", "env.max_episode_steps=9"),
     "chunks of actions": ("env.id=HalfCheetah-v5", "env.max_episode_steps=20", "actor.model.num_action_chunks=2"),

@@ -256,6 +256,29 @@ def _correction(config: Config) -> Iterator[Problem]:
         yield Problem(_CORRECTION, message, hint=f"{_CORRECTION}: null")
     elif when(lambda: correction.mode is not None and correction.low == correction.high):
         yield Problem(f"{_CORRECTION}.low", "low and high are equal, so no weight lies between them")
+    if when(lambda: correction.vtrace):
+        yield from _vtrace(config, correction)
+
+
+def _vtrace(config: Config, correction: RolloutIS) -> Iterator[Problem]:
+    """V-trace takes a truncated ratio per action, and one lambda."""
+    algorithm, key = config.algorithm, f"{_CORRECTION}.vtrace"
+    if when(lambda: algorithm.adv_type != "gae"):
+        yield Problem(key, f"adv_type {algorithm.adv_type} has no value targets to correct", hint=f"{_TYPE}: gae")
+    if when(lambda: (correction.mode, correction.level) != ("truncate", "token") or correction.batch_normalize):
+        yield Problem(key, "V-trace takes the truncated ratio of each action", hint=f"{_CORRECTION}: {{vtrace: true}}")
+    if when(
+        lambda: (
+            algorithm.gae_lambda_policy is not None
+            or algorithm.gae_lambda_value is not None
+            or algorithm.length_adaptive_alpha > 0
+        )
+    ):
+        yield Problem(key, "V-trace has one lambda", hint="algorithm.gae_lambda alone")
+    if when(lambda: config.actor.model.num_action_chunks > 1):
+        yield Problem(
+            key, "V-trace has a ratio per step, and a chunk of actions is several steps", hint=f"{key}: false"
+        )
 
 
 def _by_sequence(correction: RolloutIS) -> bool:

@@ -146,6 +146,9 @@ class RolloutIS(Section):
     level: Literal["token", "sequence"] = key("token", "a weight per token, or their product per sequence")
     low: float = key(0.0, "lower bound of the weights", ge=0, le=1)
     high: float | None = key(2.0, "upper bound of the weights; null: none", ge=1)
+    vtrace: bool = key(
+        False, "V-trace: the weights correct the value targets, and each advantage for the steps that follow it, too"
+    )
     batch_normalize: bool = key(False, "divide weights by their mean over the rollout batch")
     reject: Rejection | None = key(None, "rejection of large mismatches; null: none")
     veto: float | None = key(None, "sequences with a token whose ratio is below it get weight 0; null: off", gt=0, lt=1)

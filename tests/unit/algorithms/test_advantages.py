@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rl_platform.algorithms import gae as module
 from rl_platform.algorithms.advantages import advantages
-from rl_platform.algorithms.gae import _plain_gae, decoupled_gae, gae, length_adaptive_lambda
+from rl_platform.algorithms.gae import _plain_gae, decoupled_gae, gae, length_adaptive_lambda, vtrace
 from rl_platform.algorithms.rewards import place_outcome_rewards
 from rl_platform.algorithms.statistics import whiten
 from rl_platform.config.schema.algorithm import Algorithm
@@ -305,3 +305,37 @@ def test_dispatch_whitens_advantages_but_never_returns(normalize: bool) -> None:
     assert torch.equal(estimated, whiten(plain, batch.mask) if normalize else plain)
     assert not estimated[2].any()
     assert not returns[2].any()
+
+
+def _vtrace_reference(r, v, gamma, lam, rho, ends, end_values):
+    """A row without gaps, by the recursion of Espeholt et al. 2018."""
+    advantages, targets, following = torch.zeros_like(v), torch.zeros_like(v), (0.0, 0.0)  # v_{t+1}, V_{t+1}
+    for t in reversed(range(len(v))):
+        if ends[t]:
+            following = (float(end_values[t]), float(end_values[t]))
+        target, value = following
+        delta = r[t] + gamma * value - v[t]
+        targets[t] = v[t] + rho[t] * delta + gamma * lam * min(float(rho[t]), 1.0) * (target - value)
+        advantages[t] = delta + gamma * lam * (target - value)
+        following = (float(targets[t]), float(v[t]))
+    return advantages, targets
+
+
+def test_vtrace_is_the_recursion_and_without_correction_gae() -> None:
+    numbers = torch.Generator().manual_seed(3)
+    rewards, values, end_values = (torch.randn(4, 9, generator=numbers, dtype=torch.float64) for _ in range(3))
+    ends = torch.rand(4, 9, generator=numbers) < 0.3
+    ends[:, -1] = True
+    rho = 2 * torch.rand(4, 9, generator=numbers, dtype=torch.float64)
+    whole = torch.ones(4, 9, dtype=torch.bool)
+    found = vtrace(rewards, values, whole, 0.9, 0.8, rho, ends, end_values)
+    rows = zip(rewards, values, rho, ends, end_values, strict=True)
+    expected = [_vtrace_reference(r, v, 0.9, 0.8, w, e, last) for r, v, w, e, last in rows]
+    for actual, column in zip(found, zip(*expected, strict=True), strict=True):
+        torch.testing.assert_close(actual, torch.stack(column))
+    mask = whole.clone()
+    mask[:, 3] = False  # as `gae`, which carries on over masked positions
+    plain = _plain_gae(rewards, values, mask, 0.9, 0.8, ends, end_values)
+    ones = vtrace(rewards, values, mask, 0.9, 0.8, torch.ones_like(rho), ends, end_values)
+    for actual, known in zip(ones, plain, strict=True):
+        torch.testing.assert_close(actual, known)

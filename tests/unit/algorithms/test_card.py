@@ -107,6 +107,7 @@ def test_the_gradient_of_the_kl_loss_is_told() -> None:
         {"distillation_coef": 0.5},
         {"rollout_is": {}},
         {"rollout_is": {"veto": 0.01}},
+        {"rollout_is": {"vtrace": True}},
         {"rollout_is": {"reject": {"stat": "k1", "threshold": 0.1, "low": -0.1}}},
         {"rollout_is": {"mode": None, "reject": {"threshold": 0.1}}},
         {"ppo_epochs": 2},

@@ -108,14 +108,14 @@ def test_plain_ppo_clips_around_the_policy_that_sampled() -> None:
     assert losses(batch, ppo, row(-1, -1, -1)) == pytest.approx((-(1 + 1.2 + 0.5) * 0.4 / 3, 0.08))
 
 
-def test_transitions_of_environments_that_stepped_with_older_weights() -> None:
+def of_environments(**correction: Any) -> tuple[RolloutBatch, PPO, dict[str, float]]:
     """One environment: an episode of two steps that terminates, then a step that the end of the rollout cuts."""
     config = Config(
         runner={"task_type": "embodied", "max_staleness": 2},
         cluster={"component_placement": {"actor_critic": "0", "rollout,env": "1"}},
         algorithm={
             **{"loss_type": "actor_critic", "gae_lambda": 0.5, "gamma": 1.0, "normalize_advantages": False},
-            **{"rollout_is": {}, "value_loss_scale": 1.0},
+            **{"rollout_is": correction, "value_loss_scale": 1.0},
         },
     )
     ppo = PPO(config, Learners(None), SilentReporter())  # type: ignore[arg-type]
@@ -134,6 +134,11 @@ def test_transitions_of_environments_that_stepped_with_older_weights() -> None:
     )
     batch, weights = ppo._correct_mismatch(ppo._evaluate(batch))
     batch = ppo._estimate(batch)
+    return batch, ppo, ppo._measure(batch, VERSION) | weights
+
+
+def test_transitions_of_environments_that_stepped_with_older_weights() -> None:
+    batch, ppo, metrics = of_environments()
     assert batch.advantages is not None
     assert batch.returns is not None
     # A_2 = 1 + 0 - 0.25; A_1 = (1 + 0.25 - 0.5) + 0.5 * 0.75; A_3 = 1 + 2 - 0.5
@@ -143,13 +148,30 @@ def test_transitions_of_environments_that_stepped_with_older_weights() -> None:
     # w = min(exp(log pi_proximal - log pi_rollout), 2) = (1, min(e, 2), 1 / 2)
     assert batch.loss_weights is not None
     assert batch.loss_weights.tolist() == [pytest.approx([1.0, 2.0, 0.5])]
-    metrics = ppo._measure(batch, VERSION) | weights
     assert (metrics["staleness/mean"], metrics["staleness/max"]) == (2, 2)
     assert metrics["is/oob_frac"] == pytest.approx(1 / 3)
     # the ratio to the proximal policy is 1: -(1.125 + 2 * 0.75 + 0.5 * 2.5) / 3; value: (1.125^2 + 0.75^2 + 2.5^2) / 6
     actor, critic = losses(batch, ppo, batch.log_probs)
     assert actor == pytest.approx(-3.875 / 3)
     assert critic == pytest.approx((1.125**2 + 0.75**2 + 2.5**2) / 6)
+
+
+def test_vtrace_corrects_the_value_targets() -> None:
+    batch, ppo, _ = of_environments(vtrace=True)
+    assert batch.advantages is not None
+    assert batch.returns is not None
+    # rho = (1, 2, 1 / 2), c = lambda min(rho, 1) = (1 / 2, 1 / 2, 1 / 4); delta = (0.75, 0.75, 2.5)
+    # v_2 - V_2 = 2 * 0.75; v_1 - V_1 = 0.75 + 0.5 * 1.5, as the episode ends after step 2; v_3 - V_3 = 0.5 * 2.5
+    assert batch.returns.tolist() == [pytest.approx([0.5 + 1.5, 0.25 + 1.5, 0.5 + 1.25])]
+    # A_1 = 0.75 + 0.5 * 1.5; A_2 and A_3 are the last of their episodes
+    assert batch.advantages.tolist() == [pytest.approx([1.5, 0.75, 2.5])]
+    # the policy loss multiplies by rho: -(1.5 + 2 * 0.75 + 0.5 * 2.5) / 3
+    assert batch.log_probs is not None
+    assert losses(batch, ppo, batch.log_probs)[0] == pytest.approx(-4.25 / 3)
+    # rho is at most 1 with `high: 1`: v_2 - V_2 = 0.75; v_1 - V_1 = 0.75 + 0.5 * 0.75
+    batch, _, _ = of_environments(vtrace=True, high=1.0)
+    assert batch.returns is not None
+    assert batch.returns.tolist() == [pytest.approx([0.5 + 1.125, 0.25 + 0.75, 0.5 + 1.25])]
 
 
 def test_with_lambda_1_the_value_target_is_the_return_as_it_was_sampled() -> None:
