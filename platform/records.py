@@ -97,7 +97,7 @@ class Trajectory:
     order, of a response that several versions generated; weights_version is that of the first. Empty: all tokens are of
     `weights_version`. outcome, verdict: how the tests of a program ended in a word, and in a sentence; of a response
     without a score its cause. routes: experts that the engine selected for all tokens of prompt and response but the
-    last, int16 [tokens,layers,K], see `models.routers`.
+    last, int16 [tokens,layers,K], see `models/experts/routers.py`.
     """
 
     prompt: Prompt

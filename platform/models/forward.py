@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from rl_platform.algorithms.losses import ModelOutputs
-from rl_platform.models.context_parallel import ContextParallel
+from rl_platform.extras import required
 from rl_platform.models.language import LanguageModel, Statistic, full_kl_of_states
 from rl_platform.models.packed import PackedTokens, pack
 from rl_platform.models.policy import ActorCriticPolicy
-from rl_platform.models.routers import ReplayedRouters
 from rl_platform.records import RolloutBatch
 
 if TYPE_CHECKING:
+    from rl_platform.models.context.context_parallel import ContextParallel
+    from rl_platform.models.experts.routers import ReplayedRouters
     from rl_platform.models.policies.vla import VisionLanguagePolicy
 
 
@@ -51,7 +52,11 @@ class TokenPolicy(nn.Module):
         self.temperature = temperature
         self.reference_head: Tensor | None = None
         self.context: ContextParallel | None = None
-        self.replay = ReplayedRouters(model.backbone) if router_replay else None
+        self.replay: ReplayedRouters | None = None
+        if router_replay:
+            with required("rl_platform.models.experts", "actor.router_replay"):
+                from rl_platform.models.experts.routers import ReplayedRouters
+            self.replay = ReplayedRouters(model.backbone)
 
     def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
         packed, rows, columns = packed_rows(batch, self.context)

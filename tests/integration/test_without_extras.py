@@ -21,6 +21,8 @@ EXTRAS = (
     "envs/embodied/processes",
     "envs/reasoning/servers",
     "envs/reasoning/sources",
+    "models/context",
+    "models/experts",
     "models/policies",
     "trackers",
     "runtime/ray",

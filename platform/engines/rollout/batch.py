@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,8 +24,10 @@ from rl_platform.engines.rollout.prefill import PartialPrompt, Prefill
 from rl_platform.engines.rollout.sampling import sampler, uniforms
 from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.models.packed import Attention
-from rl_platform.models.routers import RecordedRouters
 from rl_platform.records import SamplingParams
+
+if TYPE_CHECKING:
+    from rl_platform.models.experts.routers import RecordedRouters
 
 
 @dataclass

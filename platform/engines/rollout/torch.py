@@ -28,15 +28,17 @@ from rl_platform.engines.rollout.kv_cache import KVCache
 from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.engines.rollout.unfinished import UnfinishedResponses
 from rl_platform.engines.swap import Swap
+from rl_platform.extras import required
 from rl_platform.models.attention import cached_heads, is_plain
 from rl_platform.models.language import LanguageModel
-from rl_platform.models.routers import RecordedRouters
 from rl_platform.records import SamplingParams, Weights, WeightsReceived
 from rl_platform.runtime.weights.group import WeightReceiver, WeightsOffer, reachable
 from rl_platform.runtime.weights.weight_transfer import empty
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+    from rl_platform.models.experts.routers import RecordedRouters
 
 
 class TorchRolloutEngine:
@@ -77,7 +79,11 @@ class TorchRolloutEngine:
         self._turn = threading.Lock()  # held by a waiting update, else decoding would take `_lock` again at once
         self._again = self._aborted = False
         self._decoder = decoder_for(self.model, device, dtype)
-        self._recorder = RecordedRouters(self.model.backbone) if records_routes else None
+        self._recorder: RecordedRouters | None = None
+        if records_routes:
+            with required("rl_platform.models.experts", "actor.router_replay"):
+                from rl_platform.models.experts.routers import RecordedRouters
+            self._recorder = RecordedRouters(self.model.backbone)
         self._swap = Swap(self.model.parameters, device)
         self._receiver = WeightReceiver(label, device)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,13 +23,14 @@ from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.schema.models import Optim
 from rl_platform.device_copy import on_device
-from rl_platform.engines.training.balancing_loss import BalancedRouters, RouterBalance, mean_loss, membership
 from rl_platform.engines.training.base import Loss, MicroBatches, Offloadable
 from rl_platform.engines.training.sharded_state import ShardedState, ShardedTensor, adam_state
 from rl_platform.engines.training.sharing import Group, balance_metrics_of, hidden_size_of, over_ranks, part_of, shares
-from rl_platform.models.context_parallel import ContextParallel
-from rl_platform.models.forward import packed_rows
+from rl_platform.extras import required
 from rl_platform.records import RolloutBatch
+
+if TYPE_CHECKING:
+    from rl_platform.models.experts.balancing_loss import BalancedRouters
 
 Arguments, Output = ParamSpec("Arguments"), TypeVar("Output")
 
@@ -75,8 +76,7 @@ class FSDPEngine:
             _shard(self.model, device, dtype, cpu_offload=cpu_offload)
         if pretrained is not None:
             _fill(self.model, pretrained, torch.device("cpu") if cpu_offload else device)
-        self.router_aux_loss_coef = router_aux_loss_coef
-        self.routers = BalancedRouters(model.model.backbone) if router_aux_loss_coef else None
+        self.routers = _balanced_routers(model, router_aux_loss_coef, self.world_size)
         self.precision = autocast(device, dtype)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.clip_grad = optim.clip_grad
@@ -109,12 +109,10 @@ class FSDPEngine:
                 adam_state(self.optimizer, parameter)
         denominators = denominators_of(mini_batch, self.horizon, nominal=self.nominal)
         metrics, total = Metrics(), torch.zeros((), device=self.device)
-        balances: list[RouterBalance] = []
         for rows in self._shares(mini_batch, micro_batches):
             part = part_of(mini_batch, rows).to(self.device)
             if self.routers is not None:
-                self.routers.current = self._router_balance(part, int(mini_batch.sample_mask.sum()))
-                balances.append(self.routers.current)
+                self.routers.begin(part, int(mini_batch.sample_mask.sum()))
             with self.precision:
                 outputs = self.model(part, entropy=True)
             part_loss, part_metrics = loss(outputs, part, denominators if rows else replace(denominators, full=False))
@@ -123,8 +121,7 @@ class FSDPEngine:
         self.data.sum(total)
         own: dict[str, Tensor] = {}
         if self.routers is not None:
-            self.routers.current = None
-            own["router_aux_loss"] = self._router_loss(balances, total)
+            own["router_aux_loss"] = self.routers.finish(total)
         norm = self._clipped_gradient_norm()
         finite = bool(torch.isfinite(norm + total))  # a clipped ratio has no gradient and hides a loss that is NaN
         if finite:
@@ -182,31 +179,6 @@ class FSDPEngine:
         width = hidden_size_of(self.model)
         return shares(batch, micro_batches, self.data.rank, self.data.size, width, self.balance)
 
-    def _router_balance(self, part: RolloutBatch, sequences: int) -> RouterBalance:
-        """Returns the load-balancing loss of a part of a mini-batch with this number of valid sequences."""
-        context: ContextParallel | None = getattr(self.model, "context", None)
-        packed, _, _ = packed_rows(part, context)
-        lengths = part.inputs["lengths"]
-        members = membership(packed.flat_index, lengths, len(packed.tokens))
-
-        def total(counts: Tensor) -> Tensor:
-            if context is not None:
-                dist.all_reduce(counts, group=context.group)
-            return counts
-
-        # as with the other losses, the mean of FSDP over all ranks becomes a sum
-        factor = self.router_aux_loss_coef * self.world_size / max(sequences, 1)
-        return RouterBalance(part.sample_mask.float() * factor, members, lengths.float(), total)
-
-    def _router_loss(self, balances: Sequence[RouterBalance], like: Tensor) -> Tensor:
-        """Returns the load-balancing loss without its coefficient, the mean over layers, on every rank."""
-        assert self.routers is not None
-        coefficient = self.router_aux_loss_coef * self.world_size
-        loss = mean_loss(balances, coefficient, len(self.routers.routers), like)
-        if self.world_size > 1:
-            dist.all_reduce(loss)  # each rank has its tokens
-        return loss
-
     def _clipped_gradient_norm(self) -> Tensor:
         norm = nn.utils.get_total_norm([parameter.grad for parameter in self.parameters if parameter.grad is not None])
         if hasattr(norm, "full_tensor"):  # the norm of sharded gradients
@@ -253,6 +225,15 @@ def _recomputed(forward: Callable[Arguments, Output], *args: Arguments.args, **k
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
+def _balanced_routers(model: nn.Module, coefficient: float, world_size: int) -> BalancedRouters | None:
+    """The routers that add a load-balancing loss with this coefficient; None without one."""
+    if not coefficient:
+        return None
+    with required("rl_platform.models.experts", "router_aux_loss_coef"):
+        from rl_platform.models.experts.balancing_loss import BalancedRouters
+    return BalancedRouters(model, coefficient, world_size)
+
+
 def _data_ranks(model: nn.Module, device: torch.device, context: int) -> Group:
     """Returns the data-parallel ranks; with `context` > 1 also sets the model's context-parallel group."""
     size = dist.get_world_size() if dist.is_initialized() else 1
@@ -261,6 +242,8 @@ def _data_ranks(model: nn.Module, device: torch.device, context: int) -> Group:
         return Group.of(dist.group.WORLD) if dist.is_initialized() else Group(None, 0, 1)
     from torch.distributed.device_mesh import init_device_mesh
 
+    with required("rl_platform.models.context", "parallel.context"):
+        from rl_platform.models.context.context_parallel import ContextParallel
     mesh = init_device_mesh(device.type, (size // context, context), mesh_dim_names=("data", "context"))
     model.context = ContextParallel(mesh.get_group("context"))
     return Group.of(mesh.get_group("data"))

@@ -14,9 +14,9 @@ from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.engines.rollout import kv_cache, prefill
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
+from rl_platform.models.experts.routers import Routing, packed_routes, routers, scores
 from rl_platform.models.forward import TokenPolicy
 from rl_platform.models.language import LanguageModel
-from rl_platform.models.routers import Routing, packed_routes, routers, scores
 from rl_platform.records import Prompt, RolloutBatch, SamplingParams, Trajectory, Weights
 from rl_platform.runners.trajectories import rollout_batch, shaped_rewards
 

@@ -22,7 +22,6 @@ from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.schema.models import Optim, Parallel
 from rl_platform.device_copy import on_device
-from rl_platform.engines.training.balancing_loss import RouterBalance, mean_loss, membership
 from rl_platform.engines.training.base import Loss, MicroBatches, Offloadable
 from rl_platform.engines.training.megatron.device import importing_megatron, prepare, quiet_megatron
 from rl_platform.engines.training.megatron.mixture import Mixture
@@ -34,9 +33,10 @@ from rl_platform.engines.training.megatron.weight_map import TensorSource, base_
 from rl_platform.engines.training.sharded_state import ShardedState
 from rl_platform.engines.training.sharing import Group, balance_metrics_of, on_cpu, over_ranks, part_of, shares
 from rl_platform.errors import ConfigError, PlacementError, Problem
-from rl_platform.models.context_parallel import ContextParallel
+from rl_platform.models.context.context_parallel import ContextParallel
+from rl_platform.models.experts.balancing_loss import RouterBalance, mean_loss, membership
+from rl_platform.models.experts.routers import packed_routes
 from rl_platform.models.forward import TokenPolicy, TokenValues
-from rl_platform.models.routers import packed_routes
 from rl_platform.records import RolloutBatch
 
 with importing_megatron():

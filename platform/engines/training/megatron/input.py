@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
-from rl_platform.engines.training.balancing_loss import RouterBalance
-from rl_platform.models.context_parallel import ContextParallel
+from rl_platform.models.context.context_parallel import ContextParallel
+from rl_platform.models.experts.balancing_loss import RouterBalance
 from rl_platform.models.forward import packed_sequences
 from rl_platform.models.packed import PackedAttention
 from rl_platform.records import RolloutBatch

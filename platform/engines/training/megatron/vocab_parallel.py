@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from rl_platform.models.context_parallel import SumOverRanks
+from rl_platform.models.context.context_parallel import SumOverRanks
 from rl_platform.models.language import Statistic, in_chunks
 
 

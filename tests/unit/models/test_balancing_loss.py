@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_platform.algorithms.router_balance import sequence_balance
+from rl_platform.models.experts.balancing_loss import sequence_balance
 
 
 def same(counts: Tensor) -> Tensor:
