@@ -1,6 +1,6 @@
 """A block of environments that one process steps: the learner's process or a worker.
 
-Gymnasium's MuJoCo tasks (`native.py`) and backends of users (`user_backend.py`) step all environments in one call.
+Gymnasium's MuJoCo tasks (`native.py`) and backends of users (`user_envs.py`) step all environments in one call.
 Other environments are stepped one after the other. Not covered: the transport of actions and results, see `vector.py`
 and `workers.py`.
 """
@@ -21,17 +21,17 @@ import numpy as np
 from rl_platform.envs.embodied import env_state
 from rl_platform.envs.embodied.adapter import reset_env
 from rl_platform.envs.embodied.buffers import Buffers
-from rl_platform.envs.embodied.build import native_envs, stop_timers
+from rl_platform.envs.embodied.build import native_envs, stop_timers, user_envs
 from rl_platform.envs.embodied.descriptions import EnvSetup
 from rl_platform.envs.embodied.spares import Spares
 from rl_platform.envs.embodied.success import SuccessCount
-from rl_platform.envs.embodied.user_backend import UserEnvs
 from rl_platform.errors import WorkerError
 from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:
     from rl_platform.envs.embodied.mujoco.native import NativeEnvs
     from rl_platform.envs.embodied.spaces import AnyEnv
+    from rl_platform.envs.embodied.user_envs.user_envs import UserEnvs
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class EnvBlock:
         self._native: NativeEnvs | UserEnvs | None = None
         self._envs: list[AnyEnv] = []
         if description.own_backend:
-            self._native = UserEnvs(description, spaces, last - first)
+            self._native = user_envs(description, spaces, last - first)
         else:
             env = setup.make(first)
             if not description.tasks:
@@ -117,7 +117,7 @@ class EnvBlock:
             failed = getattr(error, "ids", (0,))[0]  # MuJoCo's batch reports which
             raise EnvFailure(self._first + int(failed), "step", traceback.format_exc()) from error
         self._finals[:], self._rewards[:], self._terminated[:], self._truncated[:] = given
-        if isinstance(native, UserEnvs) and (success := native.success) is not None:
+        if (success := native.success) is not None:
             self._success.step_all(success, self._idle)
         self._finish_step(native.diverged)
 

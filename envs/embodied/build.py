@@ -1,5 +1,5 @@
-"""The only module of the core that imports `mujoco/`, the native simulation of Gymnasium's MuJoCo tasks, and other
-interpreters.
+"""The only module of the core that imports `mujoco/`, the native simulation of Gymnasium's MuJoCo tasks, `user_envs/`,
+backends of users, and other interpreters.
 
 Without `mujoco/` Gymnasium steps its MuJoCo tasks itself.
 """
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from rl_platform.envs.embodied.descriptions import EnvDescription
     from rl_platform.envs.embodied.env_facts import EnvFacts
     from rl_platform.envs.embodied.mujoco.native import NativeEnvs
-    from rl_platform.envs.embodied.spaces import AnyEnv
+    from rl_platform.envs.embodied.spaces import AnyEnv, EnvSpaces
+    from rl_platform.envs.embodied.user_envs.user_envs import UserEnvs
 
 
 def native_envs(env: AnyEnv, num_envs: int, threads: int, backend: str) -> NativeEnvs | None:
@@ -52,6 +53,22 @@ def inspect_there(description: EnvDescription) -> EnvFacts:
         from rl_platform.envs.embodied.processes.interpreter import inspect_there as inspect
 
     return inspect(description)
+
+
+def user_envs(description: EnvDescription, spaces: EnvSpaces, num_envs: int) -> UserEnvs:
+    """The environments of the user's backend."""
+    with required("rl_platform.envs.embodied.user_envs", "env.backend"):
+        from rl_platform.envs.embodied.user_envs.user_envs import UserEnvs
+
+    return UserEnvs(description, spaces, num_envs)
+
+
+def user_spaces(description: EnvDescription, *, tried: bool = False) -> EnvSpaces:
+    """The spaces of the user's backend. tried: after it has simulated two environments. Raises ConfigError."""
+    with required("rl_platform.envs.embodied.user_envs", "env.backend"):
+        from rl_platform.envs.embodied.user_envs.user_envs import backend_spaces, try_backend
+
+    return try_backend(description) if tried else backend_spaces(description)
 
 
 @cache

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rl_platform.envs.embodied.build import inspect_there, warp_problem
+from rl_platform.envs.embodied.build import inspect_there, user_spaces, warp_problem
 from rl_platform.envs.embodied.descriptions import EnvDescription, check_time_limit, make_env
 from rl_platform.envs.embodied.spaces import EnvSpaces, read_spaces
-from rl_platform.envs.embodied.user_backend import try_backend
 from rl_platform.errors import ConfigError
 
 USUAL_RATE = 30
@@ -31,7 +30,7 @@ def inspect_env(description: EnvDescription, *, limited: bool = True) -> EnvFact
     if description.python is not None:
         return inspect_there(description)
     if description.own_backend:
-        return EnvFacts(try_backend(description))
+        return EnvFacts(user_spaces(description, tried=True))
     env = make_env(description)
     try:
         if description.backend == "mujoco_warp" and (problem := warp_problem(env)) is not None:

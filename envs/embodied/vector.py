@@ -20,11 +20,11 @@ import numpy as np
 
 from rl_platform.envs.embodied.block import EnvBlock, EnvFailure, failure
 from rl_platform.envs.embodied.buffers import Buffers
+from rl_platform.envs.embodied.build import user_spaces
 from rl_platform.envs.embodied.descriptions import EnvDescription, EnvSetup, find_spec, make_env
 from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces, read_spaces
 from rl_platform.envs.embodied.success import Success, success_of
-from rl_platform.envs.embodied.user_backend import backend_spaces
 from rl_platform.errors import CheckpointError, Diverged
 from rl_platform.extras import required
 from rl_platform.runtime.cpu import cpu_count
@@ -119,7 +119,7 @@ class VectorEnv:
         if elsewhere:
             self.spaces = inspect_env(description).spaces
         else:
-            self.spaces = backend_spaces(description) if spec is None else _spaces_of(description, spec)
+            self.spaces = user_spaces(description) if spec is None else _spaces_of(description, spec)
         self._low = np.asarray(self.spaces.action_low, np.float32)
         self._high = np.asarray(self.spaces.action_high, np.float32)
         self._blocks: list[EnvBlock] = []

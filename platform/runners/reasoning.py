@@ -9,11 +9,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
-from rl_platform.algorithms.dynamic_sampling import DynamicSampler
 from rl_platform.algorithms.filters import SAMPLES, SampleFilter
 from rl_platform.algorithms.shaping import ShapedRewards
 from rl_platform.components.actor import LanguageActor
@@ -27,13 +26,13 @@ from rl_platform.config.schema.rollout import Sampling
 from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.verifiers import DECIDING
-from rl_platform.errors import ChannelClosed, WorkerDied
+from rl_platform.errors import ChannelClosed, CheckpointError, WorkerDied
+from rl_platform.extras import required
 from rl_platform.models.tokenizer import Tokenizer, load_tokenizer
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory, Weights
 from rl_platform.reporter import Reporter
 from rl_platform.runners.component_groups import TypedGroups
-from rl_platform.runners.partial_rollouts import PartialRollouts, restore
 from rl_platform.runners.phases import TakingTurns, with_turns
 from rl_platform.runners.ppo import Learners, sync_metrics
 from rl_platform.runners.recovery import EnvPart, Recovery
@@ -62,8 +61,13 @@ from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.weights.weight_transfer import WeightsToken, merge_published
 from rl_platform.runtime.worker_group import WorkerGroup
 
+if TYPE_CHECKING:
+    from rl_platform.runners.collection.dynamic_sampling import DynamicSampler
+    from rl_platform.runners.collection.partial_rollouts import PartialRollouts
+
 CHANNEL_CAPACITY = 1024
 UPDATES = 1024  # of weights, by reference
+COLLECTION = "rl_platform.runners.collection"  # an extra
 GATHER_S = 0.05  # how long scored responses wait for others, as each message interrupts the engine's process
 
 
@@ -99,6 +103,8 @@ class ReasoningRunner:
         self.filter: SampleFilter | None = None if name is None else SAMPLES.load(name)
         self.sampler: DynamicSampler | None = None
         if options is not None:
+            with required(COLLECTION, "algorithm.dynamic_sampling"):
+                from rl_platform.runners.collection.dynamic_sampling import DynamicSampler
             group_size, prompts_per_round = config.algorithm.group_size, options.prompts_per_round or prompts_per_round
             mini_batch = math.lcm(data.mini_batch_size, config.mini_batch_size("critic"))
             self.sampler = DynamicSampler(options, data.train_batch_size, group_size, mini_batch)
@@ -119,8 +125,13 @@ class ReasoningRunner:
         self.updating = threading.Lock()
         self.updates: Channel[Weights | WeightsToken] | None = None  # while responses are generated
         self.ledger = SampleLedger()
-        unfinished = PartialRollouts(config, runtime, self.recovery, self.groups, reporter, self.loader, self.ledger)
-        self.partial = None if config.rollout.partial_rollout is None else unfinished
+        self.partial: PartialRollouts | None = None
+        if config.rollout.partial_rollout is not None:
+            with required(COLLECTION, "rollout.partial_rollout"):
+                from rl_platform.runners.collection.partial_rollouts import PartialRollouts
+            self.partial = PartialRollouts(
+                config, runtime, self.recovery, self.groups, reporter, self.loader, self.ledger
+            )
         self.turns = TakingTurns(turns, self.groups)
         actor, critic, reference = self.typed["actor"], self.typed.get("critic"), self.typed.get("reference")
         self.learners = Learners(actor, critic, reference, config.reference_is_base, self.turns)
@@ -355,6 +366,18 @@ class ReasoningRunner:
         if updates is not None:
             with suppress(ChannelClosed, WorkerDied):  # after a death; the calls that it broke raise its error
                 updates.close()
+
+
+def restore(partial: PartialRollouts | None, state: StateDict | None, prompts: Mapping[int, Prompt]) -> None:
+    """Gives `partial` its state of a checkpoint. `state` None: the checkpoint is of a run without partial rollouts;
+    `partial` None: this run is, and CheckpointError is raised if prompts would be lost."""
+    if partial is not None and state is not None:
+        partial.load_state_dict(state, prompts)
+    elif state is not None and state["open"]:
+        raise CheckpointError(
+            f"the checkpoint holds {len(state['open'])} prompts whose responses are not trained on yet: resume with "
+            "rollout.partial_rollout, or start anew with runner.resume: never"
+        )
 
 
 def _text_of(tokenizer: Tokenizer, token: int) -> str:

@@ -33,8 +33,10 @@ class NativeEnvs:
     """N environments like `env`, stepped in `threads` threads. The number of threads does not change results.
 
     diverged [N] bool: the last step is invalid. MuJoCo reset a bad state, time went backwards, or a position or
-    velocity is not finite or exceeds MuJoCo's limit (1e10).
+    velocity is not finite or exceeds MuJoCo's limit (1e10). success: these tasks have none.
     """
+
+    success: np.ndarray | None = None
 
     def __init__(self, env: AnyEnv, num_envs: int, threads: int, physics: type[Physics] | None = None) -> None:
         """`physics`: None selects the fastest for the task. Raises ValueError if only Gymnasium can step `env`."""

@@ -29,7 +29,7 @@ END_TO_END = "integration/test_batch_layout_invariance.py"
 DEFECTS = {
     "NeMo-RL PPO: dynamic sampling is accepted and never called": [
         "integration/test_resume.py::test_surplus_groups_are_part_of_a_checkpoint",
-        f"{ALGORITHMS}/test_dynamic_sampling.py::test_refills_until_the_step_is_full_in_the_order_of_prompts",
+        f"{RUNNERS}/test_dynamic_sampling.py::test_refills_until_the_step_is_full_in_the_order_of_prompts",
     ],
     "NeMo-RL: the loss of positive examples is normalised per micro-batch": [
         f"{ALGORITHMS}/test_policy_loss_kinds.py::test_the_denominator_is_the_mini_batchs"
@@ -42,7 +42,7 @@ DEFECTS = {
     ],
     "NeMo-RL GRPO: rounding as a deviation; lone successes filtered out": [
         f"{ALGORITHMS}/test_groups.py::test_scores_that_differ_by_rounding_only_give_exactly_zero",
-        f"{ALGORITHMS}/test_dynamic_sampling.py::test_a_lone_success_is_kept_with_its_failures",
+        f"{RUNNERS}/test_dynamic_sampling.py::test_a_lone_success_is_kept_with_its_failures",
     ],
     "NeMo-RL PPO: a critic is trained on the returns that raw rewards do not have": [
         f"{HERE}::test_what_makes_no_returns_trains_no_critic",

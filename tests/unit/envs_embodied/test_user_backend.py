@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rl_platform.envs.embodied.descriptions import EnvDescription
-from rl_platform.envs.embodied.user_backend import try_backend
+from rl_platform.envs.embodied.user_envs.user_envs import try_backend
 from rl_platform.envs.embodied.vector import VectorEnv
 from rl_platform.errors import ConfigError
 

@@ -19,7 +19,8 @@ from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.envs.reasoning.prompts import PromptLoader
 from rl_platform.errors import CheckpointError, WorkerDied
 from rl_platform.records import Prompt, SamplingParams, Trajectory
-from rl_platform.runners.partial_rollouts import PartialRollouts, restore
+from rl_platform.runners.collection.partial_rollouts import PartialRollouts
+from rl_platform.runners.reasoning import restore
 from rl_platform.runners.recovery import Recovery
 from rl_platform.runners.sample_ledger import SampleLedger
 from rl_platform.runtime.channel import Channel

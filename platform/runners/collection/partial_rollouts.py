@@ -149,18 +149,6 @@ class PartialRollouts:
         self.open = groups
 
 
-def restore(partial: PartialRollouts | None, state: StateDict | None, prompts: Mapping[int, Prompt]) -> None:
-    """Gives `partial` its state of a checkpoint. `state` None: the checkpoint is of a run without partial rollouts;
-    `partial` None: this run is, and CheckpointError is raised if prompts would be lost."""
-    if partial is not None and state is not None:
-        partial.load_state_dict(state, prompts)
-    elif state is not None and state["open"]:
-        raise CheckpointError(
-            f"the checkpoint holds {len(state['open'])} prompts whose responses are not trained on yet: resume with "
-            "rollout.partial_rollout, or start anew with runner.resume: never"
-        )
-
-
 def _empty(prompt: Prompt, sample: int) -> Trajectory:
     """A response that has not begun."""
     return Trajectory(prompt, sample, (), (), "abort", -1)

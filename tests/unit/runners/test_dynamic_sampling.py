@@ -13,10 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_platform.algorithms.dynamic_sampling import DynamicSampler, samples_differ, split_groups
 from rl_platform.config.schema.algorithm import DynamicSampling
 from rl_platform.errors import CheckpointError, DataError
 from rl_platform.records import Conversation, Prompt, Trajectory
+from rl_platform.runners.collection.dynamic_sampling import DynamicSampler, samples_differ, split_groups
 
 MIXED, RIGHT, WRONG = (1.0, 0.0), (1.0, 1.0), (0.0, 0.0)
 
