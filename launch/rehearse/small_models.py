@@ -1,7 +1,7 @@
 """Architectures of language models: `options_of` finds a model's config.json, `small_options` shrinks it.
 
 A config.json on this machine comes first: a folder, or the cache of the Hugging Face hub. Otherwise the table of
-`placement/architectures.py`. Nothing is downloaded.
+`placement/architectures.yaml`. Nothing is downloaded.
 """
 
 from __future__ import annotations

@@ -27,14 +27,14 @@ from rl_platform.launch.rehearse.small_models import options_of, small_options
 from rl_platform.launch.rehearse.small_placement import LEARNERS, data_parallel
 from rl_platform.models.families import FAMILIES as COMPUTED
 from rl_platform.models.pretrained import empty_causal_lm
-from rl_platform.placement.architectures import FAMILIES, family_of, known_options
+from rl_platform.placement.architectures import families, family_of, known_options
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import Placement, schedule
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted((ROOT / "configs").glob("**/*.yaml"))
 EIGHT_GPUS = ROOT / "configs/reasoning/recipes/qwen2.5_1.5b_gsm8k_8gpu.yaml"
-# one of every family in platform/placement/architectures.py
+# one of every family in platform/placement/architectures.yaml
 IDS_OF_THE_TABLE = [
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B",
@@ -225,7 +225,7 @@ def test_stored_questions_become_a_few_rows_of_the_same_columns(tmp_path):
 def test_every_family_has_a_small_model_with_the_same_kinds_of_layers():
     from transformers import AutoConfig
 
-    assert [family_of(hub_id) for hub_id in IDS_OF_THE_TABLE] == list(FAMILIES)
+    assert [family_of(hub_id) for hub_id in IDS_OF_THE_TABLE] == list(families())
     table = [known_options(hub_id) for hub_id in IDS_OF_THE_TABLE]
     defaults = [AutoConfig.for_model(name).to_dict() for name in COMPUTED if name not in NO_DEFAULTS]
     for options in [*table, *defaults]:
