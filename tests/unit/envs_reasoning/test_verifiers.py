@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from rl_platform.envs.reasoning.answers.quantity import parse_number
 from rl_platform.envs.reasoning.verifiers import BUILT_IN, ScoreItem, VerifierSpec, load_verifier
 from rl_platform.errors import ConfigError
 
+PAGE = Path(__file__).parents[3] / "docs" / "reasoning.md"
 MATH = load_verifier(VerifierSpec("math_verify"))
 JSONL = load_verifier(VerifierSpec("task", "jsonl"))
 DIGITS = load_verifier(VerifierSpec("task", "digits"))
@@ -193,6 +195,13 @@ def test_an_expected_answer_that_cannot_be_read_is_no_zero() -> None:
 )
 def test_task_verifier_of_digits(response: str, score: float) -> None:
     assert DIGITS(item(response, "7")) == score
+
+
+def test_every_built_in_verifier_is_built_and_documented() -> None:
+    """`load_verifier` takes a name without a branch for a function of the user, which has no module."""
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    assert [name for name in BUILT_IN if not any(row.startswith(f"| `{name}` | ") for row in rows)] == []
+    assert all(callable(load_verifier(VerifierSpec(name, "digits"))) for name in BUILT_IN)
 
 
 def test_exact_match() -> None:
