@@ -43,7 +43,6 @@ def _unfit(config: Config, placement: Placement, known: dict[str, Architecture])
     """Yields problems of the real models: families that are not computed, sharding, and sequences that are too long."""
     from transformers import AutoConfig
 
-    from rl_platform.engines.rollout.build import check_ranks
     from rl_platform.engines.training.model_problems import model_problems
     from rl_platform.models.families import architecture_problems, readable_positions
     from rl_platform.models.folder_files import reading
@@ -61,6 +60,8 @@ def _unfit(config: Config, placement: Placement, known: dict[str, Architecture])
     if config.runner.task_type == "embodied":
         return
     if config.rollout.backend in HOSTED and "actor" in real:
+        from rl_platform.engines.rollout.hosted.build import check_ranks
+
         owned = max(len(slot.accelerators) for slot in placement.components["rollout"])
         try:
             check_ranks(real["actor"], config.rollout.tensor_parallel_size or max(1, owned))

@@ -127,6 +127,7 @@ SEAMS = (
     "platform/acceleration.py",
     "platform/engines/training/build.py",
     "platform/engines/rollout/build.py",
+    "platform/engines/rollout/hosted/build.py",
     "api/inspection.py",
     "envs/embodied/build.py",
     "envs/embodied/descriptions.py",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,14 +11,11 @@ from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import ENGINE, EngineSetup, RolloutEngine
 from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
-from rl_platform.errors import ConfigError, Problem
+from rl_platform.extras import required
 from rl_platform.user_code import is_named
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-LOGS = "logs"  # of the run's output folder
-USUAL_SHARE = 0.6  # of a GPU, for an engine whose memory cannot be estimated
 
 
 def rollout_engine(
@@ -31,7 +27,7 @@ def rollout_engine(
     seed: int,
     stop_texts: StopTexts | None = None,
 ) -> RolloutEngine:
-    """Returns the engine of one rank, on its accelerators or on the CPU. Raises ConfigError, see `check_ranks`."""
+    """Returns the engine of one rank, on its accelerators or on the CPU. Raises ConfigError if it cannot use them."""
     rollout = config.rollout
     if is_named(rollout.backend):
         return _user_engine(config, label, model_config, eos, accelerators)
@@ -50,50 +46,12 @@ def rollout_engine(
             continues=rollout.on_update == "continue",
             keeps_packed=rollout.multi_turn is not None,  # generates once per turn
         )
-    ranks = rollout.tensor_parallel_size or max(1, len(accelerators))
-    check_ranks(model_config, ranks)
-    longest = config.data.max_prompt_length + config.data.max_response_length
-    description = model_config.to_dict()
-    description |= {"architectures": description.get("architectures") or [_architecture(model_config)]}
-    logs = Path(config.runner.output_dir).expanduser().absolute() / LOGS
-    if rollout.backend == "vllm":
-        from rl_platform.engines.rollout.hosted.hosted_engine import visible_gpus
-        from rl_platform.engines.rollout.vllm.client import VLLMEngine, VLLMSetup
+    with required("rl_platform.engines.rollout.hosted", "rollout.backend", hint="rollout.backend=torch"):
+        from rl_platform.engines.rollout.hosted.build import hosted_engine
 
-        vllm_setup = VLLMSetup(
-            model_config=description,
-            tensor_parallel=ranks,
-            dtype=config.actor.model.dtype,
-            max_running=rollout.running_limit,
-            longest=longest,
-            memory_share=rollout.gpu_memory_utilization or USUAL_SHARE,
-            seed=seed,
-            gpus=tuple(visible_gpus()[number] for number in accelerators),
-            python=rollout.vllm.python,
-            extra=rollout.engine_args,
-        )
-        vllm = VLLMEngine(label, vllm_setup, eos, rollout.engine_env, logs / f"{label}-vllm.log")
-        vllm.stop_texts = stop_texts
-        return vllm
-    from rl_platform.engines.rollout.sglang.program import SGLangSetup
-    from rl_platform.engines.rollout.sglang.sglang_client import SGLangEngine
-
-    setup = SGLangSetup(
-        model_config=description,
-        device="cuda" if accelerators else "cpu",
-        tensor_parallel=ranks,
-        dtype=config.actor.model.dtype,
-        max_running=rollout.running_limit,
-        cache_tokens=None if accelerators else rollout.running_limit * (longest + 1),
-        memory_share=rollout.gpu_memory_utilization or USUAL_SHARE,
-        seed=seed,
-        accelerators=accelerators,
-        reports_routes=config.actor.router_replay,
-        extra=rollout.engine_args,
-    )
-    sglang = SGLangEngine(label, setup, eos, rollout.engine_env, logs / f"{label}-sglang.log")
-    sglang.stop_texts = stop_texts
-    return sglang
+    hosted = hosted_engine(config, label, model_config, eos, accelerators, seed)
+    hosted.stop_texts = stop_texts
+    return hosted
 
 
 def _user_engine(
@@ -114,17 +72,6 @@ def _user_engine(
     with ENGINE.running(name):
         engine: RolloutEngine = kind(setup, **config.rollout.engine_args)
     return engine
-
-
-def check_ranks(model_config: PretrainedConfig, ranks: int) -> None:
-    """Raises ConfigError if SGLang or vLLM cannot split the model's heads over so many tensor-parallel ranks."""
-    heads = model_config.num_attention_heads
-    key_heads = getattr(model_config, "num_key_value_heads", None) or heads
-    if heads % ranks == 0 and (key_heads % ranks == 0 or ranks % key_heads == 0):
-        return
-    message = f"{ranks} processes cannot share {heads} heads and {key_heads} key-value heads equally"
-    hint = "a number that divides both; where it is null, as many GPUs per rank of rollout in the placement"
-    raise ConfigError([Problem("rollout.tensor_parallel_size", message, value=str(ranks), hint=hint)])
 
 
 def generation_dtype(trained: str, device: torch.device) -> torch.dtype:
@@ -153,11 +100,3 @@ def published_dtype(config: Config, device: torch.device) -> torch.dtype:
     if backend in HOSTED:
         return torch.bfloat16 if trained == "bfloat16" else torch.float32
     return generation_dtype(trained, device) if backend == "torch" and device.type == "cuda" else torch.float32
-
-
-def _architecture(model_config: PretrainedConfig) -> str:
-    """The name of the transformers class of a config without `architectures`."""
-    from transformers import AutoModelForCausalLM
-
-    name: str = AutoModelForCausalLM._model_mapping[type(model_config)].__name__
-    return name

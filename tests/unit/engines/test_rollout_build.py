@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from rl_platform.engines.rollout.build import check_ranks, generation_dtype
+from rl_platform.engines.rollout.build import generation_dtype
+from rl_platform.engines.rollout.hosted.build import check_ranks
 from rl_platform.engines.rollout.hosted.hosted_engine import EngineProcess, not_inherited, visible_gpus
 from rl_platform.engines.rollout.sglang.program import SGLangSetup, engine_environment
 from rl_platform.errors import ConfigError
