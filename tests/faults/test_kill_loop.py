@@ -19,13 +19,13 @@ from waiting import assert_gone
 STEPS, MOST_KILLS = 6, 4
 PER_STEP = {"embodied": 4, "two updates ahead": 4}  # rows; other runs: responses
 RESPONSES = 8 * 2
+TWO_AHEAD = "runner.max_staleness=2", "algorithm.rollout_is={}"
 RUNS = {
     "embodied": ("embodied.yaml", "env.num_workers=2", "env.normalize_observations=true"),
     "two updates ahead": (
         "embodied.yaml",
         "env.normalize_observations=true",
-        "runner.max_staleness=2",
-        "algorithm.rollout_is={}",
+        *TWO_AHEAD,
     ),
     "reasoning": ("reasoning.yaml", "reward.type=length_score:score", "algorithm.group_size=2"),
     "four updates ahead": (
@@ -138,15 +138,19 @@ def without_counts(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.release
 @pytest.mark.parametrize("seed", range(100))
 def test_killed_processes_on_ray(launchers, address: str, folder: Path, undisturbed: dict[str, Results], seed) -> None:
-    """Of launcher, learner and simulation any one; what has ended is started again until the run is done."""
-    words = (*ON_RAY, *INTERVALS, f"cluster.address={address}")
-    if "ray" not in undisturbed:
+    """Of launcher, learner and simulation any one; what has ended is started again until the run is done.
+
+    With odd seeds the environments are two updates ahead of training.
+    """
+    name = "ray, two updates ahead" if seed % 2 else "ray"
+    words = (*ON_RAY, *INTERVALS, f"cluster.address={address}", *(TWO_AHEAD if seed % 2 else ()))
+    if name not in undisturbed:
         began = time.monotonic()
         launchers.start(folder, *words)
         assert launchers.wait() == 0, (folder / "output").read_text()
-        undisturbed["ray"] = (*results(folder), time.monotonic() - began)
+        undisturbed[name] = (*results(folder), time.monotonic() - began)
         shutil.rmtree(folder / "out")
-    state, lines, _ = undisturbed["ray"]
+    state, lines, _ = undisturbed[name]
     draw, kills, left = random.Random(f"ray {seed}"), list[str](), 1 + seed % 3
     code, due = None, draw.randint(0, STEPS - 1)  # lines of metrics before the next kill
     while code != 0:

@@ -6,7 +6,10 @@ the age of the weights does not depend on timing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+from reward_parts import reward_server, scores
 
 from rl_platform.metrics import read_metrics
 
@@ -40,6 +43,7 @@ WITH = {
         "algorithm.reward_whitening=true",
         "algorithm.overlong={buffer_length: 1, penalty: 0.5}",
     ),
+    "a reward server": ("reward={type: http, url: 'URL', num_workers: 1}",),
     "PF-PPO": ("algorithm.use_pf_ppo=true",),
     "greedy baselines": (
         "cluster={component_placement: {'actor,rollout,reward': all}}",
@@ -51,10 +55,22 @@ WITH = {
 }
 
 
+@pytest.fixture
+def url() -> Iterator[str]:
+    """The address of a reward server that scores as `my_tools:score`."""
+    with reward_server(
+        lambda asked: scores(*(float(len(one["response"].encode()) % 3 == 0) for one in asked))
+    ) as address:
+        yield address
+
+
 @pytest.mark.parametrize("name", WITH)
-def test_it_resumes_to_the_state_that_it_would_have_had(command, folder, final_state, logged, differences, name: str):
+def test_it_resumes_to_the_state_that_it_would_have_had(
+    command, folder, final_state, logged, differences, url: str, name: str
+):
     (folder / "my_tools.py").write_text(TOOLS)
-    keys = ("algorithm.rollout_is={}", "reward.type=my_tools:score", *WITH[name])
+    more = (key.replace("URL", url) for key in WITH[name])
+    keys = ("algorithm.rollout_is={}", "reward.type=my_tools:score", *more)
     run = (
         *("reasoning.yaml", f"runner.max_staleness={AHEAD}", f"runner.max_steps={STEPS}", "runner.save_interval=2"),
         *("runner.val_check_interval=3", "runner.keep_checkpoints=10", *keys),

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rl_platform.config import load_config
+from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.layout import Layout, Part
+from rl_platform.placement.scheduler import schedule
 from rl_platform.planner.overlap import overlap
+from rl_platform.planner.report import plan_report
 from rl_platform.planner.report_json import as_tree
 from rl_platform.planner.report_text import report_text
 from rl_platform.planner.step_timeline import Span
 
+CONFIGS = Path(__file__).parents[3] / "configs"
 APART = {"actor,critic": "0-3", "rollout,reward": "4-7"}
 
 
@@ -53,6 +59,20 @@ def test_on_shared_devices_nothing_overlaps() -> None:
 
 def test_without_staleness_there_is_none() -> None:
     assert overlap(SPANS, layout(rollout_shares=False), 0) is None
+
+
+def test_environments_that_step_while_the_learner_trains() -> None:
+    placement = "cluster.component_placement={actor_critic: 0, 'rollout,env': 1}"
+    keys = placement, "cluster.devices_per_node=2", "algorithm.rollout_is={}", "runner.max_staleness=2"
+    config = load_config(CONFIGS / "embodied" / "ppo.yaml", list(keys)).config
+    inventory = inventory_for(config.cluster)
+    report = plan_report(config, schedule(config.cluster, inventory), inventory)
+    seconds = {span.phase: span.seconds for span in report.spans}
+    trains = seconds["log-probs"] + seconds["train actor"]
+    assert report.overlap.seconds == pytest.approx(seconds["sync weights"] + max(seconds["collect"], trains))
+    assert report.overlap.seconds < report.seconds
+    assert report.overlap.idle["rollout"] == pytest.approx(1 - seconds["collect"] / report.overlap.seconds)
+    assert report.overlap.idle["rollout"] < report.overlap.alternating["rollout"]
 
 
 def test_report(plans: Any) -> None:
