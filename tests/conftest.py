@@ -7,7 +7,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -15,10 +14,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from forked import Forked
-from launcher_forks import Launchers
+from launcher_forks import Launcher, Launchers
 
 if CHECKS_SHAPES := all(importlib.util.find_spec(name) for name in ("jaxtyping", "beartype")):
     from shapes import check_shapes, unchecked_shapes
@@ -107,6 +107,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name != "test_types.py")  # else it would be the last one, on one core
     for item in items:
         if is_fast(item.path) and not any(item.get_closest_marker(name) for name in ("slow", "release", "gpu")):
             item.add_marker("fast")
@@ -186,8 +187,6 @@ class Ended:
 
 
 Command = Callable[..., Ended]
-Start = Callable[..., "subprocess.Popen[str]"]
-LAUNCH = "from rl_platform.launch.cli import main; main()"
 
 
 @pytest.fixture
@@ -258,32 +257,29 @@ def _in_this_process(
             del sys.modules[name]
 
 
-@pytest.fixture
-def start(folder: Path) -> Iterator[Start]:
-    """start("embodied.yaml"): `platform-launch` as a process of its own, killed at the end if it still runs.
-
-    It writes to pipes, which hold a few hundred steps, or to the file `output`. code: another program that launches.
-    """
-    started: list[subprocess.Popen[str]] = []
-
-    def run(*arguments: str | Path, output: Path | None = None, code: str = LAUNCH) -> subprocess.Popen[str]:
-        line = [sys.executable, "-c", code, *map(str, arguments)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        with nullcontext(subprocess.PIPE) if output is None else output.open("w") as out:
-            started.append(subprocess.Popen(line, cwd=folder, env=environment, stdout=out, stderr=out, text=True))
-        return started[-1]
-
-    yield run
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
 @pytest.fixture(scope="session")
 def launchers() -> Iterator[Launchers]:
     """Starts `platform-launch` as processes of their own, without the seconds that imports take."""
     with Launchers() as started:
         yield started
+
+
+@pytest.fixture
+def start(folder: Path, launchers: Launchers) -> Iterator[Callable[..., Launcher]]:
+    """start("embodied.yaml"): `platform-launch` as a process of its own, killed at the end if it still runs.
+
+    output: a file for what it writes. code: another program that launches.
+    """
+    started: list[Launcher] = []
+
+    def run(*arguments: str | Path, **options: Any) -> Launcher:
+        started.append(launchers.start(folder, *map(str, arguments), **options))
+        return started[-1]
+
+    yield run
+    for launcher in started:
+        launcher.kill()
+        launcher.wait()
 
 
 @pytest.fixture(scope="session")

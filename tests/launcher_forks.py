@@ -1,8 +1,7 @@
 """`platform-launch` as forks of one process, which has imported for all of them. No test by itself.
 
-Reads lines of JSON, [folder, words, stops at]; starts the command in that folder and prints its process id, then its
-wait status at its end. A test may kill it in between. A launcher stops itself when it has renamed something to a path
-that matches `stops at`.
+`main` reads lines of JSON, the fields of `Job`, and prints the process id of each launcher that it starts. A process of
+its own waits for the launcher's end and writes the wait status to a file.
 """
 
 from __future__ import annotations
@@ -13,16 +12,71 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from waiting import HANG_S, until
+
+LAUNCH = "from rl_platform.launch.cli import main; main()"
+
+
+@dataclass(frozen=True)
+class Job:
+    """out, err: files to append to. status: a file that the end of the launcher writes. stops_at: a launcher stops
+    itself when it has renamed something to a path that matches."""
+
+    folder: str
+    words: tuple[str, ...]
+    code: str
+    environment: dict[str, str]
+    out: str
+    err: str
+    status: str
+    stops_at: str
+
+
+class Launcher:
+    """The leader of a session, with the methods of `subprocess.Popen` that tests need."""
+
+    def __init__(self, pid: int, job: Job) -> None:
+        self.pid, self.out, self.err, self._status = pid, Path(job.out), Path(job.err), Path(job.status)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None and self._status.exists():
+            self.returncode = os.waitstatus_to_exitcode(int(self._status.read_text()))
+        return self.returncode
+
+    def wait(self, timeout: float = 4 * HANG_S) -> int:
+        """Its exit code, negative for a signal."""
+        until(lambda: self.poll() is not None, timeout)
+        assert self.returncode is not None
+        return self.returncode
+
+    def communicate(self, timeout: float = 4 * HANG_S) -> tuple[str, str]:
+        self.wait(timeout)
+        return self.out.read_text(), self.err.read_text()
+
+    def send_signal(self, number: signal.Signals, group: bool = False) -> None:
+        """group: to its children in its process group, too, as a terminal does. Nothing happens after its end."""
+        with suppress(ProcessLookupError):
+            if self.poll() is None:
+                (os.killpg if group else os.kill)(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 class Launchers:
-    """A process that forks launchers, one at a time; leave the block and it is gone."""
+    """A process that forks launchers; leave the block and it is gone."""
 
     def __init__(self) -> None:
         pipe, environment = subprocess.PIPE, os.environ | {"OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-W", "ignore", __file__]
         self.process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True, bufsize=1)
+        self._ends, self._count = TemporaryDirectory(), 0
 
     def __enter__(self) -> Launchers:
         return self
@@ -30,21 +84,21 @@ class Launchers:
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.communicate()
+        self._ends.cleanup()
 
-    def start(self, folder: Path, *words: str, stops_at: str = "") -> int:
-        """The process id of a launcher, whose output is appended to `output` in the folder."""
+    def start(
+        self, folder: Path, *words: str, output: Path | None = None, code: str = LAUNCH, stops_at: str = ""
+    ) -> Launcher:
+        """Starts `platform-launch` with these words in the folder. output: a file for both streams."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([str(folder), words, stops_at]) + "\n")
-        self.process.stdin.flush()
-        return self._answer()
-
-    def wait(self) -> int:
-        """Its exit code, negative for a signal."""
-        return os.waitstatus_to_exitcode(self._answer())
-
-    def _answer(self) -> int:
         assert self.process.stdout is not None
-        return int(self.process.stdout.readline())
+        own, self._count = Path(self._ends.name, str(self._count)), self._count + 1
+        out, err = (output, output) if output else (own.with_suffix(".out"), own.with_suffix(".err"))
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        job = Job(str(folder), words, code, environment, str(out), str(err), str(own), stops_at)
+        self.process.stdin.write(json.dumps(asdict(job)) + "\n")
+        self.process.stdin.flush()
+        return Launcher(int(self.process.stdout.readline()), job)
 
 
 def _stop_at(pattern: str) -> None:
@@ -58,34 +112,53 @@ def _stop_at(pattern: str) -> None:
     os.rename = stopping  # type: ignore[assignment]
 
 
+def _watch(pid: int, status: Path) -> None:
+    """Waits for the end of a child process; this process has no other task."""
+    os.write(1, f"{pid}\n".encode())
+    part = status.with_suffix(".part")
+    part.write_text(str(os.waitpid(pid, 0)[1]))
+    part.rename(status)
+    os._exit(0)
+
+
+def _become(job: Job) -> None:
+    """This process, a fork, gets the folder, environment, streams and signals of a process of its own."""
+    os.setsid()
+    os.chdir(job.folder)
+    for name in (signal.SIGCHLD, signal.SIGHUP):
+        signal.signal(name, signal.SIG_DFL)
+    os.environ.clear()
+    os.environ.update(job.environment)
+    sys.path[0:1] = ["", *filter(None, job.environment.get("PYTHONPATH", "").split(os.pathsep))]
+    for descriptor, path in ((1, job.out), (2, job.err)):
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    opened = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(opened, 0)
+    os.close(opened)
+    sys.argv = ["platform-launch", *job.words]
+    if job.stops_at:
+        _stop_at(job.stops_at)
+
+
 def main() -> None:
-    from rl_platform.launch import session  # noqa: F401 - what every launcher imports
-    from rl_platform.launch.cli import main as launch
+    from rl_platform.launch import cli, session  # noqa: F401 - what every launcher imports
     from rl_platform.runners import embodied, reasoning  # noqa: F401
 
     gc.collect()
     gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes that watch
     for line in sys.stdin:
-        folder, words, stops_at = json.loads(line)
-        if (pid := os.fork()) == 0:
-            os.chdir(folder)
-            output = os.open("output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            for descriptor in (1, 2):
-                os.dup2(output, descriptor)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            sys.argv = ["platform-launch", *words]
-            if stops_at:
-                _stop_at(stops_at)
-            code = 1
-            try:
-                launch()
-            except SystemExit as ended:
-                code = int(ended.code or 0)
-            finally:
-                sys.stdout.flush()
-                os._exit(code)
-        print(pid, flush=True)
-        print(os.waitpid(pid, 0)[1], flush=True)
+        fields = json.loads(line)
+        job = Job(**fields)
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if pid := os.fork():
+                _watch(pid, Path(job.status))
+            _become(job)
+            exec(job.code, {"__name__": "__main__"})  # its end is that of this process
+            return
 
 
 if __name__ == "__main__":

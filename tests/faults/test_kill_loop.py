@@ -6,13 +6,14 @@ import random
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from launcher_forks import Launchers
+from launcher_forks import Launcher
 from run_results import differences, final_state, logged
 from waiting import assert_gone
 
@@ -49,6 +50,7 @@ ON_RAY = (
 SHORT, LONG = range(2), range(2, 52)  # seeds of the tests before every change and before a release
 
 
+Start = Callable[..., Launcher]
 Results = tuple[dict[str, Any], list[dict[str, Any]], float]
 
 
@@ -62,11 +64,11 @@ def results(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return final_state(folder / "out", STEPS), logged(folder / "out")
 
 
-def expected(name: str, launchers: Launchers, folder: Path, undisturbed: dict[str, Results]) -> Results:
+def expected(name: str, start: Start, folder: Path, undisturbed: dict[str, Results]) -> Results:
     if name not in undisturbed:
         began = time.monotonic()
-        launchers.start(folder, *RUNS[name], *INTERVALS)
-        assert launchers.wait() == 0, (folder / "output").read_text()
+        run = start(*RUNS[name], *INTERVALS)
+        assert run.wait() == 0, run.err.read_text()
         undisturbed[name] = (*results(folder), time.monotonic() - began)
         shutil.rmtree(folder / "out")
     return undisturbed[name]
@@ -78,40 +80,40 @@ def written(folder: Path) -> int:
     return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
-def finish(launchers: Launchers, folder: Path, words: tuple[str, ...], draw: random.Random, longest_s: float) -> int:
+def finish(start: Start, folder: Path, words: tuple[str, ...], draw: random.Random, longest_s: float) -> int:
     """Runs the command until it ends by itself, with up to MOST_KILLS kills before; returns their number.
 
     Each comes at most `longest_s` seconds after the start or one more line of metrics, on a busy machine too.
     """
     kills = 0
     for _ in range(draw.randint(1, MOST_KILLS)):
-        pid, due = launchers.start(folder, *words), written(folder) + draw.randint(0, 1)
-        while psutil.pid_exists(pid) and written(folder) < due:
+        run, due = start(*words), written(folder) + draw.randint(0, 1)
+        while run.poll() is None and written(folder) < due:
             time.sleep(0.005)
         end = time.monotonic() + draw.uniform(0, longest_s)
         while time.monotonic() < end and written(folder) < STEPS:  # a quick run would end before
             time.sleep(0.005)
         left: list[psutil.Process] = []
         with suppress(psutil.NoSuchProcess):  # it has ended
-            launcher = psutil.Process(pid)
+            launcher = psutil.Process(run.pid)
             left = launcher.children(recursive=True)
             launcher.kill()
-        kills += launchers.wait() == -signal.SIGKILL
+        kills += run.wait() == -signal.SIGKILL
         assert_gone(left)  # no process outlives its launcher
-    launchers.start(folder, *words)
-    assert launchers.wait() == 0, (folder / "output").read_text()[-3000:]
+    run = start(*words)
+    assert run.wait() == 0, run.err.read_text()[-3000:]
     return kills
 
 
 @pytest.mark.parametrize("seed", [*SHORT, *(pytest.param(seed, marks=pytest.mark.release) for seed in LONG)])
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.usefixtures("scored")
-def test_a_killed_launcher(launchers, folder: Path, undisturbed: dict[str, Results], name: str, seed: int) -> None:
-    state, lines, seconds = expected(name, launchers, folder, undisturbed)
+def test_a_killed_launcher(start, folder: Path, undisturbed: dict[str, Results], name: str, seed: int) -> None:
+    state, lines, seconds = expected(name, start, folder, undisturbed)
     draw, kills = random.Random(f"{name} {seed}"), 0
     while not kills:  # on a busy machine a run may end before
         shutil.rmtree(folder / "out", ignore_errors=True)
-        kills = finish(launchers, folder, (*RUNS[name], *INTERVALS), draw, seconds / 4)
+        kills = finish(start, folder, (*RUNS[name], *INTERVALS), draw, seconds / 4)
     print(f"{name}, seed {seed}: {kills} kills")
     found = results(folder)
     assert differences(found[0], state) == []
@@ -137,7 +139,7 @@ def without_counts(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.release
 @pytest.mark.parametrize("seed", range(100))
-def test_killed_processes_on_ray(launchers, address: str, folder: Path, undisturbed: dict[str, Results], seed) -> None:
+def test_killed_processes_on_ray(start, address: str, folder: Path, undisturbed: dict[str, Results], seed) -> None:
     """Of launcher, learner and simulation any one; what has ended is started again until the run is done.
 
     With odd seeds the environments are two updates ahead of training.
@@ -146,28 +148,28 @@ def test_killed_processes_on_ray(launchers, address: str, folder: Path, undistur
     words = (*ON_RAY, *INTERVALS, f"cluster.address={address}", *(TWO_AHEAD if seed % 2 else ()))
     if name not in undisturbed:
         began = time.monotonic()
-        launchers.start(folder, *words)
-        assert launchers.wait() == 0, (folder / "output").read_text()
+        run = start(*words)
+        assert run.wait() == 0, run.err.read_text()
         undisturbed[name] = (*results(folder), time.monotonic() - began)
         shutil.rmtree(folder / "out")
     state, lines, _ = undisturbed[name]
     draw, kills, left = random.Random(f"ray {seed}"), list[str](), 1 + seed % 3
     code, due = None, draw.randint(0, STEPS - 1)  # lines of metrics before the next kill
     while code != 0:
-        pid = launchers.start(folder, *words)
-        while psutil.pid_exists(pid):
+        run = start(*words)
+        while run.poll() is None:
             time.sleep(0.01)
             if not left or written(folder) < due:
                 continue
             time.sleep(draw.uniform(0, 0.2))
             with suppress(psutil.NoSuchProcess):
-                victim = draw.choice([psutil.Process(pid), *hosts()])
+                victim = draw.choice([psutil.Process(run.pid), *hosts()])
                 victim.kill()
-                kills.append("launcher" if victim.pid == pid else "host")
+                kills.append("launcher" if victim.pid == run.pid else "host")
                 left, due = left - 1, draw.randint(min(written(folder), STEPS), STEPS)
-        code = launchers.wait()
-        assert code == 0 or kills, (folder / "output").read_text()[-3000:]
-        assert code in (0, -signal.SIGKILL), (folder / "output").read_text()[-3000:]
+        code = run.wait()
+        assert code == 0 or kills, run.err.read_text()[-3000:]
+        assert code in (0, -signal.SIGKILL), run.err.read_text()[-3000:]
     print(f"ray, seed {seed}: {kills}")
     assert kills, "nothing was killed"
     found = results(folder)

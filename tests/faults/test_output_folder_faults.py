@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from launcher_forks import Launcher
 from waiting import HANG_S, until
 
 from rl_platform.checkpoint.verify import Checkpoint
@@ -31,7 +32,7 @@ from rl_platform.tracing import Timeline
 LONG = "embodied.yaml", "runner.max_steps=100000", "runner.save_interval=1", "runner.keep_checkpoints=1"
 
 
-def wait_for(pattern: str, process: subprocess.Popen[str]) -> Path:
+def wait_for(pattern: str, process: Launcher) -> Path:
     def found() -> list[Path]:
         return [path for path in Path().glob(pattern) if path.is_dir() or path.stat().st_size]
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import run_results
 import torch
-from launcher_forks import Launchers
+from launcher_forks import Launcher
 from process_groups import end_process_groups
 from waiting import HANG_S, assert_gone, until
 
@@ -36,30 +36,32 @@ def no_process_group() -> Iterator[None]:
 
 
 @pytest.fixture
-def killed(launchers: Launchers) -> Callable[..., Checkpoint]:
+def killed(start: Callable[..., Launcher]) -> Callable[..., Checkpoint]:
     """killed("reasoning.yaml", folder="out"): SIGKILL as soon as the run has a checkpoint, which is returned.
 
     `at="step-00000002"` waits for that one. The run stops itself there, so that it does not go on until it is killed.
     No process of it is left.
     """
 
-    def run(*arguments: str, folder: str = "out", at: str = "step-*") -> Checkpoint:
-        launcher = psutil.Process(launchers.start(Path.cwd(), *arguments, f"runner.output_dir={folder}", stops_at=at))
+    def kill(*arguments: str, folder: str = "out", at: str = "step-*") -> Checkpoint:
+        output = Path("output").absolute()
+        run = start(*arguments, f"runner.output_dir={folder}", output=output, stops_at=at)
+        launcher = psutil.Process(run.pid)
 
         def stopped() -> bool:
             with suppress(psutil.NoSuchProcess):
                 return bool(launcher.status() == psutil.STATUS_STOPPED)
-            pytest.fail(Path("output").read_text())
+            pytest.fail(output.read_text())
 
         until(stopped, 4 * HANG_S)
         (checkpoint,) = Path(folder, "checkpoints").glob(at)
         started = launcher.children(recursive=True)
         launcher.kill()
-        assert launchers.wait() == -signal.SIGKILL
+        assert run.wait() == -signal.SIGKILL
         assert_gone(started)
         return Checkpoint.open(checkpoint)
 
-    return run
+    return kill
 
 
 @pytest.fixture

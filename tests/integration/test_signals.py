@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from launcher_forks import Launcher
 from waiting import HANG_S, assert_gone, until
 
 from rl_platform.checkpoint.verify import Checkpoint
@@ -45,13 +46,8 @@ class Stopped:
 class Run:
     """A launched command that leads a process group; a terminal's signals go to the whole group."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        environment, command = os.environ | {"OMP_NUM_THREADS": "1"}, [sys.executable, "-c", CODE, *arguments]
-        self.folder, self.arguments, self._out, self._err = folder, arguments, folder / "stdout", folder / "stderr"
-        with self._out.open("w") as out, self._err.open("w") as err:
-            self.process = subprocess.Popen(
-                command, cwd=folder, env=environment, stdout=out, stderr=err, start_new_session=True
-            )
+    def __init__(self, folder: Path, process: Launcher) -> None:
+        self.folder, self.process, self._out, self._err = folder, process, process.out, process.err
 
     def wait_for(self, pattern: str, present: Callable[[Path], bool] = lambda path: path.stat().st_size > 0) -> Run:
         ended = lambda: self.process.poll() is not None  # noqa: E731
@@ -71,10 +67,7 @@ class Run:
             if count:
                 until(lambda: "stopping after step" in self._out.read_text())
                 time.sleep(pause)
-            if number == signal.SIGTERM:  # a batch system's, which comes to the launcher
-                self.process.send_signal(number)
-            else:
-                os.killpg(self.process.pid, number)
+            self.process.send_signal(number, group=number != signal.SIGTERM)  # a batch system's is for the launcher
         self.process.wait(2 * HANG_S)
         out, err = self._out.read_text(), self._err.read_text()
         seconds = time.monotonic() - began
@@ -84,17 +77,8 @@ class Run:
 
 
 @pytest.fixture
-def group(folder: Path) -> Iterator[Callable[..., Run]]:
-    runs: list[Run] = []
-
-    def run(*arguments: str) -> Run:
-        runs.append(Run(folder, *arguments))
-        return runs[-1]
-
-    yield run
-    for run in runs:
-        run.process.kill()
-        run.process.wait()
+def group(folder: Path, start: Callable[..., Launcher]) -> Callable[..., Run]:
+    return lambda *arguments: Run(folder, start(*arguments))
 
 
 def newest(folder: Path) -> Checkpoint:

@@ -148,7 +148,7 @@ KINDS_OF = {  # in the other layouts: LLAMA
     "pp2": [*LLAMA, "shared experts", "actor lora"],
     "tp2": [*LLAMA, "actor lora", "critic lora"],
     "dp2": [*LLAMA, "experts", "critic lora"],
-    "tp2 pp2": [*LLAMA, "qwen2", "qwen3", "actor lora", "balanced"],
+    "tp2 pp2": [*LLAMA, "balanced"],
     "pp2 vp2": [*DEEP],
     "ep2": [*EXPERTS, "mixtral", "balanced"],
     "tp2 ep2": ["experts", "latent"],
@@ -371,7 +371,7 @@ def report(kind: str, layout: str, folder: Path) -> dict[str, Any]:
         return results | {"names": [name for name, _ in engine.stages[0].named_parameters()]}
     results["held"] = held(engine, batches)
     results["resumed"] = ranks.resumed(engine, batches, folder / f"torch-{kind}")
-    if kind in (*LLAMA, *DEEP, "experts", "deep experts"):
+    if kind in ("actor", "deep actor", "experts", "deep experts") or (kind, layout) == ("critic", "one"):
         results["poisoned"] = ranks.poisoned(megatron(kind, layout), batches)
     if kind in LLAMA and "dp2" in layout:
         results["half"] = half_precision(kind, layout)

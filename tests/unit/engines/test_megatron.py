@@ -43,6 +43,7 @@ PLACES = {
     2: ("tp2", "tp2 sp", "pp2", "dp2", "cp2", "pp2 vp2", "ep2", "tp2 ep2"),
     4: ("tp2 pp2", "tp2 dp2", "pp2 dp2", "pp2 vp2 ep2", "tp2 cp2", "pp2 cp2", "cp2 dp2 ep2"),
 }
+REAL = {"real pp2": 2, "real tp3": 3}  # ranks of a layout
 SEVERAL = [layout for layouts in PLACES.values() for layout in layouts]
 LATENT = ("latent", "latent critic", "latent lora")
 REPLAYED = ("replayed", "latent replayed")
@@ -91,9 +92,11 @@ def expected(runs: ModuleType, folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def results(runs: ModuleType, folder: Path, forked: Forked, expected: Any) -> dict[str, list[dict[str, Any]]]:
-    """Results of every rank of every layout."""
+    """Results of every rank of every layout. Those of the model in `REAL` are files in the folder."""
     results = {"one": [{kind: runs.report(kind, "one", folder) for kind in runs.KINDS}]}
-    forked.run(*((world_size, folder, [*names]) for world_size, names in PLACES.items()))
+    jobs = [(world_size, folder, [*names]) for world_size, names in PLACES.items()]
+    real = [(world_size, folder, [layout]) for layout, world_size in REAL.items()]
+    forked.run(*jobs, *(real if packaged_gguf() else []))
     for world_size, names in PLACES.items():
         for name in names:
             files = [folder / f"{name}-rank{rank}.pt" for rank in range(world_size)]
@@ -398,12 +401,9 @@ def test_a_real_model_has_the_logits_of_transformers_and_is_exported_to_the_bit(
 
 
 @packaged
-def test_so_has_one_that_ranks_share(runs, tmp_path: Path) -> None:
-    shared = {"real pp2": 2, "real tp3": 3}
-    with Forked(Path(runs.__file__)) as forked:
-        forked.run(*((world_size, tmp_path, [layout]) for layout, world_size in shared.items()))
-    for layout, world_size in shared.items():
-        reports = [torch.load(tmp_path / f"{layout}-rank{rank}.pt") for rank in range(world_size)]
+def test_so_has_one_that_ranks_share(results, folder: Path) -> None:
+    for layout, world_size in REAL.items():
+        reports = [torch.load(folder / f"{layout}-rank{rank}.pt") for rank in range(world_size)]
         assert_is_that_of_transformers(reports, 1 if layout == "real pp2" else 3)
 
 

@@ -179,9 +179,8 @@ def test_nothing_of_the_world_is_needed(command) -> None:
         ["algorithm.positive_nll_coef=0.1", "algorithm.positive_nll_norm=all_tokens"],
     ],
 )
-@pytest.mark.parametrize("seed", [1, 2])
-def test_other_algorithms_pass(overrides: list[str], seed: int) -> None:
-    assert failures(config_of(REASONING, [*overrides, f"runner.seed={seed}"])) == {}
+def test_other_algorithms_pass(overrides: list[str]) -> None:
+    assert failures(config_of(REASONING, [*overrides, "runner.seed=2"])) == {}
 
 
 @pytest.mark.parametrize(
