@@ -80,7 +80,7 @@ class SavedRun:
         """Verifies the checkpoint. Raises ConfigError if it is of another version or of another model than `config`,
         CheckpointError if it is damaged."""
         from rl_platform.checkpoint.verify import Checkpoint, UnknownFormat
-        from rl_platform.runners.state import fingerprint
+        from rl_platform.runners.run_fingerprint import fingerprint
 
         try:
             checkpoint = Checkpoint.open(self.checkpoint)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 
 from rl_platform.config.schema import Config
 from rl_platform.placement.layout import Layout
-from rl_platform.placement.memory import micro_batch_rows, rows_per_step
+from rl_platform.placement.workload import micro_batch_rows, rows_per_step
 
 LEAST_PARTS = 4  # of a batch: the last part waits for the last response, so it must be small
 

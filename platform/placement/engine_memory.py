@@ -17,10 +17,11 @@ from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.component_shapes import shapes
 from rl_platform.placement.hardware import GIB, device_of
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.memory import PROCESS_ON_GPU, MemoryModel, rows_of_rollout, running_sequences
+from rl_platform.placement.memory import PROCESS_ON_GPU, MemoryModel
 from rl_platform.placement.occupancy import NEARLY_FULL, Occupant, chosen_order, occupancy_of
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.placement.scheduler import Placement
+from rl_platform.placement.workload import rows_of_rollout, running_sequences
 
 MOST_RUNNING = 256  # sequences of an engine without `rollout.max_running_requests`
 MARGIN = 1.1  # for pages that are not full, which the estimate leaves out

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 
 from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.models import Parallel, Trainable
+from rl_platform.config.schema.models import Parallel
 from rl_platform.placement.component_shapes import Shape
 from rl_platform.placement.hardware import GIB
 from rl_platform.placement.layout import Layout
@@ -26,6 +26,14 @@ from rl_platform.placement.model_shape import FLOAT, ModelShape
 from rl_platform.placement.offload_order import PHASES, Held, Move, OffloadOrder
 from rl_platform.placement.policy_shape import PolicyShape
 from rl_platform.placement.weight_route import held_publications, published_type, sent_while_gathered
+from rl_platform.placement.workload import (
+    copies,
+    layout_of_learner,
+    longest,
+    micro_batch_rows,
+    rows_per_step,
+    running_sequences,
+)
 
 ADAM_STATES = 2
 LOGIT_CHUNK = 1024  # positions whose logits exist together: models.language.TOKENS_PER_CHUNK
@@ -313,51 +321,6 @@ def bytes_of(dtype: str) -> int:
     return 2 if dtype == "bfloat16" else FLOAT
 
 
-def longest(config: Config) -> int:
-    """Returns the tokens of the longest sequence."""
-    return config.data.max_prompt_length + config.data.max_response_length
-
-
-def rows_per_step(config: Config) -> int:
-    """Returns the sequences (embodied: transitions) of one PPO step."""
-    if config.runner.task_type == "embodied":
-        return config.env.num_envs * config.env.rollout_steps
-    return config.data.train_batch_size * config.algorithm.group_size
-
-
-def copies(config: Config, component: str, ranks: int) -> int:
-    """Returns into how many shares `ranks` ranks divide a batch: tensor, pipeline and context ranks share rows."""
-    if component not in ("actor", "critic", "reference"):
-        return ranks
-    parallel = layout_of_learner(config.section(component))
-    return max(1, ranks // (parallel.tensor * parallel.pipeline * parallel.context))
-
-
-def micro_batch_rows(config: Config, component: str, ranks: int, length: float | None = None) -> int:
-    """Returns the rows of one forward and backward on one rank: its share of a mini-batch, or the configured limit.
-
-    length: mean tokens of a row; None: the greatest length.
-    """
-    section = config.section(component)
-    rows = -(-config.mini_batch_size(component) // ranks)
-    if section.micro_batch_size:
-        rows = min(rows, section.micro_batch_size)
-    if section.max_tokens_per_micro_batch:
-        rows = min(rows, max(1, int(section.max_tokens_per_micro_batch // (length or longest(config)))))
-    return rows
-
-
-def running_sequences(config: Config, ranks: int) -> int:
-    """Returns how many sequences one rollout rank decodes together, in training or validation."""
-    return min(config.rollout.running_limit, rows_of_rollout(config, ranks))
-
-
-def rows_of_rollout(config: Config, ranks: int) -> int:
-    """Returns how many sequences one rollout rank generates in a rollout or in a validation, whichever is more."""
-    rows = max(config.prompts_in_flight * config.algorithm.group_size, config.data.validation_prompts)
-    return -(-rows // ranks)
-
-
 def _gathered(shape: ModelShape) -> int:
     """Returns the unsharded bytes of a rank: parameters outside the layers, one layer and the one fetched ahead."""
     return (shape.outer_parameters + 2 * shape.layer_parameters) * FLOAT
@@ -366,11 +329,6 @@ def _gathered(shape: ModelShape) -> int:
 def _live_elements(shape: ModelShape) -> int:
     """Returns the elements per token that one layer holds at its widest point without a backward pass."""
     return 2 * shape.hidden + max(5 * shape.attention_width, 3 * shape.feed_forward_width)
-
-
-def layout_of_learner(section: Trainable) -> Parallel:
-    """Which ranks of a learner work on the same rows; of tensor and pipeline ranks one where its backend shards."""
-    return section.parallel if section.training_backend == "megatron" else Parallel(context=section.parallel.context)
 
 
 def state_bytes(shape: ModelShape, parallel: Parallel, dtype: str, ranks: int) -> tuple[int, int]:

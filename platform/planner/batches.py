@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rl_platform.config.schema import Config
 from rl_platform.placement.layout import Layout
-from rl_platform.placement.memory import copies, rows_per_step
+from rl_platform.placement.workload import copies, rows_per_step
 
 
 @dataclass(frozen=True)

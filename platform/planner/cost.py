@@ -20,19 +20,17 @@ from rl_platform.config.schema.models import Parallel
 from rl_platform.placement.component_shapes import Shape
 from rl_platform.placement.hardware import Device
 from rl_platform.placement.layout import LEARNERS, Layout, Part
-from rl_platform.placement.memory import (
-    MemoryModel,
-    bytes_of,
+from rl_platform.placement.memory import MemoryModel, bytes_of, trained_parameters
+from rl_platform.placement.model_shape import FLOAT, ModelShape
+from rl_platform.placement.offload_order import OffloadOrder, PhaseMoves
+from rl_platform.placement.policy_shape import PolicyShape
+from rl_platform.placement.workload import (
     copies,
     layout_of_learner,
     micro_batch_rows,
     rows_per_step,
     running_sequences,
-    trained_parameters,
 )
-from rl_platform.placement.model_shape import FLOAT, ModelShape
-from rl_platform.placement.offload_order import OffloadOrder, PhaseMoves
-from rl_platform.placement.policy_shape import PolicyShape
 from rl_platform.planner.lengths import Lengths, decoding, limits
 from rl_platform.planner.rates import Rates, data_sheet
 

@@ -25,11 +25,12 @@ from rl_platform.placement.component_shapes import Shape, shapes
 from rl_platform.placement.hardware import GIB, Device, device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import LEARNERS, layout_of_split
-from rl_platform.placement.memory import MemoryModel, layout_of_learner
+from rl_platform.placement.memory import MemoryModel
 from rl_platform.placement.occupancy import NEARLY_FULL, resolved_order
 from rl_platform.placement.plan import number_ranges
 from rl_platform.placement.recomputation import resolved_recomputation
 from rl_platform.placement.scheduler import schedule
+from rl_platform.placement.workload import layout_of_learner
 from rl_platform.planner.cost import Basis, CostModel, swaps, waves
 from rl_platform.planner.step_timeline import Span, duration, step_seconds, timeline
 from rl_platform.planner.variants import Changes, Variant, layouts, micro_batches

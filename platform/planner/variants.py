@@ -15,8 +15,8 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Parallel
 from rl_platform.placement.component_shapes import Shape
 from rl_platform.placement.layout import LEARNERS
-from rl_platform.placement.memory import longest
 from rl_platform.placement.model_shape import ModelShape
+from rl_platform.placement.workload import longest
 
 STAGES = (1, 2, 4, 8)  # tried pipeline sizes
 FACTORS = (0.25, 0.5, 2, 4, 8)  # tried sizes of a micro-batch, in multiples of the config's

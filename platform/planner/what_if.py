@@ -15,7 +15,7 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError
 from rl_platform.placement.grammar import Entry, Segment, read
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.memory import longest
+from rl_platform.placement.workload import longest
 from rl_platform.planner.lengths import Lengths
 from rl_platform.planner.report import Report
 

@@ -1,0 +1,56 @@
+"""How many rows and tokens a step of a config has, in all and on one rank."""
+
+from __future__ import annotations
+
+from rl_platform.config.schema import Config
+from rl_platform.config.schema.models import Parallel, Trainable
+
+
+def longest(config: Config) -> int:
+    """Returns the tokens of the longest sequence."""
+    return config.data.max_prompt_length + config.data.max_response_length
+
+
+def rows_per_step(config: Config) -> int:
+    """Returns the sequences (embodied: transitions) of one PPO step."""
+    if config.runner.task_type == "embodied":
+        return config.env.num_envs * config.env.rollout_steps
+    return config.data.train_batch_size * config.algorithm.group_size
+
+
+def copies(config: Config, component: str, ranks: int) -> int:
+    """Returns into how many shares `ranks` ranks divide a batch: tensor, pipeline and context ranks share rows."""
+    if component not in ("actor", "critic", "reference"):
+        return ranks
+    parallel = layout_of_learner(config.section(component))
+    return max(1, ranks // (parallel.tensor * parallel.pipeline * parallel.context))
+
+
+def micro_batch_rows(config: Config, component: str, ranks: int, length: float | None = None) -> int:
+    """Returns the rows of one forward and backward on one rank: its share of a mini-batch, or the configured limit.
+
+    length: mean tokens of a row; None: the greatest length.
+    """
+    section = config.section(component)
+    rows = -(-config.mini_batch_size(component) // ranks)
+    if section.micro_batch_size:
+        rows = min(rows, section.micro_batch_size)
+    if section.max_tokens_per_micro_batch:
+        rows = min(rows, max(1, int(section.max_tokens_per_micro_batch // (length or longest(config)))))
+    return rows
+
+
+def running_sequences(config: Config, ranks: int) -> int:
+    """Returns how many sequences one rollout rank decodes together, in training or validation."""
+    return min(config.rollout.running_limit, rows_of_rollout(config, ranks))
+
+
+def rows_of_rollout(config: Config, ranks: int) -> int:
+    """Returns how many sequences one rollout rank generates in a rollout or in a validation, whichever is more."""
+    rows = max(config.prompts_in_flight * config.algorithm.group_size, config.data.validation_prompts)
+    return -(-rows // ranks)
+
+
+def layout_of_learner(section: Trainable) -> Parallel:
+    """Which ranks of a learner work on the same rows; of tensor and pipeline ranks one where its backend shards."""
+    return section.parallel if section.training_backend == "megatron" else Parallel(context=section.parallel.context)
