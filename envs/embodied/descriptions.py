@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from rl_platform.envs.embodied.spaces import EnvSpaces
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 # model file that it reads, and child processes read the same files and inherit the variable.
 _SHOWN_DEPRECATIONS = "RL_PLATFORM_SHOWN_DEPRECATIONS"
 _USES_MUJOCO = ("gymnasium.envs.mujoco", "gymnasium_robotics", "metaworld")  # what entry points begin with
+_NEED_MUJOCO_3 = ("robosuite", "metaworld", "gymnasium_robotics", "dm_control")  # part of the ids of their tasks
 OF_PROGRAM = "function/"  # what the ids of environments begin with that exist in the program of the user only
 _warning_handler = threading.Lock()
 
@@ -123,7 +125,7 @@ def find_spec(description: EnvDescription) -> EnvSpec:
                 return EnvSpec(name, found)
         return gymnasium.spec(name)
     except ImportError as error:
-        hint = f"install the package of {module}, or start where it can be imported"
+        hint = _simulator_hint(module) or f"install the package of {module}, or start where it can be imported"
         problem = Problem("env.id", f"its module cannot be imported ({error})", value=repr(description.id), hint=hint)
         raise ConfigError([problem]) from error
     except gymnasium.error.Error as error:
@@ -177,6 +179,8 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
         raise ConfigError([problem]) from error
     except Exception as error:
         message = f"{spec.id} cannot be built ({type(error).__name__}: {error})"
+        if other := _simulator_hint(description.id):
+            raise ConfigError([Problem("env.python", message, value=sys.executable, hint=other)]) from error
         hint = "check env.kwargs against the environment's documentation"
         raise ConfigError([Problem("env.kwargs", message, value=repr(kwargs), hint=hint)]) from error
     if description.pixels is not None:
@@ -187,6 +191,19 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
         draw_quickly(env)
         follow_robot(env)
     return flattened(env)
+
+
+def _simulator_hint(env_id: str) -> str:
+    """Returns what to do if the simulator of `env_id` is not in this interpreter, or fails with its MuJoCo; else ''."""
+    simulator = next((name for name in _NEED_MUJOCO_3 if name in env_id), None)
+    if simulator is None:
+        return ""
+    remedy = "run `rl-platform environment manipulation` once, then set env.python=manipulation"
+    try:
+        versions = f"{simulator} {version(simulator)} does not work with MuJoCo {version('mujoco')}"
+    except PackageNotFoundError:
+        return remedy
+    return f"{versions}: {remedy}" if int(version("mujoco").partition(".")[0]) > 3 else ""
 
 
 def time_limit(env: AnyEnv) -> int | None:

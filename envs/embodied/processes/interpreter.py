@@ -61,7 +61,7 @@ def executable(name: str) -> str:
         return os.path.abspath(name)  # not its target: a link in a virtual environment makes it that environment's
     path = environments_folder() / name / "bin" / "python"
     if not path.exists():
-        hint = "rl-platform environment NAME makes one; or the path of an interpreter, as path/to/venv/bin/python"
+        hint = "`rl-platform environment manipulation` makes that of this name; or a path, as path/to/venv/bin/python"
         raise ConfigError(
             [Problem(KEY, f"there is no environment of this name in {path.parents[2]}", value=name, hint=hint)]
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import venv
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,33 @@ def test_an_environment_that_cannot_be_built_there_is_the_users_problem():
         with pytest.raises(ConfigError) as caught:
             inspect_env(description)
         assert [problem.key for problem in caught.value.problems] == [key]
+
+
+@pytest.mark.parametrize(
+    ("versions", "key", "expected"),
+    [
+        ({}, "env.python", "run `rl-platform environment manipulation` once"),
+        ({"metaworld": "3.1.1", "mujoco": "4.0.0"}, "env.python", "metaworld 3.1.1 does not work with MuJoCo 4.0.0"),
+        ({"metaworld": "3.1.1", "mujoco": "3.3.0"}, "env.kwargs", "check env.kwargs"),
+    ],
+)
+def test_a_simulator_that_needs_other_packages_is_named(
+    versions: dict[str, str], key: str, expected: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The simulator is missing, or its MuJoCo is too new; otherwise the arguments are wrong."""
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise PackageNotFoundError(name)
+        return versions[name]
+
+    (folder / "my_metaworld.py").write_text("def Reach(**_):\n    raise AssertionError")
+    monkeypatch.setattr("rl_platform.envs.embodied.descriptions.version", version)
+    with pytest.raises(ConfigError) as caught:
+        inspect_env(EnvDescription("my_metaworld:Reach"))
+    (problem,) = caught.value.problems
+    assert problem.key == key
+    assert expected in problem.hint
 
 
 def test_a_name_is_an_environment_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

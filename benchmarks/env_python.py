@@ -1,0 +1,192 @@
+"""Steps per second of simulators in another interpreter (`env.python`), beside the same simulator without the platform.
+
+Both contestants have the same number of processes with the same number of environments each. Alone, every process steps
+its environments in a loop of its own, by the simulator's own functions; there is no waiting between processes, and
+nothing is handed back. Ours is `VectorEnv.step`: all environments are awaited before the next actions, observations are
+joined into one array, and ends, numbers that are not finite and success are checked. Actions are uniformly random.
+
+`sleep` is an environment whose step waits 1 ms: its ratio is the overhead of a step of that length. It needs no
+simulator, the others need `rl-platform environment manipulation`.
+
+    python benchmarks/env_python.py [--rounds 6] [--num-envs 64] [--workers 8] [--steps 20] [--tasks sleep ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from _common import Entry, Turns, machine, new_parser, print_verdict, race, rate, ratios, write_json
+
+from envs import STEPS, laps, stepping, timed
+from rl_platform.envs.embodied.descriptions import EnvDescription
+from rl_platform.envs.embodied.processes.interpreter import executable
+from rl_platform.envs.embodied.vector import VectorEnv
+
+ALONE, OURS = "alone", "rl_platform"
+FOLDER = Path(__file__).parent
+SUITES = "rl_platform.envs.embodied.suites"
+
+
+class Task(NamedTuple):
+    """env: ours. alone: code that defines `make()`, `low`, `high` and `ended(result of env.step)`. python: of both.
+
+    aim: steps per second in multiples of those of the simulator alone.
+    """
+
+    env: EnvDescription
+    alone: str
+    python: str = "manipulation"
+    aim: float = 0.9
+
+
+def gymnasium_task(module: str, env_id: str, kwargs: dict[str, object]) -> Task:
+    """A task that both sides make by `gymnasium.make`."""
+    return Task(
+        EnvDescription(f"{module}:{env_id}", kwargs),
+        f"""
+        import gymnasium, {module}
+        make = lambda: gymnasium.make({env_id!r}, disable_env_checker=True, **{kwargs!r})
+        low, high = make().action_space.low, make().action_space.high
+        ended = lambda result: result[2] or result[3]
+        """,
+    )
+
+
+def dm_control_task(domain: str, task: str) -> Task:
+    return Task(
+        EnvDescription(f"{SUITES}.dm_control:Suite", {"domain": domain, "task": task}),
+        f"""
+        from dm_control import suite
+        make = lambda: suite.load({domain!r}, {task!r})
+        low, high = make().action_spec().minimum, make().action_spec().maximum
+        ended = lambda result: result.last()
+        """,
+    )
+
+
+TASKS = {
+    "sleep": Task(
+        EnvDescription(f"{FOLDER}/_sleep.py:Sleep", max_episode_steps=1_000_000),
+        f"""
+        import sys
+        sys.path.insert(0, {str(FOLDER)!r})
+        from _sleep import Sleep as make
+        low, high = make.action_space.low, make.action_space.high
+        ended = lambda result: False
+        """,
+        python=sys.executable,
+        aim=0.95,
+    ),
+    "dm-control walker": dm_control_task("walker", "walk"),
+    "dm-control cheetah": dm_control_task("cheetah", "run"),
+    "Meta-World reach": gymnasium_task("metaworld", "Meta-World/MT1", {"env_name": "reach-v3", "seed": 1}),
+    "FetchReach": gymnasium_task("gymnasium_robotics", "FetchReachDense-v4", {}),
+    "AdroitHandDoor": gymnasium_task("gymnasium_robotics", "AdroitHandDoor-v1", {}),
+    "robosuite Lift": Task(
+        EnvDescription(f"{SUITES}.robosuite:Task", {"task": "Lift"}),
+        """
+        import robosuite
+        make = lambda: robosuite.make(
+            "Lift", robots="Panda", horizon=200, has_renderer=False, has_offscreen_renderer=False,
+            use_camera_obs=False, reward_shaping=True, control_freq=20, hard_reset=False, seed=0)
+        low, high = make().action_spec
+        ended = lambda result: result[2]
+        """,
+    ),
+}
+# The program of a process of the simulator alone, after the code of its task. Its arguments are its number of
+# environments and a seed. A line of its input is a number of steps; it answers with a line when they are done.
+LOOP = """
+import sys
+import numpy as np
+envs = [make() for _ in range(int(sys.argv[1]))]
+draw = np.random.default_rng(int(sys.argv[2]))
+for env in envs:
+    env.reset()
+print(flush=True)
+for line in sys.stdin:
+    for action in draw.uniform(low, high, (int(line), *np.shape(low))):
+        for env in envs:
+            if ended(env.step(action)):
+                env.reset()
+    print(flush=True)
+"""
+
+
+class Alone:
+    """Processes that step the simulator without the platform."""
+
+    def __init__(self, task: Task, num_envs: int, workers: int) -> None:
+        share, code = num_envs // workers, textwrap.dedent(task.alone) + LOOP
+        self._processes = [
+            subprocess.Popen(
+                [executable(task.python), "-c", code, str(share), str(seed)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for seed in range(workers)
+        ]
+        self._wait()
+
+    def steps(self, count: int) -> None:
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(f"{count}\n")
+            process.stdin.flush()
+        self._wait()
+
+    def _wait(self) -> None:
+        for process in self._processes:
+            assert process.stdout is not None
+            if not process.stdout.readline():
+                raise SystemExit(f"the simulator alone ended with exit code {process.wait()}")
+
+
+def alone(turns: Turns, settings: argparse.Namespace) -> None:
+    processes = Alone(TASKS[settings.task], settings.num_envs, settings.workers)
+    laps(turns, settings, lambda _: processes.steps(settings.steps), chosen=[np.empty(0)])
+
+
+def ours(turns: Turns, settings: argparse.Namespace) -> None:
+    task = TASKS[settings.task]
+    envs = VectorEnv(replace(task.env, python=task.python), settings.num_envs, settings.workers)
+    envs.reset(range(settings.num_envs))
+    low, high = envs.spaces.action_low, envs.spaces.action_high
+    shape = (settings.steps, settings.num_envs, *envs.spaces.policy_action_shape)
+    actions = np.random.default_rng(0).uniform(low, high, shape)
+    laps(turns, settings, stepping(envs.step), chosen=[actions])
+
+
+def main() -> None:
+    parser = new_parser(__doc__, rounds=6)
+    parser.add_argument("--num-envs", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=20, help="of every environment in a lap")
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
+    options = parser.parse_args()
+    if options.quick:
+        options.num_envs, options.workers, options.steps, options.rounds = 4, 2, 5, 2
+    found, everything = machine(("gymnasium", "numpy")), {}
+    for name in options.tasks:
+        settings = argparse.Namespace(
+            task=name, num_envs=options.num_envs, workers=options.workers, steps=options.steps
+        )
+        entries = {ALONE: Entry(alone, settings, 1), OURS: Entry(ours, settings, 1)}
+        done = {who: timed(each) for who, each in race(entries, options.warm_up, options.rounds).items()}
+        print(f"\n{name}: {rate(done[OURS], STEPS):,.0f} steps/s, alone {rate(done[ALONE], STEPS):,.0f}")
+        print_verdict("ours in multiples of it", ratios(done[OURS], done[ALONE], STEPS), TASKS[name].aim)
+        everything[name] = done
+    content = {"benchmark": "env_python", "options": vars(options), "machine": found, "laps": everything}
+    write_json(options.json, content)
+
+
+if __name__ == "__main__":
+    main()
