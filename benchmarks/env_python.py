@@ -6,7 +6,8 @@ nothing is handed back. Ours is `VectorEnv.step`: all environments are awaited b
 joined into one array, and ends, numbers that are not finite and success are checked. Actions are uniformly random.
 
 `sleep` is an environment whose step waits 1 ms: its ratio is the overhead of a step of that length. It needs no
-simulator, the others need `rl-platform environment manipulation`.
+simulator, the others need `rl-platform environment manipulation`. Seconds of the processor are those of all processes
+of a contestant; other load on the machine hardly changes them.
 
     python benchmarks/env_python.py [--rounds 6] [--num-envs 64] [--workers 8] [--steps 20] [--tasks sleep ...]
 """
@@ -14,9 +15,12 @@ simulator, the others need `rl-platform environment manipulation`.
 from __future__ import annotations
 
 import argparse
+import os
+import statistics
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -24,12 +28,12 @@ from typing import NamedTuple
 import numpy as np
 from _common import Entry, Turns, machine, new_parser, print_verdict, race, rate, ratios, write_json
 
-from envs import STEPS, laps, stepping, timed
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.processes.interpreter import executable
 from rl_platform.envs.embodied.vector import VectorEnv
 
 ALONE, OURS = "alone", "rl_platform"
+STEPS, CPU = "steps", "cpu_seconds"
 FOLDER = Path(__file__).parent
 SUITES = "rl_platform.envs.embodied.suites"
 
@@ -134,6 +138,7 @@ class Alone:
             )
             for seed in range(workers)
         ]
+        self.pids = [process.pid for process in self._processes]
         self._wait()
 
     def steps(self, count: int) -> None:
@@ -150,19 +155,39 @@ class Alone:
                 raise SystemExit(f"the simulator alone ended with exit code {process.wait()}")
 
 
+def laps(turns: Turns, settings: argparse.Namespace, steps: Callable[[], None], processes: Sequence[int]) -> None:
+    """A lap is a call of `steps`. processes: those whose CPU seconds are counted."""
+    numbers = None
+    while True:
+        turns.next(numbers)
+        cpu_began = cpu_seconds(processes)
+        steps()
+        numbers = {STEPS: settings.steps * settings.num_envs, CPU: cpu_seconds(processes) - cpu_began}
+
+
+def cpu_seconds(processes: Sequence[int]) -> float:
+    """Returns the CPU seconds of these processes (Linux), without those of their children."""
+    stats = [Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split() for pid in processes]
+    return sum(int(stat[11]) + int(stat[12]) for stat in stats) / os.sysconf("SC_CLK_TCK")
+
+
 def alone(turns: Turns, settings: argparse.Namespace) -> None:
     processes = Alone(TASKS[settings.task], settings.num_envs, settings.workers)
-    laps(turns, settings, lambda _: processes.steps(settings.steps), chosen=[np.empty(0)])
+    laps(turns, settings, lambda: processes.steps(settings.steps), processes.pids)
 
 
 def ours(turns: Turns, settings: argparse.Namespace) -> None:
     task = TASKS[settings.task]
     envs = VectorEnv(replace(task.env, python=task.python), settings.num_envs, settings.workers)
     envs.reset(range(settings.num_envs))
-    low, high = envs.spaces.action_low, envs.spaces.action_high
     shape = (settings.steps, settings.num_envs, *envs.spaces.policy_action_shape)
-    actions = np.random.default_rng(0).uniform(low, high, shape)
-    laps(turns, settings, stepping(envs.step), chosen=[actions])
+    actions = np.random.default_rng(0).uniform(envs.spaces.action_low, envs.spaces.action_high, shape)
+
+    def steps() -> None:
+        for action in actions:
+            envs.step(action)
+
+    laps(turns, settings, steps, [os.getpid(), *envs.worker_pids])
 
 
 def main() -> None:
@@ -180,8 +205,11 @@ def main() -> None:
             task=name, num_envs=options.num_envs, workers=options.workers, steps=options.steps
         )
         entries = {ALONE: Entry(alone, settings, 1), OURS: Entry(ours, settings, 1)}
-        done = {who: timed(each) for who, each in race(entries, options.warm_up, options.rounds).items()}
+        done = race(entries, options.warm_up, options.rounds)
         print(f"\n{name}: {rate(done[OURS], STEPS):,.0f} steps/s, alone {rate(done[ALONE], STEPS):,.0f}")
+        for who, each in done.items():
+            cpu = statistics.median(lap.numbers[CPU] / lap.numbers[STEPS] for lap in each)
+            print(f"{who}: {1e6 * cpu:.0f} microseconds of CPU for a step of an environment")
         print_verdict("ours in multiples of it", ratios(done[OURS], done[ALONE], STEPS), TASKS[name].aim)
         everything[name] = done
     content = {"benchmark": "env_python", "options": vars(options), "machine": found, "laps": everything}
