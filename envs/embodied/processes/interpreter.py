@@ -41,7 +41,7 @@ for name, folders in FOLDERS.items():
     sys.modules[name].__path__ = folders
 sys.modules["rl_platform"].envs = sys.modules["rl_platform.envs"]
 """
-_INSPECT = "from rl_platform.envs.embodied.processes.interpreter import answer; answer()"
+_INSPECT = "import numpy, gymnasium; from rl_platform.envs.embodied.processes.interpreter import answer; answer()"
 _known: dict[bytes, EnvFacts] = {}  # by pickled description
 
 
