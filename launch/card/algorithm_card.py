@@ -219,15 +219,16 @@ def _mismatch(algorithm: Algorithm) -> str:
         outside = {"truncate": "cut to it", "icepop": "weight 0", "sequence_mask": "the sequence has weight 0"}
         text = f"{ratio} (training over rollout), outside {bounds} {outside[correction.mode]}"
         parts.append(text + (", divided by the mean weight" if correction.batch_normalize else ""))
-    if correction.vtrace:
-        parts.append("value targets by V-trace")
     if (reject := correction.reject) is not None:
         below = "" if reject.low is None else f" or below {reject.low:g}"
         parts.append(f"every {reject.level} with {reject.stat} above {reject.threshold:g}{below} has weight 0")
     if correction.veto is not None:
         parts.append(f"a sequence with a token whose ratio is below {correction.veto:g} has weight 0")
     zeros = "denominators unchanged" if correction.denominator == "original" else "tokens of weight 0 leave the loss"
-    return "; ".join(parts) + f"; on the policy loss only, {zeros}"
+    where = (
+        "on the policy loss and, as V-trace, on the value targets" if correction.vtrace else "on the policy loss only"
+    )
+    return "; ".join(parts) + f"; {where}, {zeros}"
 
 
 def _value_loss(algorithm: Algorithm) -> str:

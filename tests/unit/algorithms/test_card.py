@@ -199,6 +199,7 @@ def test_every_choice_of_pf_ppo_shows(change: dict[str, Any]) -> None:
         ({"level": "sequence", "mode": "icepop", "high": None}, "ratio per sequence (training over rollout), outside"),
         ({"mode": "icepop", "high": None}, "outside [0, inf] weight 0"),
         ({"mode": "sequence_mask"}, "geometric mean of the sequence"),
+        ({"vtrace": True}, "on the policy loss and, as V-trace, on the value targets"),
         ({"batch_normalize": True}, "divided by the mean weight"),
         ({"reject": {"threshold": 0.1, "level": "token"}}, "every token with k3 above 0.1 has weight 0"),
     ],
