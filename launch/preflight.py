@@ -47,8 +47,8 @@ BYTES_FROZEN = 4
 def check_cheap(config: Config, placement: Placement) -> None:
     """Raises ConfigError for a valid config that this version or this machine cannot run."""
     if config.rollout.multi_turn:
-        with required("rl_platform.components.multi_turn", "rollout.multi_turn"):
-            importlib.import_module("rl_platform.components.multi_turn")
+        with required("rl_platform.components.agents", "rollout.multi_turn"):
+            importlib.import_module("rl_platform.components.agents")
     problems = [
         *_engines(config, placement),
         *_processes(config, placement),

@@ -1,7 +1,7 @@
 """Rollout of language models: prompts in, trajectories out, each as soon as it is finished.
 
 `generate` completes all responses. `generate_until` stops when enough prompts are complete; the other responses go on
-in a later call. Responses of several turns are in `multi_turn/`.
+in a later call. Responses of several turns, and agents, are in `agents/`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rl_platform.runtime.host import ComponentContext
 from rl_platform.runtime.weights.group import WeightsOffer
 
 if TYPE_CHECKING:
-    from rl_platform.components.multi_turn.conversations import Conversations
+    from rl_platform.components.agents.conversations import Conversations
 
 NO_DEADLINE_S = 1e8  # training may take any time until it publishes weights
 Group = Sequence[Trajectory]  # the responses to one prompt, complete or not
@@ -50,7 +50,7 @@ class LanguageRollout:
         self.loaded: int | None = None  # version of the weights in the engine; None: they are not complete
         self.conversations: Conversations | None = None
         if config.rollout.multi_turn:
-            from rl_platform.components.multi_turn.conversations import Conversations
+            from rl_platform.components.agents.conversations import Conversations
 
             self.conversations = Conversations(context.label, config, self.engine, self.tokenizer)
 

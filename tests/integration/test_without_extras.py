@@ -15,7 +15,7 @@ from rl_platform.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = (
-    "components/multi_turn",
+    "components/agents",
     "components/reward_models",
     "envs/embodied/pictures",
     "envs/embodied/processes",

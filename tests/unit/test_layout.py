@@ -62,7 +62,7 @@ LEVELS = (
 )
 LEVEL = {area: number for number, areas in enumerate(LEVELS) for area in areas}
 EXTRAS = {  # folders that may be removed: the core imports them only when a config needs them
-    "rl_platform.components.multi_turn": "platform/components/multi_turn",
+    "rl_platform.components.agents": "platform/components/agents",
     "rl_platform.components.reward_models": "platform/components/reward_models",
     "rl_platform.envs.reasoning.servers": "envs/reasoning/servers",
     "rl_platform.models.context": "platform/models/context",

@@ -70,6 +70,18 @@ class EngineSetup:
     longest: int
 
 
+class Arrivals(Protocol):
+    """Requests that arrive while others are generated, for engines with `accepts_arrivals`.
+
+    longest: most tokens of prompt and response together.
+    """
+
+    longest: int
+
+    def take(self, idle: bool) -> list[Request]:
+        """Returns the new requests. `idle`: nothing is generated, so it waits for one; none: no more will come."""
+
+
 class RolloutEngine(Protocol):
     """One rank's generator."""
 

@@ -85,6 +85,11 @@ class ContinuousBatch:
         """Unfinished requests, those that started first at the front."""
         return [entry.request for entry in (*self.running, *self.prefill.entering)] + list(self.waiting)
 
+    def add(self, requests: Sequence[Request]) -> None:
+        """Adds requests, which start after all others."""
+        self.waiting += requests
+        self.prefill.expect([request.token_ids for request in requests])
+
     def step(self) -> None:
         """Samples a token for each running sequence and each sequence whose prompt is complete after this pass."""
         self._admit()

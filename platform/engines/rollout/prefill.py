@@ -57,6 +57,10 @@ class Prefill(Generic[T]):
         """Members of prompts that are not complete."""
         return [member for prompt in self.prompts for member in prompt.members]
 
+    def expect(self, prompts: Sequence[Tokens]) -> None:
+        """More prompts will enter the cache. They share the prefix of the first ones if they begin with it."""
+        self._counts.update(prompts)
+
     def add(self, tokens: Tokens, member: T) -> None:
         if not self.prompts or self.prompts[-1].tokens != tokens:
             self.prompts.append(PartialPrompt(tokens, self._counts[tokens]))
@@ -75,9 +79,11 @@ class Prefill(Generic[T]):
 
     def _begun(self, prompt: PartialPrompt[T], room: int) -> tuple[PartialPrompt[T], PrefillChunk]:
         if prompt.tail is None:
-            prompt.pages = self.cache.hold(self.shared.pages)
             prompt.tail = self.cache.tails.new_zeros(self.cache.tails[:, :, 0].shape)
-            if prompt is not self.shared and self.shared.tail is not None:
+            shared = self.shared.stored
+            if prompt is not self.shared and shared and prompt.tokens[:shared] == self.shared.tokens != prompt.tokens:
+                assert self.shared.tail is not None
+                prompt.pages = self.cache.hold(self.shared.pages)
                 prompt.tail.copy_(self.shared.tail)
                 prompt.stored, prompt.routes = self.shared.stored, [*self.shared.routes]
         start = prompt.stored

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rl_platform import acceleration
-from rl_platform.engines.rollout.base import Completion, Request
+from rl_platform.engines.rollout.base import Arrivals, Completion, Request
 from rl_platform.engines.rollout.batch import ContinuousBatch
 from rl_platform.engines.rollout.decoder import decoder_for
 from rl_platform.engines.rollout.kv_cache import KVCache
@@ -50,6 +50,8 @@ class TorchRolloutEngine:
     values are computed again; else these responses start again. keeps_packed: packed matrices stay allocated between
     calls of `generate`; else training has their memory.
     """
+
+    accepts_arrivals = True  # `generate` takes requests that arrive while it generates
 
     def __init__(
         self,
@@ -151,22 +153,31 @@ class TorchRolloutEngine:
 
     @torch.inference_mode()
     def generate(
-        self, requests: Sequence[Request], sampling: SamplingParams, on_finished: Callable[[Completion], None]
+        self,
+        requests: Sequence[Request],
+        sampling: SamplingParams,
+        on_finished: Callable[[Completion], None],
+        arrivals: Arrivals | None = None,
     ) -> None:
         work = UnfinishedResponses(requests, sampling)
         with self._lock:
             self._swap.enter()
             self._pack()
-            batch, version = self._new_batch(requests, sampling), self.version
+            batch, version = self._new_batch(requests, sampling, arrivals), self.version
             self._again = self._aborted = False
-        while not batch.over and not self._aborted:
+        while not self._aborted:
+            if arrivals is not None and (new := arrivals.take(idle=batch.over)):
+                work.add(new)
+                batch.add(new)
+            if batch.over:
+                break
             with self._turn:
                 pass
             with self._lock:
                 if self._again:
                     self._pack()
                     left = work.continued(batch.cut(), version) if self.continues else batch.left
-                    batch, version, self._again = self._new_batch(left, sampling), self.version, False
+                    batch, version, self._again = self._new_batch(left, sampling, arrivals), self.version, False
                 batch.step()
             for completion in batch.finished(self.eos, self.stop_texts):
                 on_finished(work.whole(completion, version))
@@ -176,13 +187,16 @@ class TorchRolloutEngine:
             with self._lock:
                 self._unpack()
 
-    def _new_batch(self, requests: Sequence[Request], sampling: SamplingParams) -> ContinuousBatch:
+    def _new_batch(
+        self, requests: Sequence[Request], sampling: SamplingParams, arrivals: Arrivals | None
+    ) -> ContinuousBatch:
         config = self.config
         heads, width = cached_heads(config)
-        slots = min(self.max_running, len(requests))
+        slots = min(self.max_running, len(requests)) if arrivals is None else self.max_running
         dtype = self.model.head.weight.dtype
         cache = KVCache(config.num_hidden_layers, slots, heads, width, dtype=dtype, device=self.device)
-        longest = max((len(request.token_ids) + request.limit(sampling) for request in requests), default=0)
+        lengths = [len(request.token_ids) + request.limit(sampling) for request in requests]
+        longest = max(lengths, default=0) if arrivals is None else arrivals.longest
         latent = bool(getattr(config, "kv_lora_rank", None))
         plain = is_plain(config, longest)
         options = {"plain": plain, "padded": latent}

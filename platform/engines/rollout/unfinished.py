@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from rl_platform.engines.rollout.base import Completion, Request
@@ -14,9 +14,12 @@ class UnfinishedResponses:
     """The responses of one call of `generate`, by the index of their request."""
 
     def __init__(self, requests: Sequence[Request], sampling: SamplingParams) -> None:
-        self._requests: Mapping[int, Request] = {request.index: request for request in requests}
+        self._requests = {request.index: request for request in requests}
         self._sampling = sampling
         self._parts: dict[int, Completion] = {}  # with at least one token
+
+    def add(self, requests: Iterable[Request]) -> None:
+        self._requests |= {request.index: request for request in requests}
 
     def continued(self, cut: Iterable[Completion], version: int) -> list[Request]:
         """Requests for the rest of responses that weights `version` have begun. They draw new random numbers."""

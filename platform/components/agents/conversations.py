@@ -1,27 +1,26 @@
 """Responses of several turns: a tool or an environment answers a turn of the policy, and the policy continues.
 
-The engine generates the next turn of every open conversation. Meanwhile the tool answers finished turns, and complete
-responses are delivered at once. The engine gets all earlier tokens unchanged; sampled text is never encoded again. The
-answers of the tool are part of the response, but not sampled: `Trajectory.conversation` marks their tokens.
+Each conversation takes its next turn as soon as its tool has answered, whatever the others do. The engine gets all
+earlier tokens unchanged; sampled text is never encoded again. The answers of the tool are part of the response, but not
+sampled: `Trajectory.conversation` marks their tokens.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from rl_platform.components.agents.generations import Generations, Sampled
 from rl_platform.config.schema import Config
-from rl_platform.engines.rollout.base import Completion, Request, RolloutEngine
-from rl_platform.envs.reasoning.score import Score
+from rl_platform.engines.rollout.base import Completion, RolloutEngine
 from rl_platform.envs.reasoning.scoring import ScoringPool
 from rl_platform.envs.reasoning.tools import ToolCall, ToolSpec
 from rl_platform.errors import WorkerError
 from rl_platform.models.tokenizer import Tokenizer
 from rl_platform.records import Conversation, Prompt, SamplingParams, Trajectory
 
-Seed = Callable[[Prompt, int, int], int]  # of a prompt, a sample and a turn
+Seed = Callable[..., int]  # of a prompt, a sample and what else tells a draw apart: a turn, or a call of an agent
 Deliver = Callable[[Trajectory], None]
 
 
@@ -41,24 +40,13 @@ class _Open:
     version: int = -1
 
 
-@dataclass
-class _GenerateCall:
-    """State of one call of `Conversations.generate`."""
-
-    deliver: Deliver
-    pending: deque[tuple[_Open, Future[Score]]] = field(default_factory=deque)
-    answered: list[_Open] = field(default_factory=list)  # those that go on
-    failures: int = 0
-    detail: str = ""
-
-
 class Conversations:
     """`rollout.multi_turn` on one rank. If a tool raises, hangs or dies, its response has no reward and the run goes
     on."""
 
     def __init__(self, label: str, config: Config, engine: RolloutEngine, tokenizer: Tokenizer) -> None:
         assert config.rollout.multi_turn is not None
-        self.label, self.engine, self.tokenizer = label, engine, tokenizer
+        self.label, self.engine, self.tokenizer, self.config = label, engine, tokenizer, config
         self.options = config.rollout.multi_turn
         self.longest = config.data.max_response_length
         self.chat = config.data.use_chat_template
@@ -77,50 +65,41 @@ class Conversations:
         `sampling.max_new_tokens` bounds a turn, data.max_response_length the whole response. Raises WorkerError if the
         tool failed in every single conversation.
         """
-        call = _GenerateCall(deliver)
-        going = [_Open(prompt, sample, [prompt.text]) for prompt, sample in wanted]
-        for turn in range(self.options.max_turns):
-            if not going:
-                break
-            self._generate_turn(going, turn, seed, sampling, call)
-            going, call.answered = sorted(call.answered, key=lambda one: (one.prompt.index, one.sample)), []
-        if wanted and call.failures == len(wanted):
+        if not wanted:
+            return
+        failures: list[str] = []
+        longest = self.config.data.max_prompt_length + self.longest
+        lockstep = self.config.runner.deterministic
+        generations = Generations(self.engine, sampling, longest, len(wanted), lockstep)
+
+        async def trajectory(place: int) -> None:
+            prompt, sample = wanted[place]
+            conversation = _Open(prompt, sample, [prompt.text])
+            detail = ""
+            for turn in range(self.options.max_turns):
+                room = min(self.longest - len(conversation.token_ids), sampling.max_new_tokens)
+                context = prompt.token_ids + tuple(conversation.token_ids)
+                [completion] = await generations.sample(place, [Sampled(context, seed(prompt, sample, turn), room)])
+                self._add_turn(conversation, completion)
+                cut = len(conversation.token_ids) >= self.longest or completion.finish_reason == "abort"
+                if cut or turn == self.options.max_turns - 1:
+                    break
+                [call] = self.pool.submit([ToolCall(tuple(conversation.texts), prompt.metadata)])
+                answer = await asyncio.wrap_future(call)
+                if not answer.valid:
+                    detail = answer.detail
+                    failures.append(detail)
+                    break
+                if answer.text is None or not self._observe(conversation, answer.text):
+                    break
+            deliver(self._trajectory(conversation, failed=bool(detail)))
+
+        generations.run(len(wanted), trajectory)
+        if len(failures) == len(wanted):
             raise WorkerError(
-                f"{self.label}: rollout.multi_turn.tool {self.options.tool} failed in all of {call.failures} "
-                f"conversations. The last one:\n{call.detail}"
+                f"{self.label}: rollout.multi_turn.tool {self.options.tool} failed in all of {len(failures)} "
+                f"conversations. The last one:\n{failures[-1]}"
             )
-
-    def _generate_turn(
-        self, going: Sequence[_Open], turn: int, seed: Seed, sampling: SamplingParams, call: _GenerateCall
-    ) -> None:
-        """The next turn of each; those that are not complete after it are in `call.answered`."""
-        last = turn == self.options.max_turns - 1
-
-        def on_finished(completion: Completion) -> None:
-            conversation = going[completion.index]
-            self._add_turn(conversation, completion)
-            cut = len(conversation.token_ids) >= self.longest or completion.finish_reason == "abort"
-            if last or cut:
-                call.deliver(self._trajectory(conversation))
-            else:
-                request = ToolCall(tuple(conversation.texts), conversation.prompt.metadata)
-                call.pending.append((conversation, self.pool.submit([request])[0]))
-            self._take_answers(call, wait=False)
-
-        self.engine.generate(
-            [
-                Request(
-                    index,
-                    conversation.prompt.token_ids + tuple(conversation.token_ids),
-                    seed(conversation.prompt, conversation.sample, turn),
-                    self.longest - len(conversation.token_ids),
-                )
-                for index, conversation in enumerate(going)
-            ],
-            sampling,
-            on_finished,
-        )
-        self._take_answers(call, wait=True)
 
     def _add_turn(self, conversation: _Open, completion: Completion) -> None:
         text = self.tokenizer.decode(completion.token_ids)
@@ -133,34 +112,18 @@ class Conversations:
         conversation.observed += [False] * len(completion.token_ids)
         conversation.finish_reason = completion.finish_reason
 
-    def _take_answers(self, call: _GenerateCall, wait: bool) -> None:
-        """Handles the answers of the tool so far, or with `wait` all of them."""
-        for _ in range(len(call.pending)):
-            conversation, future = call.pending.popleft()
-            if wait or future.done():
-                self._answer(conversation, future.result(), call)
-            else:
-                call.pending.append((conversation, future))
-
-    def _answer(self, conversation: _Open, answer: Score, call: _GenerateCall) -> None:
-        if not answer.valid:
-            call.failures, call.detail = call.failures + 1, answer.detail
-            call.deliver(self._trajectory(conversation, failed=True))
-            return
-        if answer.text is None:
-            call.deliver(self._trajectory(conversation))
-            return
-        text, tokens = self._observation(answer.text, ended=conversation.token_ids[-1] in self.tokenizer.eos_token_ids)
-        if len(conversation.token_ids) + len(tokens) >= self.longest:  # no room for another turn
+    def _observe(self, conversation: _Open, answer: str) -> bool:
+        """Adds the tool's answer. False: no token would be left for another turn, so the response ends here."""
+        text, tokens = self._observation(answer, ended=conversation.token_ids[-1] in self.tokenizer.eos_token_ids)
+        if len(conversation.token_ids) + len(tokens) >= self.longest:
             conversation.finish_reason = "length"
-            call.deliver(self._trajectory(conversation))
-            return
+            return False
         conversation.texts.append(text)
         conversation.token_ids += tokens
         conversation.log_probs += [0.0] * len(tokens)
         conversation.observed += [True] * len(tokens)
         conversation.observations += 1
-        call.answered.append(conversation)
+        return True
 
     def _observation(self, text: str, ended: bool) -> tuple[str, list[int]]:
         """The text, cut if it is too long, and its tokens with those that the chat template adds."""
