@@ -14,6 +14,7 @@ from rl_platform.algorithms.user_estimator import ESTIMATOR
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import ENGINE
 from rl_platform.envs.embodied.user_backend import BACKEND
+from rl_platform.envs.reasoning.agent_function import AGENT
 from rl_platform.envs.reasoning.tools import TOOL
 from rl_platform.envs.reasoning.verifiers import REWARD
 from rl_platform.errors import check_all
@@ -43,6 +44,7 @@ USES = (
     Use(SAMPLES, "filter", lambda config: [config.algorithm.sample_filter]),
     Use(REWARD, "", lambda config: []),  # its own process imports it: preflight.check_reward
     Use(TOOL, "", lambda config: [turns.tool if (turns := config.rollout.multi_turn) else None]),
+    Use(AGENT, "", lambda config: [agent.function if (agent := config.rollout.agent) else None]),
     Use(LOGGER, "logger", lambda config: [*config.runner.logger_backends]),
     Use(CALLBACK, "callback", lambda config: [*config.runner.callbacks]),
 )

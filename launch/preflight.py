@@ -46,8 +46,9 @@ BYTES_FROZEN = 4
 
 def check_cheap(config: Config, placement: Placement) -> None:
     """Raises ConfigError for a valid config that this version or this machine cannot run."""
-    if config.rollout.multi_turn:
-        with required("rl_platform.components.agents", "rollout.multi_turn"):
+    if config.rollout.multi_turn or config.rollout.agent:
+        key = "rollout.multi_turn" if config.rollout.multi_turn else "rollout.agent"
+        with required("rl_platform.components.agents", key):
             importlib.import_module("rl_platform.components.agents")
     problems = [
         *_engines(config, placement),

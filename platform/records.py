@@ -74,14 +74,16 @@ class Conversation:
     """The turns of a response that has several.
 
     turns: texts of the policy. observed: per token of the response, whether the tool or the environment wrote it (its
-    log-prob is 0, and it is not trained on). observations: number of these texts. failed: the tool failed, so the
-    response has no reward.
+    log-prob is 0, and it is not trained on). observations: number of these texts. failed: the tool or the agent failed,
+    so the response has no reward. retries: further attempts of an agent. reward: of an agent that returned one.
     """
 
     turns: tuple[str, ...]
     observed: tuple[bool, ...]
     observations: int
     failed: bool = False
+    retries: int = 0
+    reward: float | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,8 @@ class Trajectory:
     order, of a response that several versions generated; weights_version is that of the first. Empty: all tokens are of
     `weights_version`. outcome, verdict: how the tests of a program ended in a word, and in a sentence; of a response
     without a score its cause. routes: experts that the engine selected for all tokens of prompt and response but the
-    last, int16 [tokens,layers,K], see `models/experts/routers.py`.
+    last, int16 [tokens,layers,K], see `models/experts/routers.py`. rows: further rows of a trajectory whose agent has
+    rewritten its context; they have its reward. continues: such a row, or one that fills a mini-batch.
     """
 
     prompt: Prompt
@@ -117,6 +120,8 @@ class Trajectory:
     outcome: str = ""
     verdict: str = ""
     routes: Tensor | None = field(default=None, compare=False, repr=False)
+    rows: tuple[Trajectory, ...] = ()
+    continues: bool = False
 
     @property
     def complete(self) -> bool:
@@ -132,14 +137,21 @@ class Trajectory:
     def state_dict(self) -> StateDict:
         """Plain values, the prompt by its index: for checkpoints."""
         turns = None if self.conversation is None else vars(self.conversation)
-        return {**vars(self), "prompt": self.prompt.index, "conversation": turns}
+        context = {} if self.conversation is None else {"context": self.prompt.token_ids}
+        rows = [row.state_dict() for row in self.rows]
+        return {**vars(self), "prompt": self.prompt.index, "conversation": turns, "rows": rows, **context}
 
     @classmethod
     def from_state(cls, state: StateDict, prompts: Mapping[int, Prompt]) -> Trajectory:
         """The trajectory of a `state_dict`. `prompts` by their index."""
         turns = state["conversation"]
         conversation = None if turns is None else Conversation(**turns)
-        return cls(**{**state, "prompt": prompts[state["prompt"]], "conversation": conversation})
+        prompt = prompts[state["prompt"]]
+        if "context" in state:  # an agent may have changed it
+            prompt = dataclasses.replace(prompt, token_ids=tuple(state["context"]))
+        rows = tuple(cls.from_state(row, prompts) for row in state.get("rows", ()))
+        fields = {name: value for name, value in state.items() if name != "context"}
+        return cls(**{**fields, "prompt": prompt, "conversation": conversation, "rows": rows})
 
 
 @dataclass
@@ -186,6 +198,7 @@ class RolloutBatch:
     value_mask: Bool[Tensor, "batch seq"] | None = None  # positions of rewards, values and returns; None: all
     covariant: Bool[Tensor, "batch seq"] | None = None  # positions that clip_cov and kl_cov treat apart
     entropy_units: Float[Tensor, "batch seq"] | None = None  # weight of an entropy (action_levels.py); None: 1
+    continues: Bool[Tensor, " batch"] | None = None  # further rows of a trajectory; None: every row is one trajectory
     host: RolloutBatch | None = field(default=None, repr=False, compare=False)  # the same rows in main memory, see `to`
 
     def __len__(self) -> int:
@@ -195,6 +208,13 @@ class RolloutBatch:
     def mask(self) -> Bool[Tensor, "batch seq"]:
         """[B,T] bool: action positions of rows that count."""
         return self.action_mask & self.sample_mask[:, None]
+
+    @property
+    def trajectory_ids(self) -> list[int]:
+        """The identity of the prompt of each trajectory, however many rows it has."""
+        ids = self.group_ids if self.continues is None else self.group_ids[~self.continues]
+        numbers: list[int] = ids.tolist()
+        return numbers
 
     @property
     def baseline_mask(self) -> Bool[Tensor, "batch seq"]:

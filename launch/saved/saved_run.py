@@ -36,6 +36,7 @@ KEYS = {  # may differ in an evaluation; other keys belong to the model or its t
         "rollout.sampling",
         "rollout.val_sampling",
         "rollout.multi_turn",
+        "rollout.agent",
         "rollout.max_running_requests",
         "reward",
         "runner.deadline_s",

@@ -24,7 +24,7 @@ PER_POSITION = (
     "values", "advantages", "returns", "loss_weights", "kl_penalties", "value_mask",
     "entropy_units", "covariant", "squared_probs", "token_versions",
 )  # fmt: skip
-PER_ROW = ("sample_mask", "group_ids", "correct", "versions", "compared", "baselines")
+PER_ROW = ("sample_mask", "group_ids", "correct", "versions", "compared", "baselines", "continues")
 BOOLEAN = ("action_mask", "sample_mask", "ends", "bootstrapped", "correct", "compared", "value_mask", "covariant")
 WITH_FEATURES = ("reference_states",)  # [B,T,...]
 PER_CHOICE = ("end_observations",)  # [B,C,...]; a choice of an embodied policy may be several positions

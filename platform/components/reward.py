@@ -75,7 +75,7 @@ class LanguageReward:
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The trajectories in their order, with reward, metric and valid set."""
-        futures = self._scorer.submit([_item(trajectory) for trajectory in trajectories])
+        futures = self._submit(trajectories)
         scores = [future.result() for future in futures]
         self._check_any_valid(scores)
         return [self._scored(trajectory, score) for trajectory, score in zip(trajectories, scores, strict=True)]
@@ -91,7 +91,7 @@ class LanguageReward:
             count = 0
             try:
                 while not writer.done() and (arrived := _next(source)):
-                    futures = self._scorer.submit([_item(trajectory) for trajectory in arrived])
+                    futures = self._submit(arrived)
                     count += len(arrived)
                     for trajectory, future in zip(arrived, futures, strict=True):
                         future.add_done_callback(lambda future, trajectory=trajectory: done.put((trajectory, future)))
@@ -107,6 +107,13 @@ class LanguageReward:
     def close(self) -> None:
         """Ends scoring processes, or requests under way."""
         self._scorer.close()
+
+    def _submit(self, trajectories: Sequence[Trajectory]) -> list[Future[Score]]:
+        """A future per trajectory; that of an agent that returned a reward has it already."""
+        given = [one.conversation.reward if one.conversation else None for one in trajectories]
+        left = [one for one, reward in zip(trajectories, given, strict=True) if reward is None]
+        scored = iter(self._scorer.submit([_item(one) for one in left]))
+        return [next(scored) if reward is None else _done(Score(reward)) for reward in given]
 
     def _write(
         self, done: queue.SimpleQueue[tuple[Trajectory, Future[Score]] | int], sink: Channel[Trajectory]
@@ -128,8 +135,8 @@ class LanguageReward:
         if not trajectory.valid:  # a tool failed in it, so its result is unknown
             return replace(trajectory, reward=0.0, metric=0.0)
         metric = score.value
-        if self._verdict is not None and score.valid:
-            metric = float({"": score.value, **dict(score.parts)}[self._verdict] >= 1.0)
+        if self._verdict is not None and score.valid:  # an agent's own reward has no parts
+            metric = float({"": score.value, **dict(score.parts)}.get(self._verdict, score.value) >= 1.0)
         steps = tuple((self._token_at(trajectory.token_ids, end), reward) for end, reward in score.steps)
         scored = replace(trajectory, reward=score.value, metric=metric, valid=score.valid, step_rewards=steps)
         return replace(scored, reward_parts=score.parts, outcome=score.reason, verdict=score.detail)
@@ -226,6 +233,12 @@ def _item(trajectory: Trajectory) -> ScoreItem:
     prompt, conversation = trajectory.prompt, trajectory.conversation
     last_turn = None if conversation is None else conversation.turns[-1]
     return ScoreItem(trajectory.text, prompt.text, prompt.answer, prompt.metadata, last_turn, prompt.messages)
+
+
+def _done(score: Score) -> Future[Score]:
+    future = Future[Score]()
+    future.set_result(score)
+    return future
 
 
 def _next(source: Channel[Trajectory]) -> list[Trajectory]:

@@ -27,6 +27,7 @@ from rl_platform.runtime.host import ComponentContext
 from rl_platform.runtime.weights.group import WeightsOffer
 
 if TYPE_CHECKING:
+    from rl_platform.components.agents.agent_runs import AgentRuns
     from rl_platform.components.agents.conversations import Conversations
 
 NO_DEADLINE_S = 1e8  # training may take any time until it publishes weights
@@ -48,14 +49,18 @@ class LanguageRollout:
             config, context.label, model_config, self.ends, context.accelerators, context.seed, stop_texts
         )
         self.loaded: int | None = None  # version of the weights in the engine; None: they are not complete
-        self.conversations: Conversations | None = None
+        self.conversations: Conversations | AgentRuns | None = None
         if config.rollout.multi_turn:
             from rl_platform.components.agents.conversations import Conversations
 
             self.conversations = Conversations(context.label, config, self.engine, self.tokenizer)
+        if config.rollout.agent:
+            from rl_platform.components.agents.agent_runs import AgentRuns
+
+            self.conversations = AgentRuns(context.label, config, self.engine, self.tokenizer)
 
     def close(self) -> None:
-        """Ends the processes of the engine and of the tool."""
+        """Ends the processes of the engine, and of the tool or the agents."""
         if self.conversations is not None:
             self.conversations.close()
         self.engine.close()
@@ -101,9 +106,9 @@ class LanguageRollout:
         ]
         wanted = left[self.context.rank :: self.context.world_size]
 
-        def seed(prompt: Prompt, sample: int, turn: int = 0) -> int:
+        def seed(prompt: Prompt, sample: int, turn: int | str = 0, *more: int) -> int:
             later = [turn] if turn else []
-            return derive_seed(self.context.seed, "rollout", purpose, step, prompt.index, sample, *later)
+            return derive_seed(self.context.seed, "rollout", purpose, step, prompt.index, sample, *later, *more)
 
         done = 0
 

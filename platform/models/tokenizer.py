@@ -32,8 +32,8 @@ class Tokenizer(Protocol):
         """Returns the text, with the special tokens if `special` is true."""
         ...
 
-    def apply_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Returns token ids of the conversation and the header of the assistant's turn.
+    def apply_chat(self, messages: Sequence[Message], tools: Sequence[object] | None = None) -> list[int]:
+        """Returns token ids of the conversation and the header of the assistant's turn. tools: their JSON schemas.
 
         Raises ConfigError if there is no chat template, ValueError if it refuses these messages.
         """
@@ -45,6 +45,12 @@ class Tokenizer(Protocol):
         With `chat` they are a user's turn and the header of the assistant's next turn, else the bare text.
         `ended`: the policy's turn contains its EOS already.
         """
+        ...
+
+    def continuation(
+        self, messages: Sequence[Message], ended: bool, tools: Sequence[object] | None = None
+    ) -> list[int]:
+        """Returns the tokens of `messages` after a turn of the policy, and the header of its next turn."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -66,7 +72,12 @@ class ByteTokenizer:
     def decode(self, token_ids: Iterable[int], *, special: bool = False) -> str:
         return bytes(token for token in token_ids if token < 256).decode(errors="replace")
 
-    def apply_chat(self, messages: Sequence[Message]) -> list[int]:
+    def apply_chat(self, messages: Sequence[Message], tools: Sequence[object] | None = None) -> list[int]:
+        raise _no_template("bytes")
+
+    def continuation(
+        self, messages: Sequence[Message], ended: bool, tools: Sequence[object] | None = None
+    ) -> list[int]:
         raise _no_template("bytes")
 
     def observation(self, text: str, chat: bool, ended: bool) -> list[int]:
@@ -106,23 +117,32 @@ class HFTokenizer:
     def save(self, folder: Path) -> None:
         self._tokenizer.save_pretrained(folder)
 
-    def apply_chat(self, messages: Sequence[Message]) -> list[int]:
-        return self._tokenizer.encode(self._chat_text(messages), add_special_tokens=False)
+    def apply_chat(self, messages: Sequence[Message], tools: Sequence[object] | None = None) -> list[int]:
+        return self._tokenizer.encode(self._chat_text(messages, tools), add_special_tokens=False)
 
     def observation(self, text: str, chat: bool, ended: bool) -> list[int]:
         if not chat:
             return self._tokenizer.encode(text, add_special_tokens=False)
+        return self.continuation([{"role": "user", "content": text}], ended)
+
+    def continuation(
+        self, messages: Sequence[Message], ended: bool, tools: Sequence[object] | None = None
+    ) -> list[int]:
         # The text that the template adds after the assistant's turn; earlier turns are not encoded again.
         before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _TURN}]
-        _, _, after = self._chat_text([*before, {"role": "user", "content": text}]).partition(_TURN)
+        _, _, after = self._chat_text([*before, *messages], tools).partition(_TURN)
         tokens = self._tokenizer.encode(after, add_special_tokens=False)
         return tokens[1:] if ended and tokens[0] in self.eos_token_ids else tokens
 
-    def _chat_text(self, messages: Sequence[Message]) -> str:
+    def _chat_text(self, messages: Sequence[Message], tools: Sequence[object] | None = None) -> str:
         if self._tokenizer.chat_template is None:
             raise _no_template(self._folder)
         try:
-            return str(self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+            options = {"tools": list(tools)} if tools else {}
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True, **options
+            )
+            return str(text)
         except Exception as error:  # of any type, as a template is a program
             raise ValueError(f"the chat template refuses it: {error}") from error
 

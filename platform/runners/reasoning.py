@@ -52,6 +52,7 @@ from rl_platform.runners.trajectories import (
     selected,
     shaped_rewards,
     source_metrics,
+    training_rows,
     trajectory_metrics,
     validation_metrics,
     with_baselines,
@@ -177,16 +178,17 @@ class ReasoningRunner:
                     self.ledger.dropped(self.sampler.drop(self.config.oldest_version(step)))
                 trajectories, metrics = self.sampler.fill(step, partial(self._round, step))
                 self.ledger.rejected(self.sampler.left_out)
+        rows = training_rows(trajectories, math.lcm(*map(self.config.mini_batch_size, self.learned_parts())))
         name = self.config.algorithm.sample_filter
-        kept = None if self.filter is None or name is None else selected(trajectories, name, self.filter)
-        shaped = self._shaped(trajectories, kept)
+        kept = None if self.filter is None or name is None else selected(rows, name, self.filter)
+        shaped = self._shaped(rows, kept)
         self._warn_of_clipped_scores(int(shaped.metrics.get("reward/out_of_range", 0)))
-        batch = self._batch(trajectories, shaped)
+        batch = self._batch(rows, shaped)
         if self.streaming is not None:
             with self.reporter.phase("evaluate"):  # the parts that are not done yet
                 batch = replace(batch, **self.streaming.fields(batch))
         if any(trajectory.step_rewards for trajectory in trajectories):
-            process, process_metrics = process_rewards(trajectories, batch.action_mask)
+            process, process_metrics = process_rewards(rows, batch.action_mask)
             batch, metrics = replace(batch, rewards=batch.rewards + process), metrics | process_metrics
         if estimator_needs(self.config.algorithm.adv_type).greedy:
             batch, baselines = self._with_baselines(batch, trajectories, step)
@@ -231,7 +233,7 @@ class ReasoningRunner:
         return self._generate(prompts, samples, sampling, purpose, step, on_arrival)
 
     def trained(self, batch: RolloutBatch) -> dict[str, float]:
-        self.ledger.trained(batch.group_ids.tolist())
+        self.ledger.trained(batch.trajectory_ids)
         return self.ledger.metrics()
 
     def check_samples(self, waiting: Sequence[RolloutBatch]) -> None:

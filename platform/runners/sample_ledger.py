@@ -89,8 +89,8 @@ class SampleLedger:
 
 
 def held_rows(batches: Iterable[RolloutBatch]) -> Counter[int]:
-    """Returns the number of rows by prompt."""
-    return Counter(index for batch in batches for index in batch.group_ids.tolist())
+    """Returns the number of trajectories by prompt."""
+    return Counter(index for batch in batches for index in batch.trajectory_ids)
 
 
 def _message(what: str, counts: Counter[int]) -> str:

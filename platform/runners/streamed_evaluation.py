@@ -91,9 +91,9 @@ def _evaluated(chain: Sequence[WorkerGroup], batch: RolloutBatch) -> Fields:
 def streamed_evaluation(
     config: Config, turns: OffloadOrder, groups: Mapping[str, WorkerGroup], batch_of: BatchOf
 ) -> StreamedEvaluation | None:
-    """None if everything is evaluated after the generation."""
+    """None if everything is evaluated after the generation: also with agents, which decide about the number of rows."""
     chains = streaming_chains(config, turns.layout, turns.leaving)
-    if not chains:
+    if not chains or config.rollout.agent is not None:
         return None
     rows = part_rows(config, turns.layout, [name for chain in chains for name in chain])
     return StreamedEvaluation([[groups[name] for name in chain] for chain in chains], rows, batch_of)

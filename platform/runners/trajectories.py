@@ -23,6 +23,19 @@ def selected(trajectories: Sequence[Trajectory], name: str, function: SampleFilt
     return torch.tensor([each.valid and decision(SAMPLES, name, function, each) for each in trajectories])
 
 
+def training_rows(trajectories: Sequence[Trajectory], multiple: int) -> list[Trajectory]:
+    """The trajectories, each followed by its further rows, which have its reward; with any, masked rows fill them up to
+    a multiple of `multiple`: mini-batches are whole."""
+    rows = []
+    for one in trajectories:
+        shared = {"reward": one.reward, "metric": one.metric, "valid": one.valid, "continues": True}
+        rows += [one, *(replace(row, **shared) for row in one.rows)]
+    if len(rows) > len(trajectories):
+        shortest = min(rows, key=lambda row: len(row.prompt.token_ids) + len(row.token_ids))
+        rows += [replace(shortest, valid=False, continues=True)] * (-len(rows) % multiple)
+    return rows
+
+
 def shaped_rewards(
     trajectories: Sequence[Trajectory], algorithm: Algorithm, longest_response: int, kept: Tensor | None = None
 ) -> ShapedRewards:
@@ -53,6 +66,7 @@ def rollout_batch(trajectories: Sequence[Trajectory], shaped: ShapedRewards, pad
         tokens[index, : len(row)] = torch.tensor(row)
         action_mask[index, response] = torch.tensor(trajectory.sampled)
         log_probs[index, response] = torch.tensor(trajectory.log_probs)
+    continues = torch.tensor([trajectory.continues for trajectory in trajectories])
     inputs = {"tokens": tokens, "lengths": torch.tensor([len(row) for row in rows])}
     if (first := trajectories[0].routes) is not None:
         inputs["routes"] = torch.full((*shape, *first.shape[1:]), -1, dtype=first.dtype)
@@ -64,6 +78,7 @@ def rollout_batch(trajectories: Sequence[Trajectory], shaped: ShapedRewards, pad
         action_mask=action_mask,
         sample_mask=shaped.sample_mask,
         compared=shaped.compared,
+        continues=continues if bool(continues.any()) else None,
         group_ids=torch.tensor([trajectory.prompt.index for trajectory in trajectories]),
         rewards=place_outcome_rewards(shaped.rewards, action_mask),
         rollout_log_probs=log_probs,
@@ -217,6 +232,8 @@ def conversation_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]
         "turns/mean": sum(turns) / count,
         "turns/max": float(max(turns)),
         "tool/calls": sum(conversation.observations for conversation in conversations) / count,
+        "turns/rows": sum(1 + len(trajectory.rows) for trajectory in trajectories) / len(trajectories),
+        "tool/retries": float(sum(conversation.retries for conversation in conversations)),
         "tool/errors": float(sum(conversation.failed for conversation in conversations)),
         "len/observation_mean": sum(sum(conversation.observed) for conversation in conversations) / count,
     }

@@ -131,7 +131,7 @@ def _soft_punishment(config: Config) -> Iterator[Problem]:
 
     def longest_response() -> tuple[str, int]:
         """The key and the length of the longest response. Several turns may add up to more than one is long."""
-        sampled = None if rollout.multi_turn else rollout.sampling.max_new_tokens
+        sampled = None if rollout.multi_turn or rollout.agent else rollout.sampling.max_new_tokens
         if sampled is None:
             return "data.max_response_length", data.max_response_length
         return "rollout.sampling.max_new_tokens", sampled

@@ -11,7 +11,7 @@ from rl_platform.config.schema.rollout import ENGINES
 from rl_platform.errors import Problem
 from rl_platform.user_code import is_named
 
-_MULTI_TURN, _PARTIAL = "rollout.multi_turn", "rollout.partial_rollout"
+_MULTI_TURN, _PARTIAL, _AGENT = "rollout.multi_turn", "rollout.partial_rollout", "rollout.agent"
 _HOSTED = "tensor_parallel_size gpu_memory_utilization engine_args engine_env"
 _TOOLS = ("calculator",)
 _BETWEEN_TURNS = 2  # tokens of a response that are not an observation, at least: one per turn
@@ -45,10 +45,29 @@ def refused(config: Config) -> Iterator[Problem]:
             yield Problem(f"{_MULTI_TURN}.max_observation_tokens", message, hint=hint)
     if when(lambda: rollout.partial_rollout is not None):
         yield from _partial_rollout(config)
+    if when(lambda: rollout.agent is not None):
+        yield from _agent(config)
     yield from _on_update(config)
     if when(lambda: rollout.weight_transfer == "group" and (config.runner.max_staleness > 1 or config.updates_at_once)):
         message = "a process group holds no copy of older weights, which generation beside training needs"
         yield Problem("rollout.weight_transfer", message, hint="rollout.weight_transfer: memory")
+
+
+def _agent(config: Config) -> Iterator[Problem]:
+    rollout, off = config.rollout, f"{_AGENT}: null"
+    if unknown := when(lambda: unknown_name(f"{_AGENT}.function", rollout.agent.function, ())):  # type: ignore[union-attr]
+        yield unknown
+    if when(lambda: rollout.multi_turn is not None):
+        message = "an agent has its own tools and decides about turns"
+        yield Problem(_AGENT, message, hint=f"{off}, or {_MULTI_TURN}: null")
+    if when(lambda: rollout.partial_rollout is not None):
+        message = "an agent cannot be interrupted: its state is in its own process"
+        yield Problem(_AGENT, message, hint=f"{off}, or {_PARTIAL}: null")
+    if when(lambda: config.actor.router_replay):
+        message = "each call computes its context anew, and the experts of the earlier calls are not kept"
+        yield Problem("actor.router_replay", message, hint=off)
+    if when(lambda: config.updates_at_once):
+        yield Problem("rollout.on_update", "the tokens of an agent have no record of their versions", hint="rollout.on_update: finish")
 
 
 def _on_update(config: Config) -> Iterator[Problem]:
@@ -98,7 +117,7 @@ def _partial_rollout(config: Config) -> Iterator[Problem]:
 def unread(config: Config) -> Iterator[Unread]:
     if when(lambda: embodied(config)):
         yield Unread("rollout.offload", "embodied policies are small and always stay on their device", (TASK,))
-        names = f"backend sampling val_sampling multi_turn max_running_requests stop vllm {_HOSTED}"
+        names = f"backend sampling val_sampling multi_turn agent max_running_requests stop vllm {_HOSTED}"
         yield from unread_keys("rollout", names, "embodied policies choose actions and generate no text", TASK)
         reason = "embodied policies are small and always sent through main memory"
         yield Unread("rollout.weight_transfer", reason, (TASK,))

@@ -42,6 +42,16 @@ class MultiTurn(Section):
     )
 
 
+class Agent(Section):
+    """`rollout.agent`: an agent of the user works on each question through an OpenAI-compatible endpoint."""
+
+    function: str = key(..., "module:function, called with (question, base_url, api_key); its result is the reward")
+    max_running: int = key(64, "agents that run at the same time, per rollout rank", ge=1)
+    max_calls: int = key(32, "largest number of answers that an agent may request", ge=1)
+    timeout_s: float = key(600.0, "longest run of an agent in seconds; beyond it the trajectory is masked out", gt=0)
+    retries: int = key(0, "further attempts after an agent raised, hung or died, from the same random numbers", ge=0)
+
+
 class PartialRollout(Section):
     """`rollout.partial_rollout`: a step trains on the first complete prompts; the others continue in the next step."""
 
@@ -70,6 +80,7 @@ class Rollout(Section):
     stop: list[Annotated[str, Field(min_length=1)]] = key([], "texts that end a response or a turn, like EOS")
     offload: Offload = offload_key("the engine's own weights")
     multi_turn: MultiTurn | None = key(None, "conversations with a tool; null: a response is one turn")
+    agent: Agent | None = key(None, "an agent of yours that calls the policy; null: the policy answers the prompt")
     partial_rollout: PartialRollout | None = key(
         None,
         "interrupt unfinished responses when a step has enough, and continue them in the next step; null: wait for all",

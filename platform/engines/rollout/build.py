@@ -44,7 +44,6 @@ def rollout_engine(
             stop_texts,
             records_routes=config.actor.router_replay,
             continues=rollout.on_update == "continue",
-            keeps_packed=rollout.multi_turn is not None,  # generates once per turn
         )
     with required("rl_platform.engines.rollout.hosted", "rollout.backend", hint="rollout.backend=torch"):
         from rl_platform.engines.rollout.hosted.build import hosted_engine

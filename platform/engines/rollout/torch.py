@@ -47,8 +47,7 @@ class TorchRolloutEngine:
     dtype: of weights, keys and values; received weights of another type are converted and therefore copied.
     label: the name of this rank for senders of weights. records_routes: completions have the experts of their tokens.
     continues: weights that arrive during `generate` are for the next tokens of unfinished responses, whose keys and
-    values are computed again; else these responses start again. keeps_packed: packed matrices stay allocated between
-    calls of `generate`; else training has their memory.
+    values are computed again; else these responses start again.
     """
 
     accepts_arrivals = True  # `generate` takes requests that arrive while it generates
@@ -64,7 +63,6 @@ class TorchRolloutEngine:
         stop_texts: StopTexts | None = None,
         records_routes: bool = False,
         continues: bool = False,
-        keeps_packed: bool = False,
     ) -> None:
         from accelerate import init_empty_weights
         from transformers import AutoModelForCausalLM
@@ -74,7 +72,7 @@ class TorchRolloutEngine:
         self.model = LanguageModel(network).eval()
         self.config = model_config
         self.eos, self.stop_texts = frozenset(eos_token_ids), stop_texts
-        self.max_running, self.continues, self.keeps_packed = max_running, continues, keeps_packed
+        self.max_running, self.continues = max_running, continues
         self.device, self.dtype = device, dtype
         self.version = -1
         self._lock = threading.RLock()  # one decoding step, or one update
@@ -183,9 +181,8 @@ class TorchRolloutEngine:
                 on_finished(work.whole(completion, version))
         for completion in batch.cut():
             on_finished(work.whole(completion, version))
-        if not self.keeps_packed:
-            with self._lock:
-                self._unpack()
+        with self._lock:  # training has their memory
+            self._unpack()
 
     def _new_batch(
         self, requests: Sequence[Request], sampling: SamplingParams, arrivals: Arrivals | None
