@@ -24,12 +24,13 @@ def selected(trajectories: Sequence[Trajectory], name: str, function: SampleFilt
 
 
 def training_rows(trajectories: Sequence[Trajectory], multiple: int) -> list[Trajectory]:
-    """The trajectories, each followed by its further rows, which have its reward; with any, masked rows fill them up to
-    a multiple of `multiple`: mini-batches are whole."""
+    """All rows of each trajectory, ordered by their tokens, with its reward. If a trajectory has several, masked rows
+    fill them up to a multiple of `multiple`, so that mini-batches are whole."""
     rows = []
     for one in trajectories:
-        shared = {"reward": one.reward, "metric": one.metric, "valid": one.valid, "continues": True}
-        rows += [one, *(replace(row, **shared) for row in one.rows)]
+        shared = {"reward": one.reward, "metric": one.metric, "valid": one.valid}
+        own = sorted([one, *one.rows], key=lambda row: row.prompt.token_ids + row.token_ids)
+        rows += [replace(row, **shared, continues=number > 0) for number, row in enumerate(own)] if one.rows else own
     if len(rows) > len(trajectories):
         shortest = min(rows, key=lambda row: len(row.prompt.token_ids) + len(row.token_ids))
         rows += [replace(shortest, valid=False, continues=True)] * (-len(rows) % multiple)

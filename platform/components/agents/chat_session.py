@@ -134,19 +134,17 @@ class ChatSession:
     def trajectory(self, prompt: Prompt, sample: int, retries: int) -> Trajectory | None:
         """The trajectory of all calls so far; None without a call. Further rows are in `Trajectory.rows`."""
         continued = {call.before for call in self._calls}
-        leaves = sorted(
-            (call for call in self._calls if call not in continued), key=lambda call: (call.began, call.token_ids)
-        )
+        leaves = sorted((call for call in self._calls if call not in continued), key=lambda call: call.token_ids)
         if not leaves:
             return None
         owned: set[Call] = set()
-        rows = []
-        for leaf in leaves:
+        rows = {}
+        for leaf in leaves:  # in an order that does not depend on when parallel calls came
             own = [call for call in leaf.chain if call not in owned]
             owned.update(own)
-            rows.append(self._row(prompt, sample, leaf, own, retries))
-        last = rows.pop()  # the answer of the call that began last is what a reward function reads
-        return replace(last, rows=tuple(rows))
+            rows[leaf] = self._row(prompt, sample, leaf, own, retries)
+        read = rows.pop(max(leaves, key=lambda call: call.began))  # by reward functions: the last answer
+        return replace(read, rows=tuple(rows.values()))
 
     def _row(self, prompt: Prompt, sample: int, leaf: Call, own: Sequence[Call], retries: int) -> Trajectory:
         first = own[0].start

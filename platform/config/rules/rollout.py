@@ -67,7 +67,11 @@ def _agent(config: Config) -> Iterator[Problem]:
         message = "each call computes its context anew, and the experts of the earlier calls are not kept"
         yield Problem("actor.router_replay", message, hint=off)
     if when(lambda: config.updates_at_once):
-        yield Problem("rollout.on_update", "the tokens of an agent have no record of their versions", hint="rollout.on_update: finish")
+        yield Problem(
+            "rollout.on_update",
+            "the tokens of an agent have no record of their versions",
+            hint="rollout.on_update: finish",
+        )
 
 
 def _on_update(config: Config) -> Iterator[Problem]:
