@@ -1,4 +1,4 @@
-"""Agents of users through the real command: rows of rewritten contexts, a killed run that ends as if it had not been."""
+"""Agents of users through the real command: rows of rewritten contexts, kill and resume."""
 
 from __future__ import annotations
 

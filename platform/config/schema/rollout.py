@@ -46,8 +46,8 @@ class Agent(Section):
     """`rollout.agent`: an agent of the user works on each question through an OpenAI-compatible endpoint."""
 
     function: str = Field(
-        description="module:function, called with (question, base_url, api_key); returns the reward, or None: the reward "
-        "component scores the last answer"
+        description="module:function, called with (question, base_url, api_key); returns the reward, or None: the "
+        "reward component scores the last answer"
     )
     max_running: int = key(64, "agents that run at the same time, per rollout rank", ge=1)
     max_calls: int = key(32, "largest number of answers that an agent may request", ge=1)
