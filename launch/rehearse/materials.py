@@ -15,7 +15,7 @@ from rl_platform.config.schema.reward import RewardModel
 from rl_platform.config.source import Tree
 from rl_platform.envs.reasoning.sources.rows import rows_of
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.launch.rehearse.shrink import Materials
+from rl_platform.launch.rehearse.rehearsal_sizes import Materials
 from rl_platform.launch.rehearse.small_models import (
     PLAIN,
     Architecture,

@@ -29,9 +29,10 @@ from rl_platform.launch.output import output_path
 from rl_platform.launch.preflight import check_tests, rollout_engine_problems
 from rl_platform.launch.rehearse import findings, materials
 from rl_platform.launch.rehearse.rehearsal_report import RehearsalReport, written_lines
+from rl_platform.launch.rehearse.rehearsal_sizes import Materials
 from rl_platform.launch.rehearse.rehearsed_runs import CpuSeconds, RunFailed, Runs, Timed
 from rl_platform.launch.rehearse.scores import scoring_server
-from rl_platform.launch.rehearse.shrink import Change, Materials, shrunk
+from rl_platform.launch.rehearse.shrink import Change, shrunk
 from rl_platform.launch.session import spaces_of
 from rl_platform.placement.scheduler import Placement
 

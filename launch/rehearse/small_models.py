@@ -13,7 +13,7 @@ from pathlib import Path
 from rl_platform.config.schema.models import Trainable
 from rl_platform.disk import cache_folder
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.launch.rehearse.shrink import small_heads, small_layers
+from rl_platform.launch.rehearse.rehearsal_sizes import small_heads, small_layers
 from rl_platform.models.pretrained import MODELSCOPE, PACKAGED
 from rl_platform.placement.architectures import Options, family_of
 

@@ -21,8 +21,9 @@ from rl_platform.launch.preflight import check_cheap
 from rl_platform.launch.rehearse.findings import check_sizes
 from rl_platform.launch.rehearse.materials import architectures, write_questions
 from rl_platform.launch.rehearse.rehearsal import _folder
+from rl_platform.launch.rehearse.rehearsal_sizes import Materials
 from rl_platform.launch.rehearse.rehearsed_runs import CpuSeconds
-from rl_platform.launch.rehearse.shrink import Materials, flat_keys, shrunk
+from rl_platform.launch.rehearse.shrink import flat_keys, shrunk
 from rl_platform.launch.rehearse.small_models import options_of, small_options
 from rl_platform.launch.rehearse.small_placement import LEARNERS, data_parallel
 from rl_platform.models.families import FAMILIES as COMPUTED
