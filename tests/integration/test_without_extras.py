@@ -88,14 +88,16 @@ def test_the_core_trains_without_any_extra(core: Path, tmp_path: Path, name: str
 
 @pytest.mark.slow
 def test_a_config_that_needs_a_missing_extra_is_refused(core: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PROGRAM, core / "rl_platform", ROOT / "configs/embodied/cartpole.yaml"]
-    command += [f"runner.output_dir={tmp_path}", "cluster.runtime=local"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(core)}
-    for overrides, extra in (
-        (("actor.model.type=gru", "runner.logger_backends=[]"), "rl_platform.models.policies"),
-        ((), "rl_platform.trackers"),
+    no_logger = "runner.logger_backends=[]"
+    groups = ("algorithm.group_size=2", "algorithm.dynamic_sampling={}", no_logger)
+    for name, overrides, extra in (
+        ("embodied/cartpole.yaml", ("actor.model.type=gru", no_logger), "rl_platform.models.policies"),
+        ("embodied/cartpole.yaml", (), "rl_platform.trackers"),
+        ("reasoning/ppo_tiny.yaml", groups, "rl_platform.runners.collection"),
     ):
-        refused = [*command, *overrides]
-        ended = subprocess.run(refused, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        command = [sys.executable, "-c", PROGRAM, core / "rl_platform", ROOT / "configs" / name]
+        command += [f"runner.output_dir={tmp_path}", "cluster.runtime=local", *overrides]
+        ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
         assert ended.returncode == 2, ended.stdout + ended.stderr
         assert f"{extra} is not installed" in ended.stderr
