@@ -216,7 +216,7 @@ class HeadLogProbs(torch.autograd.Function):
         ctx: Any, states: Tensor, targets: Tensor, head: HalfWeights, temperature: float, entropy: bool, training: bool
     ) -> tuple[Tensor, Tensor]:
         half, weight = states.to(HALF), head()
-        logits = product(half, weight.t(), torch.empty(len(states), len(weight)))
+        logits = product(half, weight.t(), torch.empty(len(states), len(weight)), exact=True)
         if temperature != 1.0:
             logits /= temperature
         norm = torch.logsumexp(logits, dim=1)

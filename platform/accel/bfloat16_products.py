@@ -1,7 +1,8 @@
 """Matrix products of bfloat16 factors on a CPU, with float32 sums that can be added to a result.
 
 torch's own products of bfloat16 round their results to bfloat16. MKL, which torch's x86 builds contain, has a product
-with float32 results; other builds round.
+with float32 results; other builds round. Without AMX that product is as slow as one of float32 factors (AMD Zen 4: 90
+GFLOP/s a core, torch's own: 190), so only logits use it there.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ HALF = torch.bfloat16
 _ROW_MAJOR, _PLAIN, _TRANSPOSED = 101, 111, 112  # of the CBLAS interface
 
 
-def product(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> Tensor:
+def product(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False, exact: bool = False) -> Tensor:
     """Writes left @ right to `out` [M,N] float32, or adds it; returns `out`.
 
-    left [M,K], right [K,N]: bfloat16; either may be a transposed view.
+    left [M,K], right [K,N]: bfloat16; either may be a transposed view. exact: not rounded where that takes longer.
     """
-    gemm = _gemm()
+    gemm = _gemm() if exact or _has_amx() else None
     if gemm is None:
         rounded = left @ right
         return out.add_(rounded) if add else out.copy_(rounded)
@@ -50,12 +51,17 @@ class Float32Outputs:
     def __call__(self, states: Tensor) -> Tensor:
         """[N,inputs] -> [N,outputs]."""
         weight = self.layer.weight.detach()
-        return product(states, weight.t(), torch.empty(len(states), len(weight)))
+        return product(states, weight.t(), torch.empty(len(states), len(weight)), exact=True)
 
 
 def has_float32_sums() -> bool:
-    """Whether results of `product` are not rounded to bfloat16."""
+    """Whether `product` has exact results."""
     return _gemm() is not None
+
+
+@cache
+def _has_amx() -> bool:
+    return bool(torch.cpu._is_amx_tile_supported())
 
 
 def _is_transposed(matrix: Tensor) -> bool:
