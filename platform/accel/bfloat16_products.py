@@ -13,7 +13,10 @@ from functools import cache
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from rl_platform.engines.rollout.decoder import JoinedLinear
 
 HALF = torch.bfloat16
 _ROW_MAJOR, _PLAIN, _TRANSPOSED = 101, 111, 112  # of the CBLAS interface
@@ -54,9 +57,22 @@ class Float32Outputs:
         return product(states, weight.t(), torch.empty(len(states), len(weight)), exact=True)
 
 
-def has_float32_sums() -> bool:
-    """Whether `product` has exact results."""
-    return _gemm() is not None
+class PackedFloat32Outputs(JoinedLinear):
+    """The same, computed with packed float32 weights. Without AMX it takes a third to a half of the time."""
+
+    def pack(self, packed: Callable[..., Callable[[Tensor], Tensor]]) -> None:
+        self.packed = packed(self.layers, torch.float32)
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """[N,inputs] -> [N,outputs]."""
+        if self.packed is None:
+            return F.linear(states.float(), self.layers[0].weight.float())
+        return self.packed(states.float())
+
+
+def float32_outputs(layer: nn.Linear) -> Float32Outputs | PackedFloat32Outputs:
+    """Returns the faster of both on this processor."""
+    return Float32Outputs(layer) if _has_amx() and _gemm() is not None else PackedFloat32Outputs(layer)
 
 
 @cache

@@ -25,10 +25,13 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 class PackedLinear:
-    """One product for linear layers of the same input, with a copy of their weights; outputs stand side by side."""
+    """One product for linear layers of the same input, with a copy of their weights; outputs stand side by side.
 
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        weights = [layer.weight.detach() for layer in layers]
+    dtype: of the copy and of the inputs; None: that of the weights.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear], dtype: torch.dtype | None = None) -> None:
+        weights = [layer.weight.detach().to(dtype or layer.weight.dtype) for layer in layers]
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_EXPECTED)
         self.bias: Tensor | None = None

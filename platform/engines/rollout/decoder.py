@@ -116,10 +116,9 @@ class FusedDecoder:
             for number, (layer, window) in enumerate(zip(self.backbone.layers, windows, strict=True))
         ]
         self.linears = [linear for layer in self.layers for linear in layer.linears]
-        if head is None:
-            head = JoinedLinear(model.head)
-            self.linears.append(head)
-        self.head = head
+        self.head = head or JoinedLinear(model.head)
+        if isinstance(self.head, JoinedLinear):
+            self.linears.append(self.head)
 
     def hidden(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """As `TransformersDecoder.hidden`."""
