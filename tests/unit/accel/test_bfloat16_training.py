@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl_platform import acceleration
 from rl_platform.accel import bfloat16_products
-from rl_platform.accel.bfloat16_products import product
+from rl_platform.accel.bfloat16_products import PackedFloat32Outputs, float32_outputs, product
 from rl_platform.accel.bfloat16_training import Bfloat16Engine, trains_in_bfloat16
 from rl_platform.accel.openmp_team import has_team
+from rl_platform.accel.packed_linear import PackedLinear, can_pack
 from rl_platform.algorithms.losses import actor_loss, critic_loss
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.config.schema.models import Optim, Trainable
@@ -268,3 +269,19 @@ def test_products_of_both_libraries(library: str, add: bool, monkeypatch: pytest
             close(product(first, second, start.clone(), add=add, exact=exact), expected)
     half = more[:, :3]  # columns of a wider matrix
     close(product(half.t(), left, torch.zeros(3, 7), exact=exact), half.float().t() @ left.float())
+
+
+@pytest.mark.parametrize("amx", [False, True])
+def test_logits_of_generation_are_not_rounded(amx: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bfloat16_products, "_has_amx", lambda: amx)
+    draw = torch.Generator().manual_seed(3)
+    layer = nn.Linear(64, 100, bias=False).to(HALF).requires_grad_(False)
+    layer.weight.copy_(torch.randn(100, 64, generator=draw))
+    states = torch.randn(5, 64, generator=draw).to(HALF)
+    head = float32_outputs(layer)
+    assert isinstance(head, PackedFloat32Outputs) or amx
+    expected = states.float() @ layer.weight.float().t()
+    torch.testing.assert_close(head(states), expected, rtol=1e-5, atol=1e-4)
+    if isinstance(head, PackedFloat32Outputs) and can_pack(CPU, torch.float32):
+        head.pack(PackedLinear)
+        torch.testing.assert_close(head(states), expected, rtol=1e-5, atol=1e-4)
