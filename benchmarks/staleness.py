@@ -94,7 +94,7 @@ def measured(load: str, ahead: int, steps: int) -> dict[str, float]:
     return {
         "seconds": total / len(rows),
         **idle,
-        "age": statistics.mean(row["staleness/mean"] for row in rows),
+        "age": statistics.mean(row.get("staleness/mean", 0.0) for row in rows),
         "ready": statistics.mean(row.get("perf/rollouts_ready", math.nan) for row in rows),  # NaN: not recorded
     }
 
