@@ -66,11 +66,8 @@ def state_of(plain: Any) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in LanguageModel(plain).state_dict(keep_vars=True).items()}
 
 
-def engine_for(
-    plain: Any, eos: Sequence[int] = (NEVER,), max_running: int = 64, *, keeps_packed: bool = False
-) -> TorchRolloutEngine:
-    cpu, options = torch.device("cpu"), {"keeps_packed": keeps_packed}
-    engine = TorchRolloutEngine(copy.deepcopy(plain.config), eos, max_running, cpu, **options)
+def engine_for(plain: Any, eos: Sequence[int] = (NEVER,), max_running: int = 64) -> TorchRolloutEngine:
+    engine = TorchRolloutEngine(copy.deepcopy(plain.config), eos, max_running, torch.device("cpu"))
     engine.receive(Weights(0, state_of(plain)))
     return engine
 
@@ -126,8 +123,41 @@ def alone() -> dict[int, Completion]:
     return {request.index: answers(engine, [request], HOT)[request.index] for request in prompts(LENGTHS * 2)}
 
 
+class Arriving:
+    """Requests that arrive one every second step, the first ones with a common prefix that the last ones lack."""
+
+    longest = 128
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.left, self.steps = list(requests), 0
+
+    def take(self, idle: bool) -> list[Request]:
+        self.steps += 1
+        count = 6 if self.steps == 1 else int(idle or self.steps % 2)
+        taken, self.left = self.left[:count], self.left[count:]
+        return taken
+
+
 class TestIndependence:
     """A response depends on its own request alone."""
+
+    @pytest.mark.parametrize("max_running", [2, 64])
+    def test_arrival_during_the_generation(self, max_running: int) -> None:
+        plain = causal_lm()
+        shared, other = prompts(LENGTHS, shared=40), prompts(LENGTHS)
+        requests = shared + [replace(request, index=len(shared) + request.index) for request in other]
+        one = engine_for(plain)
+        expected = {request.index: answers(one, [request], HOT)[request.index] for request in requests}
+        for first in (0, len(shared)):  # given at once, of which the prefix is computed; the others arrive
+            completions: list[Completion] = []
+            engine = engine_for(plain, max_running=max_running)
+            engine.generate(requests[:first], HOT, completions.append, Arriving(requests[first:]))
+            assert len(completions) == len(requests)
+            for completion in completions:
+                assert completion.token_ids == expected[completion.index].token_ids
+                assert torch.allclose(
+                    torch.tensor(completion.log_probs), torch.tensor(expected[completion.index].log_probs), atol=1e-5
+                )
 
     @pytest.mark.parametrize("max_running", [1, 3, 64])
     def test_of_the_number_of_slots(self, max_running: int, alone: dict[int, Completion]) -> None:
@@ -236,18 +266,13 @@ class TestWeights:
         actual, expected = (answers(engine, requests, self.greedy) for engine in (packed, unpacked))
         assert {i: c.token_ids for i, c in actual.items()} == {i: c.token_ids for i, c in expected.items()}
 
-    @pytest.mark.parametrize("keeps", [True, False])
-    def test_packed_matrices_are_freed_with_their_generation_unless_the_next_one_has_the_same_weights(
-        self, keeps: bool
-    ) -> None:
+    def test_packed_matrices_are_freed_with_their_generation(self) -> None:
         plain = causal_lm()
-        engine = engine_for(plain, keeps_packed=keeps)
+        engine = engine_for(plain)
         engine._pack()
         if engine._decoder.linears[0].packed is None:
             pytest.skip("this build of torch has no oneDNN: there is nothing to free")
         answers(engine, prompts(), self.greedy)
-        assert {linear.packed is not None for linear in engine._decoder.linears} == {keeps}
-        engine.receive(Weights(1, state_of(plain)))
         assert all(linear.packed is None for linear in engine._decoder.linears)
 
     @pytest.mark.parametrize("tied", [True, False])

@@ -70,6 +70,17 @@ def test_what_continues_a_conversation(folder: Path) -> None:
         ByteTokenizer().observation("7", chat=True, ended=True)
 
 
+def test_tools_and_their_results_in_a_conversation(folder: Path) -> None:
+    template = "{% if tools %}<s> system {{ tools[0]['name'] }} </s>{% endif %}" + TEMPLATE
+    (folder / "chat_template.jinja").write_text(template)
+    tokenizer, tools = load_tokenizer(Model(tokenizer=str(folder))), [{"name": "two"}]
+    question, result = {"role": "user", "content": "one"}, {"role": "user", "content": "one one"}
+    before = tokenizer.apply_chat([question], tools)
+    assert before == [1, 5, 8, 2, *tokenizer.apply_chat([question])]
+    whole = tokenizer.apply_chat([question, {"role": "assistant", "content": "two"}, result], tools)
+    assert [*before, 8, 2, *tokenizer.continuation([result], ended=True, tools=tools)] == whole
+
+
 def test_without_a_chat_template(folder: Path) -> None:
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match="no chat template"):
