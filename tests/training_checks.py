@@ -28,3 +28,11 @@ def learned(report: dict[str, Any]) -> list[dict[str, float]]:
         {name: value for name, value in metrics.items() if not name.startswith("balance/")}
         for metrics in [*report["metrics"], *report.get("odd", [])]
     ]
+
+
+def assert_gathered_in_bfloat16(report: dict[str, Any]) -> None:
+    """Parameters that ranks send in bfloat16 are the rounded whole ones; buffers stay float32."""
+    assert report["gathered"].keys() == report["parameters"].keys()
+    for name, tensor in report["gathered"].items():
+        assert tensor.dtype == (torch.float32 if "correction" in name else torch.bfloat16), name
+        assert torch.equal(tensor, report["parameters"][name].to(tensor.dtype)), name

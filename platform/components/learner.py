@@ -239,8 +239,9 @@ class Learner(Evaluator):
         return whole
 
     def _gathered(self, dtype: torch.dtype) -> Iterator[tuple[Sequence[str], Tensor]]:
+        sent = torch.float32 if self.section.lora else dtype  # adapters are merged in float32
         parts: Iterable[tuple[Sequence[str], Tensor]] = (
-            ([name.removeprefix("model.") for name in names], tensor) for names, tensor in self.engine.gathered()
+            ([name.removeprefix("model.") for name in names], tensor) for names, tensor in self.engine.gathered(sent)
         )
         if self.section.lora is not None:
             parts = merged_parts(parts, self.section.lora)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from rl_platform.algorithms.aggregation import Denominators
@@ -44,8 +45,11 @@ class TrainingEngine(Protocol):
     def weights(self) -> dict[str, Tensor]:
         """Returns all parameters by name, unsharded, on every rank. On one rank of plain torch they are not copied."""
 
-    def gathered(self) -> Iterator[tuple[Sequence[str], Tensor]]:
-        """Yields (names, whole parameter) one by one. All ranks iterate together and hold one parameter at a time."""
+    def gathered(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Sequence[str], Tensor]]:
+        """Yields (names, whole parameter) one by one. All ranks iterate together and hold one parameter at a time.
+
+        Each rank converts its part to `dtype` before the transfer. Buffers keep their type.
+        """
 
     def offloadable(self) -> Offloadable:
         """Returns this rank's parameters, its optimizer state and its gradients. Only `step` uses the last two.

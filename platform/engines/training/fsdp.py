@@ -146,12 +146,12 @@ class FSDPEngine:
 
         return get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
 
-    def gathered(self) -> Iterator[tuple[Sequence[str], Tensor]]:
+    def gathered(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Sequence[str], Tensor]]:
         aliases: dict[int, tuple[list[str], Tensor]] = {}
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             aliases.setdefault(id(tensor), ([], tensor))[0].append(name)
         for names, tensor in aliases.values():
-            part: Any = tensor.detach()
+            part: Any = tensor.detach().to(dtype) if isinstance(tensor, nn.Parameter) else tensor
             yield names, part.full_tensor() if hasattr(part, "full_tensor") else part
 
     def sharded_state(self) -> ShardedState:

@@ -64,9 +64,9 @@ class OffloadingEngine:
         self.onload(training=False)
         return self.engine.weights()
 
-    def gathered(self) -> Iterator[tuple[Sequence[str], Tensor]]:
+    def gathered(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Sequence[str], Tensor]]:
         self.onload(training=False)
-        return self.engine.gathered()
+        return self.engine.gathered(dtype)
 
     def offloadable(self) -> Offloadable:
         return self.engine.offloadable()

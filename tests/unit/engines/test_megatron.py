@@ -20,7 +20,7 @@ from process_groups import end_process_groups
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from training_checks import assert_close, assert_moved, learned
+from training_checks import assert_close, assert_gathered_in_bfloat16, assert_moved, learned
 
 from rl_platform.config.schema.models import Model, Parallel
 from rl_platform.engines.training.base import MicroBatches
@@ -116,6 +116,7 @@ def test_parameters_and_outputs(runs, results, expected, layout: str) -> None:
             assert_moved(expected[kind])
             for part in ("start", "parameters", "outputs", "continued"):
                 assert_close(report[part], expected[kind][part], tolerance_of(kind))
+            assert_gathered_in_bfloat16(report)
     assert [*results[layout][0]] == [*runs.KINDS_OF.get(layout, runs.LLAMA)]
 
 

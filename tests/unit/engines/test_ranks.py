@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from training_checks import assert_close, assert_moved, learned
+from training_checks import assert_close, assert_gathered_in_bfloat16, assert_moved, learned
 
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.state_files import read_whole
@@ -58,6 +58,7 @@ def test_parameters_and_outputs(results, variant: str) -> None:
         actual = results[rank][variant]
         for part in ("start", "parameters", "outputs", "continued"):
             assert_close(actual[part], expected[part], 1e-6)
+        assert_gathered_in_bfloat16(actual)
         assert learned(actual) == [pytest.approx(metrics, rel=1e-5, abs=1e-6) for metrics in learned(expected)]
 
 

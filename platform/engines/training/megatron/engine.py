@@ -206,8 +206,8 @@ class MegatronEngine:
     def weights(self) -> dict[str, Tensor]:
         return self.state.weights()
 
-    def gathered(self) -> Iterator[tuple[Sequence[str], Tensor]]:
-        return self.state.gathered()
+    def gathered(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Sequence[str], Tensor]]:
+        return self.state.gathered(dtype)
 
     def sharded_state(self) -> ShardedState:
         return {} if self.optimizer is None else self.state.sharded()

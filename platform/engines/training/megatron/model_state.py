@@ -80,7 +80,8 @@ class ModelState:
         # the last one is that of the experts
         self.optimizers = [] if optimizer is None else optimizer.chained_optimizers
         self.groups, self.pipeline = groups, groups.pipeline
-        own = [source for _, source in parameters]
+        # sources, and whether they are parameters or buffers
+        own = [(source, isinstance(tensor, nn.Parameter)) for tensor, source in parameters]
         self.stages = [self.pipeline.broadcast_object(own, stage) for stage in range(self.pipeline.size)]
         self.device = parameters[0][0].device
 
@@ -141,24 +142,25 @@ class ModelState:
         """The name under which a tensor is saved: a tied output matrix is the embedding."""
         return EMBEDDING if self.tied and name == HEAD else name
 
-    def gathered(self) -> Iterator[tuple[Sequence[str], Tensor]]:
-        """Yields (names, copy of the whole parameter) one by one, on every rank."""
+    def gathered(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Sequence[str], Tensor]]:
+        """Yields (names, copy of the whole parameter) one by one, on every rank. Buffers stay in float32."""
         for stage, sources in enumerate(self.stages):
-            for index, source in enumerate(sources):
+            for index, (source, is_parameter) in enumerate(sources):
                 if self.tied and source.names == (HEAD,):
                     continue
+                sent = dtype if is_parameter else torch.float32
                 if stage == self.pipeline.rank:
-                    parts = self._parts_of_ranks(self.parameters[index][0], source)
+                    parts = self._parts_of_ranks(self.parameters[index][0], source, sent)
                     whole = join(source, parts, [self.shapes[name] for name in source.names])
                     del parts
                 else:
-                    whole = [torch.empty(self.shapes[name], device=self.device) for name in source.names]
+                    whole = [torch.empty(self.shapes[name], dtype=sent, device=self.device) for name in source.names]
                 for name, tensor in zip(source.names, whole, strict=True):
                     names = [other for other in self.shapes if self._stored(other) == name]
                     yield names, self.pipeline.broadcast(tensor, stage)
 
-    def _parts_of_ranks(self, parameter: Tensor, source: TensorSource) -> list[Tensor]:
-        part = parameter.detach().to(torch.float32, copy=True)
+    def _parts_of_ranks(self, parameter: Tensor, source: TensorSource, dtype: torch.dtype) -> list[Tensor]:
+        part = parameter.detach().to(dtype, copy=True)
         return [part] if source.sharing == "replicated" else self.groups.sharing(source).gather(part)
 
     def _master(self, parameter: Tensor) -> Master | None:
