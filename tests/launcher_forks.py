@@ -12,12 +12,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from waiting import HANG_S, until
+from waiting import HANG_S
 
 LAUNCH = "from rl_platform.launch.cli import main; main()"
 
@@ -51,9 +52,11 @@ class Launcher:
 
     def wait(self, timeout: float = 4 * HANG_S) -> int:
         """Its exit code, negative for a signal."""
-        until(lambda: self.poll() is not None, timeout)
-        assert self.returncode is not None
-        return self.returncode
+        end = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            assert time.monotonic() < end, f"it did not end within {timeout} s"
+            time.sleep(0.02)  # it may train for minutes
+        return code
 
     def communicate(self, timeout: float = 4 * HANG_S) -> tuple[str, str]:
         self.wait(timeout)
