@@ -182,9 +182,7 @@ def run(trained: Any, kind: str, folder: Path | None = None) -> dict[str, Any]:
     report["begin"] = parameters(trained)
     report["metrics"] = steps(trained, kind, 0, 3)
     report["parameters"] = parameters(trained)
-    report["gathered"] = {
-        name: tensor.clone() for names, tensor in trained.gathered(torch.bfloat16) for name in names
-    }
+    report["gathered"] = {name: tensor.clone() for names, tensor in trained.gathered(torch.bfloat16) for name in names}
     report["outputs"] = outputs(trained, kind, MicroBatches(rows=2))
     if folder is not None:
         write(trained.sharded_state(), folder)
