@@ -49,7 +49,7 @@ class Family:
 
 
 def family_of(path: str) -> Family | None:
-    """Returns the family of a hub id."""
+    """Returns the family of a hub id, or of a folder that is named after its model."""
     name = _name(path)
     if _OTHER_MODELS.search(name):  # of another architecture than the family that their names begin with
         return None
@@ -57,7 +57,7 @@ def family_of(path: str) -> Family | None:
 
 
 def known_options(path: str) -> Options | None:
-    """Returns config.json of a hub id; None if the table lacks it."""
+    """Returns config.json of a hub id, or of a folder that is named after its model; None if the table lacks it."""
     family = family_of(path)
     return None if family is None else family.options_of(path)
 
@@ -70,4 +70,4 @@ def families() -> tuple[Family, ...]:
 
 
 def _name(path: str) -> str:
-    return path.rpartition("/")[2].lower()
+    return path.rstrip("/").rpartition("/")[2].lower()

@@ -119,7 +119,7 @@ def language_shape(model: Model) -> ModelShape | str:
         return _random(model.random_init, vocabulary)
     path = model.path or ""
     file = _config_file(path)
-    if file is None and _is_hub_id(path) and (known := known_options(path)) is not None:
+    if file is None and (known := known_options(path)) is not None:
         return from_options(known)
     if file is None:
         return f"no config.json of {path} is on this machine"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import PurePath
 
 from rl_platform.launch.tools.convert.conversion import System
@@ -25,6 +27,7 @@ from rl_platform.launch.tools.convert.outcome import (
     texts,
     untranslated,
     while_,
+    whole,
     write,
 )
 from rl_platform.launch.tools.convert.rlinf_embodied import EMBODIED, embodied
@@ -71,9 +74,47 @@ def _placement(value: Value, source: ForeignConfig) -> Outcome:
         placed = {
             f"{names},reward" if "rollout" in names.split(",") else names: place for names, place in placed.items()
         }
-    if lost:
-        return untranslated(f"no component {', '.join(lost)} here", {"cluster.component_placement": placed})
-    return write({"cluster.component_placement": placed})
+    values, why = _inventory(placed, source)
+    values = {"cluster.component_placement": _with_engines(placed, source, values), **values}
+    return untranslated(f"no component {', '.join(lost)} here", values) if lost else write(values, why)
+
+
+def _inventory(placed: Mapping[str, Value], source: ForeignConfig) -> tuple[dict[str, Value], str]:
+    """The nodes and GPUs that a placement needs, and how they are known; nothing if one GPU is enough."""
+    nodes = source.whole("cluster.num_nodes", 1)
+    if any(isinstance(place, dict) for place in placed.values()):  # groups of nodes
+        return {}, ""
+    resources = [part.partition(":")[0] for place in placed.values() for part in str(place).split(",")]
+    last = max((int(index) for each in resources for index in re.findall(r"\d+", each)), default=0)
+    sizes = ("tensor", "pipeline", "context", "expert")
+    split = [f"{role}.model.{size}_model_parallel_size" for role in ("actor", "critic") for size in sizes]
+    if not last and all(source.whole(key, 1) == 1 for key in (*split, "rollout.tensor_parallel_size")):
+        return {}, ""
+    named = "all" not in resources
+    per_node = -(-(last + 1) // nodes) if named else max(_GPUS, -(-(last + 1) // nodes))
+    why = "" if named else f"the file does not say how many GPUs a node has: {per_node} assumed"
+    return {"cluster.inventory.nodes": nodes, "cluster.inventory.gpus_per_node": per_node}, why
+
+
+_GPUS = 8  # of a node in RLinf's examples
+
+
+def _with_engines(placed: dict[str, Value], source: ForeignConfig, inventory: Mapping[str, Value]) -> dict[str, Value]:
+    """The placement with engines of several GPUs in a key of their own."""
+    owned = source.whole("rollout.tensor_parallel_size", 1)
+    names = next((names for names in placed if "rollout" in names.split(",")), None)
+    if owned == 1 or names is None or not inventory:
+        return placed
+    place = str(placed[names])
+    gpus = whole(inventory["cluster.inventory.nodes"]) * whole(inventory["cluster.inventory.gpus_per_node"])
+    span = f"0-{gpus - 1}" if place == "all" else place
+    match = re.fullmatch(r"(\d+)-(\d+)", span)
+    if match is None or (int(match[2]) - int(match[1]) + 1) % owned:  # ranks are named, or the GPUs have gaps
+        return placed
+    last = (int(match[2]) - int(match[1]) + 1) // owned - 1
+    others = {",".join(name for name in names.split(",") if name != "rollout"): placed[names]} if "," in names else {}
+    rest = {key: value for key, value in placed.items() if key != names}
+    return {**others, **rest, "rollout": f"{span}:0-{last}" if last else f"{span}:0"}
 
 
 _COMPONENTS = ("actor", "critic", "rollout", "reward", "env")
@@ -105,12 +146,10 @@ def _share_processes(source: ForeignConfig) -> bool:
 def _tensor_parallel(value: Value, source: ForeignConfig) -> Outcome:
     if value in (None, 1):
         return same("one GPU per rollout rank")
-    places = source("cluster.component_placement") or {}
-    if not isinstance(places, dict):
-        raise TypeError
-    alone = [str(place) for names, place in places.items() if "rollout" in str(names)]
-    if alone and ":" in alone[0]:
-        return part_of("cluster.component_placement")
+    outcome = _placement(source("cluster.component_placement"), source)
+    placed = outcome.values.get("cluster.component_placement")
+    if isinstance(placed, dict) and ":" in str(placed.get("rollout")):
+        return part_of("cluster.component_placement", "GPUs of each rollout rank")
     return untranslated(
         f"ranks of {value} GPUs: give the rollout a key of its own, such as rollout: 0-7:0-{8 // number(value) - 1}"
     )

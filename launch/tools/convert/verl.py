@@ -76,15 +76,27 @@ def _pool(_: Value, source: ForeignConfig) -> Outcome:
     owned = source.whole(f"{ROLLOUT}.tensor_model_parallel_size", 1)
     owned *= source.whole(f"{ROLLOUT}.pipeline_model_parallel_size", 1)
     learners = ["actor", "critic"] if _uses_critic(source) else ["actor"]
+    apart = "critic" in learners and _layout("critic", source) != _layout(ACTOR, source)
+    if apart:  # components of one process have one layout here
+        learners.remove("critic")
     if source("algorithm.use_kl_in_reward") or source(f"{ACTOR}.use_kl_loss"):
         learners.append("reference")
     values: dict[str, Value] = {
         "cluster.inventory.nodes": nodes,
         "cluster.inventory.gpus_per_node": source.whole("trainer.n_gpus_per_node"),
-        "cluster.component_placement": shared_gpus(learners, _gpus(source), owned),
+        "cluster.component_placement": {
+            **shared_gpus(learners, _gpus(source), owned),
+            **({"critic": "all"} if apart else {}),
+        },
     }
     address = {"cluster.address": "auto"} if nodes > 1 else {}
     return write({**values, **address}, "one pool: all components share all GPUs")
+
+
+def _layout(role: str, source: ForeignConfig) -> list[int]:
+    """How Megatron splits the model of a role: 1 where it is not used."""
+    sizes = ("tensor_model", "pipeline_model", "context", "expert_model")
+    return [source.whole(f"{role}.megatron.{size}_parallel_size", 1) for size in sizes]
 
 
 def _clip_ratio(value: Value, source: ForeignConfig) -> Outcome:
