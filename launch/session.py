@@ -46,7 +46,7 @@ from rl_platform.placement.recomputation import recomputation_text, with_recompu
 from rl_platform.placement.scheduler import Placement
 from rl_platform.reporter import Reporter, Reporters, RunInfo
 from rl_platform.runners.hang_watch import hang_watch
-from rl_platform.runners.ppo import TaskRunner, train
+from rl_platform.runners.ppo import PPO, Learners, TaskRunner, train
 from rl_platform.runners.state import RunState
 from rl_platform.runners.step_callbacks import Callback, load_callbacks
 from rl_platform.runtime import Runtime
@@ -61,11 +61,12 @@ def run(
     inventory: Inventory,
     callbacks: Sequence[Callback] = (),
     view: Callable[[], Reporter] = terminal_view,
+    ppo_of: Callable[[Config, Learners, Reporter], PPO] | None = None,
 ) -> str:
     """Starts or continues a run. Returns what ended it: see `train`, or `already finished`.
 
-    callbacks: in addition to those of `runner.callbacks`. view: makes what shows the run. Raises PlatformErrors
-    with an exit code.
+    callbacks: in addition to those of `runner.callbacks`. view: makes what shows the run. ppo_of: as in
+    `train`. Raises PlatformErrors with an exit code.
     """
     config = loaded.config
     world = checked(config, placement)
@@ -73,7 +74,9 @@ def run(
     with shutting_down(), output_folder(config, loaded.resolved_yaml()) as output:
         restarts = RunRestarts(config.cluster)
         return restarts.run(
-            lambda: _run_once(loaded, config_path, placement, inventory, world, output, restarts, callbacks, view)
+            lambda: _run_once(
+                loaded, config_path, placement, inventory, world, output, restarts, callbacks, view, ppo_of
+            )
         )
 
 
@@ -109,6 +112,7 @@ def _run_once(
     restarts: RunRestarts,
     callbacks: Sequence[Callback],
     view: Callable[[], Reporter],
+    ppo_of: Callable[[Config, Learners, Reporter], PPO] | None,
 ) -> str:
     """Runs until the last step or the first error, from the newest checkpoint on."""
     config, folder = loaded.config, output.path
@@ -151,7 +155,7 @@ def _run_once(
                 timeline.sources.append(runtime.spans)
                 try:
                     with hang_watch(task.groups, folder, reporter.note, config.runner.deadline_s):
-                        reason = train(config, task, reporter, state, callbacks)
+                        reason = train(config, task, reporter, state, callbacks, ppo_of)
                 finally:
                     timeline.write()  # while the processes still run
         except BaseException as error:

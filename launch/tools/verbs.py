@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import typer
 
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.extras import required
 
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, help="Pictures and reports of runs, and data for them."
@@ -224,6 +225,51 @@ def data(
 
     for line in known.prepare(kind, output, source):
         print(line)
+
+
+@app.command()
+def record(
+    run: Run,
+    step: Annotated[int, typer.Option("--step", help="PPO step, from 1, as in metrics.jsonl")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="new folder; default: RUN/recordings/step-N")
+    ] = None,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="begin again at step 0 instead of at a checkpoint")
+    ] = False,
+) -> Callable[[], None]:
+    """Run a run again up to step N, from its newest checkpoint before it, and keep that step for replay."""
+    with required("rl_platform.launch.replay", "record"):
+        from rl_platform.launch.replay import recording
+
+    def action() -> None:
+        for line in recording.record(run, step, output, from_start):
+            print(line)
+
+    return action
+
+
+@app.command()
+def replay(
+    recording: Annotated[Path, typer.Argument(metavar="RECORDING", help="folder that rl-platform record printed")],
+    phase: Annotated[
+        Literal["reference", "log-probs", "values", "advantages", "critic", "actor"] | None,
+        typer.Option("--phase", help="only this one, from the recorded results of the phases before it"),
+    ] = None,
+    tolerance: Annotated[float, typer.Option("--tolerance", min=0, help="largest difference that is accepted")] = 0.0,
+) -> Callable[[], None]:
+    """Run a recorded step again on this machine's CPU; print where its numbers part from the recorded ones.
+
+    The exit code is 0 if they are equal and 1 if they are not.
+    """
+    with required("rl_platform.launch.replay", "replay"):
+        from rl_platform.launch.replay import replayed_step
+
+    def action() -> None:
+        for line in replayed_step.replay(recording, phase, tolerance):
+            print(line)
+
+    return action
 
 
 @app.command()

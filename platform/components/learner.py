@@ -101,6 +101,7 @@ class Learner(Evaluator):
         self.mini_batch_rows = config.mini_batch_size(kind) // config.sequence_length
         self.target_kl = config.algorithm.target_kl if kind == "actor" else None
         self.failures = 0
+        self.latest: list[Metrics] = []  # of the optimizer steps of the latest update, empty of those without effect
         self.buffers = ShuffleBuffers()
         self._buffers = {name for name, _ in model.named_buffers()}
 
@@ -109,6 +110,7 @@ class Learner(Evaluator):
         rate = learning_rate(self.section.optim, step, self.config.runner.max_steps)
         self.engine.set_learning_rate(rate)
         metrics_by_step: list[Metrics] = []
+        self.latest = []
         done, skipped, stopped = 0, 0, False
         total = self.epochs * (len(batch) // self.mini_batch_rows)
         some_masked = not bool(batch.mask.all())
@@ -125,6 +127,7 @@ class Learner(Evaluator):
             began = time.monotonic()
             step_metrics = self.engine.step(mini_batch, self.loss, self.training_micro_batches)
             recorder.add("work", "optimizer step", began)
+            self.latest.append(step_metrics or Metrics())
             if step_metrics is None:
                 skipped += 1
                 self._count_failure(mini_batch, step, epoch)
@@ -145,6 +148,11 @@ class Learner(Evaluator):
                 "actor/optimizer_steps": float(len(metrics_by_step)),
             }
         return named
+
+    def latest_steps(self) -> list[dict[str, float]]:
+        """Returns the metrics of each optimizer step of the latest update; none of a step with a gradient that was not
+        finite."""
+        return [metrics.finalize() for metrics in self.latest]
 
     def close(self) -> None:
         self.buffers.thread.shutdown()

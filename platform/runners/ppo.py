@@ -117,16 +117,23 @@ class TaskRunner(Protocol):
 
 
 def train(
-    config: Config, runner: TaskRunner, reporter: Reporter, state: RunState, callbacks: Sequence[Callback] = ()
+    config: Config,
+    runner: TaskRunner,
+    reporter: Reporter,
+    state: RunState,
+    callbacks: Sequence[Callback] = (),
+    ppo_of: Callable[[Config, Learners, Reporter], PPO] | None = None,
 ) -> str:
     """Runs PPO steps until `runner.max_steps` or a callback asks to stop, from the step `state` was resumed at.
+
+    ppo_of: makes the object that updates the models; None: `PPO`.
 
     Returns what ended the run: `max_steps`, `max_epochs` or `callback NAME`. After a signal or the error of a callback,
     saves the step and raises Interrupted or that error.
     """
     if config.runner.task_type == "embodied":
         compute_alone()  # a step computes a few thousand numbers here; starting a thread pool would take longer
-    ppo = PPO(config, runner.learners, reporter)
+    ppo = (ppo_of or PPO)(config, runner.learners, reporter)
     steps = config.runner.max_steps
     rollouts = Rollouts(runner, config.runner.max_staleness, steps, config.updates_at_once)
     with reporter.phase("load"):

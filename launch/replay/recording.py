@@ -1,0 +1,175 @@
+"""Recordings: folders with the state before a PPO step, what went into it and the numbers that came out.
+
+`record` resumes a run from its checkpoint before the step in a folder of its own, and leaves the run's folder as it is.
+That folder is a run's folder, which `rl-platform report` reads, and has a sealed part `recorded` beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import rl_platform
+from rl_platform.checkpoint.verify import Checkpoint, UnknownFormat, folder_name
+from rl_platform.checkpoint.write import CheckpointStore
+from rl_platform.config import load_config
+from rl_platform.config.schema import Config
+from rl_platform.errors import CheckpointError, ConfigError, Diverged, Problem
+from rl_platform.launch.command import load
+from rl_platform.launch.replay.recorded_step import RecordedPPO
+from rl_platform.launch.session import run
+from rl_platform.records import StateDict
+from rl_platform.reporter import Reporter
+from rl_platform.run_files import CONFIG
+from rl_platform.runners.ppo import PPO, Learners
+from rl_platform.runners.state import fingerprint
+
+RECORDED = "recorded"
+UNCOMPARED = ("time/", "perf/", "memory/", "val/")  # metrics that depend on the machine, or that `record` leaves out
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recording that was verified. step: from 1, as in metrics.jsonl; before: the state before it, None at step 1."""
+
+    folder: Path
+    config: Config
+    step: int
+    record: StateDict
+    before: Checkpoint | None
+
+    @classmethod
+    def open(cls, folder: Path) -> Recording:
+        """Raises ConfigError for a folder that is no recording, is damaged, or is of another version or config."""
+        inside = folder / RECORDED
+        found = sorted(inside.glob("step-[0-9]*")) if inside.is_dir() else []
+        if not found:
+            hint = "rl-platform record RUN --step N makes one; it prints its folder"
+            raise _problem("RECORDING", "is not the folder of a recording", folder, hint)
+        try:
+            recorded = Checkpoint.open(found[0])
+            record = recorded.load("step")
+            earlier = folder / "checkpoints" / folder_name(recorded.step - 1)
+            before = Checkpoint.open(earlier) if recorded.step > 1 else None
+        except UnknownFormat as error:
+            raise _problem("RECORDING", str(error), folder) from error
+        except CheckpointError as error:
+            hint = "remove the folder and record the step again: rl-platform record RUN --step N"
+            raise _problem("RECORDING", str(error), folder, hint) from error
+        if record["version"] != rl_platform.__version__:
+            message = f"was made by version {record['version']} of the platform, this is {rl_platform.__version__}"
+            raise _problem("RECORDING", message, folder, f"pip install rl-platform=={record['version']}")
+        config = load_config(folder / CONFIG, ["runner.resume=auto"]).config
+        if (ours := fingerprint(config)) != recorded.fingerprint:
+            changed = [line for line in ours.splitlines() if line not in recorded.fingerprint.splitlines()]
+            message = f"config.yaml is of another model than the recording: {'; '.join(changed) or 'keys are missing'}"
+            raise _problem("RECORDING", message, folder, "copy the config.yaml of the recording back")
+        return cls(folder, config, recorded.step, record, before)
+
+
+def record(folder: Path, step: int, output: Path | None, from_start: bool) -> Iterator[str]:
+    """Runs a run again up to `step` (from 1) and keeps that step; yields lines for the terminal.
+
+    Raises ConfigError for a step that the run does not have or that no checkpoint precedes.
+    """
+    if not (folder / CONFIG).is_file():
+        hint = "name the folder that the run wrote to, its runner.output_dir"
+        raise _problem("RUN", "is not the folder of a run" if folder.exists() else "no such folder", folder, hint)
+    steps = load_config(folder / CONFIG, ["runner.resume=auto"]).config.runner.max_steps
+    if not 1 <= step <= steps:
+        raise ConfigError([Problem("--step", "the run has no such step", value=str(step), allowed=f"1 to {steps}")])
+    start = _start(folder, step, from_start)
+    target = (output or folder / "recordings" / f"step-{step}").expanduser().absolute()
+    if target.exists():
+        hint = f"rl-platform replay {target}; to record again, remove the folder or name another: -o FOLDER"
+        raise _problem("--output", "exists", target, hint)
+    loaded, placement, inventory = load(folder / CONFIG, _overrides(folder, step, start, target))
+
+    def keep(kept: StateDict) -> None:
+        kept = {**kept, "version": rl_platform.__version__}
+        CheckpointStore(target / RECORDED, 1, fingerprint(loaded.config)).save(step, {"step": kept})
+
+    def ppo_of(config: Config, learners: Learners, reporter: Reporter) -> PPO:
+        return RecordedPPO(config, learners, reporter, step - 1, keep)
+
+    def at_the_step(done: int, _: object) -> bool:
+        return done >= step
+
+    try:
+        run(loaded, str(folder / CONFIG), placement, inventory, [at_the_step], ppo_of=ppo_of)
+    except Diverged as error:
+        if not (target / RECORDED).is_dir():
+            raise
+        yield f"step {step} failed as it was recorded: {error}"
+    yield f"recording of step {step}: {target}"
+    yield from _against_the_run(folder, target, step)
+    yield f"to run it again on this machine: rl-platform replay {target}"
+
+
+def _start(folder: Path, step: int, from_start: bool) -> Path | None:
+    """The newest checkpoint before `step`; None: the run begins again."""
+    found = {
+        int(path.parent.name.removeprefix("step-")): path.parent
+        for path in folder.glob("checkpoints/*/manifest.json")
+        if path.parent.name.startswith("step-")
+    }
+    earlier = [number for number in found if number < step]
+    if earlier and not from_start:
+        return found[max(earlier)].absolute()
+    if step > 1 and not from_start:
+        message = f"{folder} has no checkpoint before step {step}"
+        allowed = ", ".join(f"after {number}" for number in sorted(found)) or "none: the run wrote no checkpoint"
+        hint = "--from-start begins again at step 0; runner.save_interval and keep_checkpoints decide what is kept"
+        raise ConfigError([Problem("--step", message, value=str(step), allowed=allowed, hint=hint)])
+    return None
+
+
+def _overrides(folder: Path, step: int, start: Path | None, target: Path) -> list[str]:
+    config = load_config(folder / CONFIG, ["runner.resume=auto"]).config
+    samples = config.data.train_batch_size * config.algorithm.group_size
+    reasoning = [f"runner.log_samples={samples}"] if config.runner.task_type == "reasoning" else []
+    return [
+        f"runner.output_dir={json.dumps(str(target))}",
+        f"runner.resume={'never' if start is None else json.dumps(str(start))}",
+        f"runner.save_interval={max(step - 1, 1)}",
+        "runner.keep_checkpoints=3",
+        "runner.val_check_interval=0",
+        "runner.logger_backends=[]",
+        *reasoning,
+    ]
+
+
+def _against_the_run(folder: Path, target: Path, step: int) -> Iterator[str]:
+    """Compares the metrics of the step with those that the run wrote."""
+    theirs, ours = (_metrics_of(place / "metrics.jsonl", step) for place in (folder, target))
+    names = [name for name in theirs if name in ours and not name.startswith(UNCOMPARED) and name != "step"]
+    if not names:
+        yield "the run wrote no metrics of this step: the recording is compared with nothing"
+        return
+    parted = [name for name in names if theirs[name] != ours[name] and theirs[name] == theirs[name]]
+    if parted:
+        name = parted[0]
+        yield (
+            f"{len(parted)} of {len(names)} metrics differ from those of the run: {name} was {theirs[name]}, is "
+            f"{ours[name]}. Runs on GPUs repeat their numbers with runner.deterministic only"
+        )
+    else:
+        yield f"the {len(names)} metrics of the step equal those of the run"
+
+
+def _metrics_of(path: Path, step: int) -> dict[str, float]:
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    for line in reversed(lines):
+        try:
+            values = json.loads(line)
+        except ValueError:
+            continue  # the last line of a run that was killed
+        if values.get("step") == step:
+            return {name: value for name, value in values.items() if isinstance(value, int | float)}
+    return {}
+
+
+def _problem(key: str, message: str, folder: Path, hint: str = "") -> ConfigError:
+    return ConfigError([Problem(key, message, value=str(folder), hint=hint)])
