@@ -1,6 +1,6 @@
-"""A PPO step that keeps what goes in and the numbers that come out of each phase. Recording and replay use the same one.
+"""A PPO step that keeps its input and the numbers that each phase returns. Recording and replay use it.
 
-Not covered: files (`recording.py`), and the generation, whose output is the step's input.
+Not covered: files (`recording.py`), and the generation, whose output is the input of the step.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rl_platform.config.schema import Config
-from rl_platform.errors import Diverged
+from rl_platform.errors import Diverged, PlatformError
 from rl_platform.records import RolloutBatch, StateDict
 from rl_platform.reporter import Reporter
 from rl_platform.runners.phases import Phase, Phases, Results
@@ -60,7 +60,7 @@ class RecordedPPO(PPO):
             metrics = super().update(batch, step)
             if self.phases.only is None:
                 self._keep_weights()
-        except Diverged as error:
+        except PlatformError as error:
             self.record["error"] = str(error)
             raise
         finally:
@@ -73,7 +73,8 @@ class RecordedPPO(PPO):
         if batch.loss_weights is not None:
             numbers["loss_weights"] = batch.loss_weights
         batch = super()._estimate(batch)
-        assert batch.advantages is not None and batch.returns is not None
+        assert batch.advantages is not None
+        assert batch.returns is not None
         numbers |= {"advantages": batch.advantages, "returns": batch.returns}
         return batch
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
-import rl_platform
 from rl_platform.checkpoint.verify import Checkpoint, UnknownFormat, folder_name
 from rl_platform.checkpoint.write import CheckpointStore
 from rl_platform.config import load_config
 from rl_platform.config.schema import Config
-from rl_platform.errors import CheckpointError, ConfigError, Diverged, Problem
+from rl_platform.errors import CheckpointError, ConfigError, PlatformError, Problem
 from rl_platform.launch.command import load
 from rl_platform.launch.replay.recorded_step import RecordedPPO
 from rl_platform.launch.session import run
@@ -27,6 +27,7 @@ from rl_platform.runners.ppo import PPO, Learners
 from rl_platform.runners.state import fingerprint
 
 RECORDED = "recorded"
+VERSION = version("rl-platform")
 UNCOMPARED = ("time/", "perf/", "memory/", "val/")  # metrics that depend on the machine, or that `record` leaves out
 
 
@@ -47,7 +48,8 @@ class Recording:
         found = sorted(inside.glob("step-[0-9]*")) if inside.is_dir() else []
         if not found:
             hint = "rl-platform record RUN --step N makes one; it prints its folder"
-            raise _problem("RECORDING", "is not the folder of a recording", folder, hint)
+            message = "is not the folder of a recording" if folder.exists() else "no such folder"
+            raise _problem("RECORDING", message, folder, hint)
         try:
             recorded = Checkpoint.open(found[0])
             record = recorded.load("step")
@@ -58,8 +60,8 @@ class Recording:
         except CheckpointError as error:
             hint = "remove the folder and record the step again: rl-platform record RUN --step N"
             raise _problem("RECORDING", str(error), folder, hint) from error
-        if record["version"] != rl_platform.__version__:
-            message = f"was made by version {record['version']} of the platform, this is {rl_platform.__version__}"
+        if record["version"] != VERSION:
+            message = f"was made by version {record['version']} of the platform, this is {VERSION}"
             raise _problem("RECORDING", message, folder, f"pip install rl-platform=={record['version']}")
         config = load_config(folder / CONFIG, ["runner.resume=auto"]).config
         if (ours := fingerprint(config)) != recorded.fingerprint:
@@ -87,8 +89,11 @@ def record(folder: Path, step: int, output: Path | None, from_start: bool) -> It
         raise _problem("--output", "exists", target, hint)
     loaded, placement, inventory = load(folder / CONFIG, _overrides(folder, step, start, target))
 
+    failures: list[str] = []
+
     def keep(kept: StateDict) -> None:
-        kept = {**kept, "version": rl_platform.__version__}
+        failures.append(kept["error"])
+        kept = {**kept, "version": VERSION}
         CheckpointStore(target / RECORDED, 1, fingerprint(loaded.config)).save(step, {"step": kept})
 
     def ppo_of(config: Config, learners: Learners, reporter: Reporter) -> PPO:
@@ -99,10 +104,10 @@ def record(folder: Path, step: int, output: Path | None, from_start: bool) -> It
 
     try:
         run(loaded, str(folder / CONFIG), placement, inventory, [at_the_step], ppo_of=ppo_of)
-    except Diverged as error:
-        if not (target / RECORDED).is_dir():
+    except PlatformError:
+        if not any(failures):  # the run failed before the step, or after it
             raise
-        yield f"step {step} failed as it was recorded: {error}"
+        yield f"step {step} failed as it was recorded: {failures[0]}"
     yield f"recording of step {step}: {target}"
     yield from _against_the_run(folder, target, step)
     yield f"to run it again on this machine: rl-platform replay {target}"

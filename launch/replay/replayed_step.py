@@ -20,10 +20,11 @@ from rl_platform.components.reference import LanguageReference
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.config.schema.models import Parallel
-from rl_platform.errors import Diverged, PlatformError
+from rl_platform.errors import ConfigError, PlatformError, Problem
 from rl_platform.launch.cluster import runtime_for
 from rl_platform.launch.replay.recorded_step import (
     EVALUATED,
+    PHASES,
     Numbers,
     RecordedPPO,
     batch_of,
@@ -74,10 +75,13 @@ def replay(folder: Path, phase: str | None, tolerance: float) -> Iterator[str]:
         yield f"the recorded step failed: {error}"
     if (first := first_not_finite(recording.record)) is not None:
         yield f"first number that is not finite: {first}"
-    replayed, replayed_error = numbers_of(recording, phase)
     expected = {name: values for name, values in recorded.items() if phase is None or _belongs(name, phase)}
-    if phase is not None and not expected:
-        yield f"the recording has no numbers of phase {phase}"
+    if not expected:
+        allowed = ", ".join(name for name in PHASES if any(_belongs(key, name) for key in recorded))
+        raise ConfigError(
+            [Problem("--phase", "the recorded step has no such phase", value=str(phase), allowed=allowed)]
+        )
+    replayed, replayed_error = numbers_of(recording, phase)
     differences = []
     for name, values in expected.items():
         parted = list(compare(name, values, replayed.get(name, {})))
@@ -127,7 +131,7 @@ def numbers_of(recording: Recording, phase: str | None) -> tuple[Numbers, str]:
                 else:
                     embodied = config.runner.task_type == "embodied"  # one forward gives log-probs and values
                     ppo._evaluate(without_phases(batch, ("log-probs", "values") if embodied else (phase,)))
-        except Diverged as failed:
+        except PlatformError as failed:
             error = str(failed)
         return dict(ppo.numbers), error
 

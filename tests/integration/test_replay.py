@@ -1,0 +1,136 @@
+"""`rl-platform record` keeps one PPO step of a finished run; `rl-platform replay` repeats its numbers to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rl_platform.launch.replay.recorded_step import RecordedPPO
+from rl_platform.launch.replay.replayed_step import Difference, compare
+
+RUN = ("runner.max_steps=4", "runner.save_interval=2", "runner.output_dir=out")
+RECORDED = Path("out/recordings/step-4")
+
+
+@pytest.fixture
+def recorded(command, tool, folder: Path):
+    """recorded("reasoning.yaml", "key=value"): makes a run, records its step 4 and returns what that printed."""
+
+    def record(*arguments: str) -> str:
+        assert command(*arguments, *RUN).code == 0
+        before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
+        ended = tool("record", "out", "--step", "4")
+        assert ended.code == 0, ended.err
+        assert {path: path.read_bytes() for path in before} == before, "the run's own files"
+        assert "metrics of the step equal those of the run" in ended.out
+        return str(ended.out)
+
+    return record
+
+
+REFERENCE = (
+    "algorithm={use_kl_in_reward: true, kl_ctrl: {kl_coef: 0.1}}",
+    "cluster.component_placement={'actor,critic,reference,rollout,reward': all}",
+)
+
+
+def test_a_step_of_a_language_model_repeats_whole_and_by_phase(recorded, tool) -> None:
+    recorded("reasoning.yaml", *REFERENCE)
+    whole = tool("replay", RECORDED)
+    assert whole.code == 0, whole.err
+    assert "all numbers are equal" in whole.out
+    for phase in ("reference", "log-probs", "values", "advantages", "critic", "actor"):
+        part = tool("replay", RECORDED, "--phase", phase)
+        assert part.code == 0, (phase, part.err)
+        assert "all numbers are equal" in part.out
+
+
+def test_a_step_of_an_embodied_policy_repeats(recorded, tool) -> None:
+    recorded("embodied.yaml")
+    whole = tool("replay", RECORDED)
+    assert whole.code == 0, whole.err
+    assert "all numbers are equal" in whole.out
+    refused = tool("replay", RECORDED, "--phase", "reference")
+    assert refused.code == 2
+    assert "allowed: log-probs, values, advantages, actor" in refused.err
+
+
+def test_the_first_number_that_differs_is_named(recorded, tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted defect is in the advantages: what is computed before them is equal."""
+    recorded("reasoning.yaml")
+    estimate = RecordedPPO._estimate
+
+    def planted(self, batch):
+        batch = estimate(self, batch)
+        batch.advantages[0, 0] += 0.25
+        return batch
+
+    monkeypatch.setattr(RecordedPPO, "_estimate", planted)
+    ended = tool("replay", RECORDED)
+    assert ended.code == 1
+    assert "advantages: advantages[0, 0]: recorded" in ended.err
+    assert "(difference 0.25)" in ended.err
+    for phase in ("log-probs", "values"):
+        assert any(line.split() == [phase, "1", "tensors", "equal"] for line in ended.out.splitlines()), ended.out
+    assert tool("replay", RECORDED, "--tolerance", "1e9").code == 0
+
+
+FAILURES = {
+    "an estimator": ("algorithm.adv_type=late.py:broken", "algorithm.adv_type: returned advantages that are not finite"),
+    "a learning rate": ("actor.optim.lr=1e30", "first number that is not finite: train actor, mini-batch"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_step_that_failed_is_recorded_as_it_failed(command, tool, folder: Path, name: str) -> None:
+    override, text = FAILURES[name]
+    (folder / "late.py").write_text("def broken(batch, algorithm): return batch.rewards / 0, batch.rewards\n")
+    assert command("embodied.yaml", override, *RUN).code != 0
+    recording = tool("record", "out", "--step", "1")
+    assert recording.code == 0, recording.err
+    assert "step 1 failed as it was recorded" in recording.out
+    replayed = tool("replay", "out/recordings/step-1")
+    assert replayed.code == 0, replayed.err
+    assert "the recorded step failed: " in replayed.out
+    assert text in replayed.out
+
+
+@pytest.mark.parametrize(
+    ("step", "texts"),
+    [
+        ("0", ("the run has no such step", "1 to 4")),
+        ("5", ("1 to 4",)),
+        ("2", ("no checkpoint before step 2", "--from-start")),
+    ],
+)
+def test_a_step_that_cannot_be_recorded_is_refused(command, tool, step: str, texts: tuple[str, ...]) -> None:
+    assert command("embodied.yaml", *RUN).code == 0
+    refused = tool("record", "out", "--step", step)
+    assert refused.code == 2
+    assert [text for text in texts if text not in refused.err] == []
+    assert not Path("out/recordings").exists()
+
+
+def test_a_damaged_recording_is_refused(recorded, tool) -> None:
+    recorded("embodied.yaml")
+    assert tool("record", "out", "--step", "4").code == 2, "an existing recording stays"
+    for path in (RECORDED / "recorded").rglob("*.pt"):
+        path.write_bytes(path.read_bytes()[:-9])
+    refused = tool("replay", RECORDED)
+    assert refused.code == 2
+    assert "record the step again" in refused.err
+    assert "Traceback" not in refused.err
+
+
+def test_comparison_finds_shapes_nan_and_the_largest_difference() -> None:
+    nan, one = torch.tensor([1.0, float("nan")]), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert list(compare("p", {"x": nan}, {"x": nan.clone()})) == []
+    (found,) = compare("p", {"x": one}, {"x": one + torch.tensor([[0.0, 0.5], [0.0, -1.0]])})
+    assert (found.largest, found.at) == (1.0, "[1, 1]")
+    (missing,) = compare("p", {"x": one}, {})
+    (shape,) = compare("p", {"x": one}, {"x": one[0]})
+    (lost,) = compare("p", {"x": nan}, {"x": torch.ones(2)})
+    assert missing.largest == shape.largest == lost.largest == float("inf")
+    assert isinstance(found, Difference)
