@@ -1,6 +1,6 @@
 """A PPO step that keeps its input and the numbers that each phase returns. Recording and replay use it.
 
-Not covered: files (`recording.py`), and the generation, whose output is the input of the step.
+Not covered: files (`recordings.py`), and the generation, whose output is the input of the step.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from rl_platform.launch.replay.recorded_step import (
     batch_of,
     without_phases,
 )
-from rl_platform.launch.replay.recording import Recording
+from rl_platform.launch.replay.recordings import Recording
 from rl_platform.launch.session import spaces_of
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.recomputation import with_recomputation

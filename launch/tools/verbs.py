@@ -240,10 +240,10 @@ def record(
 ) -> Callable[[], None]:
     """Run a run again up to step N, from its newest checkpoint before it, and keep that step for replay."""
     with required("rl_platform.launch.replay", "record"):
-        from rl_platform.launch.replay import recording
+        from rl_platform.launch.replay import recordings
 
     def action() -> None:
-        for line in recording.record(run, step, output, from_start):
+        for line in recordings.record(run, step, output, from_start):
             print(line)
 
     return action

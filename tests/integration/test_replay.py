@@ -78,7 +78,10 @@ def test_the_first_number_that_differs_is_named(recorded, tool, monkeypatch: pyt
 
 
 FAILURES = {
-    "an estimator": ("algorithm.adv_type=late.py:broken", "algorithm.adv_type: returned advantages that are not finite"),
+    "an estimator": (
+        "algorithm.adv_type=late.py:broken",
+        "algorithm.adv_type: returned advantages that are not finite",
+    ),
     "a learning rate": ("actor.optim.lr=1e30", "first number that is not finite: train actor, mini-batch"),
 }
 
