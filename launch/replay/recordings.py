@@ -7,6 +7,7 @@ That folder is a run's folder, which `rl-platform report` reads, and has a seale
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -108,6 +109,8 @@ def record(folder: Path, step: int, output: Path | None, from_start: bool) -> It
         if not any(failures):  # the run failed before the step, or after it
             raise
         yield f"step {step} failed as it was recorded: {failures[0]}"
+    if start is not None and start.name == folder_name(step - 1):  # a run does not write the checkpoint it began with
+        shutil.copytree(start, target / "checkpoints" / start.name)
     yield f"recording of step {step}: {target}"
     yield from _against_the_run(folder, target, step)
     yield f"to run it again on this machine: rl-platform replay {target}"

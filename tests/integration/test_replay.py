@@ -57,6 +57,16 @@ def test_a_step_of_an_embodied_policy_repeats(recorded, tool) -> None:
     assert "allowed: log-probs, values, advantages, actor" in refused.err
 
 
+def test_a_step_after_a_checkpoint_and_several_ranks(command, tool) -> None:
+    ranks = "cluster={devices_per_node: 2, component_placement: {'actor,critic': 0-1, 'rollout,reward': 0}}"
+    assert command("reasoning.yaml", *RUN, ranks).code == 0
+    assert "metrics of the step equal those of the run" in tool("record", "out", "--step", "3").out
+    exact = tool("replay", "out/recordings/step-3")
+    near = tool("replay", "out/recordings/step-3", "--tolerance", "1e-4")
+    assert (exact.code, near.code) == (1, 0), "one rank sums in another order"
+    assert "all differences are at most 0.0001" in near.out
+
+
 def test_the_first_number_that_differs_is_named(recorded, tool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted defect is in the advantages: what is computed before them is equal."""
     recorded("reasoning.yaml")
