@@ -185,7 +185,7 @@ class TorchRolloutEngine:
             self._unpack()
 
     def _new_batch(
-        self, requests: Sequence[Request], sampling: SamplingParams, arrivals: Arrivals | None
+        self, requests: Sequence[Request], sampling: SamplingParams, arrivals: Arrivals | None = None
     ) -> ContinuousBatch:
         config = self.config
         heads, width = cached_heads(config)
