@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
@@ -81,7 +82,8 @@ def replay(folder: Path, phase: str | None, tolerance: float) -> Iterator[str]:
         raise ConfigError(
             [Problem("--phase", "the recorded step has no such phase", value=str(phase), allowed=allowed)]
         )
-    replayed, replayed_error = numbers_of(recording, phase)
+    with TemporaryDirectory() as scratch:
+        replayed, replayed_error = numbers_of(recording, phase, Path(scratch))
     differences = []
     for name, values in expected.items():
         parted = list(compare(name, values, replayed.get(name, {})))
@@ -89,7 +91,7 @@ def replay(folder: Path, phase: str | None, tolerance: float) -> Iterator[str]:
         largest = max((one.largest for one in parted), default=0.0)
         state = "equal" if not parted else f"{len(parted)} differ, by at most {largest:.3g}"
         yield f"  {name:32} {len(values):4} tensors   {state}"
-    if phase is None and replayed_error != error:
+    if phase is None and bool(replayed_error) != bool(error):  # the texts name files of the failure
         yield f"the replayed step {'failed: ' + replayed_error if replayed_error else 'did not fail'}"
         if not differences:
             raise NumbersDiffer("the step ended otherwise than it was recorded")
@@ -99,9 +101,12 @@ def replay(folder: Path, phase: str | None, tolerance: float) -> Iterator[str]:
     yield "all numbers are equal" if not differences else f"all differences are at most {tolerance:g}"
 
 
-def numbers_of(recording: Recording, phase: str | None) -> tuple[Numbers, str]:
-    """Runs the step, or one phase from the recorded results of those before it. Returns numbers and error."""
-    config = on_this_cpu(recording.config)
+def numbers_of(recording: Recording, phase: str | None, scratch: Path) -> tuple[Numbers, str]:
+    """Runs the step, or one phase from the recorded results of those before it. Returns numbers and error.
+
+    A failed step writes files into `scratch`.
+    """
+    config = on_this_cpu(recording.config, scratch)
     if config.runner.task_type == "embodied":
         compute_alone()
     placement = schedule(config.cluster, inventory := inventory_for(config.cluster))
@@ -136,13 +141,14 @@ def numbers_of(recording: Recording, phase: str | None) -> tuple[Numbers, str]:
         return dict(ppo.numbers), error
 
 
-def on_this_cpu(config: Config) -> Config:
+def on_this_cpu(config: Config, output: Path) -> Config:
     """The config with its models in one process on the CPU, and without the parts that generate."""
     alone = {"parallel": Parallel(), "offload": False, "cpu_offload": False, "training_backend": "fsdp"}
     names = ["actor_critic" if "actor_critic" in _placed(config) else "actor"]
     names += ["critic"] if config.critic.use_critic_model else []
     names += ["reference"] if config.has_reference else []
     updates: dict[str, object] = {
+        "runner": config.runner.model_copy(update={"output_dir": str(output)}),
         "cluster": Cluster(component_placement={",".join(names): "0"}, runtime="local"),
         "actor": config.actor.model_copy(update={**alone, "device": "cpu"}),
         "critic": config.critic.model_copy(update=alone),

@@ -104,8 +104,11 @@ def test_a_step_that_failed_is_recorded_as_it_failed(command, tool, folder: Path
     recording = tool("record", "out", "--step", "1")
     assert recording.code == 0, recording.err
     assert "step 1 failed as it was recorded" in recording.out
-    replayed = tool("replay", "out/recordings/step-1")
+    moved = (folder / "out/recordings/step-1").rename(folder / "elsewhere")
+    before = sorted(moved.rglob("*"))
+    replayed = tool("replay", "elsewhere")
     assert replayed.code == 0, replayed.err
+    assert sorted(moved.rglob("*")) == before, "a replay writes nothing into the recording"
     assert "the recorded step failed: " in replayed.out
     assert text in replayed.out
 
