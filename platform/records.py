@@ -147,7 +147,7 @@ class Trajectory:
         turns = state["conversation"]
         conversation = None if turns is None else Conversation(**turns)
         prompt = prompts[state["prompt"]]
-        if "context" in state:  # an agent may have changed it
+        if tuple(state.get("context", prompt.token_ids)) != prompt.token_ids:  # an agent changed it
             prompt = dataclasses.replace(prompt, token_ids=tuple(state["context"]))
         rows = tuple(cls.from_state(row, prompts) for row in state.get("rows", ()))
         fields = {name: value for name, value in state.items() if name != "context"}

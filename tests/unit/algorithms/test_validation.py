@@ -42,6 +42,7 @@ def batch(**fields: Any) -> RolloutBatch:
         versions=torch.zeros(ROWS, dtype=torch.int64),
         compared=torch.ones(ROWS, dtype=torch.bool),
         baselines=torch.zeros(ROWS),
+        continues=torch.zeros(ROWS, dtype=torch.bool),
         **filled,
     )
     return replace(base, **fields)

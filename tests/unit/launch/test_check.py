@@ -134,13 +134,14 @@ def failures(config: Config) -> dict[str, PropertyOutcome]:
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(ROOT)))
 def test_shipped_configs_pass(command, folder: Path, path: Path) -> None:
+    (folder / "examples").symlink_to(ROOT / "examples")  # of a function that a config names from the checkout's folder
     ended = command(path, "--check")
     assert ended.code == 0
     assert ended.err == ""
     assert "policy loss: ratio clipped to" in ended.out  # the algorithm card
     assert "micro-batch size: passed, largest difference " in ended.out
     assert ", 0 failed, " in ended.out
-    assert sorted(entry.name for entry in folder.iterdir()) == ["embodied.yaml", "reasoning.yaml"]
+    assert sorted(entry.name for entry in folder.iterdir()) == ["embodied.yaml", "examples", "reasoning.yaml"]
 
 
 def test_nothing_of_the_world_is_needed(command) -> None:

@@ -38,6 +38,7 @@ WRONG = {  # of each kind: its source, and a part of the message
     "filter of groups": [(function(), "too many"), (function("group", "limit"), "'limit'")],
     "filter of samples": [(function(), "too many"), (function("response", "limit"), "'limit'")],
     "tool": [(function("conversation"), "too many"), (function("a", "b", "c"), "'c'")],
+    "agent": [(function("question"), "too many"), (function("a", "b", "c", "d"), "'d'")],
     "reward": [(function("response"), "too many"), (function("a", "b", "c", "d"), "'d'")],
     "callback": [(function("step"), "too many"), ("class own:\n  def __call__(self): ...", "too many")],
     "policy network": [
