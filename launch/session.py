@@ -221,11 +221,10 @@ def task_of(
         return ReasoningRunner(config, runtime, reporter, folder, world, offload_order(config, placement, inventory))
     from rl_platform.runners.embodied import EmbodiedRunner
 
-    actor = "actor_critic" if "actor_critic" in placement.components else "actor"
     config, asked = with_policy_device(config, placement), config
     if (moved := policy_device_text(asked, config)) is not None:
         reporter.note(moved)
-    return EmbodiedRunner(config, runtime, reporter, folder, world, actor)
+    return EmbodiedRunner(config, runtime, reporter, folder, world, placement.layout.policy)
 
 
 def spaces_of(config: Config) -> EnvSpaces:

@@ -33,6 +33,7 @@ from rl_platform.launch.replay.recorded_step import (
 )
 from rl_platform.launch.replay.recordings import Recording
 from rl_platform.launch.session import spaces_of
+from rl_platform.placement.grammar import read
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.recomputation import with_recomputation
 from rl_platform.placement.scheduler import schedule
@@ -114,7 +115,7 @@ def numbers_of(recording: Recording, phase: str | None, scratch: Path) -> tuple[
     kept: list[StateDict] = []
     only = phase if phase in ("critic", "actor") else None
     with closing(Reporters([])) as reporter, runtime_for(config, placement) as runtime:
-        learners = _learners(config, runtime, recording)
+        learners = _learners(config, runtime, recording, placement.layout.policy)
         step = recording.step - 1
         ppo = RecordedPPO(config, learners, reporter, step, kept.append, only)
         ppo.load_state_dict(recording.record["ppo"])
@@ -144,7 +145,8 @@ def numbers_of(recording: Recording, phase: str | None, scratch: Path) -> tuple[
 def on_this_cpu(config: Config, output: Path) -> Config:
     """The config with its models in one process on the CPU, and without the parts that generate."""
     alone = {"parallel": Parallel(), "offload": False, "cpu_offload": False, "training_backend": "fsdp"}
-    names = ["actor_critic" if "actor_critic" in _placed(config) else "actor"]
+    placed, _ = read(config.cluster.component_placement)
+    names = ["actor_critic" if any("actor_critic" in entry.components for entry in placed) else "actor"]
     names += ["critic"] if config.critic.use_critic_model else []
     names += ["reference"] if config.has_reference else []
     updates: dict[str, object] = {
@@ -157,13 +159,8 @@ def on_this_cpu(config: Config, output: Path) -> Config:
     return config.model_copy(update=updates)
 
 
-def _placed(config: Config) -> set[str]:
-    return {name.strip() for names in config.cluster.component_placement for name in names.split(",")}
-
-
-def _learners(config: Config, runtime: Runtime, recording: Recording) -> Learners:
-    """Starts the models with the state before the step."""
-    actor = "actor_critic" if "actor_critic" in _placed(config) else "actor"
+def _learners(config: Config, runtime: Runtime, recording: Recording, actor: str) -> Learners:
+    """Starts the models with the state before the step. actor: the component that trains the policy."""
     if config.runner.task_type == "embodied":
         specs = {actor: ComponentSpec(EmbodiedActor, {"config": config, "spaces": spaces_of(config)})}
     else:

@@ -1,9 +1,10 @@
-"""The keys of RLinf whose values are computed, of reasoning runs and of both; `rlinf_embodied.py` has the others."""
+"""The keys of RLinf whose values are computed, of reasoning runs and of both.
+
+`rlinf_embodied.py` has those of embodied runs, `rlinf_placement.py` the placement.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from pathlib import PurePath
 
 from rl_platform.launch.tools.convert.conversion import System
@@ -27,10 +28,10 @@ from rl_platform.launch.tools.convert.outcome import (
     texts,
     untranslated,
     while_,
-    whole,
     write,
 )
 from rl_platform.launch.tools.convert.rlinf_embodied import EMBODIED, embodied
+from rl_platform.launch.tools.convert.rlinf_placement import placement, share_processes, shared_heads, tensor_parallel
 
 _UNREAD = "RLinf reads it in reasoning runs only"
 _IMAGE_REWARD = "a reward model of images: compute its reward in the environment"
@@ -57,102 +58,6 @@ def _max_epochs(value: Value, source: ForeignConfig) -> Outcome:
     if steps:
         return write({"runner.max_epochs": value, "runner.max_steps": steps})
     return write({"runner.max_epochs": value, "runner.max_steps": MANY_STEPS}, NO_STEPS)
-
-
-def _placement(value: Value, source: ForeignConfig) -> Outcome:
-    """The grammar is ours."""
-    if not isinstance(value, dict):
-        return untranslated("a mapping of components to resources")
-    lost: list[str] = []
-    placed: dict[str, Value] = {}
-    for names, place in value.items():
-        named = [name.strip() for name in str(names).split(",")]
-        lost += [name for name in named if name not in (*_COMPONENTS, "inference")]
-        if kept := _components(named, source):
-            placed[",".join(kept)] = str(place) if isinstance(place, int) else place
-    if not embodied(source) and not any("reward" in names.split(",") for names in placed):
-        placed = {
-            f"{names},reward" if "rollout" in names.split(",") else names: place for names, place in placed.items()
-        }
-    values, why = _inventory(placed, source)
-    values = {"cluster.component_placement": _with_engines(placed, source, values), **values}
-    return untranslated(f"no component {', '.join(lost)} here", values) if lost else write(values, why)
-
-
-def _inventory(placed: Mapping[str, Value], source: ForeignConfig) -> tuple[dict[str, Value], str]:
-    """The nodes and GPUs that a placement needs, and how they are known; nothing if one GPU is enough."""
-    nodes = source.whole("cluster.num_nodes", 1)
-    if any(isinstance(place, dict) for place in placed.values()):  # groups of nodes
-        return {}, ""
-    resources = [part.partition(":")[0] for place in placed.values() for part in str(place).split(",")]
-    last = max((int(index) for each in resources for index in re.findall(r"\d+", each)), default=0)
-    sizes = ("tensor", "pipeline", "context", "expert")
-    split = [f"{role}.model.{size}_model_parallel_size" for role in ("actor", "critic") for size in sizes]
-    if not last and all(source.whole(key, 1) == 1 for key in (*split, "rollout.tensor_parallel_size")):
-        return {}, ""
-    named = "all" not in resources
-    per_node = -(-(last + 1) // nodes) if named else max(_GPUS, -(-(last + 1) // nodes))
-    why = "" if named else f"the file does not say how many GPUs a node has: {per_node} assumed"
-    return {"cluster.inventory.nodes": nodes, "cluster.inventory.gpus_per_node": per_node}, why
-
-
-_GPUS = 8  # of a node in RLinf's examples
-
-
-def _with_engines(placed: dict[str, Value], source: ForeignConfig, inventory: Mapping[str, Value]) -> dict[str, Value]:
-    """The placement with engines of several GPUs in a key of their own."""
-    owned = source.whole("rollout.tensor_parallel_size", 1)
-    names = next((names for names in placed if "rollout" in names.split(",")), None)
-    if owned == 1 or names is None or not inventory:
-        return placed
-    place = str(placed[names])
-    gpus = whole(inventory["cluster.inventory.nodes"]) * whole(inventory["cluster.inventory.gpus_per_node"])
-    span = f"0-{gpus - 1}" if place == "all" else place
-    match = re.fullmatch(r"(\d+)-(\d+)", span)
-    if match is None or (int(match[2]) - int(match[1]) + 1) % owned:  # ranks are named, or the GPUs have gaps
-        return placed
-    last = (int(match[2]) - int(match[1]) + 1) // owned - 1
-    others = {",".join(name for name in names.split(",") if name != "rollout"): placed[names]} if "," in names else {}
-    rest = {key: value for key, value in placed.items() if key != names}
-    return {**others, **rest, "rollout": f"{span}:0-{last}" if last else f"{span}:0"}
-
-
-_COMPONENTS = ("actor", "critic", "rollout", "reward", "env")
-
-
-def _components(names: list[str], source: ForeignConfig) -> list[str]:
-    """Our components for those of a key. The reference, which RLinf computes in the actor, joins it for a KL term."""
-    kept = [name for name in names if name in _COMPONENTS]
-    if embodied(source):
-        return [
-            "actor_critic" if name == "actor" and shared_heads(source) else name for name in kept if name != "reward"
-        ]
-    with_kl = source.positive("algorithm.kl_beta") or source.positive("algorithm.reinpp_kl_beta")
-    return [*kept, "reference"] if with_kl and "actor" in kept else kept
-
-
-def shared_heads(source: ForeignConfig) -> bool:
-    """True if policy and value head are one model."""
-    return source("algorithm.loss_type") in ("actor_critic", "decoupled_actor_critic")
-
-
-def _share_processes(source: ForeignConfig) -> bool:
-    """True if actor and rollout are in one key of the placement."""
-    places = source("cluster.component_placement")
-    keys = [{name.strip() for name in str(names).split(",")} for names in places] if isinstance(places, dict) else []
-    return any({"actor", "rollout"} <= names for names in keys)
-
-
-def _tensor_parallel(value: Value, source: ForeignConfig) -> Outcome:
-    if value in (None, 1):
-        return same("one GPU per rollout rank")
-    outcome = _placement(source("cluster.component_placement"), source)
-    placed = outcome.values.get("cluster.component_placement")
-    if isinstance(placed, dict) and ":" in str(placed.get("rollout")):
-        return part_of("cluster.component_placement", "GPUs of each rollout rank")
-    return untranslated(
-        f"ranks of {value} GPUs: give the rollout a key of its own, such as rollout: 0-7:0-{8 // number(value) - 1}"
-    )
 
 
 def _adv_type(value: Value, source: ForeignConfig) -> Outcome:
@@ -456,7 +361,7 @@ RULES: Table = {
     ),
     "runner.logger.logger_backends": loggers("runner.logger_backends"),
     "runner.max_tokens_per_mbs": _tokens,
-    "cluster.component_placement": _placement,
+    "cluster.component_placement": placement,
     "algorithm.n_minibatches": _in_reasoning(_mini_batches),
     "algorithm.training_batch_size_per_gpu": _micro,
     "algorithm.logprob_forward_micro_batch_size": while_(
@@ -491,7 +396,7 @@ RULES: Table = {
     **_learner("critic"),
     "critic.seed": _seed,
     "rollout.model.model_path": _rollout_model,
-    "rollout.tensor_parallel_size": _tensor_parallel,
+    "rollout.tensor_parallel_size": tensor_parallel,
     "data.seed": _seed,
     "data.train_data_paths": _train_files,
     "data.val_data_paths": _val_files,
@@ -499,7 +404,7 @@ RULES: Table = {
     "reward.reward_scale": _scale,
     "reward.*": _reward_setting,
     "weight_syncer.type": while_(
-        lambda source: not _share_processes(source),
+        lambda source: not share_processes(source),
         choice("rollout.sync", {"patch": "delta", "bucket": "full"}),
         "the rollout shares the actor's process, so no weights are sent",
     ),

@@ -40,7 +40,7 @@ class AgentProcess:
         return future
 
     def end_abandoned(self) -> None:
-        """Kills the process if an agent still runs in it. Nobody waits for it: its time was over."""
+        """Kills the process if an agent still runs in it. The trajectory of this agent has ended by its timeout."""
         with self._lock:
             abandoned = bool(self._runs)
         if abandoned:
