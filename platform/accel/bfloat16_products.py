@@ -2,7 +2,7 @@
 
 torch's own products of bfloat16 round their results to bfloat16. MKL, which torch's x86 builds contain, has a product
 with float32 results; other builds round. Without AMX that product is as slow as one of float32 factors (AMD Zen 4: 90
-GFLOP/s a core, torch's own: 190), so only logits use it there.
+GFLOP/s a core, torch's own: 190, benchmarks/products.py), so only logits use it there.
 """
 
 from __future__ import annotations
