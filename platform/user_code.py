@@ -45,8 +45,10 @@ class Extension:
         try:
             found = getattr(import_user_module(module_name), attribute)
         except Exception as error:  # whatever the user's module raises while it is imported
-            problem = self.misfit(name, f"cannot be imported: {type(error).__name__}: {error}", allowed=_PLACE)
-            raise problem from error
+            message, absent = f"cannot be imported: {type(error).__name__}: {error}", getattr(error, "name", None)
+            other = isinstance(error, ModuleNotFoundError) and absent != module_name.partition(".")[0]
+            hint = f"the code imports {absent}, which is not installed here" if other else ""
+            raise self.misfit(name, message, hint, _PLACE) from error
         if "__call__" in vars(self.protocol):
             return self.function(name, found)
         if not inspect.isclass(found):

@@ -92,6 +92,16 @@ def test_code_that_does_not_fit(file: str, kind: Extension, name: str, message: 
     assert problem.allowed == (kind.usage if name != "nothing" else problem.allowed)
 
 
+def test_a_package_that_the_code_imports_and_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("import absent_package")
+    with pytest.raises(ConfigError) as failed:
+        FUNCTION.load(f"{tmp_path / 'own.py'}:own")
+    assert failed.value.problems[0].hint == "the code imports absent_package, which is not installed here"
+    with pytest.raises(ConfigError) as failed:
+        FUNCTION.load("absent_package:own")
+    assert not failed.value.problems[0].hint
+
+
 def test_a_file_is_imported_once_and_finds_the_files_beside_it(tmp_path: Path) -> None:
     (tmp_path / "helper_beside.py").write_text("value = 5\n")
     (tmp_path / "main.py").write_text("from helper_beside import value\n")
