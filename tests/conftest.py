@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from forked import Forked
 from launcher_forks import Launcher, Launchers
+from tiny_configs import EMBODIED, REASONING
 
 if CHECKS_SHAPES := all(importlib.util.find_spec(name) for name in ("jaxtyping", "beartype")):
     from shapes import check_shapes, unchecked_shapes
@@ -46,6 +47,10 @@ gc.set_threshold(50_000, 20, 20)  # later: torch and transformers are not looked
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+def pytest_runtest_setup() -> None:
+    assert gc.isenabled(), "an earlier test disabled garbage collection: the process would take more and more memory"
 
 
 # `pytest -m fast`: these folders and files cover the core. Tests among them that start Ray or ranks, or that take
@@ -117,64 +122,6 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Two processes, each file in one of them, for `pytest` and `pytest -m fast` without paths; otherwise this one."""
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     return 2 if whole and config.option.markexpr in ("not release", "fast") else 0
-
-
-REASONING = """\
-runner:
-  task_type: reasoning
-  max_steps: 4
-  output_dir: out
-  logger_backends: []
-cluster:
-  component_placement:
-    actor,critic,rollout,reward: all
-data:
-  task: {type: digits, params: {operation: last, length: 2}}
-  train_size: 60
-  val_size: 8
-  train_batch_size: 8
-  mini_batch_size: 4
-  max_prompt_length: 8
-  max_response_length: 3
-  use_chat_template: false
-algorithm:
-  ppo_epochs: 2
-actor:
-  model:
-    random_init: {hidden_size: 32, num_layers: 2, num_heads: 2, intermediate_size: 64, max_positions: 16}
-    tokenizer: bytes
-  optim: {lr: 1.0e-3}
-critic:
-  use_critic_model: true
-  optim: {lr: 1.0e-3}
-reward:
-  num_workers: 1
-"""
-
-EMBODIED = """\
-runner:
-  task_type: embodied
-  max_steps: 4
-  output_dir: out
-  logger_backends: []
-cluster:
-  component_placement:
-    actor_critic,env,rollout: all
-algorithm:
-  loss_type: actor_critic
-  gamma: 0.99
-  ppo_epochs: 2
-data:
-  mini_batch_size: 16
-actor:
-  model: {hidden_sizes: [16, 16]}
-  optim: {lr: 1.0e-3}
-env:
-  id: CartPole-v1
-  num_envs: 4
-  rollout_steps: 16
-  evaluation: {episodes: 2}
-"""
 
 
 @dataclass(frozen=True)

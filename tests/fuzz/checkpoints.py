@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from conftest import EMBODIED, REASONING
 from fuzz import values
+from tiny_configs import EMBODIED, REASONING
 
 from rl_platform.checkpoint.verify import seal
 from rl_platform.envs.reasoning.tasks import build_questions

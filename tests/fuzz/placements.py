@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from conftest import EMBODIED, REASONING
 from fuzz import values
+from tiny_configs import EMBODIED, REASONING
 
 from rl_platform.launch import command
 from rl_platform.placement.plan import render

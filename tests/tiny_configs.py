@@ -1,0 +1,58 @@
+"""The smallest configs of the two tasks: `reasoning.yaml` and `embodied.yaml` of the fixture `folder`."""
+
+REASONING = """\
+runner:
+  task_type: reasoning
+  max_steps: 4
+  output_dir: out
+  logger_backends: []
+cluster:
+  component_placement:
+    actor,critic,rollout,reward: all
+data:
+  task: {type: digits, params: {operation: last, length: 2}}
+  train_size: 60
+  val_size: 8
+  train_batch_size: 8
+  mini_batch_size: 4
+  max_prompt_length: 8
+  max_response_length: 3
+  use_chat_template: false
+algorithm:
+  ppo_epochs: 2
+actor:
+  model:
+    random_init: {hidden_size: 32, num_layers: 2, num_heads: 2, intermediate_size: 64, max_positions: 16}
+    tokenizer: bytes
+  optim: {lr: 1.0e-3}
+critic:
+  use_critic_model: true
+  optim: {lr: 1.0e-3}
+reward:
+  num_workers: 1
+"""
+
+EMBODIED = """\
+runner:
+  task_type: embodied
+  max_steps: 4
+  output_dir: out
+  logger_backends: []
+cluster:
+  component_placement:
+    actor_critic,env,rollout: all
+algorithm:
+  loss_type: actor_critic
+  gamma: 0.99
+  ppo_epochs: 2
+data:
+  mini_batch_size: 16
+actor:
+  model: {hidden_sizes: [16, 16]}
+  optim: {lr: 1.0e-3}
+env:
+  id: CartPole-v1
+  num_envs: 4
+  rollout_steps: 16
+  evaluation: {episodes: 2}
+"""
