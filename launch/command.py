@@ -143,6 +143,8 @@ def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement,
         print(search(arguments, loaded, placement, inventory), end="")
     elif arguments.plan == "html":
         print(page(arguments, loaded, placement, inventory), end="")
+    elif arguments.plan == "simulate":
+        print(simulation(arguments, loaded, placement, inventory), end="")
     elif arguments.plan is not None:
         print(plan(arguments.plan, loaded, placement, inventory, arguments.calibrate), end="")
     if arguments.slurm is not None:
@@ -207,6 +209,21 @@ def page(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inven
     check_shards(loaded.config, placement)
     given = loaded, placement, inventory
     return plan_page(arguments.config, arguments.overrides, given, arguments.calibrate, load)
+
+
+def simulation(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> str:
+    """Returns the text of `--plan=simulate`. Raises ConfigError as `plan` does."""
+    with required("rl_platform.planner", "--plan"):
+        from rl_platform.planner.plan_text import plan_simulation
+    from rl_platform.launch.sharding import check_shards
+
+    def changed(overrides: Sequence[str]) -> tuple[LoadedConfig, Placement, Inventory]:
+        larger = load(arguments.config, [*arguments.overrides, *overrides])
+        check_shards(larger[0].config, larger[1])
+        return larger
+
+    check_shards(loaded.config, placement)
+    return plan_simulation((loaded, placement, inventory), arguments.calibrate, load, changed)
 
 
 def search(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-PlanForm = Literal["text", "json", "svg", "html", "search", "calibrate"]
+PlanForm = Literal["text", "json", "svg", "html", "search", "simulate", "calibrate"]
 
 Config = Annotated[
     str,
@@ -23,9 +23,10 @@ Plan = Annotated[
     PlanForm | None,
     typer.Option(
         "--plan",
-        metavar="[=json|svg|html|search|calibrate]",
+        metavar="[=json|svg|html|search|simulate|calibrate]",
         help="Print the ranks of each GPU, memory and time of a step, and stop; nothing is started. html: a page "
-        "with sliders. search: better placements. calibrate: measure this machine for later plans.",
+        "with sliders. search: better placements. simulate: goodput with failures, on up to 10,000 GPUs. calibrate: "
+        "measure this machine for later plans.",
     ),
 ]
 Calibrate = Annotated[

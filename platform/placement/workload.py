@@ -5,6 +5,8 @@ from __future__ import annotations
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Parallel, Trainable
 
+CHANNEL_CAPACITY = 1024  # responses that may wait for the reward or the runner
+
 
 def longest(config: Config) -> int:
     """Returns the tokens of the longest sequence."""
@@ -16,6 +18,13 @@ def rows_per_step(config: Config) -> int:
     if config.runner.task_type == "embodied":
         return config.env.num_envs * config.env.rollout_steps
     return config.data.train_batch_size * config.algorithm.group_size
+
+
+def optimizer_steps(config: Config, component: str) -> int:
+    """Returns the optimizer steps of a learner in one PPO step."""
+    algorithm = config.algorithm
+    epochs = algorithm.critic_epochs if component == "critic" else algorithm.ppo_epochs
+    return epochs * max(1, rows_per_step(config) // config.mini_batch_size(component))
 
 
 def copies(config: Config, component: str, ranks: int) -> int:

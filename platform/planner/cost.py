@@ -28,6 +28,7 @@ from rl_platform.placement.workload import (
     copies,
     layout_of_learner,
     micro_batch_rows,
+    optimizer_steps,
     rows_per_step,
     running_sequences,
 )
@@ -291,7 +292,7 @@ class CostModel:
             algorithm = self.config.algorithm
             epochs = algorithm.critic_epochs if name == "critic" else algorithm.ppo_epochs
             forwards = BACKWARD if self.config.section(name).lora is None else BACKWARD_OF_ADAPTERS
-            steps = epochs * max(1, self.rows // self.config.mini_batch_size(name))
+            steps = optimizer_steps(self.config, name)
             if self.rates.update and self._is_measured(name, layout):
                 return [{"arithmetic": steps * self.rates.update}]
             passes = self._passes(name, layout, self.rows * epochs, forwards)

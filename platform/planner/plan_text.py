@@ -1,4 +1,4 @@
-"""The output of `--plan`: the report as text, JSON or SVG; and of `--plan=search`: better placements."""
+"""The output of `--plan`: the report as text, JSON or SVG; of `--plan=search` and `--plan=simulate`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 from rl_platform.planner.calibration import OPTION, corrections, read_measured, run_basis, stored_basis
 from rl_platform.planner.cost import Basis
-from rl_platform.planner.report import plan_report
+from rl_platform.planner.report import Report, plan_report
 from rl_platform.planner.report_json import report_json
 from rl_platform.planner.report_text import report_text
 from rl_platform.planner.search import Candidate, search, search_text
+from rl_platform.planner.simulation_text import simulation_text
 from rl_platform.planner.svg import report_svg
 
 Planned = tuple[LoadedConfig, Placement, Inventory]
@@ -50,6 +51,20 @@ def plan_search(
     report = plan_report(loaded.config, placement, inventory, basis)
     result = search(loaded.config, inventory, basis).checked(check)
     return search_text(result, inventory, report.spans, source, report.source), result.candidates[0]
+
+
+def plan_simulation(
+    planned: Planned, calibrate: str | None, load: Load, changed: Callable[[Sequence[str]], Planned]
+) -> str:
+    """Returns the text of a simulation. changed: loads the config with more overrides. Raises ConfigError as
+    `plan_text` does."""
+
+    def report(given: Planned) -> Report:
+        loaded, placement, inventory = given
+        basis, _ = basis_of(loaded.config, inventory, calibrate, load)
+        return plan_report(loaded.config, placement, inventory, basis)
+
+    return simulation_text(report(planned), lambda overrides: report(changed(overrides)))
 
 
 def basis_of(config: Config, inventory: Inventory, calibrate: str | None, load: Load) -> tuple[Basis, str]:

@@ -12,6 +12,7 @@ from functools import cached_property
 
 from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
+from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.chains import streaming_chains
 from rl_platform.placement.component_shapes import Shape, shapes
 from rl_platform.placement.hardware import ASSUMED, GIB, Device, device_of
@@ -50,7 +51,8 @@ class DeviceUse:
 class Report:
     """The report. unknown: components with an unknown model, and why. streams: components that evaluate early.
 
-    other_work: work outside the phases of a step.
+    works: component and seconds of each phase, with its moves, without waiting. other_work: work outside the phases of
+    a step.
     """
 
     config: Config
@@ -61,6 +63,7 @@ class Report:
     shapes: Mapping[str, Shape]
     unknown: Mapping[str, str]
     devices: tuple[DeviceUse, ...]
+    works: Mapping[str, tuple[str, float]]
     spans: tuple[Span, ...]
     divisions: tuple[Division, ...]
     order: OffloadOrder
@@ -95,6 +98,13 @@ class Report:
         return (*_memory_warnings(self), *_offload_warnings(self), *placed)
 
 
+def check_known(unknown: Mapping[str, str]) -> None:
+    """Raises ConfigError if the model of a component is unknown. unknown: component -> why."""
+    if unknown:
+        problems = [Problem(f"{name}.model", f"nothing can be predicted: {why}") for name, why in unknown.items()]
+        raise ConfigError([problem for problem in problems if problem.key != "rollout.model"])
+
+
 def plan_report(config: Config, placement: Placement, inventory: Inventory, basis: Basis | None = None) -> Report:
     """Returns the report on `placement`, computed from `inventory`."""
     config, asked = with_recomputation(config, placement, inventory), config
@@ -104,7 +114,7 @@ def plan_report(config: Config, placement: Placement, inventory: Inventory, basi
     streams = frozenset(name for chain in streaming_chains(config, layout, order.leaving) for name in chain)
     memory = MemoryModel(config, known_shapes, layout, on_gpu=True)
     model = CostModel(config, known_shapes, device, basis)
-    full_kl = config.algorithm.full_kl_in_reward
+    costs, moves, full_kl = model.phases(layout), swaps(order, memory, model.rates), config.algorithm.full_kl_in_reward
     unknown = {name: reason for name, reason in unknown.items() if name in layout.parts}
     return Report(
         config=config,
@@ -115,9 +125,11 @@ def plan_report(config: Config, placement: Placement, inventory: Inventory, basi
         shapes=known_shapes,
         unknown=unknown,
         devices=tuple(_devices(config, known_shapes, placement, inventory, layout, order, model.lengths)),
-        spans=timeline(
-            model.phases(layout), layout, streams, waves(config, layout), swaps(order, memory, model.rates), full_kl
-        ),
+        works={
+            phase: (name, cost.seconds + (moves[phase].seconds if phase in moves else 0.0))
+            for phase, (name, cost) in costs.items()
+        },
+        spans=timeline(costs, layout, streams, waves(config, layout), moves, full_kl),
         divisions=divisions(config, layout),
         order=order,
         streams=streams,

@@ -32,6 +32,7 @@ from rl_platform.placement.recomputation import resolved_recomputation
 from rl_platform.placement.scheduler import schedule
 from rl_platform.placement.workload import layout_of_learner
 from rl_platform.planner.cost import Basis, CostModel, swaps, waves
+from rl_platform.planner.report import check_known
 from rl_platform.planner.step_timeline import Span, duration, step_seconds, timeline
 from rl_platform.planner.variants import Changes, Variant, layouts, micro_batches
 
@@ -185,9 +186,7 @@ class Search:
 def search(config: Config, inventory: Inventory, basis: Basis | None = None) -> SearchResult:
     """Returns all candidates on the devices of `inventory`. Raises ConfigError for an unknown model or if none fits."""
     known_shapes, unknown = shapes(config)
-    if unknown:
-        problems = [Problem(f"{name}.model", f"nothing can be predicted: {why}") for name, why in unknown.items()]
-        raise ConfigError([problem for problem in problems if problem.key != "rollout.model"])
+    check_known(unknown)
     result = Search(config, known_shapes, inventory, basis).run()
     if not result.candidates and not result.too_large:
         message = f"on {result.available} devices no placement gives the models ranks that their layouts divide"

@@ -118,24 +118,56 @@ def _devices(config: Config, inventory: Inventory) -> list[Choice]:
 
     Empty without devices, and for clusters whose nodes are in groups.
     """
-    cluster, total = config.cluster, inventory.accelerators
-    if not total or cluster.node_groups:
+    total = inventory.accelerators
+    if not total or config.cluster.node_groups:
         return []
     nodes, per_node = len(inventory.nodes), total // len(inventory.nodes)
-    entries, _ = read(cluster.component_placement)
     choices = []
     for factor in FACTORS:
         more_nodes = factor if nodes > 1 or (factor > 1 and per_node >= WHOLE_NODE) else Fraction(1)
-        sizes = nodes * more_nodes, per_node * factor / more_nodes
-        placement = {
-            ",".join(entry.components): _scaled(entry, factor if entry.node_group is None else more_nodes)
-            for entry in entries
-        }
-        if all(size.denominator == 1 for size in sizes) and None not in placement.values():
-            placed = f"cluster.component_placement={json.dumps(placement)}"
-            overrides = () if factor == 1 else (*_cluster(config, inventory, *map(int, sizes)), placed)
-            choices.append(Choice(int(total * factor), factor, overrides))
+        overrides = _resized(config, inventory, factor, more_nodes)
+        if overrides is not None:
+            choices.append(Choice(int(total * factor), factor, () if factor == 1 else overrides))
     return choices
+
+
+def grown(config: Config, inventory: Inventory, total: int) -> tuple[str, ...] | None:
+    """Returns the overrides for a cluster of `total` devices, with placement, batches and environments in proportion.
+
+    None without devices, for clusters whose nodes are in groups, and where numbers would not stay whole.
+    """
+    if not inventory.accelerators or config.cluster.node_groups:
+        return None
+    factor, nodes = Fraction(total, inventory.accelerators), len(inventory.nodes)
+    several = nodes > 1 or inventory.accelerators >= WHOLE_NODE
+    placed = _resized(config, inventory, factor, factor if several else Fraction(total, WHOLE_NODE))
+    embodied = config.runner.task_type == "embodied"
+    rows = {"data.mini_batch_size": config.data.mini_batch_size * factor}
+    if config.critic.mini_batch_size is not None:
+        rows["critic.mini_batch_size"] = config.critic.mini_batch_size * factor
+    if embodied:
+        rows["env.num_envs"] = config.env.num_envs * factor
+    else:
+        rows["data.train_batch_size"] = config.data.train_batch_size * factor
+    if placed is None or any(value.denominator != 1 for value in rows.values()):
+        return None
+    return (*placed, *(f"{key}={value}" for key, value in rows.items()))
+
+
+def _resized(config: Config, inventory: Inventory, factor: Fraction, more_nodes: Fraction) -> tuple[str, ...] | None:
+    """Returns the overrides for `factor` times as many devices on `more_nodes` times as many machines; None where
+    numbers would not stay whole."""
+    nodes, per_node = len(inventory.nodes), inventory.accelerators // len(inventory.nodes)
+    sizes = nodes * more_nodes, per_node * factor / more_nodes
+    entries, _ = read(config.cluster.component_placement)
+    placement = {
+        ",".join(entry.components): _scaled(entry, factor if entry.node_group is None else more_nodes)
+        for entry in entries
+    }
+    if any(size.denominator != 1 for size in sizes) or None in placement.values():
+        return None
+    placed = f"cluster.component_placement={json.dumps(placement)}"
+    return (*_cluster(config, inventory, *map(int, sizes)), placed)
 
 
 def _cluster(config: Config, inventory: Inventory, nodes: int, per_node: int) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from rl_platform.errors import ChannelClosed, CheckpointError, WorkerDied
 from rl_platform.extras import required
 from rl_platform.models.tokenizer import Tokenizer, load_tokenizer
 from rl_platform.placement.offload_order import OffloadOrder
+from rl_platform.placement.workload import CHANNEL_CAPACITY
 from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory, Weights
 from rl_platform.reporter import Reporter
 from rl_platform.runners.component_groups import TypedGroups
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
     from rl_platform.runners.collection.dynamic_sampling import DynamicSampler
     from rl_platform.runners.collection.partial_rollouts import PartialRollouts
 
-CHANNEL_CAPACITY = 1024
 UPDATES = 1024  # of weights, by reference
 COLLECTION = "rl_platform.runners.collection"  # an extra
 GATHER_S = 0.05  # how long scored responses wait for others, as each message interrupts the engine's process

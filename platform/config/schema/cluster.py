@@ -36,6 +36,19 @@ class ClusterInventory(Section):
     gpu: GPU | None = key(None, "GPU model, for estimates of memory and time; null: no such estimates")
 
 
+class Simulation(Section):
+    """`cluster.simulation`: failures and slow nodes of `--plan=simulate`."""
+
+    node_mtbf_hours: float = key(  # Llama 3: 419 unexpected interruptions of 2,048 nodes in 54 days (arXiv 2407.21783)
+        6300.0, "mean hours between two failures of one node", gt=0
+    )
+    spread: float = key(
+        0.0, "variation of a rank's time: standard deviation of its logarithm between two synchronisations", ge=0, le=2
+    )
+    slow_nodes: float = key(0.0, "share of the nodes that are slow", ge=0, le=1)
+    slow_factor: float = key(1.5, "time of a slow node, in multiples of the others'", ge=1, le=100)
+
+
 class Cluster(Section):
     """`cluster`: the only section that changes between a laptop and a cluster."""
 
@@ -70,6 +83,9 @@ class Cluster(Section):
         None, "Ray: longest time of one collective of gloo or NCCL, in seconds; null: runner.deadline_s", gt=0
     )
     inventory: ClusterInventory | None = key(None, "a whole cluster for --plan, which need not exist")
+    simulation: Simulation = Field(
+        default_factory=Simulation, description="failures and slow nodes of --plan=simulate"
+    )
 
     @model_validator(mode="before")
     @classmethod

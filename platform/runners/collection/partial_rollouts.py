@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from rl_platform.config.schema import Config
 from rl_platform.envs.reasoning.prompts import PromptLoader
 from rl_platform.errors import CheckpointError
+from rl_platform.placement.workload import CHANNEL_CAPACITY
 from rl_platform.records import Prompt, StateDict, Trajectory
 from rl_platform.reporter import Reporter
 from rl_platform.runners.recovery import Recovery
@@ -19,7 +20,6 @@ from rl_platform.runners.sample_ledger import SampleLedger
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.worker_group import WorkerGroup
 
-CHANNEL_CAPACITY = 1024
 Group = list[Trajectory]  # all responses to one prompt, in the order of their numbers
 
 
