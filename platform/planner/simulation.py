@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -159,7 +159,7 @@ class Outcome:
     kept: int = 0
     finished: bool = False
     failures: int = 0
-    lost: Counter[str] = field(default_factory=Counter)
+    lost: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     ends: list[float] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 
@@ -244,7 +244,7 @@ class Attempt:
         self._parts = self._scored_parts = 0  # of this attempt
         self._streaming = 0  # evaluations that began before the end of a rollout and did not end yet
         self._busy: set[str] = set()  # components that compute
-        self._spent: Counter[str] = Counter()  # since the newest checkpoint
+        self._spent = defaultdict[str, float](float)  # since the newest checkpoint
         self._interrupted = -math.inf
         outcome.ends = []
         self.clock.start(self._train())
@@ -271,18 +271,19 @@ class Attempt:
             if self._due(step, model.validation_every):
                 yield self._settled
                 yield from self._acquire("rollout")
-                yield from self._other("validation", model.validation)
+                yield from self._other("validate", model.validation)
                 self._busy.discard("rollout")
             self.outcome.ends.append(self.clock.now)
             if self._due(step, model.checkpoint_every):
                 yield self._settled
-                yield from self._other("checkpoints", model.checkpoint)
+                yield from self._other("save", model.checkpoint)
                 self._save(step + 1)
         self.outcome.finished = True
 
     def _save(self, steps: int) -> None:
         self.outcome.kept, self.ready = steps, self._collected - steps
-        self.outcome.lost += self._spent
+        for reason, seconds in self._spent.items():
+            self.outcome.lost[reason] += seconds
         self._spent.clear()
         self.saved, self.saved_at = True, self.clock.now
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from rl_platform.errors import ConfigError
 from rl_platform.planner.report import Report, check_known
-from rl_platform.planner.simulation import HOUR, Outcome, RunModel, model_of, simulate
+from rl_platform.planner.simulation import Outcome, RunModel, model_of, simulate
 from rl_platform.planner.step_timeline import duration
 from rl_platform.planner.what_if import grown
 
 SIZES = (64, 1024, 10_000)  # devices
-MOST_RUNS, MOST_STEPS = 100, 1000  # of a row; a longer run is simulated once
-REASONS = ("start", "validation", "checkpoints", "failures")  # of lost time, as the simulation counts them
-COLUMNS = ("nodes", "restarts", "step", "run", "finished", "kept", "goodput", *REASONS, "other", "best interval")
+MOST_RUNS, MOST_STEPS = 100, 2000  # of a row; a longer run is simulated once
+REASONS = ("start", "validate", "save", "failures")  # of lost time, as the simulation counts them
+COLUMNS = ("nodes", "restarts", "step", "run", "finished", "kept", "goodput", *REASONS, "other", "interval")
 
 
 def simulation_text(report: Report, plan: Callable[[Sequence[str]], Report]) -> str:
@@ -29,15 +28,15 @@ def simulation_text(report: Report, plan: Callable[[Sequence[str]], Report]) -> 
     count = max(1, min(MOST_RUNS, MOST_STEPS // known.steps))
     assumed, noun = config.cluster.simulation, report.inventory.noun
     lines = [
-        f"Simulated: {known.steps} steps, means of {count} run{'s' if count > 1 else ''}, runner.seed {config.runner.seed}",
+        f"Simulated: {known.steps} steps, means of {count} run{'s' if count > 1 else ''}, "
+        f"runner.seed {config.runner.seed}",
         f"  cluster.simulation: a node fails once in {assumed.node_mtbf_hours:g} h; times of ranks vary by "
         f"{assumed.spread:g}; {assumed.slow_nodes:.3g} of the nodes take {assumed.slow_factor:g} x as long",
         f"  rates: {report.source or 'of data sheets; --plan=calibrate measures this machine'}",
         "",
     ]
-    rows = [("cluster", *COLUMNS)]
+    rows: list[tuple[str, ...]] = [("cluster", *COLUMNS)]
     notes: list[str] = []
-    own = report.inventory.accelerators
     for devices, made in _reports(report, plan):
         if isinstance(made, str):
             notes.append(made)
@@ -47,16 +46,17 @@ def simulation_text(report: Report, plan: Callable[[Sequence[str]], Report]) -> 
         for restarts in sorted({model.restarts, 0}, reverse=True):
             changed = replace(model, restarts=restarts)
             outcomes = [simulate(changed, config.runner.seed + number) for number in range(count)]
-            rows.append((f"{label}{' (config)' if devices == own else ''}", *_cells(changed, outcomes)))
+            rows.append((label, *_cells(changed, outcomes)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines += ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join([*lines, "", *notes, *EXPLANATION]) + "\n"
 
 
 EXPLANATION = (
+    "The first cluster is the config's own; on the others placement and batches grow in proportion.",
     "kept: steps in the last checkpoint. goodput: seconds of the plan's step times kept steps, of all seconds.",
-    "The next columns are lost shares; other: slow ranks, repeated rollouts, the first rollout with runner.max_staleness.",
-    "best interval: steps between checkpoints that lose least time (Young), with the failures of learners' nodes.",
+    "start to failures: shares of lost seconds; other: slow ranks, repeated rollouts, the first rollout of a queue.",
+    "interval: steps between checkpoints that would lose least time.",
 )
 
 
@@ -82,7 +82,7 @@ def _reports(report: Report, plan: Callable[[Sequence[str]], Report]) -> Iterato
 
 def _cells(model: RunModel, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
     seconds, kept = sum(one.seconds for one in outcomes), sum(one.kept for one in outcomes)
-    lost = sum((one.lost for one in outcomes), Counter[str]())
+    lost = {reason: sum(one.lost[reason] for one in outcomes) for reason in REASONS}
     useful = kept * model.useful
     count = len(outcomes)
     other = max(0.0, seconds - useful - sum(lost.values()))

@@ -83,9 +83,7 @@ class Cluster(Section):
         None, "Ray: longest time of one collective of gloo or NCCL, in seconds; null: runner.deadline_s", gt=0
     )
     inventory: ClusterInventory | None = key(None, "a whole cluster for --plan, which need not exist")
-    simulation: Simulation = Field(
-        default_factory=Simulation, description="failures and slow nodes of --plan=simulate"
-    )
+    simulation: Simulation = Field(default_factory=Simulation, description="failures and slow nodes of --plan=simulate")
 
     @model_validator(mode="before")
     @classmethod

@@ -158,3 +158,46 @@ def test_calibration_by_a_run_on_another_device_or_without_its_config_is_refused
     ended = command("reasoning.yaml", "--calibrate", "out/metrics.jsonl")
     assert ended.code == 2
     assert "--calibrate belongs to --plan" in ended.err
+
+
+def test_a_simulation_has_a_row_for_each_cluster_with_and_without_restarts(command):
+    ended = command("reasoning.yaml", CLUSTER, "--plan=simulate", "cluster.restarts=2")
+    assert ended.code == 0, ended.err
+    rows = [line.split() for line in ended.out.splitlines() if " GPUs " in line]
+    assert [(row[0], row[2], row[3]) for row in rows] == [
+        (devices, nodes, restarts)
+        for devices, nodes in (("8", "2"), ("64", "16"), ("1,024", "256"), ("10,000", "2500"))
+        for restarts in ("2", "0")
+    ]
+    assert ended.out == command("reasoning.yaml", CLUSTER, "--plan=simulate", "cluster.restarts=2").out
+
+
+def test_a_machine_without_devices_is_simulated_alone(command):
+    out = command("embodied.yaml", "--plan=simulate").out
+    assert [line.split()[:2] for line in out.splitlines() if "%" in line] == [["no", "GPU"]] * 2
+    assert "Larger clusters: declare GPUs with cluster.inventory" in out
+
+
+def test_a_cluster_that_cannot_grow_has_the_reason(command):
+    out = command("reasoning.yaml", "cluster.gpus_per_node=3", "--plan=simulate").out
+    assert "64 GPUs: placement and batches do not grow to whole numbers." in out
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("cluster.simulation.node_mtbf_hours=0", "cluster.simulation.node_mtbf_hours: out of range"),
+        ("cluster.simulation.spread=-0.1", "cluster.simulation.spread: out of range"),
+        ("cluster.simulation.slow_nodes=5", "cluster.simulation.slow_nodes: out of range"),
+        ("cluster.simulation.slow_factor=0.5", "cluster.simulation.slow_factor: out of range"),
+        ("cluster.simulation.mtbf=100", "cluster.simulation.mtbf: unknown key"),
+        ("cluster.simulation.spread=much", "cluster.simulation.spread: the wrong type"),
+        ("actor.model={path: nobody/nothing}", "actor.model: nothing can be predicted"),
+        ("--write=new.yaml", "--write belongs to --plan=search"),
+        ("--calibrate=nothing", "--calibrate"),
+    ],
+)
+def test_wrong_input_of_a_simulation(command, override: str, message: str):
+    ended = command("reasoning.yaml", CLUSTER, "--plan=simulate", override)
+    assert (ended.code, ended.out) == (2, "")
+    assert message in ended.err

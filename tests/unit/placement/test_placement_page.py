@@ -17,6 +17,7 @@ from rl_platform.placement.scheduler import schedule
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "placement.md").read_text(encoding="utf-8")
+SIMULATED = re.MULTILINE | re.DOTALL
 OUTPUTS = re.findall(r"<!-- output: (\S+) -->\n```\n(.*?)```", PAGE, re.DOTALL)
 
 
@@ -37,6 +38,16 @@ def test_plans_are_what_the_command_prints(command: Any, option: str, shown: str
     ended = command(option, ROOT / "configs/reasoning/ppo.yaml", *overrides())
     assert ended.code == 0, ended.err
     assert ended.out == shown, f"put the output of {option} into docs/placement.md"
+
+
+def test_the_simulation_is_what_its_command_prints(command: Any) -> None:
+    line, shown = re.findall(
+        r"^platform-launch (--plan=simulate .*)\n```\n\n<!-- simulated -->\n```\n(.*?)```", PAGE, SIMULATED
+    )[0]
+    option, config, *changes = line.split()
+    ended = command(option, ROOT / config, *changes)
+    assert ended.code == 0, ended.err
+    assert ended.out == shown, "put the output of --plan=simulate into docs/placement.md"
 
 
 def test_the_picture_is_what_the_command_draws(command: Any) -> None:

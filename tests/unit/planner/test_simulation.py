@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from rl_platform.planner.discrete_events import Clock, Process
-from rl_platform.planner.report import plan_report
 from rl_platform.planner.simulation import Noise, RunModel, Work, model_of, simulate
 
 ROOT = Path(__file__).resolve().parents[3]
