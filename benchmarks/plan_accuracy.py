@@ -10,8 +10,9 @@ Every case is predicted three times before it runs:
 * run: with that measurement and `--calibrate` of another case, the base of its family. A base itself is not counted.
 
 A case is a process of its own; the first of its steps is a warm-up, the others give medians. Runs and measurements stay
-in `--runs`: a finished run is not repeated. The layouts of one config are also ranked: the predicted best one is
-compared with the measured best one. Not covered: GPUs, several machines, hosted engines.
+in `--runs` and are not repeated, so another call continues. After `--minutes` no further case begins. The layouts of
+one config are also ranked: the predicted best one is compared with the measured best one. Not covered: GPUs, several
+machines, hosted engines.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,7 +37,9 @@ from _common import machine
 from rl_platform.errors import ConfigError
 from rl_platform.launch.command import load, plan
 from rl_platform.metrics import read_metrics
+from rl_platform.placement.hardware import device_of
 from rl_platform.planner.calibration import read_measured
+from rl_platform.planner.rates import fingerprint, stored_machine
 
 ROOT = Path(__file__).parents[1]
 CODE = "from rl_platform.launch.cli import main; main()"
@@ -60,7 +64,7 @@ def workers(count: int, placement: str) -> tuple[str, ...]:
 
 TINY, ROBOT = "reasoning/ppo_tiny.yaml", "embodied/ppo.yaml"
 SIZES = "hidden_size: 384, num_layers: 6, num_heads: 6, intermediate_size: 1536, max_positions: 192"
-LONG = (f"actor.model.random_init={{{SIZES}}}", "data.max_response_length=64")
+LONG = (f"actor.model.random_init={{{SIZES}}}", "data.max_response_length=32")
 DEEP = "actor.model.random_init.num_layers=12"
 ONE_MODEL = ("critic.use_critic_model=false", "cluster.component_placement={'actor,rollout,reward': all}")
 ROBOT_FEW = ("env.evaluation.video=false",)
@@ -73,31 +77,31 @@ LAYOUTS = {
     "learners on both, rollout on one": workers(2, "'actor,critic': 0-1, 'rollout,reward': 1"),
 }
 CASES = {
-    "tiny": Case(TINY, steps=40),
-    "tiny, 4 x the prompts": Case(TINY, "tiny", ("data.train_batch_size=512", "data.mini_batch_size=256"), 20),
+    "tiny": Case(TINY, steps=30),
+    "tiny, 4 x the prompts": Case(TINY, "tiny", ("data.train_batch_size=512", "data.mini_batch_size=256"), 12),
     "tiny, small mini-batches": Case(TINY, "tiny", ("data.mini_batch_size=16",), 20),
     "tiny, two epochs": Case(TINY, "tiny", ("algorithm.ppo_epochs=2",), 20),
-    "large": Case(TINY, "", LONG, 8),
-    "large, half of the prompts": Case(TINY, "large", (*LONG, "data.train_batch_size=64"), 8),
-    "large, short responses": Case(TINY, "large", (*LONG, "data.max_response_length=16"), 8),
-    "large, deeper": Case(TINY, "large", (*LONG, DEEP), 6),
+    "large": Case(TINY, "", LONG, 6),
+    **{
+        f"large, {name}": Case(TINY, "large", (*LONG, *overrides), 5)
+        for name, overrides in LAYOUTS.items()
+        if overrides
+    },
+    "robot": Case(ROBOT, "", ROBOT_FEW, 8),
+    "robot, 64 environments": Case(ROBOT, "robot", (*ROBOT_FEW, "env.num_envs=64"), 8),
+    "robot, wide policy": Case(ROBOT, "robot", (*ROBOT_FEW, "actor.model.hidden_sizes=[256, 256]"), 6),
+    "robot, long rollouts": Case(ROBOT, "robot", (*ROBOT_FEW, "env.rollout_steps=256"), 6),
+    "cartpole": Case("embodied/cartpole.yaml", "robot", (), 12),
+    "large, half of the prompts": Case(TINY, "large", (*LONG, "data.train_batch_size=64"), 6),
+    "large, short responses": Case(TINY, "large", (*LONG, "data.max_response_length=8"), 6),
+    "large, deeper": Case(TINY, "large", (*LONG, DEEP), 5),
     "large, 4 samples of a prompt": Case(
         TINY,
         "large",
         (*LONG, "algorithm.adv_type=grpo", "algorithm.group_size=4", "data.train_batch_size=32", *ONE_MODEL),
-        8,
+        6,
     ),
-    **{
-        f"large, {name}": Case(TINY, "large", (*LONG, *overrides), 8)
-        for name, overrides in LAYOUTS.items()
-        if overrides
-    },
-    "robot": Case(ROBOT, "", ROBOT_FEW, 12),
-    "robot, 64 environments": Case(ROBOT, "robot", (*ROBOT_FEW, "env.num_envs=64"), 12),
-    "robot, wide policy": Case(ROBOT, "robot", (*ROBOT_FEW, "actor.model.hidden_sizes=[256, 256]"), 6),
-    "robot, long rollouts": Case(ROBOT, "robot", (*ROBOT_FEW, "env.rollout_steps=256"), 6),
-    "robot, Walker2d": Case(ROBOT, "robot", (*ROBOT_FEW, "env.id=Walker2d-v5"), 10),
-    "cartpole": Case("embodied/cartpole.yaml", "robot", (), 12),
+    "robot, Walker2d": Case(ROBOT, "robot", (*ROBOT_FEW, "env.id=Walker2d-v5"), 8),
 }
 
 
@@ -163,12 +167,22 @@ def run(case: Case, folder: Path) -> None:
     made.write_text(json.dumps(settings), encoding="utf-8")
 
 
+def measure(case: Case) -> None:
+    """Measures the machine, unless what the case needs is measured: its prompts or policy, and transfers."""
+    loaded, placement, inventory = load(str(ROOT / "configs" / case.config), settings_of(case))
+    machine = stored_machine(device_of(inventory), inventory)
+    kinds = {"policies": "policy"} if loaded.config.runner.task_type == "embodied" else {"prompts": "data"}
+    known = machine is not None and all(fingerprint(loaded.config, of) in machine.tree[at] for at, of in kinds.items())
+    if not known or (inventory.accelerators > 1 and not machine.tree["all_reduce"]):
+        plan("calibrate", loaded, placement, inventory)
+
+
 def result_of(name: str, case: Case, runs: Path) -> Result:
     """Predicts the case, runs it, and reads what it took."""
     with cache(runs / "no measurements"):
         predicted = {"data sheet": predict(case)}
     with cache(runs / "measurements"):
-        plan("calibrate", *load(str(ROOT / "configs" / case.config), settings_of(case)))
+        measure(case)
         predicted["machine"] = predict(case)
         if case.base:
             predicted["run"] = predict(case, folder_of(case.base, runs))
@@ -239,7 +253,9 @@ def ranking(results: Sequence[Result]) -> Iterator[str]:
 def page(results: Sequence[Result]) -> str:
     where = machine(["torch"])
     made = f"Made with `python benchmarks/plan_accuracy.py`, {where['cpu']}, {where['cores']} cores, torch "
-    made += f"{where['versions']['torch']}, {datetime.now(UTC).date().isoformat()}."
+    made += (
+        f"{where['versions']['torch']}, {datetime.now(UTC).date().isoformat()}: {len(results)} of {len(CASES)} cases."
+    )
     lines = ["# Error of the plan", "", made, ""]
     lines += ["Predictions by [--plan](../placement.md#calibrate-the-plan) beside medians of real runs.", ""]
     lines += [
@@ -264,17 +280,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="CASE", choices=CASES, help="cases; their bases run as well")
     parser.add_argument("--runs", type=Path, default=Path("runs/plan_accuracy"), help="folder of the runs")
+    parser.add_argument("--minutes", type=float, default=11, help="after them no further case begins")
     parser.add_argument("--output", type=Path, default=ROOT / "docs/results/plan_accuracy.md")
     given = parser.parse_args()
     wanted = given.only or [*CASES]
     wanted = [name for name in CASES if name in wanted or any(CASES[one].base == name for one in wanted)]
-    results = []
+    results, began = list[Result](), time.monotonic()
     for name in wanted:
+        if time.monotonic() - began > 60 * given.minutes:
+            print(f"{len(wanted) - len(results)} cases are left out after {given.minutes:g} minutes; call it again")
+            break
         try:
             results.append(result_of(name, CASES[name], given.runs))
         except ConfigError as problem:
             raise SystemExit(f"{name}: {problem}") from None
-        print(f"{name}: {results[-1].step:.3g} s", flush=True)
+        print(f"{name}: {results[-1].step:.3g} s a step, {time.monotonic() - began:.0f} s so far", flush=True)
     given.output.write_text(page(results), encoding="utf-8")
     print(page(results))
 
