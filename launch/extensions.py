@@ -14,7 +14,7 @@ from rl_platform.algorithms.user_estimator import ESTIMATOR
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import ENGINE
 from rl_platform.envs.embodied.user_backend import BACKEND
-from rl_platform.envs.reasoning.agent_function import AGENT
+from rl_platform.envs.reasoning.agent_function import AGENT, AGENT_TOOL, TEXT_ENVIRONMENT
 from rl_platform.envs.reasoning.tools import TOOL
 from rl_platform.envs.reasoning.verifiers import REWARD
 from rl_platform.errors import check_all
@@ -45,6 +45,12 @@ USES = (
     Use(REWARD, "", lambda config: []),  # its own process imports it: preflight.check_reward
     Use(TOOL, "", lambda config: [turns.tool if (turns := config.rollout.multi_turn) else None]),
     Use(AGENT, "", lambda config: [agent.function if (agent := config.rollout.agent) else None]),
+    Use(AGENT_TOOL, "", lambda config: [tool.type for tool in agent.tools] if (agent := config.rollout.agent) else []),
+    Use(
+        TEXT_ENVIRONMENT,
+        "",
+        lambda config: [game.type] if (agent := config.rollout.agent) and (game := agent.environment) else [],
+    ),
     Use(LOGGER, "logger", lambda config: [*config.runner.logger_backends]),
     Use(CALLBACK, "callback", lambda config: [*config.runner.callbacks]),
 )

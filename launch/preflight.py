@@ -345,8 +345,24 @@ def check_user_functions(config: Config) -> None:
     """Raises ConfigError with all code of the user that cannot be imported; see also `check_reward`."""
     checks = [check_extensions]
     if config.runner.task_type == "reasoning":
-        checks.append(check_reward)
+        checks += [check_reward, _check_agent]
     check_all(*(partial(check, config) for check in checks))
+
+
+def _check_agent(config: Config) -> None:
+    """Raises ConfigError for schemas, parameters and a format of tools, or an environment, that cannot be used."""
+    if (agent := config.rollout.agent) is None or agent.function is not None:
+        return
+    from rl_platform.components.agents.environment_loop import check_environment
+    from rl_platform.components.agents.tool_formats import format_of
+    from rl_platform.components.agents.tool_loop import schemas_of
+    from rl_platform.models.tokenizer import load_tokenizer
+
+    if agent.environment is not None:
+        check_environment(agent)
+    else:
+        schemas_of(agent)
+        format_of(load_tokenizer(config.actor.model), agent, config.data.use_chat_template)
 
 
 def check_reward(config: Config) -> None:

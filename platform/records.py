@@ -75,7 +75,8 @@ class Conversation:
 
     turns: texts of the policy. observed: per token of the response, whether the tool or the environment wrote it (its
     log-prob is 0, and it is not trained on). observations: number of these texts. failed: the tool or the agent failed,
-    so the response has no reward. retries: further attempts of an agent. reward: of an agent that returned one.
+    so the response has no reward. retries: further attempts of an agent. reward: of an agent that returned one. counts:
+    (name, number) of calls of several tools, of their errors and timeouts.
     """
 
     turns: tuple[str, ...]
@@ -84,6 +85,7 @@ class Conversation:
     failed: bool = False
     retries: int = 0
     reward: float | None = None
+    counts: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,15 @@
-"""The function of a user's agent, `rollout.agent.function`."""
+"""Code of the user behind `rollout.agent`: an agent, a tool, a text environment. See docs/agents.md."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 from rl_platform.user_code import Extension
 
 
 class AgentFunction(Protocol):
-    """An agent: it works on one question through an OpenAI-compatible endpoint, see docs/agents.md."""
+    """An agent: it works on one question through an OpenAI-compatible endpoint."""
 
     def __call__(self, question: dict[str, object], base_url: str, api_key: str, /) -> float | Awaitable[object] | None:
         """Returns the reward of what it did, or None if the reward component scores it. May be a coroutine function.
@@ -18,6 +18,52 @@ class AgentFunction(Protocol):
         """
 
 
+class AgentTool(Protocol):
+    """A tool that the policy calls. Each trajectory has an instance of its own; a method `close()` is called at its
+    end, if the class has one.
+
+    schema: `name`, `description` and `parameters`, a JSON schema of an object.
+    """
+
+    schema: ClassVar[dict[str, Any]]
+
+    def __init__(self, question: dict[str, Any], params: dict[str, Any], /) -> None:
+        """question: as of an agent. params: of the config."""
+
+    def call(self, arguments: dict[str, Any], /) -> str:
+        """Returns the result that the policy reads. The arguments fit the schema. If it raises, the policy reads the
+        last line of the traceback."""
+
+
+class TextEnvironment(Protocol):
+    """A game or task that answers each response of the policy. Each trajectory has an instance of its own.
+
+    A method `score()`, if the class has one, returns the reward of the trajectory; else it is the sum of the rewards. A
+    method `close()` is called at the end, if the class has one.
+    """
+
+    def __init__(self, params: dict[str, Any], /) -> None:
+        """params: of the config."""
+
+    def reset(self, question: dict[str, Any], seed: int, /) -> str:
+        """Returns the first text that the policy reads. seed: the same for all samples of the question."""
+
+    def step(self, text: str, /) -> tuple[str, float, bool]:
+        """Returns the answer to a response of the policy, its reward, and whether the episode has ended."""
+
+
 AGENT = Extension(
     "agent", "rollout.agent.function", AgentFunction, "function(question, base_url, api_key) -> reward or None"
+)
+AGENT_TOOL = Extension(
+    "tool by JSON schema",
+    "rollout.agent.tools",
+    AgentTool,
+    "class with schema, __init__(question, params), call(arguments) -> str",
+)
+TEXT_ENVIRONMENT = Extension(
+    "text environment",
+    "rollout.agent.environment",
+    TextEnvironment,
+    "class with __init__(params), reset(question, seed) -> str, step(text) -> (str, reward, done)",
 )

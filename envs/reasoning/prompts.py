@@ -87,15 +87,20 @@ def _encode(question: Question, tokenizer: PromptEncoder, data: Data) -> list[in
             return tokenizer.apply_chat(question.messages)
         except ValueError as error:
             raise DataError(f"{question.where}: the messages cannot be rendered: {error}.") from error
-    text = data.prompt_template.replace(PLACEHOLDER, question.text)
     if not data.use_chat_template:
-        return tokenizer.encode(text)
-    system = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
+        return tokenizer.encode(data.prompt_template.replace(PLACEHOLDER, question.text))
+    messages = messages_of(question.text, data)
     try:
-        return tokenizer.apply_chat([*system, {"role": "user", "content": text}])
+        return tokenizer.apply_chat(messages)
     except ValueError as error:
-        key, value = ("system_prompt", data.system_prompt) if system else ("use_chat_template", "true")
+        key, value = ("system_prompt", data.system_prompt) if len(messages) > 1 else ("use_chat_template", "true")
         raise ConfigError([Problem(f"data.{key}", str(error), value=repr(value))]) from error
+
+
+def messages_of(text: str, data: Data) -> list[Message]:
+    """The question `text` as a conversation: `data.system_prompt` and `data.prompt_template`."""
+    system = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
+    return [*system, {"role": "user", "content": data.prompt_template.replace(PLACEHOLDER, text)}]
 
 
 class PromptLoader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -229,7 +230,12 @@ def conversation_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]
     if not conversations:
         return {}
     count, turns = len(conversations), [len(conversation.turns) for conversation in conversations]
+    called = Counter[str]()
+    for conversation in conversations:
+        for name, number in conversation.counts:
+            called[name] += number
     return {
+        **{f"tool/{name}": float(number) for name, number in called.items()},
         "turns/mean": sum(turns) / count,
         "turns/max": float(max(turns)),
         "tool/calls": sum(conversation.observations for conversation in conversations) / count,

@@ -95,6 +95,7 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.launch.tools": "launch/tools",
 }
 NEEDS = {  # extras that an extra imports freely
+    "rl_platform.components.agents": ("rl_platform.envs.reasoning.sandbox",),
     "rl_platform.components.reward_models": ("rl_platform.envs.reasoning.servers",),
     "rl_platform.engines.rollout.sglang": ("rl_platform.engines.rollout.hosted",),
     "rl_platform.engines.rollout.vllm": ("rl_platform.engines.rollout.hosted",),

@@ -1,42 +1,53 @@
-"""The process in which a user's agent runs, away from the engine. It is started again after it died."""
+"""The process in which code of the user runs, away from the engine: agents, tools or text environments.
+
+It is started again after it died.
+"""
 
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
+from typing import Any
 
 from rl_platform.runtime.child import Child, Death
 
-_PROGRAM = "from rl_platform.components.agents.agent_program import main; main()"
+_PROGRAM = "from rl_platform.components.agents.{0} import main; main()"
+_SEND_LIMIT_S = 5
 
 
 class AgentFailed(Exception):
-    """An agent raised, or its process ended. The text is its traceback or the cause."""
+    """Code of the user raised, or its process ended. The text is its traceback or the cause."""
 
 
 class AgentProcess:
-    """function: `rollout.agent.function`. base_url: of the endpoint."""
+    """program: the module of this folder that runs in the process. arguments: of its command line."""
 
-    def __init__(self, function: str, base_url: str) -> None:
-        self._arguments = function, base_url
+    def __init__(self, program: str, *arguments: str) -> None:
+        self._program, self._arguments = _PROGRAM.format(program), arguments
         self._lock = threading.Lock()
         self._child: Child | None = None
-        self._runs: dict[int, Future[float | None]] = {}
+        self._runs: dict[int, Future[Any]] = {}
         self._count = 0
+        self.deaths = 0
 
-    def run(self, question: dict[str, object], key: str) -> Future[float | None]:
-        """Starts the agent on a question. The future has its reward, or raises AgentFailed."""
+    def run(self, job: dict[str, object]) -> Future[Any]:
+        """Starts a job. The future has its result, a value of JSON, or raises AgentFailed."""
         with self._lock:
             if self._child is None:
-                self._child = Child(_PROGRAM, Death.GUARD, self._arguments)
+                self._child = Child(self._program, Death.GUARD, self._arguments)
+                limit = struct.pack("ll", _SEND_LIMIT_S, 0)  # of a process that reads no more
+                self._child.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
                 threading.Thread(target=self._read, args=(self._child,), daemon=True).start()
             self._count += 1
-            self._runs[self._count] = future = Future[float | None]()
-            job = {"id": self._count, "question": question, "key": key}
-            with suppress(OSError):  # `_read` reports that the process is dead
-                self._child.socket.sendall(json.dumps(job, default=str).encode() + b"\n")
+            self._runs[self._count] = future = Future[Any]()
+            try:
+                self._child.socket.sendall(json.dumps(job | {"id": self._count}, default=str).encode() + b"\n")
+            except OSError:  # `_read` reports that the process is dead
+                self._child.kill()
         return future
 
     def end_abandoned(self) -> None:
@@ -61,10 +72,11 @@ class AgentProcess:
             if self._child is not child:  # closed, or another one runs
                 return
             runs, self._runs, self._child = self._runs, {}, None
+            self.deaths += 1
         child.kill()
         for future in runs.values():
             if not future.done():
-                future.set_exception(AgentFailed(f"the process of the agents ended: {why}"))
+                future.set_exception(AgentFailed(f"its process ended: {why}"))
 
     def _end(self, message: dict[str, object]) -> None:
         with self._lock:
@@ -74,5 +86,4 @@ class AgentProcess:
         if "error" in message:
             future.set_exception(AgentFailed(str(message["error"])))
         else:
-            reward = message["reward"]
-            future.set_result(None if reward is None else float(str(reward)))
+            future.set_result(message["result"])

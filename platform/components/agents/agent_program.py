@@ -1,6 +1,6 @@
 """The program of an agent process, which `agent_process.py` starts: runs a user's agent function for many questions.
 
-It reads lines of JSON, {"id", "question", "key"}, and writes one line for each: {"id", "reward"} or {"id", "error"}.
+It reads lines of JSON, {"id", "question", "key"}, and writes one line for each: {"id", "result"} or {"id", "error"}.
 Coroutine functions share one event loop; other functions run in a thread each.
 """
 
@@ -13,37 +13,46 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from rl_platform.envs.reasoning.agent_function import AGENT
 from rl_platform.envs.reasoning.score import checked_reward
 from rl_platform.standard_streams import never_fail
 
+_LONGEST_ERROR = 4_000  # characters
+
 
 def main() -> None:
     """Entry point: the arguments are the socket's descriptor, the function's name and the endpoint's URL."""
     never_fail()
-    connection, name, base_url = socket.socket(fileno=int(sys.argv[1])), sys.argv[2], sys.argv[3]
-    function = AGENT.load(name)
+    function, base_url = AGENT.load(sys.argv[2]), sys.argv[3]
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
-    writing = threading.Lock()
 
-    def write(message: dict[str, object]) -> None:
-        with writing:
-            connection.sendall(json.dumps(message).encode() + b"\n")
+    def run(job: dict[str, Any]) -> float | None:
+        reward = function(job["question"], base_url, job["key"])
+        if inspect.isawaitable(reward):
+            reward = asyncio.run_coroutine_threadsafe(_awaited(reward), loop).result()
+        return None if reward is None else checked_reward(reward)
 
-    def run(job: dict[str, Any]) -> None:
+    serve(run)
+
+
+def serve(run: Callable[[dict[str, Any]], object]) -> None:
+    """Runs each job that arrives in a thread of its own, until the socket is closed."""
+    connection, writing = socket.socket(fileno=int(sys.argv[1])), threading.Lock()
+
+    def answer(job: dict[str, Any]) -> None:
         try:
-            reward = function(job["question"], base_url, job["key"])
-            if inspect.isawaitable(reward):
-                reward = asyncio.run_coroutine_threadsafe(_awaited(reward), loop).result()
-            write({"id": job["id"], "reward": None if reward is None else checked_reward(reward)})
+            line = json.dumps({"id": job["id"], "result": run(job)})
         except BaseException:
-            write({"id": job["id"], "error": traceback.format_exc()})
+            line = json.dumps({"id": job["id"], "error": traceback.format_exc()[-_LONGEST_ERROR:]})
+        with writing:
+            connection.sendall(line.encode() + b"\n")
 
     for line in connection.makefile("rb"):
-        threading.Thread(target=run, args=(json.loads(line),), daemon=True).start()
+        threading.Thread(target=answer, args=(json.loads(line),), daemon=True).start()
 
 
 async def _awaited(reward: Any) -> Any:

@@ -1,4 +1,8 @@
-"""`rollout.agent` on one rank: an agent of the user works on every question through an endpoint of the rollout."""
+"""`rollout.agent` on one rank: trajectories with several calls of the policy.
+
+The calls come from an agent of the user through an endpoint of the rollout, from the loop with tools, or from the loop
+with a text environment. Rows, limits, retries and failures are the same for all.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,23 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from rl_platform.components.agents.agent_process import AgentFailed, AgentProcess
 from rl_platform.components.agents.chat_endpoint import ChatEndpoint
-from rl_platform.components.agents.chat_session import ChatSession, Limits
+from rl_platform.components.agents.chat_session import ChatSession, Limits, Refused
 from rl_platform.components.agents.conversations import Deliver, Seed
+from rl_platform.components.agents.environment_loop import EnvironmentLoop
 from rl_platform.components.agents.generations import Generations
+from rl_platform.components.agents.tool_formats import format_of
+from rl_platform.components.agents.tool_loop import ToolLoop
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import RolloutEngine
+from rl_platform.envs.reasoning.prompts import messages_of
 from rl_platform.errors import WorkerError
 from rl_platform.models.tokenizer import Tokenizer
 from rl_platform.records import Conversation, Prompt, SamplingParams, Trajectory
+from rl_platform.rng import derive_seed
 
 NO_CALL = "the agent ended without a call of the endpoint"
 
@@ -29,13 +39,24 @@ class AgentRuns:
         assert config.rollout.agent is not None
         self.label, self.config, self.engine, self.tokenizer = label, config, engine, tokenizer
         self.options = config.rollout.agent
-        self.endpoint = ChatEndpoint()
-        self.process = AgentProcess(self.options.function, self.endpoint.base_url)
+        self._endpoint: ChatEndpoint | None = None
+        self._process: AgentProcess | None = None
+        self._environment: EnvironmentLoop | None = None
+        self._tools: ToolLoop | None = None
+        self._format = format_of(tokenizer, self.options, config.data.use_chat_template)
+        if self.options.function is not None:
+            self._endpoint = ChatEndpoint()
+            self._process = AgentProcess("agent_program", self.options.function, self._endpoint.base_url)
+        elif self.options.environment is not None:
+            self._environment = EnvironmentLoop(self.options, tokenizer)
+        else:
+            self._tools = ToolLoop(self.options, tokenizer, self._format)
 
     def close(self) -> None:
-        """Ends the agents and the endpoint."""
-        self.process.close()
-        self.endpoint.close()
+        """Ends the processes and the endpoint."""
+        for each in (self._process, self._endpoint, self._environment, self._tools):
+            if each is not None:
+                each.close()
 
     def generate(
         self, wanted: Sequence[tuple[Prompt, int]], seed: Seed, sampling: SamplingParams, deliver: Deliver
@@ -48,6 +69,8 @@ class AgentRuns:
             return
         data, failures = self.config.data, list[str]()
         longest = data.max_prompt_length + data.max_response_length
+        if self._tools is not None:
+            self._tools.begin()
         at_once = min(self.options.max_running, len(wanted))
         lockstep = self.config.runner.deterministic
         generations = Generations(self.engine, sampling, longest, at_once, lockstep)
@@ -65,12 +88,18 @@ class AgentRuns:
         try:
             generations.run(len(wanted), trajectory)
         finally:
-            self.process.end_abandoned()
+            if self._process is not None:
+                self._process.end_abandoned()
         if len(failures) == len(wanted):
             raise WorkerError(
-                f"{self.label}: rollout.agent.function {self.options.function} failed for all of {len(wanted)} "
-                f"questions. The last one:\n{failures[-1]}"
+                f"{self.label}: rollout.agent{self._named()} failed for all of {len(wanted)} questions. The last "
+                f"one:\n{failures[-1]}"
             )
+
+    def _named(self) -> str:
+        if self.options.environment is not None:
+            return f".environment {self.options.environment.type}"
+        return f".function {self.options.function}" if self.options.function else ".tools"
 
     async def _run(
         self, place: int, prompt: Prompt, sample: int, attempt: int, seed: Seed, generations: Generations
@@ -87,24 +116,46 @@ class AgentRuns:
             limits,
             lambda *call: seed(prompt, sample, *call),
             self.engine.version,
+            self._format,
         )
-        messages = prompt.messages or ({"role": "user", "content": prompt.text},)
-        question = {"text": prompt.text, "messages": messages, "answer": prompt.answer, "metadata": prompt.metadata}
-        key, reward = secrets.token_urlsafe(24), None
-        with self.endpoint.serving(key, session):
-            try:
-                async with asyncio.timeout(self.options.timeout_s):
-                    reward = await asyncio.wrap_future(self.process.run(question, key))
-            except TimeoutError:
-                return None, f"not finished within {self.options.timeout_s:g} s (rollout.agent.timeout_s)"
-            except AgentFailed as failed:
-                if not session.overflowed:  # else the trajectory is cut at its length, as any response
-                    return None, str(failed)
+        reward: float | None = None
+        counts: dict[str, int] = {}
+        try:
+            async with asyncio.timeout(self.options.timeout_s):
+                if self._tools is not None:
+                    counts = await self._tools.run(session, self._question(prompt), place)
+                elif self._environment is not None:
+                    number = derive_seed(self.config.runner.seed, "environment", prompt.text, prompt.answer)
+                    reward = await self._environment.run(session, self._question(prompt), place, number)
+                else:
+                    reward = await self._black_box(session, prompt)
+        except TimeoutError:
+            return None, f"not finished within {self.options.timeout_s:g} s (rollout.agent.timeout_s)"
+        except Refused as refused:
+            return None, str(refused)
+        except AgentFailed as failed:
+            if not session.overflowed or self._process is None:  # else it is cut at its length, as any response
+                return None, str(failed)
         trajectory = session.trajectory(prompt, sample, attempt)
         if trajectory is None:
-            return None, NO_CALL
+            return None, session.overflowed or NO_CALL
         assert trajectory.conversation is not None
-        return replace(trajectory, conversation=replace(trajectory.conversation, reward=reward)), ""
+        conversation = replace(trajectory.conversation, reward=reward, counts=tuple(counts.items()))
+        return replace(trajectory, conversation=conversation), ""
+
+    async def _black_box(self, session: ChatSession, prompt: Prompt) -> float | None:
+        assert self._process is not None
+        assert self._endpoint is not None
+        messages = prompt.messages or ({"role": "user", "content": prompt.text},)
+        key = secrets.token_urlsafe(24)
+        with self._endpoint.serving(key, session):
+            job = {"question": {**self._question(prompt), "messages": messages}, "key": key}
+            reward: float | None = await asyncio.wrap_future(self._process.run(job))
+            return reward
+
+    def _question(self, prompt: Prompt) -> dict[str, Any]:
+        messages = prompt.messages or messages_of(prompt.text, self.config.data)
+        return {"text": prompt.text, "messages": messages, "answer": prompt.answer, "metadata": prompt.metadata}
 
     def _failed(self, prompt: Prompt, sample: int, retries: int) -> Trajectory:
         end = self.tokenizer.eos_token_ids[0]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -19,11 +18,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rl_platform.components.agents.generations import Generations, Sampled
+from rl_platform.components.agents.tool_formats import ToolFormat
 from rl_platform.errors import ConfigError
 from rl_platform.models.tokenizer import Tokenizer
 from rl_platform.records import Conversation, Prompt, Trajectory
 
-_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)  # the format of Hermes and Qwen
 _REFUSED = ("stop", "response_format", "logit_bias", "top_logprobs", "functions", "audio", "modalities")
 LENGTH = "context_length_exceeded"
 
@@ -67,19 +66,27 @@ class Limits:
 
 
 class ChatSession:
-    """place: of the trajectory in `generations`. seed: of a digest of the context and how often it came before."""
+    """place: of the trajectory in `generations`. seed: of a digest of the context and how often it came before. tools:
+    how the model writes calls of tools."""
 
     def __init__(
-        self, place: int, generations: Generations, tokenizer: Tokenizer, limits: Limits, seed: Any, version: int
+        self,
+        place: int,
+        generations: Generations,
+        tokenizer: Tokenizer,
+        limits: Limits,
+        seed: Any,
+        version: int,
+        tools: ToolFormat,
     ) -> None:
         self.generations, self.loop = generations, generations.loop
         self._place, self._tokenizer, self._limits, self._seed = place, tokenizer, limits, seed
-        self._version = version
+        self._version, self._format = version, tools
         self._calls: list[Call] = []
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._started = 0
-        self.overflowed = False
+        self.overflowed = ""  # why the context is too long
 
     def end(self) -> None:
         """Cancels calls under way. Runs in the loop."""
@@ -87,10 +94,30 @@ class ChatSession:
             task.cancel()
 
     async def chat(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Answers a request of /v1/chat/completions. Raises Refused."""
+        """Answers a request of /v1/chat/completions in a task that `end` cancels. Raises Refused."""
         if (task := asyncio.current_task()) is not None:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+        return await self.answer(body)
+
+    async def say(
+        self, messages: Sequence[dict[str, Any]], tools: list[Any] | None = None
+    ) -> tuple[dict[str, Any], str] | None:
+        """Returns the policy's next message, and its text with all calls of tools; None if the context is too long.
+
+        Raises Refused.
+        """
+        try:
+            answer = await self.answer({"messages": list(messages), "tools": tools})
+        except Refused as refused:
+            if refused.code != LENGTH:
+                raise
+            return None
+        last = self._calls[-1]
+        return answer["choices"][0]["message"], self._tokenizer.decode(last.token_ids[last.start :])
+
+    async def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Answers a request of /v1/chat/completions. Raises Refused."""
         messages, tools, count = _checked(body)
         if tools and not self._limits.chat:
             raise Refused("tools need the chat template of the model: data.use_chat_template: true")
@@ -108,7 +135,7 @@ class ChatSession:
         choices, written = [], 0
         for index, completion in enumerate(await self.generations.sample(self._place, wanted)):
             text = self._tokenizer.decode(completion.token_ids)
-            message = _assistant(text, bool(tools), f"{began + index}")
+            message = _assistant(text, self._format if tools else None, f"{began + index}")
             self._calls.append(
                 Call(
                     before,
@@ -199,8 +226,8 @@ class ChatSession:
             what = f"no token of data.max_response_length, {limits.response}, is left"
             over = room < 1
         if over:
-            self.overflowed = True
-            raise Refused(f"the context is too long: {what}", LENGTH)
+            self.overflowed = f"the context is too long: {what}"
+            raise Refused(self.overflowed, LENGTH)
         return min(room, limits.answer, asked or room)
 
     def _log_prob(self, token: int, log_prob: float) -> dict[str, object]:
@@ -262,15 +289,18 @@ def _for_template(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": calls}
 
 
-def _assistant(text: str, reads_calls: bool, name: str) -> dict[str, Any]:
-    """The answer as a message. With tools, calls in the format of Hermes and Qwen become `tool_calls`."""
-    calls = []
-    for number, found in enumerate(_CALL.finditer(text) if reads_calls else ()):
-        called = _arguments(found[1])
-        if not isinstance(called, dict) or not isinstance(called.get("name"), str):
-            continue
-        function = {"name": called["name"], "arguments": json.dumps(called.get("arguments", {}))}
-        calls.append({"id": f"call-{name}-{number}", "type": "function", "function": function})
+def _assistant(text: str, tools: ToolFormat | None, name: str) -> dict[str, Any]:
+    """The answer as a message. With tools, calls that can be read become `tool_calls`."""
+    before, called = tools.read(text) if tools else (text, [])
+    calls = [
+        {
+            "id": f"call-{name}-{number}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+        }
+        for number, call in enumerate(called)
+        if not call.error
+    ]
     if not calls:
         return {"role": "assistant", "content": text}
-    return {"role": "assistant", "content": text.partition("<tool_call>")[0], "tool_calls": calls}
+    return {"role": "assistant", "content": before, "tool_calls": calls}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rl_platform.config.rules.rule import TASK, Unread, embodied, reasoning, unknown_name, unread_keys, when
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.rollout import ENGINES
+from rl_platform.config.schema.rollout import AGENT_TOOLS, ENGINES, TEXT_ENVIRONMENTS, Agent
 from rl_platform.errors import Problem
 from rl_platform.user_code import is_named
 
@@ -55,8 +55,8 @@ def refused(config: Config) -> Iterator[Problem]:
 
 def _agent(config: Config) -> Iterator[Problem]:
     rollout, off = config.rollout, f"{_AGENT}: null"
-    if unknown := when(lambda: unknown_name(f"{_AGENT}.function", rollout.agent.function, ())):  # type: ignore[union-attr]
-        yield unknown
+    if (agent := when(lambda: rollout.agent)) is not None:
+        yield from _kind_of_agent(agent, off)
     if when(lambda: rollout.multi_turn is not None):
         message = "an agent has its own tools and decides about turns"
         yield Problem(_AGENT, message, hint=f"{off}, or {_MULTI_TURN}: null")
@@ -72,6 +72,26 @@ def _agent(config: Config) -> Iterator[Problem]:
             "the tokens of an agent have no record of their versions",
             hint="rollout.on_update: finish",
         )
+
+
+def _kind_of_agent(agent: Agent, off: str) -> Iterator[Problem]:
+    given = [name for name in ("function", "tools", "environment") if when(lambda name=name: getattr(agent, name))]  # type: ignore[misc]
+    if len(given) != 1:
+        message = f"{' and '.join(given)} are given" if given else "says neither function nor tools nor environment"
+        hint = "for example rollout.agent: {tools: [{type: calculator}]}" if not given else f"remove one, or {off}"
+        yield Problem(_AGENT, message, allowed="one of function, tools, environment", hint=hint)
+    if (function := when(lambda: agent.function)) is not None and (
+        unknown := unknown_name(f"{_AGENT}.function", function, ())
+    ):
+        yield unknown
+    for number, tool in enumerate(when(lambda: agent.tools) or ()):
+        name = when(lambda tool=tool: tool.type) or ""  # type: ignore[misc]
+        if unknown := unknown_name(f"{_AGENT}.tools[{number}].type", name, AGENT_TOOLS, "Class"):
+            yield unknown
+    if (environment := when(lambda: agent.environment)) is not None:
+        name = when(lambda: environment.type) or ""
+        if unknown := unknown_name(f"{_AGENT}.environment.type", name, TEXT_ENVIRONMENTS, "Class"):
+            yield unknown
 
 
 def _on_update(config: Config) -> Iterator[Problem]:
@@ -128,6 +148,13 @@ def unread(config: Config) -> Iterator[Unread]:
         yield Unread("rollout.on_update", "an embodied rollout is collected with one version of the weights", (TASK,))
         yield Unread(_PARTIAL, "embodied rollouts have equal lengths, so none is unfinished", (TASK,))
     elif when(lambda: reasoning(config)):
+        if (agent := when(lambda: config.rollout.agent)) is not None:
+            if when(lambda: agent.environment is not None):
+                reason = "text environments have no tools"
+                yield Unread(f"{_AGENT}.tool_format", reason, (f"{_AGENT}.environment",))
+            if when(lambda: agent.function is not None):
+                reason = "an agent of yours runs in one process"
+                yield Unread(f"{_AGENT}.num_workers", reason, (f"{_AGENT}.function",))
         if not when(lambda: config.runner.max_staleness):
             reason = "weights change between rollouts only, as runner.max_staleness is 0"
             yield Unread("rollout.on_update", reason, ("runner.max_staleness",))

@@ -10,6 +10,8 @@ from rl_platform.config.schema.models import Offload, offload_key
 from rl_platform.config.schema.section import Section, key
 
 ENGINES = ("auto", "torch", "sglang", "vllm")
+AGENT_TOOLS = ("search", "python", "calculator")
+TEXT_ENVIRONMENTS = ("guess_number", "reasoning_gym")
 RUNNING = 64  # sequences decoded together, unless their number follows from the memory
 
 
@@ -42,17 +44,46 @@ class MultiTurn(Section):
     )
 
 
-class Agent(Section):
-    """`rollout.agent`: an agent of the user works on each question through an OpenAI-compatible endpoint."""
+class ToolOptions(Section):
+    """One of `rollout.agent.tools`."""
 
-    function: str = Field(
-        description="module:function, called with (question, base_url, api_key); returns the reward, or None: the "
-        "reward component scores the last answer"
+    type: str = Field(description=f"{', '.join(AGENT_TOOLS)} or module:Class")
+    params: dict[str, object] = Field(default_factory=dict, description="parameters of the tool")
+    timeout_s: float = key(10.0, "longest call in seconds; beyond it the policy reads an error", gt=0)
+    retries: int = key(0, "further attempts after a call raised, hung or died", ge=0)
+    max_running: int = key(16, "calls at the same time, per rollout rank", ge=1)
+    max_result_tokens: int = key(256, "largest number of tokens of a result; longer results are truncated", ge=1)
+
+
+class EnvironmentOptions(Section):
+    """`rollout.agent.environment`: each response of the policy is a step of an environment that answers with text."""
+
+    type: str = Field(description=f"{', '.join(TEXT_ENVIRONMENTS)} or module:Class")
+    params: dict[str, object] = Field(default_factory=dict, description="parameters of the environment")
+    timeout_s: float = key(10.0, "longest reset or step in seconds; beyond it the trajectory is masked out", gt=0)
+    max_result_tokens: int = key(256, "largest number of tokens of a text; longer texts are truncated", ge=1)
+
+
+class Agent(Section):
+    """`rollout.agent`: several calls of the policy per question: an agent of the user, tools or a text environment."""
+
+    function: str | None = key(
+        None,
+        "your own agent, module:function, called with (question, base_url, api_key); returns the reward, or None: the "
+        "reward component scores the last answer",
     )
-    max_running: int = key(64, "agents that run at the same time, per rollout rank", ge=1)
-    max_calls: int = key(32, "largest number of answers that an agent may request", ge=1)
-    timeout_s: float = key(600.0, "longest run of an agent in seconds; beyond it the trajectory is masked out", gt=0)
-    retries: int = key(0, "further attempts after an agent raised, hung or died, from the same random numbers", ge=0)
+    tools: list[ToolOptions] = key([], "tools that the policy calls through its chat template")
+    tool_format: Literal["auto", "hermes", "llama3"] = key(
+        "auto", "how the policy writes a call; auto: as the chat template says"
+    )
+    environment: EnvironmentOptions | None = key(None, "a game or task that answers each response with text")
+    num_workers: int = key(2, "processes for tools or environments, per rollout rank", ge=1)
+    max_running: int = key(64, "trajectories that run at the same time, per rollout rank", ge=1)
+    max_calls: int = key(32, "largest number of responses of the policy per trajectory", ge=1)
+    timeout_s: float = key(600.0, "longest trajectory in seconds; beyond it the trajectory is masked out", gt=0)
+    retries: int = key(
+        0, "further attempts after an agent or an environment raised, hung or died, from the same random numbers", ge=0
+    )
 
 
 class PartialRollout(Section):
@@ -83,7 +114,9 @@ class Rollout(Section):
     stop: list[Annotated[str, Field(min_length=1)]] = key([], "texts that end a response or a turn, like EOS")
     offload: Offload = offload_key("the engine's own weights")
     multi_turn: MultiTurn | None = key(None, "conversations with a tool; null: a response is one turn")
-    agent: Agent | None = key(None, "an agent of yours that calls the policy; null: the policy answers the prompt")
+    agent: Agent | None = key(
+        None, "tools, a text environment, or an agent of yours; null: the policy answers the prompt"
+    )
     partial_rollout: PartialRollout | None = key(
         None,
         "interrupt unfinished responses when a step has enough, and continue them in the next step; null: wait for all",

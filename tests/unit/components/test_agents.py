@@ -17,6 +17,7 @@ from rl_platform.algorithms.shaping import ShapedRewards
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.agents.agent_runs import AgentRuns
 from rl_platform.components.agents.chat_session import _assistant, _normal
+from rl_platform.components.agents.tool_formats import ToolFormat
 from rl_platform.components.reward import LanguageReward
 from rl_platform.components.rollout import LanguageRollout
 from rl_platform.errors import WorkerError
@@ -291,11 +292,11 @@ def test_calls_of_tools_in_the_format_of_hermes() -> None:
     text = (
         'See: <tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call><tool_call>{broken}</tool_call>'
     )
-    message = _assistant(text, True, "0")
+    message = _assistant(text, ToolFormat("hermes"), "0")
     [call] = message["tool_calls"]
     assert (message["content"], call["function"]["name"]) == ("See: ", "add")
     assert json.loads(call["function"]["arguments"]) == {"a": 1, "b": 2}
-    assert _assistant(text, False, "0") == {"role": "assistant", "content": text}
+    assert _assistant(text, None, "0") == {"role": "assistant", "content": text}
     function = {"name": "add", "arguments": '{"b":2, "a":1}'}
     returned = {"role": "assistant", "content": "See:", "tool_calls": [{"id": "other", "function": function}]}
     assert _normal(returned) == _normal(message)  # a client writes it in its own way

@@ -39,6 +39,14 @@ WRONG = {  # of each kind: its source, and a part of the message
     "filter of samples": [(function(), "too many"), (function("response", "limit"), "'limit'")],
     "tool": [(function("conversation"), "too many"), (function("a", "b", "c"), "'c'")],
     "agent": [(function("question"), "too many"), (function("a", "b", "c", "d"), "'d'")],
+    "tool by JSON schema": [
+        ("class own:\n  def __init__(self, question, params): ...", "has no method call"),
+        ("class own:\n  def __init__(self): ...\n  def call(self, arguments): ...", "constructor"),
+    ],
+    "text environment": [
+        ("class own:\n  def reset(self, question, seed): ...", "has no method step"),
+        ("class own:\n  def reset(self, seed): ...\n  def step(self, text): ...", "reset() is called with"),
+    ],
     "reward": [(function("response"), "too many"), (function("a", "b", "c", "d"), "'d'")],
     "callback": [(function("step"), "too many"), ("class own:\n  def __call__(self): ...", "too many")],
     "policy network": [

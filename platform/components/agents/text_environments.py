@@ -1,0 +1,77 @@
+"""Built-in text environments: a guessing game, and the data sets of reasoning-gym with several attempts."""
+
+from __future__ import annotations
+
+import random
+import re
+from functools import cache
+from typing import Any
+
+from rl_platform.envs.reasoning.agent_function import TextEnvironment
+
+_NUMBER = re.compile(r"\d+")
+
+
+class GuessNumber:
+    """The policy looks for a number from 1 to `largest` in `turns` turns and reads higher or lower.
+
+    The reward is 1 for the number at the first guess; each further guess lowers it by 1 / `turns`.
+    """
+
+    def __init__(self, params: dict[str, Any]) -> None:
+        self._largest, self._turns = params.get("largest", 9), params.get("turns", 4)
+        self._prompt = params.get("prompt", "Guess a number from 1 to {largest}. Answer with the number alone.")
+        self._guesses = 0
+
+    def reset(self, question: dict[str, Any], seed: int) -> str:
+        self._number = random.Random(seed).randint(1, self._largest)
+        return str(self._prompt).replace("{largest}", str(self._largest))
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        self._guesses += 1
+        found = _NUMBER.search(text)
+        done = self._guesses >= self._turns
+        if found is None:
+            return "no number\n", 0.0, done
+        guess = int(found[0][:9])
+        if guess == self._number:
+            return "yes\n", 1.0 - (self._guesses - 1) / self._turns, True
+        return "higher\n" if guess < self._number else "lower\n", 0.0, done
+
+
+class ReasoningGym:
+    """Questions of `dataset`, a data set of reasoning-gym that reads all further parameters; `attempts` for each.
+
+    The reward is the data set's score of the best attempt, divided by the number of attempts until then.
+    """
+
+    def __init__(self, params: dict[str, Any]) -> None:
+        own = {"dataset", "attempts"}
+        self._name, self._attempts = params["dataset"], params.get("attempts", 2)
+        self._params = {name: value for name, value in params.items() if name not in own}
+        self._count, self._best = 0, 0.0
+
+    def reset(self, question: dict[str, Any], seed: int) -> str:
+        self._data = _gym()(self._name, seed=seed % 2**31, size=1, **self._params)
+        self._entry = self._data[0]
+        return str(self._entry["question"])
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        self._count += 1
+        score = float(self._data.score_answer(text.strip(), self._entry))
+        self._best = max(self._best, score / self._count)
+        done = score >= 1 or self._count >= self._attempts
+        return f"That is not right (score {score:.2f}). Try again.", 0.0, done
+
+    def score(self) -> float:
+        return self._best
+
+
+@cache
+def _gym() -> Any:
+    import reasoning_gym
+
+    return reasoning_gym.create_dataset
+
+
+ENVIRONMENTS: dict[str, type[TextEnvironment]] = {"guess_number": GuessNumber, "reasoning_gym": ReasoningGym}

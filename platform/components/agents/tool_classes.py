@@ -1,0 +1,177 @@
+"""Tools of agents: the built-in ones, and the check of a schema."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import threading
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+
+from rl_platform.envs.reasoning.agent_function import AGENT_TOOL, AgentTool
+from rl_platform.envs.reasoning.tools import calculator
+from rl_platform.errors import ConfigError, Problem, problems_of
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_DOCUMENTS = 'documents: a file of JSON lines, {"title": "...", "text": "..."}, or an SQLite file with a table of FTS5'
+_WORD = re.compile(r"\w+")
+
+
+def tool_class(name: str) -> type[AgentTool]:
+    """Returns a built-in tool or the user's class of that name. Raises ConfigError if there is none, or if its schema
+    is wrong."""
+    found: type[AgentTool] = TOOLS.get(name) or AGENT_TOOL.load(name)
+    if problem := _schema_problem(getattr(found, "schema", None)):
+        raise AGENT_TOOL.misfit(name, f"its schema {problem}", hint="docs/agents.md#a-tool-of-your-own has an example")
+    return found
+
+
+def check_params(name: str, params: dict[str, Any], key: str) -> None:
+    """Raises ConfigError for wrong parameters of a built-in tool. Only the class reads those of a user's tool."""
+    if name in TOOLS:
+        allowed = _PARAMS[name]
+        for each, value in params.items():
+            if each not in allowed or type(value) is not type(allowed[each]):
+                message = f"tool {name} has no such parameter" if each not in allowed else "has another type"
+                shown = ", ".join(f"{known}: {default!r}" for known, default in allowed.items()) or "none"
+                raise ConfigError([Problem(f"{key}.params.{each}", message, value=repr(value), allowed=shown)])
+    try:
+        if name == "python":
+            tool = Python({}, params)
+            with problems_of(f"{key}.params.isolation", "reward.isolation"):
+                tool.check()
+        if name == "search":
+            _index(str(params.get("documents", "")))
+    except (OSError, ValueError, sqlite3.Error) as error:
+        hint = "" if name == "python" else _DOCUMENTS
+        raise ConfigError([Problem(f"{key}.params", str(error), value=str(params), hint=hint)]) from error
+
+
+def _schema_problem(schema: Any) -> str:
+    """What is wrong with a tool's schema; empty if nothing is."""
+    if not isinstance(schema, dict):
+        return f"is not a dictionary with name, description and parameters, but {schema!r:.80}"
+    if not isinstance(schema.get("name"), str) or not _NAME.fullmatch(schema["name"]):
+        return f"has the name {schema.get('name')!r:.80}; allowed are 1 to 64 letters, digits, _ and -"
+    if not isinstance(schema.get("description"), str):
+        return "has no description"
+    parameters = schema.get("parameters")
+    if not isinstance(parameters, dict) or parameters.get("type") != "object":
+        return 'has no parameters, a JSON schema with "type": "object"'
+    try:
+        Draft202012Validator.check_schema(parameters)
+        json.dumps(schema)
+    except (SchemaError, TypeError) as error:
+        return f"has wrong parameters: {getattr(error, 'message', error)}"
+    return ""
+
+
+def _one_text(name: str, description: str, argument: str, meaning: str) -> dict[str, Any]:
+    properties = {argument: {"type": "string", "description": meaning}}
+    parameters = {"type": "object", "properties": properties, "required": [argument]}
+    return {"name": name, "description": description, "parameters": parameters}
+
+
+class Search:
+    """Full-text search (SQLite FTS5, BM25) in `documents`, JSON lines with title and text or an SQLite file.
+
+    Returns the `limit` best documents that have any word of the query. A process reads the documents once.
+    """
+
+    schema = _one_text("search", "Finds documents.", "query", "words to look for")
+
+    def __init__(self, question: dict[str, Any], params: dict[str, Any]) -> None:
+        self._table, self._connection, self._lock = _index(params["documents"])
+        self._limit = params.get("limit", 3)
+
+    def call(self, arguments: dict[str, Any]) -> str:
+        words = " OR ".join(f'"{word}"' for word in _WORD.findall(arguments["query"])[:32])
+        if not words:
+            return "no results"
+        query = f'SELECT title, text FROM "{self._table}" WHERE "{self._table}" MATCH ? ORDER BY rank LIMIT ?'
+        with self._lock:
+            rows = self._connection.execute(query, (words, self._limit)).fetchall()
+        return "\n".join(f"{title}: {text}" for title, text in rows) or "no results"
+
+
+@cache
+def _index(documents: str) -> tuple[str, sqlite3.Connection, threading.Lock]:
+    """The name of a table of FTS5, and its database. Raises OSError, ValueError or sqlite3.Error."""
+    path = Path(documents)
+    if not path.is_file():
+        raise OSError("there is no such file")
+    if path.suffix != ".jsonl":
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
+        tables = connection.execute("SELECT name FROM sqlite_master WHERE sql LIKE '%USING fts5%'").fetchall()
+        if len(tables) != 1:
+            raise ValueError(f"the database has {len(tables)} tables of FTS5, not one")
+        connection.execute(f'SELECT title, text FROM "{tables[0][0]}" LIMIT 1')
+        return tables[0][0], connection, threading.Lock()
+    connection = sqlite3.connect(":memory:", check_same_thread=False)
+    connection.execute("CREATE VIRTUAL TABLE documents USING fts5(title, text)")
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        match json.loads(line):
+            case {"title": str(title), "text": str(text)}:
+                connection.execute("INSERT INTO documents VALUES (?, ?)", (title, text))
+            case _:
+                raise ValueError(f"line {number} has no title and text")
+    return "documents", connection, threading.Lock()
+
+
+class Python:
+    """Runs a program in the sandbox of `reward.type: code` and returns what it prints, or the end of its errors.
+
+    A program has `cpu_s` seconds of CPU time and `memory_mb` MiB. isolation: sandbox or none. Programs share no state.
+    """
+
+    schema = _one_text("python", "Runs a Python program and returns what it prints.", "code", "the program")
+
+    def __init__(self, question: dict[str, Any], params: dict[str, Any]) -> None:
+        from rl_platform.envs.reasoning.sandbox.process import Limits
+
+        isolation = params.get("isolation", "sandbox")
+        if isolation not in ("sandbox", "none"):
+            raise ValueError(f"isolation is sandbox or none, not {isolation}")
+        self.limits = Limits(params.get("cpu_s", 2.0), params.get("memory_mb", 256) << 20)
+        self.isolated = isolation == "sandbox"
+
+    def check(self) -> None:
+        """Raises ConfigError if a layer of the isolation is missing."""
+        from rl_platform.envs.reasoning.sandbox.spec import CodeSpec
+
+        CodeSpec(self.limits, self.isolated, partial=False).load()
+
+    def call(self, arguments: dict[str, Any]) -> str:
+        from rl_platform.envs.reasoning.sandbox.cases import Case
+        from rl_platform.envs.reasoning.sandbox.process import ENDED, Sandbox
+
+        with Sandbox(arguments["code"], self.limits, isolated=self.isolated) as sandbox:
+            result = sandbox.run(Case("", input=""))
+        if result.status == ENDED:
+            return result.output.decode(errors="replace") or "the program printed nothing"
+        last = result.note.splitlines()[-1:]
+        return f"error: {last[0]}" if last else f"error: {result.status}"
+
+
+class Calculator:
+    """The exact value of an expression of numbers, + - * / and parentheses."""
+
+    schema = _one_text("calculator", "Computes an expression of numbers.", "expression", "as (2+3)*4")
+
+    def __init__(self, question: dict[str, Any], params: dict[str, Any]) -> None: ...
+
+    def call(self, arguments: dict[str, Any]) -> str:
+        return calculator(["", f"{arguments['expression']}="], {}) or ""
+
+
+TOOLS: dict[str, type[AgentTool]] = {"search": Search, "python": Python, "calculator": Calculator}
+_PARAMS: dict[str, dict[str, object]] = {
+    "search": {"documents": "documents.jsonl", "limit": 3},
+    "python": {"cpu_s": 2.0, "memory_mb": 256, "isolation": "sandbox"},
+    "calculator": {},
+}

@@ -1,0 +1,132 @@
+"""`rollout.agent.tools`: the policy answers a question and calls tools before its answer.
+
+A call that cannot be read, has an unknown name or wrong arguments, raises, hangs or dies gives an error that the policy
+reads; the trajectory goes on. Calls of one response run one after another, because they share the state of the tools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+from rl_platform.components.agents.agent_process import AgentFailed
+from rl_platform.components.agents.chat_session import ChatSession
+from rl_platform.components.agents.tool_classes import check_params, tool_class
+from rl_platform.components.agents.tool_formats import Called, ToolFormat
+from rl_platform.components.agents.tool_processes import LETTERS_PER_TOKEN, START_S, Lease, ToolProcesses, error_line
+from rl_platform.config.schema.rollout import Agent
+from rl_platform.errors import ConfigError, Problem, check_all
+from rl_platform.models.tokenizer import Tokenizer
+
+MALFORMED = "malformed"
+
+
+class ToolLoop:
+    """One rank's tools. Raises ConfigError for tools that cannot be used."""
+
+    def __init__(self, options: Agent, tokenizer: Tokenizer, tools: ToolFormat) -> None:
+        self._options, self._tokenizer, self._format = options, tokenizer, tools
+        self.schemas = schemas_of(options)
+        self._names = [schema["function"]["name"] for schema in self.schemas]
+        self._checks = [Draft202012Validator(schema["function"]["parameters"]) for schema in self.schemas]
+        self._specs = [{"type": tool.type, "params": tool.params} for tool in options.tools]
+        self._processes = ToolProcesses(options.num_workers)
+        self._free: list[asyncio.Semaphore] = []
+
+    def begin(self) -> None:
+        """Before the trajectories of a rollout, which have an event loop of their own."""
+        self._free = [asyncio.Semaphore(tool.max_running) for tool in self._options.tools]
+
+    def close(self) -> None:
+        self._processes.close()
+
+    async def run(self, session: ChatSession, question: dict[str, Any], place: int) -> dict[str, int]:
+        """Runs a trajectory to its answer without a call, or the last of `max_calls`. Returns counts of each tool."""
+        counts = Counter({f"{name}/{what}": 0 for name in self._names for what in ("calls", "errors", "timeouts")})
+        counts[MALFORMED] = 0
+        messages, tools = list(question["messages"]), self.schemas if self._format.in_template else None
+        if tools is None:
+            messages = _with_system(messages, self._format.instructions(self.schemas))
+        lease = Lease(self._processes, place, tools=self._specs, question=question)
+        try:
+            await lease.ask("start", START_S)
+            for number in range(self._options.max_calls):
+                said = await session.say(messages, tools)
+                called = self._format.read(said[1])[1] if said else []
+                if said is None or not called or number == self._options.max_calls - 1:
+                    break
+                results = [await self._result(call, lease, counts) for call in called]
+                messages += [said[0], *self._format.results(_named(said[0], called, results))]
+            with suppress(TimeoutError, AgentFailed):
+                await lease.end()
+        finally:
+            lease.leave()
+        return dict(counts)
+
+    async def _result(self, call: Called, lease: Lease, counts: Counter[str]) -> str:
+        if call.error or call.name not in self._names:
+            counts[MALFORMED] += 1
+            return f"error: {call.error or f'there is no function {call.name[:64]}, only ' + ', '.join(self._names)}"
+        number = self._names.index(call.name)
+        tool = self._options.tools[number]
+        counts[f"{call.name}/calls"] += 1
+        if (wrong := next(self._checks[number].iter_errors(call.arguments), None)) is not None:
+            counts[f"{call.name}/errors"] += 1
+            return f"error: {wrong.message[:500]}"
+        job = {"number": number, "arguments": call.arguments, "longest": tool.max_result_tokens * LETTERS_PER_TOKEN}
+        said = ""
+        for _ in range(tool.retries + 1):
+            try:
+                async with self._free[number]:
+                    return self.shortened(await lease.ask("call", tool.timeout_s, **job), number)
+            except TimeoutError:
+                counts[f"{call.name}/timeouts"] += 1
+                said = f"error: no result within {tool.timeout_s:g} s"
+            except AgentFailed as failed:
+                counts[f"{call.name}/errors"] += 1
+                said = f"error: {error_line(failed)}"
+        return self.shortened(said, number)
+
+    def shortened(self, text: str, number: int) -> str:
+        return shortened(text, self._tokenizer, self._options.tools[number].max_result_tokens)
+
+
+def shortened(text: str, tokenizer: Tokenizer, longest: int) -> str:
+    """The text of the first `longest` tokens."""
+    tokens = tokenizer.observation(text, chat=False, ended=True)
+    return text if len(tokens) <= longest else tokenizer.decode(tokens[:longest])
+
+
+def schemas_of(options: Agent) -> list[dict[str, Any]]:
+    """The tools as chat templates read them. Raises ConfigError with all that are wrong."""
+
+    def check(number: int) -> None:
+        tool, key = options.tools[number], f"rollout.agent.tools[{number}]"
+        tool_class(tool.type)
+        check_params(tool.type, tool.params, key)
+
+    check_all(*(lambda number=number: check(number) for number in range(len(options.tools))))  # type: ignore[misc]
+    schemas = [tool_class(tool.type).schema for tool in options.tools]
+    names = [schema["name"] for schema in schemas]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        message = "several tools have this name, so a call would be ambiguous"
+        raise ConfigError([Problem("rollout.agent.tools", message, value=twice[0], hint="one tool per name")])
+    return [{"type": "function", "function": schema} for schema in schemas]
+
+
+def _with_system(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    if messages[0]["role"] == "system":
+        return [{**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
+
+
+def _named(message: dict[str, Any], called: list[Called], results: list[str]) -> list[tuple[str, str, str]]:
+    """Of each call its id, its name and its result. A call that cannot be read has no id."""
+    ids = iter(call["id"] for call in message.get("tool_calls", ()))
+    return [
+        ("" if call.error else next(ids, ""), call.name, result) for call, result in zip(called, results, strict=True)
+    ]

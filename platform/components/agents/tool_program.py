@@ -1,0 +1,78 @@
+"""The program of a process with tools or text environments, which `agent_process.py` starts.
+
+A job names a trajectory, `key`; each has instances of its own.
+
+| job | result |
+|---|---|
+| do: start, and for tools: tools, question | null |
+| do: call, number, arguments | text |
+| do: reset, environment, question, seed | text |
+| do: step, text | [text, reward, done] |
+| do: end | the environment's score, or null |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rl_platform.components.agents.agent_program import serve
+from rl_platform.components.agents.text_environments import ENVIRONMENTS
+from rl_platform.components.agents.tool_classes import tool_class
+from rl_platform.envs.reasoning.agent_function import TEXT_ENVIRONMENT
+from rl_platform.envs.reasoning.score import checked_reward
+from rl_platform.standard_streams import never_fail
+
+
+def main() -> None:
+    """Entry point: the argument is the socket's descriptor."""
+    never_fail()
+    opened: dict[str, list[Any]] = {}  # by trajectory: its tools, or its environment
+
+    def run(job: dict[str, Any]) -> object:
+        key = job["key"]
+        match job["do"]:
+            case "start":
+                if "tools" in job:
+                    opened[key] = [tool_class(spec["type"])(job["question"], spec["params"]) for spec in job["tools"]]
+                return None
+            case "call":
+                return _text(opened[key][job["number"]].call(job["arguments"]), job["longest"], "call()")
+            case "reset":
+                spec = job["environment"]
+                environment = (ENVIRONMENTS.get(spec["type"]) or TEXT_ENVIRONMENT.load(spec["type"]))(spec["params"])
+                opened[key] = [environment]
+                return _text(environment.reset(job["question"], job["seed"]), job["longest"], "reset()")
+            case "step":
+                if key not in opened:
+                    raise LookupError("the process with this episode has ended")
+                [environment] = opened[key]
+                step = environment.step(job["text"])
+                if not isinstance(step, tuple) or len(step) != 3:
+                    raise TypeError(f"step() returns (text, reward, done), not {_shown(step)}")
+                return [_text(step[0], job["longest"], "step()"), checked_reward(step[1]), bool(step[2])]
+            case _:
+                return _end(opened.pop(key, []))
+
+    serve(run)
+
+
+def _end(instances: list[Any]) -> float | None:
+    """Closes the instances. Returns the score of an environment that has one."""
+    try:
+        scores = [checked_reward(each.score()) for each in instances if callable(getattr(each, "score", None))]
+        return scores[0] if scores else None
+    finally:
+        for each in instances:
+            if callable(getattr(each, "close", None)):
+                each.close()
+
+
+def _text(text: object, longest: int, what: str) -> str:
+    """At most `longest` characters that a tokenizer can encode. Raises TypeError for other than text."""
+    if not isinstance(text, str):
+        raise TypeError(f"{what} returns text, not {_shown(text)}")
+    return text[:longest].encode(errors="replace").decode()
+
+
+def _shown(value: object) -> str:
+    return f"{value!r:.100}"
