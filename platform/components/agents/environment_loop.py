@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from rl_platform.components.agents.chat_session import ChatSession
-from rl_platform.components.agents.text_environments import ENVIRONMENTS
+from rl_platform.components.agents.text_environments import ENVIRONMENTS, environment_class
 from rl_platform.components.agents.tool_loop import shortened
 from rl_platform.components.agents.tool_processes import LETTERS_PER_TOKEN, Lease, ToolProcesses
 from rl_platform.config.schema.rollout import Agent
-from rl_platform.envs.reasoning.agent_function import TEXT_ENVIRONMENT
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.tokenizer import Tokenizer
 
@@ -57,11 +56,11 @@ def check_environment(options: Agent) -> None:
     """Raises ConfigError if the environment cannot be imported, or a built-in one refuses its parameters."""
     spec = options.environment
     assert spec is not None
+    found = environment_class(spec.type)
     if spec.type not in ENVIRONMENTS:
-        TEXT_ENVIRONMENT.load(spec.type)
         return
     try:
-        ENVIRONMENTS[spec.type](spec.params).reset({}, 0)
+        found(spec.params).reset({}, 0)
     except Exception as error:
         message = f"{spec.type} refuses them: {type(error).__name__}: {error}"
         raise ConfigError([Problem("rollout.agent.environment.params", message, value=str(spec.params))]) from error

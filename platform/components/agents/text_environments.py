@@ -7,9 +7,15 @@ import re
 from functools import cache
 from typing import Any
 
-from rl_platform.envs.reasoning.agent_function import TextEnvironment
+from rl_platform.envs.reasoning.agent_function import TEXT_ENVIRONMENT, TextEnvironment
 
 _NUMBER = re.compile(r"\d+")
+
+
+def environment_class(name: str) -> type[TextEnvironment]:
+    """Returns a built-in environment or the user's class of that name. Raises ConfigError if there is none."""
+    found: type[TextEnvironment] = ENVIRONMENTS.get(name) or TEXT_ENVIRONMENT.load(name)
+    return found
 
 
 class GuessNumber:

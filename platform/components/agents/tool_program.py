@@ -13,12 +13,13 @@ A job names a trajectory, `key`; each has instances of its own.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 from rl_platform.components.agents.agent_program import serve
-from rl_platform.components.agents.text_environments import ENVIRONMENTS
+from rl_platform.components.agents.text_environments import environment_class
 from rl_platform.components.agents.tool_classes import tool_class
-from rl_platform.envs.reasoning.agent_function import TEXT_ENVIRONMENT
 from rl_platform.envs.reasoning.score import checked_reward
 from rl_platform.standard_streams import never_fail
 
@@ -27,19 +28,24 @@ def main() -> None:
     """Entry point: the argument is the socket's descriptor."""
     never_fail()
     opened: dict[str, list[Any]] = {}  # by trajectory: its tools, or its environment
+    importing = threading.Lock()  # another thread would see a module that is not complete
+
+    def found(load: Callable[[str], Any], spec: dict[str, Any]) -> Any:
+        with importing:
+            return load(spec["type"])
 
     def run(job: dict[str, Any]) -> object:
         key = job["key"]
         match job["do"]:
             case "start":
                 if "tools" in job:
-                    opened[key] = [tool_class(spec["type"])(job["question"], spec["params"]) for spec in job["tools"]]
+                    opened[key] = [found(tool_class, spec)(job["question"], spec["params"]) for spec in job["tools"]]
                 return None
             case "call":
                 return _text(opened[key][job["number"]].call(job["arguments"]), job["longest"], "call()")
             case "reset":
                 spec = job["environment"]
-                environment = (ENVIRONMENTS.get(spec["type"]) or TEXT_ENVIRONMENT.load(spec["type"]))(spec["params"])
+                environment = found(environment_class, spec)(spec["params"])
                 opened[key] = [environment]
                 return _text(environment.reset(job["question"], job["seed"]), job["longest"], "reset()")
             case "step":

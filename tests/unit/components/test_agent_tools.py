@@ -383,7 +383,8 @@ def game(name: str = "Game", **options: Any) -> dict[str, Any]:
 
 
 def test_an_episode(generated) -> None:
-    one, cut = generated([["a", "b", "end"], ["a"] * 3], **game(), max_calls=3)
+    one, cut, *more = generated([["a", "b", "end"], *[["a"] * 3] * 5], **game(), max_calls=3)
+    assert all(each.valid for each in more)
     assert written(one, by_policy=True) == "abend"
     assert written(one, by_policy=False) == "<1><2>"
     assert [log_prob == -1 for log_prob in one.log_probs] == [*one.sampled]
