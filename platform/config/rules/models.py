@@ -19,7 +19,7 @@ _VLA = "instruction action_bins backbone_layers train_backbone"
 _POLICY = f"cnn type kwargs {_RECURRENT} {_MLP} {_VLA} num_action_chunks"  # that only embodied policies read
 _CRITIC = (
     "group_name training_backend mini_batch_size micro_batch_size max_tokens_per_micro_batch balance optim "
-    "gradient_checkpointing parallel cpu_offload lora router_aux_loss_coef offload model"
+    "gradient_checkpointing parallel kernels cpu_offload lora router_aux_loss_coef offload model"
 )
 _TRAINED, _ROLES = ("actor", "critic"), ("actor", "critic", "reference")
 

@@ -158,6 +158,8 @@ def unread(config: Config) -> Iterator[Unread]:
         if not when(lambda: config.runner.max_staleness):
             reason = "weights change between rollouts only, as runner.max_staleness is 0"
             yield Unread("rollout.on_update", reason, ("runner.max_staleness",))
+        for name in ("sampling", "val_sampling"):
+            yield from _unread_if_greedy(config, name)
         if when(lambda: config.rollout.sync == "delta"):
             reason = "rollout.sync delta compares and sends weights in main memory"
             yield Unread("rollout.weight_transfer", reason, ("rollout.sync",))
@@ -175,3 +177,9 @@ def unread(config: Config) -> Iterator[Unread]:
     if when(lambda: config.cluster.runtime == "local"):
         reason = "cluster.runtime local is one process, in which the rollout reads the actor's weights directly"
         yield from unread_keys("rollout", "sync weight_transfer", reason, "cluster.runtime")
+
+
+def _unread_if_greedy(config: Config, name: str) -> Iterator[Unread]:
+    if when(lambda: getattr(config.rollout, name).temperature == 0):
+        switch = f"rollout.{name}.temperature"
+        yield from unread_keys(f"rollout.{name}", "top_p top_k", f"{switch} is 0: always the likeliest token", switch)
