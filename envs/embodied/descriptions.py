@@ -218,11 +218,14 @@ def time_limit(env: AnyEnv) -> int | None:
 
 
 def check_time_limit(env: AnyEnv, env_id: str) -> None:
-    """Raises ConfigError for an environment without a time limit, in which an evaluation episode might never end."""
+    """Raises ConfigError for an environment without a declared time limit: an evaluation episode might never end."""
     own_limit = getattr(env.unwrapped, "max_path_length", None)  # Meta-World truncates its episodes itself
     if time_limit(env) is None and own_limit is None:
-        message = f"{env_id} has no time limit, so that an evaluation episode may never end"
-        hint = "set it, or register the environment with max_episode_steps"
+        message = f"{env_id} declares no time limit, so that an evaluation episode may never end"
+        hint = (
+            'env.max_episode_steps=1000, in Python overrides={"env.max_episode_steps": 1000}; or register the '
+            "environment with max_episode_steps"
+        )
         raise ConfigError([Problem("env.max_episode_steps", message, value="null", allowed="at least 1", hint=hint)])
 
 

@@ -64,7 +64,7 @@ class Recording:
         if record["version"] != VERSION:
             message = f"was made by version {record['version']} of the platform, this is {VERSION}"
             raise _problem("RECORDING", message, folder, f"pip install rl-platform=={record['version']}")
-        config = load_config(folder / CONFIG, ["runner.resume=auto"]).config
+        config = load_config(folder / CONFIG, ["runner.resume=auto"], stored=True).config
         if (ours := fingerprint(config)) != recorded.fingerprint:
             changed = [line for line in ours.splitlines() if line not in recorded.fingerprint.splitlines()]
             message = f"config.yaml is of another model than the recording: {'; '.join(changed) or 'keys are missing'}"
@@ -80,7 +80,7 @@ def record(folder: Path, step: int, output: Path | None, from_start: bool) -> It
     if not (folder / CONFIG).is_file():
         hint = "name the folder that the run wrote to, its runner.output_dir"
         raise _problem("RUN", "is not the folder of a run" if folder.exists() else "no such folder", folder, hint)
-    steps = load_config(folder / CONFIG, ["runner.resume=auto"]).config.runner.max_steps
+    steps = load_config(folder / CONFIG, ["runner.resume=auto"], stored=True).config.runner.max_steps
     if not 1 <= step <= steps:
         raise ConfigError([Problem("--step", "the run has no such step", value=str(step), allowed=f"1 to {steps}")])
     start = _start(folder, step, from_start)
@@ -135,7 +135,7 @@ def _start(folder: Path, step: int, from_start: bool) -> Path | None:
 
 
 def _overrides(folder: Path, step: int, start: Path | None, target: Path) -> list[str]:
-    config = load_config(folder / CONFIG, ["runner.resume=auto"]).config
+    config = load_config(folder / CONFIG, ["runner.resume=auto"], stored=True).config
     samples = config.data.train_batch_size * config.algorithm.group_size
     reasoning = [f"runner.log_samples={samples}"] if config.runner.task_type == "reasoning" else []
     return [

@@ -61,10 +61,10 @@ class SavedRun:
         # the folder that the run was resumed from may have been removed
         path = self.folder / "config.yaml"
         if isinstance(overrides, Mapping):
-            loaded, place = load_config(path, {"runner.resume": "auto", **overrides}), OVERRIDES
+            loaded, place = load_config(path, {"runner.resume": "auto", **overrides}, stored=True), OVERRIDES
             keys = list(overrides)
         else:
-            loaded, place = load_config(path, ["runner.resume=auto", *overrides]), COMMAND_LINE
+            loaded, place = load_config(path, ["runner.resume=auto", *overrides], stored=True), COMMAND_LINE
             keys = [key_of(override) for override in overrides]
         allowed = KEYS[loaded.config.runner.task_type]
         message = "belongs to the model or its training, which an evaluation cannot change"

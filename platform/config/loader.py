@@ -100,11 +100,14 @@ def load_config(
     source: str | PathLike[str] | Mapping[str, object],
     overrides: Sequence[str] | Mapping[str, object] = (),
     check_cluster: Callable[[Cluster], list[Problem]] | None = None,
+    *,
+    stored: bool = False,
 ) -> LoadedConfig:
     """The config in a file or a dict, with overrides: `section.key=value`, or a dict of values by `section.key`.
 
     `check_cluster` returns the problems of the placement, which depend on the machines. It is called if the section
-    `cluster` can be read, even if others cannot. Raises ConfigError with all problems, in line order.
+    `cluster` can be read, even if others cannot. stored: a run wrote the file, maybe of an earlier version, which kept
+    other keys; those without effect are no problem. Raises ConfigError with all problems, in line order.
     """
     layers = read_config(source)
     if isinstance(overrides, Mapping):
@@ -120,6 +123,10 @@ def load_config(
 
     if check_cluster is not None and not any(problem.key.partition(".")[0] == "cluster" for problem in problems):
         problems += [replace(problem, where=where(problem.key)) for problem in check_cluster(config.cluster)]
+    if stored:
+        unread = [rule.key for rule in without_effect(config) if where(rule.key) not in (COMMAND_LINE, OVERRIDES)]
+        for key in unread:
+            _remove(tree, steps_of(key))
     problems += check(config, tree, where, _doubtful(problems) | failed)
     if problems:
         raise ConfigError(sorted(problems, key=_line_order))

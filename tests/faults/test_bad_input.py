@@ -174,12 +174,12 @@ gymnasium.register("Limited-v0", lambda **kwargs: gymnasium.wrappers.TimeLimit(C
 def test_environment_without_a_time_limit(command, folder: Path, monkeypatch: pytest.MonkeyPatch):
     (folder / "endless.py").write_text(ENDLESS)
     monkeypatch.syspath_prepend(folder)
-    refused = "command line: env.max_episode_steps: endless:Pole-v0 has no time limit"
+    refused = "command line: env.max_episode_steps: endless:Pole-v0 declares no time limit"
     assert_refused(command("embodied.yaml", "env.id=endless:Pole-v0", "env.max_episode_steps=null"), 2, refused)
     assert not Path("out").exists()
     masked = "env.kwargs={env_id: 'endless:Pole-v0', hide: [1]}"
     ended = command("embodied.yaml", "env.id=rl_platform.envs.embodied.masked:Masked-v0", masked)
-    assert_refused(ended, 2, "env.max_episode_steps: rl_platform.envs.embodied.masked:Masked-v0 has no time limit")
+    assert_refused(ended, 2, "env.max_episode_steps: rl_platform.envs.embodied.masked:Masked-v0 declares no time limit")
     for limited in (("env.id=endless:Pole-v0", "env.max_episode_steps=9"), ("env.id=endless:Limited-v0",)):
         ended = command("embodied.yaml", *limited, "runner.max_steps=1", f"runner.output_dir={limited[0][-8:]}")
         assert ended.code == 0, ended.err

@@ -175,7 +175,7 @@ WRONG = {
         (lambda: rl.ppo(gymnasium.make("CartPole-v1")), "env: is one environment, and a run makes several"),
         (lambda: rl.ppo(3, total_steps="many"), r"(?s)2 problems.*total_steps.*env: makes no environment"),
         (lambda: rl.ppo("CartPole-v1", total_steps=0), "total_steps"),
-        (lambda: rl.ppo(Line), "env.max_episode_steps: .* has no time limit"),
+        (lambda: rl.ppo(Line), "env.max_episode_steps: .* declares no time limit"),
         (lambda: rl.ppo(lambda: 3, folder="x"), "env.kwargs: function/lambda cannot be built"),
         (lambda: rl.ppo("CartPole-v1", seed="x", overrides={"env.num_envs": -1}), r"(?s)runner.seed.*env.num_envs"),
     ],
