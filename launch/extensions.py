@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from rl_platform.algorithms.filters import GROUPS, SAMPLES
@@ -25,17 +25,21 @@ from rl_platform.user_code import Extension, is_named
 
 
 class Use(NamedTuple):
-    """Where a kind is used. example: a file of `examples/`, or a section of the docs. names: of a config."""
+    """Where a kind is used. example: a file of `examples/`, or a section of the docs. names: of a config.
+
+    options: further arguments of the constructor, where only a run builds the class.
+    """
 
     kind: Extension
     example: str
     names: Callable[[Config], list[str | None]]
+    options: Callable[[Config], Iterable[str]] = lambda config: ()
 
 
 USES = (
     Use(NETWORK, "policy_network", lambda config: [config.actor.model.type]),
     Use(BACKEND, "env_backend", lambda config: [config.env.backend]),
-    Use(ENGINE, "rollout_engine", lambda config: [config.rollout.backend]),
+    Use(ENGINE, "rollout_engine", lambda config: [config.rollout.backend], lambda config: config.rollout.engine_args),
     Use(ESTIMATOR, "estimator", lambda config: [config.algorithm.adv_type]),
     Use(LOSS, "policy_loss", lambda config: [config.algorithm.policy_loss]),
     Use(
@@ -56,14 +60,7 @@ USES = (
 )
 
 
-def named(config: Config) -> Iterator[tuple[Extension, str]]:
-    """The user code that a config names."""
-    for use in USES:
-        for name in use.names(config):
-            if name is not None and is_named(name):
-                yield use.kind, name
-
-
 def check_extensions(config: Config) -> None:
     """Imports all user code. Raises ConfigError with everything that does not satisfy its protocol."""
-    check_all(*(lambda kind=kind, name=name: kind.load(name) for kind, name in named(config)))
+    named = [(use, name) for use in USES for name in use.names(config) if name is not None and is_named(name)]
+    check_all(*(lambda use=use, name=name: use.kind.load(name, use.options(config)) for use, name in named))

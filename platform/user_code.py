@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +39,11 @@ class Extension:
     protocol: type
     usage: str
 
-    def load(self, name: str) -> Any:
-        """Returns the function or the class behind `name`. Raises ConfigError if it does not satisfy the protocol."""
+    def load(self, name: str, options: Iterable[str] = ()) -> Any:
+        """Returns the function or the class behind `name`. Raises ConfigError if it does not satisfy the protocol.
+
+        options: names of further arguments that the config gives the constructor.
+        """
         module_name, _, attribute = name.rpartition(":")
         try:
             found = getattr(import_user_module(module_name), attribute)
@@ -61,7 +64,7 @@ class Extension:
             bound = [None] if inspect.isfunction(inspect.getattr_static(found, method)) else []  # self
             self._check(name, f"{method}()", getattr(found, method), function, bound)
         if "__init__" in vars(self.protocol):
-            self._check(name, "its constructor", found, self.protocol.__init__)  # type: ignore[misc]
+            self._check(name, "its constructor", found, self.protocol.__init__, options=options)  # type: ignore[misc]
         return found
 
     def function(self, name: str, found: object) -> Callable[..., Any]:
@@ -85,14 +88,15 @@ class Extension:
         found: Callable[..., object],
         expected: Callable[..., object],
         bound: Sequence[None] = (),
+        options: Iterable[str] = (),
     ) -> None:
-        """Raises ConfigError if `found` cannot be called with the arguments of `expected`."""
+        """Raises ConfigError if `found` cannot be called with the arguments of `expected` and `options`."""
         try:
             own = inspect.signature(found)
         except (TypeError, ValueError):  # built-in functions have none
             return
         names = list(inspect.signature(expected).parameters.values())[1:]  # without self
-        keywords = {each.name: None for each in names if each.kind is each.KEYWORD_ONLY}
+        keywords = dict.fromkeys([*(each.name for each in names if each.kind is each.KEYWORD_ONLY), *options])
         positional = [each.name for each in names if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
         try:
             own.bind(*bound, *positional, **keywords)

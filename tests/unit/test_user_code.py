@@ -66,7 +66,12 @@ def test_functions_that_fit(file: str, name: str) -> None:
 
 
 def test_a_class_that_fits(file: str) -> None:
-    assert CLASS.load(f"{file}:Good").__name__ == "Good"
+    assert CLASS.load(f"{file}:Good", ["colour"]).__name__ == "Good"
+
+
+def test_an_option_that_the_constructor_does_not_take(file: str) -> None:
+    with pytest.raises(ConfigError, match=r"called with \(size, color\): got an unexpected keyword argument 'color'"):
+        CLASS.load(f"{file}:Good", ["color"])
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def run(path: Path, name: str | None, output: Path | None, env: str | None) -> N
     foreign = read(path, name, env)
     done = convert(foreign.system, foreign.keys)
     text = as_yaml(done, path)
-    problems = _problems(text)
+    problems = problems_of(text)
     if output is None:
         print(text, end="")
     else:
@@ -46,7 +46,7 @@ def run(path: Path, name: str | None, output: Path | None, env: str | None) -> N
         print(f"{output}: passes the schema; next: platform-launch --plan {output}")
 
 
-def _problems(text: str) -> list[Problem]:
+def problems_of(text: str) -> list[Problem]:
     """The problems that the loader finds in a config, with its lines."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"

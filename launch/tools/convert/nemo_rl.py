@@ -58,7 +58,8 @@ def _placement(_: Value, source: ForeignConfig) -> Outcome:
     learners = ["actor"]
     if source(f"{_loop(source)}.adv_estimator.name") == "gae":
         learners.append("critic")
-    if source.positive(_KL):
+    # With adapters the actor without them is the reference.
+    if source.positive(_KL) and not source("policy.dtensor_cfg.lora_cfg.enabled"):
         learners.append("reference")
     first, why = 0, "colocated: all components share all GPUs"
     if source("policy.generation.colocated.enabled") is False:

@@ -78,14 +78,18 @@ def _with_engines(placed: dict[str, Value], source: ForeignConfig, inventory: Ma
 
 
 def _components(names: list[str], source: ForeignConfig) -> list[str]:
-    """Our components for those of a key. The reference, which RLinf computes in the actor, joins it for a KL term."""
+    """Our components for those of a key. The reference, which RLinf computes in the actor, joins it for a KL term.
+
+    With adapters the actor without them is the reference.
+    """
     kept = [name for name in names if name in _COMPONENTS]
     if embodied(source):
         return [
             "actor_critic" if name == "actor" and shared_heads(source) else name for name in kept if name != "reward"
         ]
     with_kl = source.positive("algorithm.kl_beta") or source.positive("algorithm.reinpp_kl_beta")
-    return [*kept, "reference"] if with_kl and "actor" in kept else kept
+    joins = with_kl and "actor" in kept and not source("actor.model.is_lora")
+    return [*kept, "reference"] if joins else kept
 
 
 def shared_heads(source: ForeignConfig) -> bool:

@@ -121,7 +121,9 @@ def _policy(value: Value, _: ForeignConfig) -> Outcome:
         return write({**values, "actor.model.type": "mlp"}, "policy and value head share their layers here")
     if value == "CnnPolicy":
         return write({**values, "actor.model.type": "cnn", "actor.model.activation": "relu"}, "see actor.model.cnn")
-    return untranslated(f"{value} has no counterpart; known: MlpPolicy, CnnPolicy", values)
+    if value == "MultiInputPolicy":
+        return write({**values, "actor.model.type": "mlp"}, "parts of a Dict are joined; images among them are refused")
+    return untranslated(f"{value} has no counterpart; known: MlpPolicy, CnnPolicy, MultiInputPolicy", values)
 
 
 def _normalize(value: Value, source: ForeignConfig) -> Outcome:

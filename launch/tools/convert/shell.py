@@ -168,7 +168,8 @@ def _set(shell: _Shell, name: str, value: str | list[str], depth: int) -> None:
 
 def _tokens(text: str) -> Iterator[str]:
     at, word = 0, ""
-    text = text.replace("\\\r\n", " ").replace("\\\n", " ")
+    # A shell ends the command at `\ # comment`; the lines below it are meant as its arguments.
+    text = re.sub(r"\\(\r?|[ \t]+#.*)\n", " ", text)
     while at < len(text):
         char = text[at]
         if char in " \t\r":

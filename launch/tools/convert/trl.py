@@ -105,7 +105,8 @@ def _of_learners(key: str) -> Rule:
 def _trainer(value: Value, source: ForeignConfig) -> Outcome:
     ppo, count = value == "PPO", _processes(source)
     kl = source.positive("kl_coef" if ppo else "beta")
-    learners = ["actor", *(["critic"] if ppo else []), *(["reference"] if kl else [])]
+    apart = kl and not source("use_peft")  # with adapters the actor without them is the reference
+    learners = ["actor", *(["critic"] if ppo else []), *(["reference"] if apart else [])]
     engine = source.whole("vllm_tensor_parallel_size", 1) if source("use_vllm") else 1
     values: dict[str, Value] = {
         "runner.task_type": "reasoning",

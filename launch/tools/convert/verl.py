@@ -79,7 +79,9 @@ def _pool(_: Value, source: ForeignConfig) -> Outcome:
     apart = "critic" in learners and _layout("critic", source) != _layout(ACTOR, source)
     if apart:  # components of one process have one layout here
         learners.remove("critic")
-    if source("algorithm.use_kl_in_reward") or source(f"{ACTOR}.use_kl_loss"):
+    # Without its adapters the actor is the reference.
+    adapters = source.positive(f"{ARR}.model.lora_rank") or source.positive(f"{ARR}.model.lora.rank")
+    if not adapters and (source("algorithm.use_kl_in_reward") or source(f"{ACTOR}.use_kl_loss")):
         learners.append("reference")
     values: dict[str, Value] = {
         "cluster.inventory.nodes": nodes,

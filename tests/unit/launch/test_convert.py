@@ -147,7 +147,8 @@ def test_scripts_are_read_and_not_run(tmp_path: Path) -> None:
     DATA=( data.train_files="['$HOME/a.parquet']" data.x=${{SIZE}} )
     DATA+=( 'data.y=$SIZE' )
     python3 -m verl.trainer.main_ppo "${{DATA[@]}}" \\
-        model=$MODEL tp=${{TP}} day=$(date +%F) "$@"
+        model=$MODEL \\  # a comment that ends the command in a shell
+        tp=${{TP}} day=$(date +%F) "$@"
     """
     words = next(words for words in commands(text) if "verl.trainer.main_ppo" in words)
     assert [known(word) for word in words[3:7]] == [

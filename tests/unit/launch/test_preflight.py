@@ -427,6 +427,14 @@ def test_a_users_policy_loss_is_imported_from_the_working_folder(folder: Path):
         check_extensions(loaded("reasoning.yaml", "algorithm.policy_loss=my_policy_loss:los")[0])
 
 
+def test_options_of_a_users_rollout_engine_are_compared_with_its_constructor() -> None:
+    example = Path(__file__).parents[3] / "examples" / "rollout_engine"
+    named = (f"{example}.yaml", f"rollout.backend={example}.py:Plain")
+    check_extensions(loaded(*named)[0])
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'cache'"):
+        check_extensions(loaded(*named, "rollout.engine_args={cache: 1}")[0])
+
+
 @pytest.mark.parametrize(
     ("kind", "heads", "message"),
     [
