@@ -47,19 +47,25 @@ def _estimator(value: Value, source: ForeignConfig) -> Outcome:
     names = {"gae": "gae", "raw_reward": "raw", "grpo": "grpo", "reinforce_plus_plus": "reinforce_plus_plus"}
     if value not in names:
         return unknown(value, names)
-    values = {"runner.task_type": "reasoning", "algorithm.adv_type": names[value], "algorithm.loss_type": "actor"}
-    return write({**values, "critic.use_critic_model": value == "gae"})
+    baseline = "_baseline" if value == "reinforce_plus_plus" and _minus_baseline(source) else ""
+    ours = {"runner.task_type": "reasoning", "algorithm.adv_type": names[value] + baseline}
+    return write({**ours, "algorithm.loss_type": "actor", "critic.use_critic_model": value == "gae"})
+
+
+def _minus_baseline(source: ForeignConfig) -> bool:
+    """True unless the file says no: REINFORCE++ subtracts the mean of the group."""
+    return source(f"{_loop(source)}.adv_estimator.minus_baseline") is not False
 
 
 def _placement(_: Value, source: ForeignConfig) -> Outcome:
     """Colocated: all components share all GPUs. Else the last GPUs of each node, or the last nodes, generate."""
     nodes, per_node = source.whole("cluster.num_nodes"), source.whole("cluster.gpus_per_node")
     total, engine = nodes * per_node, source.whole("policy.generation.vllm_cfg.tensor_parallel_size", 1)
-    learners = ["actor"]
-    if source(f"{_loop(source)}.adv_estimator.name") == "gae":
-        learners.append("critic")
-    # With adapters the actor without them is the reference.
-    if source.positive(_KL) and not source("policy.dtensor_cfg.lora_cfg.enabled"):
+    learners, apart = ["actor"], []
+    if source(f"{_loop(source)}.adv_estimator.name") == "gae":  # components of one process have one layout here
+        (learners if _layout("policy", source) == _layout("value", source) else apart).append("critic")
+    adapters = [source(f"policy.{name}.enabled") for name in ("dtensor_cfg.lora_cfg", "megatron_cfg.peft")]
+    if source.positive(_KL) and not any(adapters):  # without its adapters the actor is the reference
         learners.append("reference")
     first, why = 0, "colocated: all components share all GPUs"
     if source("policy.generation.colocated.enabled") is False:
@@ -73,12 +79,21 @@ def _placement(_: Value, source: ForeignConfig) -> Outcome:
     ranks = (total - first) // engine
     rollout = _range(first, total) + ("" if engine == 1 else f":{_range(0, ranks)}")
     if first == 0 and engine == 1:
-        placed = {",".join([*learners, "rollout", "reward"]): "all"}
+        placed = {",".join([*learners, "rollout", "reward"]): "all", **dict.fromkeys(apart, "all")}
     else:
-        placed = {",".join([*learners, "reward"]): _range(0, first or total), "rollout": rollout}
+        trained = _range(0, first or total)
+        placed = {",".join([*learners, "reward"]): trained, **dict.fromkeys(apart, trained), "rollout": rollout}
     values: dict[str, Value] = {"cluster.inventory.nodes": nodes, "cluster.inventory.gpus_per_node": per_node}
     address = {"cluster.address": "auto"} if nodes > 1 else {}
     return write({**values, "cluster.component_placement": placed, **address}, why)
+
+
+def _layout(role: str, source: ForeignConfig) -> list[int]:
+    """How the model of a role is split: 1 where it is not."""
+    if not source(f"{role}.megatron_cfg.enabled"):
+        return [1, 1, source.whole(f"{role}.dtensor_cfg.context_parallel_size", 1), 1]
+    sizes = ("tensor_model", "pipeline_model", "context", "expert_model")
+    return [source.whole(f"{role}.megatron_cfg.{size}_parallel_size", 1) for size in sizes]
 
 
 def _range(first: int, end: int) -> str:
@@ -138,6 +153,11 @@ def _response(value: Value, source: ForeignConfig) -> Outcome:
 
 def _dataset(part: str) -> Rule:
     def rule(value: Value, source: ForeignConfig) -> Outcome:
+        if value == "OpenMathInstruct-2" and part == "train":
+            split = source("data.train.split") or "train_1M"
+            columns = {"prompt_column": "problem", "answer_column": "expected_answer"}
+            values = {"type": "dataset", "path": "nvidia/OpenMathInstruct-2", "split": split, **columns}
+            return write({f"data.task.{key}": each for key, each in values.items()})
         if not isinstance(value, str) or value not in _DATASETS:
             path = source(f"data.{part}.data_path")
             if value == "ResponseDataset" and path is not None:
@@ -207,6 +227,11 @@ def _loop_rules(section: str) -> Table:
         f"{section}.use_dynamic_sampling": _sampling(section),
         f"{section}.async_{section}.enabled": _staleness,
         f"{section}.adv_estimator.name": _estimator,
+        f"{section}.adv_estimator.minus_baseline": while_(
+            lambda source: source(f"{section}.adv_estimator.name") == "reinforce_plus_plus",
+            lambda *_: part_of("algorithm.adv_type"),
+            "of reinforce_plus_plus",
+        ),
         f"{section}.advantage_clip_low": lambda value, source: (
             same("not set")
             if value is None
