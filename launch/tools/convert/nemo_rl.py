@@ -61,7 +61,8 @@ def _placement(_: Value, source: ForeignConfig) -> Outcome:
     """Colocated: all components share all GPUs. Else the last GPUs of each node, or the last nodes, generate."""
     nodes, per_node = source.whole("cluster.num_nodes"), source.whole("cluster.gpus_per_node")
     total, engine = nodes * per_node, source.whole("policy.generation.vllm_cfg.tensor_parallel_size", 1)
-    learners, apart = ["actor"], []
+    learners = ["actor"]
+    apart: list[str] = []
     if source(f"{_loop(source)}.adv_estimator.name") == "gae":  # components of one process have one layout here
         (learners if _layout("policy", source) == _layout("value", source) else apart).append("critic")
     adapters = [source(f"policy.{name}.enabled") for name in ("dtensor_cfg.lora_cfg", "megatron_cfg.peft")]
