@@ -9,6 +9,11 @@ from typing import Any
 
 from rl_platform.envs.reasoning.agent_function import TEXT_ENVIRONMENT, TextEnvironment
 
+_DEFAULTS: dict[str, Any] = {
+    "largest": 9,
+    "turns": 4,
+    "prompt": "Guess a number from 1 to {largest}. Answer with the number alone.",
+}
 _NUMBER = re.compile(r"\d+")
 
 
@@ -25,8 +30,10 @@ class GuessNumber:
     """
 
     def __init__(self, params: dict[str, Any]) -> None:
-        self._largest, self._turns = params.get("largest", 9), params.get("turns", 4)
-        self._prompt = params.get("prompt", "Guess a number from 1 to {largest}. Answer with the number alone.")
+        options = _DEFAULTS | params
+        if unknown := params.keys() - _DEFAULTS.keys():
+            raise ValueError(f"there is no parameter {min(unknown)}, only {', '.join(_DEFAULTS)}")
+        self._largest, self._turns, self._prompt = options["largest"], options["turns"], options["prompt"]
         self._guesses = 0
 
     def reset(self, question: dict[str, Any], seed: int) -> str:

@@ -546,8 +546,15 @@ def test_two_tools_of_one_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "params", [{"dataset": "chain_sums"}, {}, {"dataset": "chain_sum", "min_terms": "two"}], ids=json.dumps
+    ("name", "params"),
+    [
+        ("reasoning_gym", {"dataset": "chain_sums"}),
+        ("reasoning_gym", {}),
+        ("reasoning_gym", {"dataset": "chain_sum", "min_terms": "two"}),
+        ("guess_number", {"larges": 3}),
+        ("guess_number", {"largest": "many"}),
+    ],
 )
-def test_wrong_parameters_of_built_in_environments(params: dict[str, object]) -> None:
+def test_wrong_parameters_of_built_in_environments(name: str, params: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"rollout\.agent\.environment\.params"):
-        check_environment(Agent(environment=EnvironmentOptions(type="reasoning_gym", params=params)))
+        check_environment(Agent(environment=EnvironmentOptions(type=name, params=params)))

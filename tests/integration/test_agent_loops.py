@@ -1,0 +1,76 @@
+"""Tools and text environments through the real command: metrics, kill and resume, wrong names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rl_platform.metrics import read_metrics
+
+WIDE = "actor.model.random_init.max_positions=512"
+TOOLS = """
+class Echo:
+    schema = {"name": "echo", "description": "Repeats.", "parameters": {"type": "object"}}
+
+    def __init__(self, question, params): ...
+
+    def call(self, arguments):
+        return "again"
+
+class Game:
+    def __init__(self, params):
+        self.params = params
+
+    def reset(self, question, seed):
+        self.turns, self.seed = 0, seed
+        return f"{seed % 10}:"
+
+    def step(self, text):
+        self.turns += 1
+        return "<more>", text.count("a") + self.seed % 7 / 10, self.turns == 2
+"""
+
+
+def test_an_environment_killed_and_resumed(command, killed, final_state, differences, logged, folder) -> None:
+    (folder / "my_tools.py").write_text(TOOLS)
+    agent = "rollout.agent={environment: {type: 'my_tools.py:Game'}, num_workers: 1}"
+    keys = ("reasoning.yaml", agent, "rollout.sampling={max_new_tokens: 2}", "data.max_response_length=12", WIDE)
+    arguments = (*keys, "runner.save_interval=1")
+    ended = command(*arguments, "runner.output_dir=whole")
+    assert ended.code == 0, ended.err
+    rows = read_metrics(Path("whole"))[1:]
+    assert all(row["turns/mean"] == 2 and row["tool/errors"] == 0 for row in rows)
+    assert all(row["reward/mean"] > 0 for row in rows)
+    killed(*arguments, folder="killed", at="step-00000002")
+    assert command(*arguments, "runner.output_dir=killed").code == 0
+    assert differences(final_state("whole", 4), final_state("killed", 4)) == []
+    assert differences(logged("whole"), logged("killed")) == []
+
+
+def test_tools_that_the_policy_does_not_call(command, folder) -> None:
+    (folder / "my_tools.py").write_text(TOOLS)
+    agent = "rollout.agent={tools: [{type: 'my_tools.py:Echo'}], tool_format: hermes}"
+    ended = command("reasoning.yaml", agent, WIDE, "data.max_prompt_length=400", "runner.max_steps=1")
+    assert ended.code == 0, ended.err
+    row = read_metrics(Path("out"))[1]
+    assert (row["tool/echo/calls"], row["tool/malformed"], row["turns/mean"]) == (0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        ("{tools: [{type: 'my_tools.py:Eco'}]}", "cannot be imported"),
+        ("{tools: [{type: 'my_tools.py:Game'}]}", "has no method call"),
+        ("{tools: [{type: 'my_tools.py:Echo'}]}", "there is no chat template"),
+        ("{tools: [{type: 'my_tools.py:Echo'}, {type: 'my_tools.py:Echo'}]}", "several tools have this name"),
+        ("{environment: {type: 'my_tools.py:Echo'}}", "has no method reset, step"),
+        ("{environment: {type: reasoning_gym}}", "refuses them"),
+    ],
+)
+def test_wrong_tools_and_environments_are_told_before_anything_starts(command, folder, agent, message) -> None:
+    (folder / "my_tools.py").write_text(TOOLS)
+    ended = command("reasoning.yaml", f"rollout.agent={agent}")
+    assert ended.code == 2
+    assert message in ended.err
+    assert "rollout.agent." in ended.err
