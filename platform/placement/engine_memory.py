@@ -15,7 +15,7 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.rollout import RUNNING
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.component_shapes import shapes
-from rl_platform.placement.hardware import GIB, device_of
+from rl_platform.placement.hardware import GIB, devices_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.memory import PROCESS_ON_GPU, MemoryModel
 from rl_platform.placement.occupancy import NEARLY_FULL, Occupant, chosen_order, occupancy_of
@@ -50,15 +50,15 @@ def engine_memory(config: Config, placement: Placement, inventory: Inventory) ->
 
     Raises ConfigError if the other components leave no memory for a single sequence.
     """
-    rollout, device = config.rollout, device_of(inventory)
-    known_shapes = shapes(config)[0]
+    rollout, known_shapes = config.rollout, shapes(config)[0]
+    device = devices_of(inventory).on(placement.layout.parts["rollout"].nodes)
     if rollout.gpu_memory_utilization is not None or rollout.backend not in HOSTED or "rollout" not in known_shapes:
         return None
     if device.memory is None or not placement.accelerators["rollout"]:
         return None
     layout = placement.layout
     part, memory = layout.parts["rollout"], MemoryModel(config, known_shapes, layout, on_gpu=True)
-    order = chosen_order(config, placement, known_shapes, device)
+    order = chosen_order(config, placement, known_shapes, inventory)
     crowds = {
         tuple(occupants)
         for occupants in occupancy_of(config, placement).values()

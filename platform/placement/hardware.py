@@ -7,7 +7,8 @@ usual network card per GPU is assumed. Neither torch nor CUDA is used.
 from __future__ import annotations
 
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from rl_platform.placement.inventory import Inventory, ask_driver
 
@@ -62,6 +63,36 @@ GPUS = {
 _CORE_FLOPS, _CORE_BYTES, _ASSUMED_CORES = 100e9, 5e9, 8  # of one core of a server; bandwidth is shared by the socket
 _MOST_BYTES = 100e9
 _ETHERNET = 1.25e9
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The devices of a cluster: `main` on all nodes except for those in `others`."""
+
+    main: Device
+    others: Mapping[int, Device] = field(default_factory=dict)
+
+    def on(self, nodes: Iterable[int]) -> Device:
+        """Returns the device on these nodes. That of several kinds has the least memory and the lowest rates."""
+        if not self.others:
+            return self.main
+        kinds = {device.kind: device for device in (self.others.get(node, self.main) for node in nodes)}
+        first, *more = kinds.values() or [self.main]
+        if not more:
+            return first
+        memory = min((each.memory for each in kinds.values() if each.memory is not None), default=None)
+        names = ("bf16", "fp32", "hbm", "link", "network")
+        rates = {name: min(getattr(each, name) for each in kinds.values()) for name in names}
+        return Device(", ".join(sorted(kinds)), memory, **rates)
+
+
+def devices_of(inventory: Inventory) -> Devices:
+    """Returns the devices of a cluster whose node groups may name other GPUs."""
+    main = device_of(inventory)
+    others = {
+        number: GPUS[node.gpu] for number, node in enumerate(inventory.nodes) if node.gpu and node.gpu != main.kind
+    }
+    return Devices(main, others)
 
 
 def device_of(inventory: Inventory) -> Device:

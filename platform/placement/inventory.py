@@ -41,6 +41,7 @@ class Node:
     env_vars: Mapping[str, str] = field(default_factory=dict)
     ray_labels: Mapping[str, str] = field(default_factory=dict)
     emulated: bool = False  # its accelerators are CPU workers
+    gpu: str = ""  # kind of its accelerators, a key of `hardware.GPUS`; empty: that of the inventory
 
     def visible_devices(self, accelerators: Sequence[int]) -> str:
         """Returns CUDA_VISIBLE_DEVICES of a process with these accelerators (local numbers); empty for CPU workers."""
@@ -139,8 +140,12 @@ class Inventory:
                         problems.append(Problem(f"{path}.accelerators", message, value=value, allowed=allowed))
                     if count != node.accelerators:  # their names are unknown
                         node = replace(node, accelerators=count, device_ids=())
+                if group.gpu is not None and node.gpu not in ("", group.gpu):
+                    message, allowed = f"another group gives {node.name} {node.gpu}", "one kind of GPU for each node"
+                    problems.append(Problem(f"{path}.gpu", message, value=group.gpu, allowed=allowed))
                 nodes[index] = replace(
                     node,
+                    gpu=group.gpu or node.gpu,
                     labels=node.labels | {group.label},
                     env_vars={**node.env_vars, **group.env_vars},
                     ray_labels={**node.ray_labels, **group.ray_labels},

@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.placement.component_shapes import Shape, shapes
-from rl_platform.placement.hardware import Device, device_of
+from rl_platform.placement.hardware import Device, devices_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.memory import Counted, MemoryModel
 from rl_platform.placement.offload_order import OffloadOrder, asked_to_leave, order_with
 from rl_platform.placement.scheduler import Placement
 
 NEARLY_FULL = 0.9  # of a device's memory; the rest is for memory that the estimate leaves out
+
+
+Crowd = tuple[tuple[Counted, ...], Device]
+"""The components on a device, as `MemoryModel.usage` counts them, and the device."""
 
 
 @dataclass(frozen=True)
@@ -55,30 +59,46 @@ def occupancy_of(config: Config, placement: Placement) -> dict[tuple[int, int | 
 
 def offload_order(config: Config, placement: Placement, inventory: Inventory) -> OffloadOrder:
     """Returns the offload order of a run. Models that cannot be counted leave only if `offload` is true."""
-    return chosen_order(config, placement, shapes(config)[0], device_of(inventory))
+    return chosen_order(config, placement, shapes(config)[0], inventory)
 
 
 def chosen_order(
-    config: Config, placement: Placement, known_shapes: Mapping[str, Shape], device: Device
+    config: Config, placement: Placement, known_shapes: Mapping[str, Shape], inventory: Inventory
 ) -> OffloadOrder:
     """Returns the order of a placement: `resolved_order` on its used GPUs."""
-    occupied = occupancy_of(config, placement).items()
-    crowds = {tuple(one.counted for one in occupants) for (_, local), occupants in occupied if local is not None}
     memory = MemoryModel(config, known_shapes, placement.layout, on_gpu=True)
-    return resolved_order(config, memory, crowds, device)
+    return resolved_order(config, memory, crowds_of(config, placement, inventory))
 
 
-def resolved_order(
-    config: Config, memory: MemoryModel, crowds: Iterable[tuple[Counted, ...]], device: Device
-) -> OffloadOrder:
-    """Returns the order: components with `offload` true leave, and those with auto on a device that cannot hold all.
+def crowds_of(config: Config, placement: Placement, inventory: Inventory) -> set[Crowd]:
+    """Returns the components on each used GPU, and the GPU; equal ones once."""
+    devices, occupied = devices_of(inventory), occupancy_of(config, placement).items()
+    return {
+        (tuple(one.counted for one in occupants), devices.on([node]))
+        for (node, local), occupants in occupied
+        if local is not None
+    }
 
-    crowds: the components on each device, as `MemoryModel.usage` counts them.
+
+def full_crowds(memory: MemoryModel, crowds: Iterable[Crowd], order: OffloadOrder) -> list[tuple[Counted, ...]]:
+    """Returns the components on GPUs that cannot hold them.
+
+    Unknown memory counts as enough; a CPU's memory is the host's.
     """
+    return [
+        crowd
+        for crowd, device in crowds
+        if device.memory is not None
+        and device.kind != "cpu"
+        and memory.usage(crowd, order).peak > NEARLY_FULL * device.memory
+    ]
+
+
+def resolved_order(config: Config, memory: MemoryModel, crowds: Iterable[Crowd]) -> OffloadOrder:
+    """Returns the order: components with `offload` true leave, and those with auto on a device that cannot hold all."""
     layout = memory.layout
     asked, auto = asked_to_leave(config, layout, True), asked_to_leave(config, layout, "auto")
     order = order_with(config, layout, asked)
-    if not auto or device.memory is None or device.kind == "cpu":  # on a CPU the device's memory is the host's
+    if not auto or not (full := full_crowds(memory, crowds, order)):
         return order
-    full = [crowd for crowd in crowds if memory.usage(crowd, order).peak > NEARLY_FULL * device.memory]
     return order_with(config, layout, asked | (auto & {name for crowd in full for name, _, _ in crowd}))

@@ -9,11 +9,10 @@ from collections.abc import Collection, Iterable, Mapping
 
 from rl_platform.config.schema import Config
 from rl_platform.placement.component_shapes import Shape, shapes
-from rl_platform.placement.hardware import Device, device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout
-from rl_platform.placement.memory import Counted, MemoryModel
-from rl_platform.placement.occupancy import NEARLY_FULL, occupancy_of, resolved_order
+from rl_platform.placement.memory import MemoryModel
+from rl_platform.placement.occupancy import Crowd, crowds_of, full_crowds, resolved_order
 from rl_platform.placement.scheduler import Placement
 
 SECTIONS = {"actor": "actor", "actor_critic": "actor", "critic": "critic"}  # of learners
@@ -21,9 +20,8 @@ SECTIONS = {"actor": "actor", "actor_critic": "actor", "critic": "critic"}  # of
 
 def with_recomputation(config: Config, placement: Placement, inventory: Inventory) -> Config:
     """Returns the config of a run with true or false in place of auto; false without a GPU or with an unknown one."""
-    occupied = occupancy_of(config, placement).items()
-    crowds = {tuple(one.counted for one in occupants) for (_, local), occupants in occupied if local is not None}
-    return resolved_recomputation(config, shapes(config)[0], placement.layout, crowds, device_of(inventory))
+    crowds = crowds_of(config, placement, inventory)
+    return resolved_recomputation(config, shapes(config)[0], placement.layout, crowds)
 
 
 def recomputation_text(config: Config, resolved: Config) -> str | None:
@@ -39,21 +37,17 @@ def resolved_recomputation(
     config: Config,
     known_shapes: Mapping[str, Shape],
     layout: Layout,
-    crowds: Iterable[tuple[Counted, ...]],
-    device: Device,
+    crowds: Iterable[Crowd],
 ) -> Config:
-    """Returns the config with true or false in place of auto. crowds: as for `resolved_order`."""
+    """Returns the config with true or false in place of auto."""
     undecided = {
         name for name in SECTIONS if name in layout.parts and config.section(name).gradient_checkpointing == "auto"
     }
     if not undecided:
         return config
     plain = _with(config, undecided, recompute=False)
-    if device.memory is None or device.kind == "cpu":
-        return plain
     memory, crowds = MemoryModel(plain, known_shapes, layout, on_gpu=True), list(crowds)
-    order = resolved_order(plain, memory, crowds, device)
-    full = [crowd for crowd in crowds if memory.usage(crowd, order).peak > NEARLY_FULL * device.memory]
+    full = full_crowds(memory, crowds, resolved_order(plain, memory, crowds))
     return _with(plain, undecided & {name for crowd in full for name, _, _ in crowd}, recompute=True)
 
 

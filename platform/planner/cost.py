@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import estimator_needs
 from rl_platform.config.schema.models import Parallel
 from rl_platform.placement.component_shapes import Shape
-from rl_platform.placement.hardware import Device
+from rl_platform.placement.hardware import Devices
 from rl_platform.placement.layout import LEARNERS, Layout, Part
 from rl_platform.placement.memory import MemoryModel, bytes_of, trained_parameters
 from rl_platform.placement.model_shape import FLOAT, ModelShape
@@ -43,6 +44,7 @@ SAVED_BYTES = 3 * FLOAT  # of a trained parameter in a checkpoint: weight and tw
 
 Bounds = dict[str, float]
 """Seconds of a part of a phase by kind of work. The part takes as long as the slowest kind."""
+Estimate = Callable[["CostModel", Layout], list[Bounds]]
 
 
 @dataclass(frozen=True)
@@ -130,13 +132,18 @@ def swaps(order: OffloadOrder, memory: MemoryModel, rates: Rates) -> dict[str, S
 
 
 class CostModel:
-    """Estimates for one config. device: the device of every rank."""
+    """Estimates for one config. A component on several kinds of devices computes at the rates of the slowest.
 
-    def __init__(self, config: Config, shapes: Mapping[str, Shape], device: Device, basis: Basis | None = None) -> None:
-        self.config, self.shapes, self.device = config, shapes, device
+    The rates of `basis` are those of `devices.main`.
+    """
+
+    def __init__(
+        self, config: Config, shapes: Mapping[str, Shape], devices: Devices, basis: Basis | None = None
+    ) -> None:
+        self.config, self.shapes, self.devices, self.device = config, shapes, devices, devices.main
         self.basis = basis or Basis()
         self.lengths = self.basis.lengths or limits(config)
-        self.rates = self.basis.rates or data_sheet(device)
+        self.rates = self.basis.rates or data_sheet(self.device)
         self.rows = rows_per_step(config)
         greedy = config.data.train_batch_size if estimator_needs(config.algorithm.adv_type).greedy else 0
         self.responses = self.rows + greedy
@@ -145,19 +152,30 @@ class CostModel:
         """Returns phase -> (component, cost) in the order of a step, without phases of unknown models."""
         embodied = self.config.runner.task_type == "embodied"
         policy = layout.policy
-        wanted: list[tuple[str, str, Callable[[Layout], list[Bounds]]]] = [("sync weights", policy, self._sync)]
-        wanted.append(("collect", "rollout", self._collect) if embodied else ("generate", "rollout", self._generate))
-        wanted += [("score", "reward", self._score)]
+        wanted: list[tuple[str, str, Estimate]] = [("sync weights", policy, CostModel._sync)]
+        collected, collect = ("collect", CostModel._collect) if embodied else ("generate", CostModel._generate)
+        wanted += [(collected, "rollout", collect), ("score", "reward", CostModel._score)]
         reference = policy if self.config.reference_is_base else "reference"
         evaluated = (("reference", reference), ("log-probs", policy), ("values", "critic"))
-        wanted += [(phase, name, self._evaluate(name)) for phase, name in evaluated]
-        wanted += [("train critic", "critic", self._train("critic")), ("train actor", policy, self._train(policy))]
+        wanted += [(phase, name, partial(CostModel._evaluate, name=name)) for phase, name in evaluated]
+        trained = (("train critic", "critic"), ("train actor", policy))
+        wanted += [(phase, name, partial(CostModel._train, name=name)) for phase, name in trained]
         costs: dict[str, tuple[str, Cost]] = {}
         for phase, name, estimate in wanted:
             if name in layout.parts and name in self.shapes:
                 correction = self.basis.corrections.get(phase)
-                costs[phase] = (name, self._cost(estimate(layout), correction))
+                nodes = layout.parts[name].nodes
+                if phase == "sync weights":
+                    nodes |= layout.parts["rollout"].nodes
+                costs[phase] = (name, self._cost(estimate(self._on(nodes), layout), correction))
         return costs
+
+    def _on(self, nodes: frozenset[int]) -> CostModel:
+        """Returns the model for work on these nodes."""
+        device = self.devices.on(nodes)
+        if device is self.device:
+            return self
+        return CostModel(self.config, self.shapes, Devices(device), replace(self.basis, rates=None))
 
     def other_work(self, layout: Layout) -> tuple[OtherWork, ...]:
         """Returns validation, checkpoints and the start, without those that cannot be estimated."""
@@ -192,7 +210,8 @@ class CostModel:
         """
         if self.config.runner.task_type == "embodied" or "rollout" not in self.shapes:
             return 0.0
-        return self._cost(self._decode(layout, self.config.data.validation_prompts)).seconds
+        model = self._on(layout.parts["rollout"].nodes)
+        return self._cost(model._decode(layout, self.config.data.validation_prompts)).seconds
 
     def _cost(self, parts: list[Bounds], correction: Correction | None = None) -> Cost:
         """Adds up the parts. The bound of the sum is the one with the most seconds."""
@@ -275,38 +294,30 @@ class CostModel:
         launches = batches * shape.layers * self.rates.launch
         return [self._computed(products, traffic, launches)]
 
-    def _evaluate(self, name: str) -> Callable[[Layout], list[Bounds]]:
+    def _evaluate(self, layout: Layout, name: str) -> list[Bounds]:
         """One forward of every row, without gradient."""
+        if self.rates.evaluate and self._is_measured(name, layout):
+            return [{"arithmetic": self.rows * self.rates.evaluate}]
+        return [self._passes(name, layout, self.rows, 1)]
 
-        def estimate(layout: Layout) -> list[Bounds]:
-            if self.rates.evaluate and self._is_measured(name, layout):
-                return [{"arithmetic": self.rows * self.rates.evaluate}]
-            return [self._passes(name, layout, self.rows, 1)]
-
-        return estimate
-
-    def _train(self, name: str) -> Callable[[Layout], list[Bounds]]:
+    def _train(self, layout: Layout, name: str) -> list[Bounds]:
         """All epochs: forward and backward of every row, and an optimizer step per mini-batch."""
-
-        def estimate(layout: Layout) -> list[Bounds]:
-            algorithm = self.config.algorithm
-            epochs = algorithm.critic_epochs if name == "critic" else algorithm.ppo_epochs
-            forwards = BACKWARD if self.config.section(name).lora is None else BACKWARD_OF_ADAPTERS
-            steps = optimizer_steps(self.config, name)
-            if self.rates.update and self._is_measured(name, layout):
-                return [{"arithmetic": steps * self.rates.update}]
-            passes = self._passes(name, layout, self.rows * epochs, forwards)
-            shard = trained_parameters(self.config, name, self.shapes[name]) / layout.parts[name].ranks
-            optimizer = steps * shard * OPTIMIZER_BYTES / self.rates.memory
-            section, part = self.config.section(name), layout.parts[name]
-            if section.training_backend == "megatron" and part.ranks > section.parallel.ranks:
-                # gradients are added up and new weights gathered over the copies of the model
-                own = self.shapes[name].parameters / section.parallel.ranks
-                dtype = (section.model or self.config.actor.model).dtype
-                optimizer += steps * own * (FLOAT + bytes_of(dtype)) / self._rate(part)
-            return [{bound: seconds + optimizer for bound, seconds in passes.items()}]
-
-        return estimate
+        algorithm = self.config.algorithm
+        epochs = algorithm.critic_epochs if name == "critic" else algorithm.ppo_epochs
+        forwards = BACKWARD if self.config.section(name).lora is None else BACKWARD_OF_ADAPTERS
+        steps = optimizer_steps(self.config, name)
+        if self.rates.update and self._is_measured(name, layout):
+            return [{"arithmetic": steps * self.rates.update}]
+        passes = self._passes(name, layout, self.rows * epochs, forwards)
+        shard = trained_parameters(self.config, name, self.shapes[name]) / layout.parts[name].ranks
+        optimizer = steps * shard * OPTIMIZER_BYTES / self.rates.memory
+        section, part = self.config.section(name), layout.parts[name]
+        if section.training_backend == "megatron" and part.ranks > section.parallel.ranks:
+            # gradients are added up and new weights gathered over the copies of the model
+            own = self.shapes[name].parameters / section.parallel.ranks
+            dtype = (section.model or self.config.actor.model).dtype
+            optimizer += steps * own * (FLOAT + bytes_of(dtype)) / self._rate(part)
+        return [{bound: seconds + optimizer for bound, seconds in passes.items()}]
 
     def _is_measured(self, name: str, layout: Layout) -> bool:
         """Whether the rates of the embodied policy hold for a component."""

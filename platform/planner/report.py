@@ -15,7 +15,7 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.chains import streaming_chains
 from rl_platform.placement.component_shapes import Shape, shapes
-from rl_platform.placement.hardware import ASSUMED, GIB, Device, device_of
+from rl_platform.placement.hardware import ASSUMED, GIB, Device, Devices, devices_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout
 from rl_platform.placement.memory import MemoryModel, Usage
@@ -58,7 +58,7 @@ class Report:
     config: Config
     placement: Placement
     inventory: Inventory
-    device: Device
+    devices_by_node: Devices
     layout: Layout
     shapes: Mapping[str, Shape]
     unknown: Mapping[str, str]
@@ -72,6 +72,13 @@ class Report:
     lengths: Lengths
     source: str  # of the rates
     recomputation: str | None
+
+    @cached_property
+    def device(self) -> Device:
+        """The device of the used nodes; of several kinds the lowest rates of all."""
+        return self.devices_by_node.on(
+            sorted(frozenset[int]().union(*(part.nodes for part in self.layout.parts.values())))
+        )
 
     @property
     def mean_seconds(self) -> float:
@@ -89,7 +96,11 @@ class Report:
 
     def capacity(self, use: DeviceUse) -> int | None:
         """Returns the memory of a device in bytes; None if not known."""
-        return self.inventory.nodes[use.node].memory if use.number is None else self.device.memory
+        return self.inventory.nodes[use.node].memory if use.number is None else self.gpu(use).memory
+
+    def gpu(self, use: DeviceUse) -> Device:
+        """Returns the kind of a GPU."""
+        return self.devices_by_node.on([use.node])
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
@@ -109,18 +120,18 @@ def plan_report(config: Config, placement: Placement, inventory: Inventory, basi
     """Returns the report on `placement`, computed from `inventory`."""
     config, asked = with_recomputation(config, placement, inventory), config
     known_shapes, unknown = shapes(config)
-    device, layout = device_of(inventory), placement.layout
-    order = chosen_order(config, placement, known_shapes, device)
+    devices, layout = devices_of(inventory), placement.layout
+    order = chosen_order(config, placement, known_shapes, inventory)
     streams = frozenset(name for chain in streaming_chains(config, layout, order.leaving) for name in chain)
     memory = MemoryModel(config, known_shapes, layout, on_gpu=True)
-    model = CostModel(config, known_shapes, device, basis)
+    model = CostModel(config, known_shapes, devices, basis)
     costs, moves, full_kl = model.phases(layout), swaps(order, memory, model.rates), config.algorithm.full_kl_in_reward
     unknown = {name: reason for name, reason in unknown.items() if name in layout.parts}
     return Report(
         config=config,
         placement=placement,
         inventory=inventory,
-        device=device,
+        devices_by_node=devices,
         layout=layout,
         shapes=known_shapes,
         unknown=unknown,
@@ -191,7 +202,7 @@ def _memory_warnings(report: Report) -> Iterator[str]:
     for (on_node, peak, capacity), uses in full.items():
         where = names_of(uses, report.inventory)
         verb = "cannot hold" if peak > capacity else "would be nearly full with"
-        limit = f"{'the node' if on_node else report.device.kind} has {capacity / GIB:.1f} GiB"
+        limit = f"{'the node' if on_node else report.gpu(uses[0]).kind} has {capacity / GIB:.1f} GiB"
         largest = max(uses[0].usage.components, key=lambda name: uses[0].usage.components[name].total)
         yield f"{where} {verb} {peak / GIB:.1f} GiB: {limit}; {largest} is the largest: {_remedy(report, largest)}"
 

@@ -85,7 +85,8 @@ def _limits(report: Report) -> str:
         return f"{owner} has {_gib(report.device.memory)}" if report.device.memory else f"main memory of {owner}"
     if report.device.memory is None:
         return "GPUs of unknown kind"
-    return f"{report.device.kind} has {_gib(report.device.memory)}"
+    gpus = {use.node: report.gpu(use) for use in report.devices if use.number is not None}.values()
+    return ", ".join(dict.fromkeys(f"{gpu.kind} has {_gib(gpu.memory or 0)}" for gpu in gpus))
 
 
 def _cells(memory: Memory, columns: Sequence[str]) -> str:

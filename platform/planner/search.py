@@ -22,7 +22,7 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.chains import streaming_chains
 from rl_platform.placement.component_shapes import Shape, shapes
-from rl_platform.placement.hardware import GIB, Device, device_of
+from rl_platform.placement.hardware import GIB, Device, Devices, devices_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import LEARNERS, layout_of_split
 from rl_platform.placement.memory import MemoryModel
@@ -45,7 +45,7 @@ Keys = tuple[tuple[tuple[str, ...], range], ...]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A placement, its predicted step, and the bytes of its fullest device.
+    """A placement, its predicted step, the bytes of its fullest device, and whether it fits into memory.
 
     rollout_devices: of a rollout rank. changes: other keys of the config that it changes.
     """
@@ -53,6 +53,7 @@ class Candidate:
     keys: Keys
     spans: tuple[Span, ...]
     peak: int
+    fits: bool = True
     rollout_devices: int = 1
     changes: Changes = field(default_factory=dict)
 
@@ -92,18 +93,22 @@ class Candidate:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Candidates that fit, best first. too_large: number of others. smallest_peak: bytes of the smallest of these."""
+    """Candidates that fit, best first. too_large: number of others. smallest_peak: bytes of the smallest of these.
+
+    device: of several kinds (`mixed`) the least memory and the lowest rates.
+    """
 
     candidates: tuple[Candidate, ...]
     too_large: int
     smallest_peak: int
     device: Device
+    mixed: bool
     available: int
 
     @property
     def best_of_groupings(self) -> list[Candidate]:
         """The best candidate of each grouping of components, best first."""
-        best = {tuple(names for names, _ in candidate.keys): candidate for candidate in reversed(self.candidates)}
+        best = {frozenset(names for names, _ in candidate.keys): candidate for candidate in reversed(self.candidates)}
         return sorted(best.values(), key=lambda candidate: candidate.order)
 
     def checked(self, check: Callable[[Candidate], object]) -> SearchResult:
@@ -134,10 +139,11 @@ class Search:
 
     def __init__(self, config: Config, shapes: Mapping[str, Shape], inventory: Inventory, basis: Basis | None) -> None:
         self.config, self.shapes, self.basis = config, shapes, basis
-        self.device, self.per_node = device_of(inventory), max(node.accelerators for node in inventory.nodes)
+        self.devices, self.per_node = devices_of(inventory), max(node.accelerators for node in inventory.nodes)
+        self.device = self.devices.on(range(len(inventory.nodes)))
         self.available = inventory.accelerators or len(inventory.nodes)
         self.rollout_devices = max(1, schedule(config.cluster, inventory).layout.parts["rollout"].per_rank)
-        self.capacity = None if self.device.memory is None else NEARLY_FULL * self.device.memory
+        self.first_kind = _devices_of_first_kind(self.devices, inventory)
         self.tried: dict[str, Candidate] = {}
 
     def run(self) -> SearchResult:
@@ -149,38 +155,56 @@ class Search:
             self._try(variant, coarse=False)
             for other in micro_batches(variant):
                 self._try(other, coarse=True)
-        fitting = sorted(filter(self._fits, self.tried.values()), key=lambda candidate: candidate.order)
-        peaks = [candidate.peak for candidate in self.tried.values() if not self._fits(candidate)]
-        return SearchResult(tuple(fitting), len(peaks), min(peaks, default=0), self.device, self.available)
-
-    def _fits(self, candidate: Candidate) -> bool:
-        return self.capacity is None or candidate.peak <= self.capacity
+        fitting = sorted((one for one in self.tried.values() if one.fits), key=lambda candidate: candidate.order)
+        peaks = [candidate.peak for candidate in self.tried.values() if not candidate.fits]
+        return SearchResult(
+            tuple(fitting), len(peaks), min(peaks, default=0), self.device, bool(self.devices.others), self.available
+        )
 
     def _try(self, variant: Variant, *, coarse: bool) -> float:
         """Adds the candidates of a variant; returns the seconds of its best that fits."""
-        model = CostModel(variant.config, self.shapes, self.device, self.basis)
+        model = CostModel(variant.config, self.shapes, self.devices, self.basis)
         best = math.inf
-        for keys in _splits(_groupings(self.config), self.available, coarse=coarse):
+        for keys in _splits(self._groupings(), self.available, self.first_kind, coarse=coarse):
             if _hold_whole_copies(variant.config, keys, variant.rollout_devices):
                 identity = f"{keys} {variant.rollout_devices} {variant.changes}"
                 if identity not in self.tried:
                     self.tried[identity] = self._candidate(variant, model, keys)
-                if self._fits(candidate := self.tried[identity]):
+                if (candidate := self.tried[identity]).fits:
                     best = min(best, candidate.seconds)
         return best
 
     def _candidate(self, variant: Variant, model: CostModel, keys: Keys) -> Candidate:
         wide = variant.rollout_devices
         layout = layout_of_split(keys, self.per_node, wide)
-        crowds = [tuple((name, 1 / wide if name == "rollout" else 1.0, 1) for name in names) for names, _ in keys]
-        config = resolved_recomputation(variant.config, self.shapes, layout, crowds, self.device)
+        crowds = [
+            (tuple((name, 1 / wide if name == "rollout" else 1.0, 1) for name in names), device)
+            for names, devices in keys
+            for device in self._kinds(devices)
+        ]
+        config = resolved_recomputation(variant.config, self.shapes, layout, crowds)
         memory = MemoryModel(config, self.shapes, layout, on_gpu=self.per_node > 0)
-        order = resolved_order(config, memory, crowds, self.device)
+        order = resolved_order(config, memory, crowds)
         streams = {name for chain in streaming_chains(config, layout, order.leaving) for name in chain}
         moves, full_kl = swaps(order, memory, model.rates), config.algorithm.full_kl_in_reward
         spans = timeline(model.phases(layout), layout, streams, waves(config, layout), moves, full_kl)
-        peak = max(memory.usage(crowd, order).peak for crowd in crowds)
-        return Candidate(keys, spans, peak, wide, variant.changes)
+        peaks = [(memory.usage(crowd, order).peak, device.memory) for crowd, device in crowds]
+        fits = all(held is None or peak <= NEARLY_FULL * held for peak, held in peaks)
+        return Candidate(keys, spans, max(peak for peak, _ in peaks), fits, wide, variant.changes)
+
+    def _kinds(self, devices: range) -> set[Device]:
+        """Returns the kinds of devices with these numbers."""
+        if not self.devices.others:
+            return {self.device}
+        size = max(self.per_node, 1)
+        return {self.devices.on([node]) for node in range(devices.start // size, (devices.stop - 1) // size + 1)}
+
+    def _groupings(self) -> Sequence[tuple[tuple[str, ...], ...]]:
+        """Returns the groupings, each in every order if there are several kinds of devices."""
+        groupings = _groupings(self.config)
+        if not self.devices.others:
+            return groupings
+        return [order for grouping in groupings for order in itertools.permutations(grouping)]
 
 
 def search(config: Config, inventory: Inventory, basis: Basis | None = None) -> SearchResult:
@@ -200,6 +224,15 @@ def search(config: Config, inventory: Inventory, basis: Basis | None = None) -> 
         hint = "more GPUs, smaller micro-batches (actor.micro_batch_size), or fewer rollout.max_running_requests"
         raise ConfigError([Problem("cluster.component_placement", message, hint=hint)])
     return result
+
+
+def _devices_of_first_kind(devices: Devices, inventory: Inventory) -> int:
+    """Returns the number of devices up to the first node of another kind; 0 if all are of one kind."""
+    if not devices.others:
+        return 0
+    kinds = [devices.on([number]).kind for number in range(len(inventory.nodes))]
+    same = itertools.takewhile(lambda pair: pair[0] == kinds[0], zip(kinds, inventory.nodes, strict=True))
+    return sum(node.accelerators for _, node in same)
 
 
 def _groupings(config: Config) -> tuple[tuple[tuple[str, ...], ...], ...]:
@@ -222,10 +255,13 @@ def _groupings(config: Config) -> tuple[tuple[tuple[str, ...], ...], ...]:
 
 
 def _splits(
-    groupings: Sequence[tuple[tuple[str, ...], ...]], available: int, *, coarse: bool = False
+    groupings: Sequence[tuple[tuple[str, ...], ...]], available: int, first_kind: int = 0, *, coarse: bool = False
 ) -> Iterator[Keys]:
-    """Yields every grouping on every combination of sizes that the devices allow. coarse: on few of them."""
-    sizes = _sizes(available)
+    """Yields every grouping on every combination of sizes that the devices allow. coarse: on few of them.
+
+    first_kind: devices before those of another kind.
+    """
+    sizes = sorted({*_sizes(available), *({first_kind, available - first_kind} if first_kind else ())})
     if coarse:
         sizes = [size for size in sizes if size & (size - 1) == 0 and size >= available / COARSE] or sizes
     large = [size for size in sizes if size >= available / FEWEST] if available > MANY else sizes
@@ -270,7 +306,7 @@ def search_text(
     `present`: the spans of the config's own placement. `source`: the run that corrected the predictions. `rates`: the
     source of the rates.
     """
-    noun = result.device.kind if result.device.known else inventory.noun
+    noun = result.device.kind if result.device.known and not result.mixed else inventory.noun
     if result.device.kind == "cpu":
         noun = inventory.noun if inventory.stands_in else "node"
     cluster = f"{result.available} {noun}{'s' if result.available > 1 else ''}"
@@ -316,7 +352,7 @@ def _why(candidate: Candidate, result: SearchResult) -> str:
     ]
     parts = [f"{longest.phase} takes {longest.seconds / candidate.seconds:.0%} ({longest.bound})"]
     parts += [f"beside it {', '.join(beside)}"] if beside else []
-    limit = f" of {result.device.memory / GIB:.0f}" if result.device.memory else ""
+    limit = f" of {result.device.memory / GIB:.0f}" if result.device.memory and not result.mixed else ""
     parts += [f"at most {candidate.peak / GIB:.1f}{limit} GiB"]
     if candidate.devices < result.available:
         parts += [f"{result.available - candidate.devices} idle"]
@@ -328,9 +364,10 @@ def _remarks(result: SearchResult, shown: int) -> list[str]:
     others = f"{more} other split{'s fit' if more > 1 else ' fits'} as well"
     lines = [f"Of each grouping the best split is shown; {others}."] if more > 0 else []
     if result.too_large:
+        memory = "their GPUs" if result.mixed else f"{(result.device.memory or 0) / GIB:.1f} GiB"
         lines.append(
-            f"{result.too_large} do not fit into {(result.device.memory or 0) / GIB:.1f} GiB with "
-            f"{1 - NEARLY_FULL:.0%} to spare; the leanest of them needs {result.smallest_peak / GIB:.1f}."
+            f"{result.too_large} do not fit into {memory} with {1 - NEARLY_FULL:.0%} to spare; "
+            f"the leanest of them needs {result.smallest_peak / GIB:.1f} GiB."
         )
     if not result.device.known:
         lines.append("The kind of GPU is not known: memory has no limit here, and speeds are an h100's.")

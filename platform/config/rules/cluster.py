@@ -38,6 +38,10 @@ def refused(config: Config) -> Iterator[Problem]:
         if when(lambda: inventory.gpu is not None and inventory.gpus_per_node == 0):
             message = "these nodes have no GPU (cluster.inventory.gpus_per_node is 0)"
             yield Problem("cluster.inventory.gpu", message, hint="remove it")
+    for position, group in enumerate(when(lambda: cluster.node_groups) or ()):
+        if when(lambda group=group: group.gpu is not None and (inventory is None or inventory.gpu is None)):
+            message = "this is for plans of a cluster whose GPUs are named, and cluster.inventory.gpu is not set"
+            yield Problem(f"cluster.node_groups[{position}].gpu", message, hint="set cluster.inventory.gpu too")
     if when(lambda: cluster.devices_per_node is not None and cluster.gpus_per_node):
         message = f"CPU workers cannot emulate GPUs beside real ones: cluster.gpus_per_node is {cluster.gpus_per_node}"
         yield Problem("cluster.devices_per_node", message, hint="remove one of the two keys")

@@ -26,6 +26,7 @@ class NodeGroup(Section):
     ray_labels: dict[str, str] = Field(
         default_factory=dict, description="Ray labels that select the nodes of this group (ray start --labels)"
     )
+    gpu: GPU | None = key(None, "GPU model of these nodes, for --plan; null: that of cluster.inventory")
 
 
 class ClusterInventory(Section):
