@@ -38,8 +38,8 @@ def refused(config: Config) -> Iterator[Problem]:
         if when(lambda: inventory.gpu is not None and inventory.gpus_per_node == 0):
             message = "these nodes have no GPU (cluster.inventory.gpus_per_node is 0)"
             yield Problem("cluster.inventory.gpu", message, hint="remove it")
-    for position, group in enumerate(when(lambda: cluster.node_groups) or ()):
-        if when(lambda group=group: group.gpu is not None and (inventory is None or inventory.gpu is None)):
+    if when(lambda: inventory is None or inventory.gpu is None):
+        for position in when(lambda: _groups_with_a_gpu(config)) or ():
             message = "this is for plans of a cluster whose GPUs are named, and cluster.inventory.gpu is not set"
             yield Problem(f"cluster.node_groups[{position}].gpu", message, hint="set cluster.inventory.gpu too")
     if when(lambda: cluster.devices_per_node is not None and cluster.gpus_per_node):
@@ -63,6 +63,10 @@ def unread(config: Config) -> Iterator[Unread]:
         yield from unread_keys("cluster", keys, reason, "cluster.runtime")
     elif when(lambda: config.cluster.restarts == 0):
         yield from unread_keys("cluster", "restart_backoff_s", "cluster.restarts is 0", "cluster.restarts")
+
+
+def _groups_with_a_gpu(config: Config) -> list[int]:
+    return [position for position, group in enumerate(config.cluster.node_groups) if group.gpu is not None]
 
 
 def _differs(key: str, declared: str, value: int) -> Problem:
