@@ -33,7 +33,7 @@ from rl_platform.placement.workload import (
     rows_per_step,
     running_sequences,
 )
-from rl_platform.planner.lengths import Lengths, decoding, limits
+from rl_platform.planner.lengths import Lengths, decoding, expected
 from rl_platform.planner.rates import Rates, data_sheet
 
 BACKWARD = 3  # forward and backward, in forwards
@@ -142,7 +142,7 @@ class CostModel:
     ) -> None:
         self.config, self.shapes, self.devices, self.device = config, shapes, devices, devices.main
         self.basis = basis or Basis()
-        self.lengths = self.basis.lengths or limits(config)
+        self.lengths = self.basis.lengths or expected(config)
         self.rates = self.basis.rates or data_sheet(self.device)
         self.rows = rows_per_step(config)
         greedy = config.data.train_batch_size if estimator_needs(config.algorithm.adv_type).greedy else 0

@@ -1,6 +1,7 @@
 """Distributions of prompt and response lengths, and the sizes of the batches during decoding.
 
-Without a measurement every prompt and response has its greatest length. `calibration` reads the lengths of other runs,
+Without a measurement every prompt has its greatest length, and every response too unless
+`data.expected_response_length` is set. `calibration` reads the lengths of other runs,
 `rates` those of samples of the data.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from rl_platform.config.schema import Config
@@ -68,6 +69,15 @@ def limits(config: Config) -> Lengths:
     return Lengths((config.data.max_prompt_length,), (tokens,))
 
 
+def expected(config: Config) -> Lengths:
+    """Returns the lengths before a measurement: the greatest ones, or responses of `data.expected_response_length`."""
+    known, mean = limits(config), config.data.expected_response_length
+    if mean is None:
+        return known
+    source = "data.expected_response_length"
+    return replace(known, responses=spread(1, mean, known.responses[0]), response_source=source)
+
+
 def spread(least: float, mean: float, most: float) -> tuple[int, ...]:
     """Returns a distribution with this minimum, mean and maximum."""
     # least + (most - least) u^k of uniform u
@@ -87,9 +97,9 @@ def sampled(values: Sequence[int]) -> tuple[int, ...]:
 
 def of_metrics(metrics: Mapping[str, float], config: Config, source: str) -> Lengths:
     """Returns lengths from the metrics `len/*` of a run, cut at the limits of `config`; without a metric, the limit."""
-    known = limits(config)
-    prompts, responses = known.prompts, known.responses
-    sources = [known.prompt_source, known.response_source]
+    known, first = limits(config), expected(config)
+    prompts, responses = first.prompts, first.responses
+    sources = [first.prompt_source, first.response_source]
     if (mean := metrics.get("len/prompt_mean")) is not None:
         most = metrics.get("len/prompt_max", mean)
         prompts = tuple(min(length, known.prompts[0]) for length in spread(max(1, 2 * mean - most), mean, most))

@@ -26,7 +26,7 @@ from rl_platform.disk import cache_folder
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.hardware import Device
 from rl_platform.placement.inventory import Inventory
-from rl_platform.planner.lengths import Lengths, limits
+from rl_platform.planner.lengths import Lengths, expected
 
 FORM = 2  # version of the file's form
 FOLDER = "machines"
@@ -171,8 +171,8 @@ class Machine:
         return rates
 
     def lengths(self, config: Config) -> Lengths:
-        """Returns the sampled prompts of the config's data, and responses of the greatest length."""
-        known, prompts = limits(config), self.tree["prompts"].get(fingerprint(config, "data"))
+        """Returns the sampled prompts of the config's data, and responses as before a measurement."""
+        known, prompts = expected(config), self.tree["prompts"].get(fingerprint(config, "data"))
         return (
             known if prompts is None else replace(known, prompts=tuple(prompts), prompt_source="a sample of the data")
         )

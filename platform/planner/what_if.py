@@ -106,6 +106,9 @@ def _lengths(config: Config) -> Iterator[Choice]:
         overrides = list(choice.overrides)
         if choice.factor != 1 and sampling is not None:
             overrides.append(f"rollout.sampling.max_new_tokens={int(sampling * choice.factor)}")
+        mean = config.data.expected_response_length
+        if choice.factor != 1 and mean is not None:
+            overrides.append(f"data.expected_response_length={max(1, int(mean * choice.factor))}")
         for role in ("actor", "critic"):
             held = config.section(role).max_tokens_per_micro_batch
             if held is not None and held < longest(config) + choice.value - own:

@@ -16,8 +16,8 @@ _KIND, _MINI = "data.task.type", "data.mini_batch_size"
 _FILES = ("jsonl", "file")
 _STORED = (*_FILES, "dataset")
 _PROMPTS = (
-    "task sources train_size val_size train_batch_size max_prompt_length max_response_length system_prompt "
-    "prompt_template use_chat_template shuffle"
+    "task sources train_size val_size train_batch_size max_prompt_length max_response_length "
+    "expected_response_length system_prompt prompt_template use_chat_template shuffle"
 )
 
 
@@ -48,6 +48,9 @@ def refused(config: Config) -> Iterator[Problem]:
             yield Problem(_MINI, f"{message}sequences of a step", allowed=allowed, hint=hint)
     if not when(lambda: reasoning(config)):
         return
+    if when(lambda: (data.expected_response_length or 0) > data.max_response_length):
+        message = f"responses are truncated at {data.max_response_length} tokens (data.max_response_length)"
+        yield Problem("data.expected_response_length", message, allowed=f"1 to {data.max_response_length}")
     if when(lambda: not data.tasks):
         message = "reasoning needs a source of prompts and answers"
         yield Problem("data.task", message, hint="for example data.task: {type: digits}, or data.sources")

@@ -59,6 +59,9 @@ class Data(Section):
     mini_batch_size: int = key(64, "rows per optimizer step, over all ranks (embodied: transitions)", ge=1)
     max_prompt_length: int = key(256, "largest number of tokens; longer prompts are skipped and counted", ge=1)
     max_response_length: int = key(64, "largest number of tokens; longer responses are truncated", ge=1)
+    expected_response_length: int | None = key(
+        None, "mean tokens of a response, for --plan; null: as measured, or the largest number", ge=1
+    )
     system_prompt: str | None = key(None, "system message of the chat template; null: the template's default")
     prompt_template: str = key("{question}", "text of the user message; {question} is replaced")
     use_chat_template: bool = key(True, "format prompts by the tokenizer's chat template; false: plain text")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rl_platform.planner.cost import Basis
-from rl_platform.planner.lengths import Lengths, decoding, limits, of_metrics, sampled, spread
+from rl_platform.planner.lengths import Lengths, decoding, expected, limits, of_metrics, sampled, spread
 
 
 @pytest.mark.parametrize(("least", "mean", "most"), [(1, 40, 512), (10, 20, 30), (5, 100, 128)])
@@ -34,6 +34,22 @@ def test_means_and_attention_of_a_distribution() -> None:
     assert lengths.sequence == 3 + 10 + 2
     # E[L^2] / E[L] with L = 14 or 16
     assert lengths.context == pytest.approx((14**2 + 16**2) / 2 / 15)
+
+
+def test_a_key_gives_the_mean_of_the_responses(plans: Any) -> None:
+    longest, shorter = plans.config("data.max_response_length=64"), "data.expected_response_length=20"
+    config = plans.config("data.max_response_length=64", shorter)
+    lengths = expected(config)
+    assert lengths.response == pytest.approx(20, rel=0.03)
+    assert lengths.responses[0] == 1
+    assert 60 <= lengths.responses[-1] <= 64
+    assert "responses 20" in str(lengths)
+    assert "data.expected_response_length" in str(lengths)
+    assert plans.report(config).works["generate"] < plans.report(longest).works["generate"]
+    # a run is more than an expectation, and is cut at the limit only
+    measured = of_metrics({"len/response_min": 2, "len/response_mean": 40, "len/response_max": 64}, config, "of a run")
+    assert measured.responses[-1] > 60
+    assert of_metrics({"len/prompt_mean": 9}, config, "of a run").responses == lengths.responses
 
 
 @pytest.mark.parametrize(("share", "running"), [(1, 1), (7, 3), (64, 64), (1000, 16), (5000, 8)])
