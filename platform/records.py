@@ -163,7 +163,8 @@ class RolloutBatch:
     `inputs` are what the model reads, by name, with first dimension B:
 
     * reasoning: "tokens" [B,T] int64 and "lengths" [B] int64; "routes" [B,T,L,K] int16 with `actor.router_replay`;
-    * embodied: "observations" and "actions" [B,C,...] of the policy's C choices (C = T except for action chunks);
+    * embodied: "observations" and "actions" [B,C,...] of the policy's C choices (C = T except for action chunks), with
+      pi0 the denoising chains instead of actions;
       "executed" [B,C,K] bool, the actions of a chunk that count; "episode_starts" [B,T] bool and "hidden_states"
       [B,S,H] of recurrent policies, before the first step of each of S sequences; "tasks" [B,C] int64, where a policy
       reads one of several instructions.

@@ -168,8 +168,8 @@ def embodied_policy(config: Config, spaces: EnvSpaces, seed: int) -> EmbodiedPol
 def trained_policy(config: Config, spaces: EnvSpaces, seed: int) -> EmbodiedPolicy:
     """The policy whose parameters an embodied run trains: with adapters if it has any. The rollout gets merged ones."""
     policy = embodied_policy(config, spaces, seed)
-    if config.actor.lora is not None:  # of a vision-language-action policy
-        add_adapters(policy.language.backbone, config.actor.lora, derive_seed(seed, "lora"), "actor.lora")
+    if config.actor.lora is not None:  # of a policy on a language model
+        add_adapters(policy.adapted, config.actor.lora, derive_seed(seed, "lora"), "actor.lora")
     return policy
 
 

@@ -16,6 +16,7 @@ from rl_platform.components.env_tasks import EnvTasks
 from rl_platform.components.policy_rollout import Actions, LocalPolicy, Observations, Policy
 from rl_platform.components.recording import ChunkRecording, HiddenStates, Recording, RecurrentRecording
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.models import INSTRUCTED
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.evaluate import EvaluationResult, evaluate
 from rl_platform.envs.embodied.normalize import ObservationNormalizer, RewardNormalizer
@@ -65,7 +66,7 @@ class Environment:
         self.memory = HiddenStates(self.env.num_envs, model.recurrent_size) if model.type == "gru" else None
         self.episode_steps = self.env.max_episode_steps if config.whole_episodes else None
         self.groups = self.env.num_envs // config.algorithm.group_size
-        self.tasks = EnvTasks(self.env, reads_instructions=model.type == "vla")
+        self.tasks = EnvTasks(self.env, reads_instructions=model.type in INSTRUCTED)
         self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT_EPISODES)  # returns and lengths
         self.recent_numbers: deque[int] = deque(maxlen=RECENT_EPISODES)  # of their environments
         self.recent_successes: deque[Success | None] = deque(maxlen=RECENT_EPISODES)

@@ -69,9 +69,7 @@ class Recording:
     def add(self, where: Where, observations: np.ndarray, actions: Actions, result: StepResult) -> None:
         """One step: what the policy saw and chose, and its result with normalised rewards and final observations."""
         self.observations[where] = observations
-        if self.actions is None:
-            self.actions = np.zeros((*self.ends.shape, *actions.array.shape[1:]), actions.array.dtype)
-        self.actions[where], self.log_probs[where] = actions.array, actions.log_probs
+        self._actions_like(actions)[where], self.log_probs[where] = actions.array, actions.log_probs
         self.rewards[where] = result.rewards
         self.ends[where], self.invalid[where], self.terminated[where] = result.ended, result.invalid, result.terminated
         if len(result.final_observations):
@@ -80,6 +78,12 @@ class Recording:
         if self.turn > 1:
             self.skipped[where] = self.idle[where[0]]
             self.idle[where[0]] |= result.ended
+
+    def _actions_like(self, actions: Actions) -> np.ndarray:
+        """The array of actions [num_envs, choices, ...]."""
+        if self.actions is None:
+            self.actions = np.zeros((*self.ends.shape, *actions.array.shape[1:]), actions.array.dtype)
+        return self.actions
 
     def finish(self, next_observations: np.ndarray, kind: Bootstrap) -> RolloutBatch:
         """The batch; a row that stops in the middle of an episode continues with `next_observations`."""
@@ -168,7 +172,6 @@ class ChunkRecording(Recording):
         super().__init__(num_envs, steps // levels.num_actions, spaces, max(turn, levels.num_actions))
         self.levels = levels
         chunks = (*self.ends.shape, levels.num_actions)
-        self.actions: np.ndarray = np.zeros((*chunks, *spaces.policy_action_shape), spaces.policy_action_dtype)
         self.log_probs = np.zeros((*chunks, levels.num_components), np.float32)
         self.rewards = np.zeros(chunks, np.float32)
         self.executed, self.invalid = (np.zeros(chunks, bool) for _ in range(2))
@@ -184,7 +187,8 @@ class ChunkRecording(Recording):
         rows, (choice, slot) = where[0], divmod(where[1], self.levels.num_actions)
         if slot == 0:
             self.observations[rows, choice] = observations
-            self.actions[rows, choice], self.log_probs[rows, choice] = actions.array, actions.log_probs
+            self._actions_like(actions)[rows, choice] = actions.array
+            self.log_probs[rows, choice] = actions.log_probs
         self.rewards[rows, choice, slot] = result.rewards
         self.executed[rows, choice, slot] = ~self.idle[rows] & ~result.invalid
         self.invalid[rows, choice, slot] = result.invalid

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rl_platform.algorithms.action_levels import ActionLevels
-from rl_platform.config.schema.models import Model
+from rl_platform.config.schema.models import VLM_POLICIES, Model
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.extras import required
 from rl_platform.models.forward import EmbodiedActorCritic
 from rl_platform.models.network import build_network, check_network
 from rl_platform.models.policy import ActorCriticPolicy, PolicyConfig
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 
     from rl_platform.models.policies.recurrent_policy import RecurrentPolicy
     from rl_platform.models.policies.vla import VisionLanguagePolicy
+    from rl_platform.models.vlas.flow_policy import FlowPolicy
 
-    EmbodiedPolicy = ActorCriticPolicy | RecurrentPolicy | VisionLanguagePolicy
+    EmbodiedPolicy = ActorCriticPolicy | RecurrentPolicy | VisionLanguagePolicy | FlowPolicy
 
 
 def build_policy(
@@ -38,6 +40,11 @@ def build_policy(
         from rl_platform.models.policies.vla import vision_language_policy
 
         return vision_language_policy(model, spaces, seed, instructions)
+    if model.type in VLM_POLICIES:
+        with required("rl_platform.models.vlas", "actor.model.type"):
+            from rl_platform.models.vlas.build import build
+
+        return build(model, spaces, levels, seed, instructions)
     squashed = model.action_distribution == "squashed"
     config = PolicyConfig(
         hidden_sizes=model.hidden_sizes,
@@ -65,6 +72,8 @@ def build_policy(
 
 def trainable(policy: EmbodiedPolicy, levels: ActionLevels) -> nn.Module:
     """Returns the policy as training engines call it, see `forward.py`."""
+    if hasattr(policy, "actor_critic"):
+        return policy.actor_critic(levels)
     if isinstance(policy, ActorCriticPolicy) and levels.single:
         return EmbodiedActorCritic(policy)
     from rl_platform.models.policies.chunk_policy import ChunkActorCritic, ChunkPolicy
@@ -77,6 +86,11 @@ def trainable(policy: EmbodiedPolicy, levels: ActionLevels) -> nn.Module:
 
 def policy_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
     """Returns a problem for each setting of `model` that these observation and action spaces do not allow."""
+    if model.type in VLM_POLICIES:
+        with required("rl_platform.models.vlas", "actor.model.type"):
+            from rl_platform.models.vlas.inputs import space_problems
+
+        return space_problems(model, spaces)
     problems = _action_problems(model, spaces)
     if is_named(model.type):
         try:

@@ -24,10 +24,11 @@ from rl_platform.envs.embodied.normalize import ObservationNormalizer
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import DataError
 from rl_platform.models.embodied_policy import build_policy
-from rl_platform.models.policy import ActorCriticPolicy
 from rl_platform.user_code import is_imported, is_named
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
     from rl_platform.models.embodied_policy import EmbodiedPolicy
 
 DESCRIPTION, WEIGHTS = "policy.json", "policy.safetensors"
@@ -82,20 +83,26 @@ class SavedPolicy:
         """Returns the policy, on the CPU. Raises DataError for weights of another architecture."""
         about = self.description
         with torch.random.fork_rng(devices=[]):
-            if about.language is None:
-                policy: EmbodiedPolicy = build_policy(about.model, about.spaces, about.levels, about.seed)
-            else:
-                from rl_platform.models.policies.vla import policy_without_weights
-
-                language = about.language
-                policy = policy_without_weights(
-                    about.model, about.spaces, language.config, language.instruction_lengths
-                )
+            policy = self._empty()
         try:
             policy.load_state_dict(self.weights, assign=True)
         except RuntimeError as error:
             raise DataError(f"{WEIGHTS} does not fit {DESCRIPTION}: {' '.join(str(error).split())}") from error
         return policy.requires_grad_(False).eval()
+
+    def _empty(self) -> EmbodiedPolicy:
+        """The policy before its weights are loaded."""
+        about, language = self.description, self.description.language
+        if language is None:
+            return build_policy(about.model, about.spaces, about.levels, about.seed)
+        network = language.config, language.instruction_lengths
+        if about.model.type == "vla":
+            from rl_platform.models.policies.vla import policy_without_weights
+
+            return policy_without_weights(about.model, about.spaces, *network)
+        from rl_platform.models.vlas.build import without_weights
+
+        return without_weights(about.model, about.spaces, about.levels, *network)
 
     def normalizer(self) -> ObservationNormalizer | None:
         """Returns the observation normaliser with its saved statistics; None if the policy observes raw numbers."""
@@ -138,11 +145,8 @@ def _refuse_code(network: str, folder: Path) -> None:
 
 def language_of(policy: EmbodiedPolicy) -> Language | None:
     """Returns the description of the policy's language model; None if it has none."""
-    if isinstance(policy, ActorCriticPolicy):
+    config: PretrainedConfig | None = getattr(policy, "language_config", None)
+    if config is None:
         return None
-    from rl_platform.models.policies.vla import VisionLanguagePolicy
-
-    if not isinstance(policy, VisionLanguagePolicy):
-        return None
-    config = json.loads(policy.language.config.to_json_string(use_diff=False))
-    return Language(config=config, instruction_lengths=policy.lengths)
+    options = json.loads(config.to_json_string(use_diff=False))
+    return Language(config=options, instruction_lengths=policy.lengths)

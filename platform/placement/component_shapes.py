@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Required, TypedDict
 
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.models import POLICIES, Model, RandomLM
+from rl_platform.config.schema.models import POLICIES, VLM_POLICIES, Model, RandomLM
 from rl_platform.placement.architectures import Options, known_options
 from rl_platform.placement.model_shape import Latent, ModelShape
 from rl_platform.placement.policy_shape import ACTIONS, ConvShape, PolicyShape
@@ -84,6 +84,8 @@ def _policy_shape(config: Config) -> PolicyShape | str:
     model, pixels = config.actor.model, config.env.pixels
     if model.type == "mlp":
         return PolicyShape(tuple(model.hidden_sizes))
+    if model.type in VLM_POLICIES:
+        return f"parameters of {model.type} are not counted"
     if model.type not in POLICIES:
         return f"{model.type} is a network of yours"
     if model.type == "gru":

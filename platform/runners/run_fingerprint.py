@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.models import Model, Trainable
+from rl_platform.config.schema.models import INSTRUCTED, Model, Trainable
 from rl_platform.redact import without_secrets
 
 
@@ -37,15 +37,16 @@ def fingerprint(config: Config) -> str:
 def _policy_facts(config: Config) -> dict[str, object]:
     """Stores only the policy options that differ from the defaults, so that older checkpoints stay readable."""
     model = config.actor.model
-    facts = _facts("actor.model", model, {"hidden_sizes", "activation"} if model.type != "vla" else set())
+    facts = _facts("actor.model", model, set() if model.type in INSTRUCTED else {"hidden_sizes", "activation"})
     chosen = {"type": "mlp", "log_std": "free", "action_distribution": "gaussian"}
     facts |= _facts("actor.model", model, {name for name, usual in chosen.items() if getattr(model, name) != usual})
     if model.type in ("cnn", "vla"):
         facts |= _facts("actor.model", model, {"cnn"})
     if model.type == "gru":
         facts |= _facts("actor.model", model, {"recurrent_size"})
-    if model.type == "vla":
-        names = {"path", "random_init", "tokenizer", "instruction", "action_bins", "train_backbone"}
+    if model.type in INSTRUCTED:
+        names = {"path", "random_init", "tokenizer", "instruction", "train_backbone"}
+        names |= {"action_bins"} if model.type == "vla" else {"flow", "unnorm_key"}
         names |= set() if model.backbone_layers is None else {"backbone_layers"}
         facts |= _facts("actor.model", model, names) | _adapters(config)
         if model.random_init is not None:

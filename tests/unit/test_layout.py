@@ -68,6 +68,7 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.models.context": "platform/models/context",
     "rl_platform.models.experts": "platform/models/experts",
     "rl_platform.models.policies": "platform/models/policies",
+    "rl_platform.models.vlas": "platform/models/vlas",
     "rl_platform.trackers": "platform/trackers",
     "rl_platform.runners.collection": "platform/runners/collection",
     "rl_platform.runtime.ray": "platform/runtime/ray",

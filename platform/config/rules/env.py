@@ -11,6 +11,7 @@ from rl_platform.config.rules.rule import CHUNKS, TASK, Unread, embodied, reason
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import estimator_needs
 from rl_platform.config.schema.env import EnvTask
+from rl_platform.config.schema.models import INSTRUCTED
 from rl_platform.errors import Problem
 from rl_platform.user_code import is_named
 
@@ -110,10 +111,10 @@ def _task(config: Config, task: EnvTask, key: str, before: list[EnvTask]) -> Ite
     if when(lambda: task.name in [other.name for other in before]):
         yield Problem(f"{key}.name", f"another task is named {task.name}, and names of metrics contain it")
     kind = when(lambda: config.actor.model.type)
-    if kind == "vla" and when(lambda: task.instruction is None):
-        message = f"{_MODEL} vla needs an instruction for each task"
+    if kind in INSTRUCTED and when(lambda: task.instruction is None):
+        message = f"{_MODEL} {kind} needs an instruction for each task"
         yield Problem(f"{key}.instruction", message, hint="for example: open the drawer")
-    if kind not in (None, "vla") and when(lambda: task.instruction is not None):
+    if kind not in (None, *INSTRUCTED) and when(lambda: task.instruction is not None):
         message = f"{_MODEL} {kind} reads no instructions, only observations"
         yield Problem(f"{key}.instruction", message, hint=f"{_MODEL}: vla")
 

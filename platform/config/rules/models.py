@@ -8,15 +8,17 @@ from rl_platform.config.rules.data import divisor_of, rows_of_step
 from rl_platform.config.rules.rule import CHUNKS, TASK, Unread, embodied, reasoning, unknown_name, unread_keys, when
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import ESTIMATORS, estimator_needs
-from rl_platform.config.schema.models import POLICIES, Actor, Critic, Model
+from rl_platform.config.schema.models import INSTRUCTED, POLICIES, VLM_POLICIES, Actor, Critic, Model
 from rl_platform.errors import Problem
 
 _TYPE, _LENGTH, _SEPARATE = "actor.model.type", "actor.model.sequence_length", "critic.use_critic_model"
 _MLP = "hidden_sizes activation initial_log_std log_std action_distribution"
 _RECURRENT = "recurrent_size sequence_length"
 _LANGUAGE = "path random_init tokenizer"
-_VLA = "instruction action_bins backbone_layers train_backbone"
-_POLICY = f"cnn type kwargs {_RECURRENT} {_MLP} {_VLA} num_action_chunks"  # that only embodied policies read
+_VLA = "action_bins backbone_layers"
+_INSTRUCTED = "instruction train_backbone"
+_VLM = "flow unnorm_key"
+_POLICY = f"cnn type kwargs {_RECURRENT} {_MLP} {_VLA} {_INSTRUCTED} {_VLM} num_action_chunks"  # that only embodied policies read
 _CRITIC = (
     "group_name training_backend mini_batch_size micro_batch_size max_tokens_per_micro_batch balance optim "
     "gradient_checkpointing parallel kernels cpu_offload lora router_aux_loss_coef offload model"
@@ -94,7 +96,7 @@ def critic_problem(config: Config) -> Problem | None:
 def _model(config: Config, role: str) -> Model | None:
     """The language model that the section of `role` names, None if it names none or is not used."""
     if embodied(config):
-        return config.actor.model if role == "actor" and config.actor.model.type == "vla" else None
+        return config.actor.model if role == "actor" and config.actor.model.type in INSTRUCTED else None
     if role == "critic":
         return config.critic.model if config.critic.use_critic_model else None
     if role == "reference":
@@ -260,12 +262,35 @@ def _policy(config: Config) -> Iterator[Problem]:
     kind = when(lambda: model.type)
     if kind == "gru":
         yield from _recurrent(config)
-    elif kind == "vla":
-        if when(lambda: model.instruction is None and not config.env.tasks):
-            message = f"{_TYPE} vla needs an instruction"
-            yield Problem("actor.model.instruction", message, hint="for example: keep the pole upright")
+    if kind in INSTRUCTED and when(lambda: model.instruction is None and not config.env.tasks):
+        message = f"{_TYPE} {kind} needs an instruction"
+        yield Problem("actor.model.instruction", message, hint="for example: keep the pole upright")
+    if kind in VLM_POLICIES:
+        yield from _vlm_policy(config)
+    if kind == "vla":
         if when(lambda: model.num_action_chunks > 1):
             yield Problem(CHUNKS, f"{_TYPE} vla chooses one action per observation", hint=chunks)
+
+
+def _vlm_policy(config: Config) -> Iterator[Problem]:
+    """Rules of policies on vision-language models of transformers."""
+    model, flow = config.actor.model, "actor.model.flow"
+    if when(lambda: config.actor.gradient_checkpointing is True):
+        message = f"{_TYPE} {model.type} caches keys and values, which a second forward would append again"
+        yield Problem("actor.gradient_checkpointing", message, hint="actor.micro_batch_size, to save memory")
+    if when(lambda: model.unnorm_key is not None and model.path is None):
+        message = "the statistics are in config.json of actor.model.path, which is not set"
+        yield Problem("actor.model.unnorm_key", message, hint="remove it: actions are scaled to their bounds")
+    shape = when(lambda: model.random_init)
+    if shape is not None and when(lambda: shape.hidden_size // shape.num_heads % 2):
+        message = f"a head has {shape.hidden_size // shape.num_heads} numbers, and rotary embeddings need an even number"
+        yield Problem("actor.model.random_init.num_heads", message)
+    if when(lambda: model.flow.method == "flow_cps" and model.flow.num_steps == 1):
+        message = "the last step of flow_cps draws no noise, so one step has no log-prob"
+        yield Problem(f"{flow}.num_steps", message, allowed="at least 2")
+    if when(lambda: model.flow.method != "flow_noise" and config.algorithm.entropy_bonus):
+        message = f"the entropy of {model.flow.method} is constant, and only flow_noise learns its deviation"
+        yield Problem("algorithm.entropy_bonus", message, hint=f"algorithm.entropy_bonus: 0, or {flow}.method: flow_noise")
 
 
 def _recurrent(config: Config) -> Iterator[Problem]:
@@ -293,8 +318,8 @@ def _recurrent(config: Config) -> Iterator[Problem]:
 def _unread_by_policy(config: Config) -> Iterator[Unread]:
     yield Unread("actor.offload", "embodied policies are small and always stay on their device", (TASK,))
     kind, model = when(lambda: config.actor.model.type), "actor.model"
-    if kind == "vla":
-        reason = f"{_TYPE} vla has no such layers; its language model chooses bins"
+    if kind in INSTRUCTED:
+        reason = f"{_TYPE} {kind} has no such layers; its language model chooses actions"
         yield from unread_keys(model, _MLP, reason, _TYPE, TASK)
         if when(lambda: config.env.tasks):
             reason = "env.tasks has an instruction for each task"
@@ -303,7 +328,8 @@ def _unread_by_policy(config: Config) -> Iterator[Unread]:
             reason = "actor.lora trains adapters instead of the language model's weights"
             yield Unread("actor.model.train_backbone", reason, ("actor.lora", _TYPE, TASK))
     elif kind:
-        yield from unread_keys(model, f"{_LANGUAGE} {_VLA}", f"{_TYPE} {kind} is no language model", _TYPE, TASK)
+        names = f"{_LANGUAGE} {_VLA} {_INSTRUCTED}"
+        yield from unread_keys(model, names, f"{_TYPE} {kind} is no language model", _TYPE, TASK)
         reason = f"it belongs to language models, and {_TYPE} is {kind}"
         yield Unread("actor.gradient_checkpointing", reason, (_TYPE, TASK))
         yield Unread("actor.lora", "an embodied policy is small and no language model", (TASK, _TYPE))
@@ -313,9 +339,17 @@ def _unread_by_policy(config: Config) -> Iterator[Unread]:
         yield from unread_keys(model, "hidden_sizes activation", reason, _TYPE)
     elif kind:
         yield Unread("actor.model.kwargs", f"{_TYPE} {kind} has keys of its own", (_TYPE,))
-    if kind in ("mlp", "gru") or own:
+    if kind and kind not in VLM_POLICIES:
+        yield from unread_keys(model, _VLM, f"they belong to {_TYPE} {' and '.join(VLM_POLICIES)}", _TYPE)
+    elif kind:
+        reason = f"{_TYPE} {kind} has a network of its own"
+        yield from unread_keys(model, _VLA, reason, _TYPE)
+        if when(lambda: config.actor.model.flow.method == "flow_noise"):
+            method = f"{model}.flow.method"
+            yield Unread(f"{model}.flow.noise_level", f"{method} flow_noise learns its deviation", (method, _TYPE))
+    if kind in ("mlp", "gru", *VLM_POLICIES) or own:
         yield Unread("actor.model.cnn", f"{_TYPE} {kind} has no convolutions", (_TYPE, TASK))
-    if kind in ("mlp", "cnn", "vla") or own:
+    if kind in ("mlp", "cnn", *INSTRUCTED) or own:
         yield from unread_keys(model, _RECURRENT, f"{_TYPE} {kind} is not recurrent", _TYPE)
     reason = "transitions have no tokens; see actor.micro_batch_size"
     yield Unread("actor.max_tokens_per_micro_batch", reason, (TASK,))

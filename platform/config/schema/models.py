@@ -15,7 +15,9 @@ Offload = Literal[True, False, "auto"]
 Betas = Annotated[tuple[Beta, Beta], Field(strict=False)]  # strict would refuse the list that YAML gives
 
 
-POLICIES = ("mlp", "cnn", "gru", "vla")
+VLM_POLICIES = ("pi0",)  # on vision-language models of transformers
+INSTRUCTED = ("vla", *VLM_POLICIES)  # policies that read an instruction
+POLICIES = ("mlp", "cnn", "gru", *INSTRUCTED)
 
 
 class RandomLM(Section):
@@ -45,13 +47,27 @@ class ConvNet(Section):
         return sizes
 
 
+class Flow(Section):
+    """`model.flow`: how pi0 denoises a chunk of actions, and which of its steps are Gaussian and trained."""
+
+    method: Literal["flow_sde", "flow_cps", "flow_noise"] = key(
+        "flow_sde", "deviation of a noisy step: flow_sde, flow_cps: from noise_level; flow_noise: learned, 0.08 - 0.16"
+    )
+    noise_level: float = key(0.5, "flow_sde, flow_cps: noise of a step, in the units of the method", gt=0, le=1)
+    num_steps: int | None = key(None, "denoising steps; null: as the model's config says, 10 with random_init", ge=1)
+    stochastic_steps: Literal["one", "all"] = key(
+        "one", "steps that draw noise: a random one per chunk, or all; log-probs are sums over them"
+    )
+
+
 class Model(Section):
     """`model` of actor, critic and reference. Language models have path or random_init, embodied policies the rest."""
 
     type: str = key(
         "mlp",
-        "embodied: network, mlp, cnn, gru, vla or module:Class; cnn: for images; gru: recurrent, behind the layers of "
-        "hidden_sizes; vla: language model that reads images and an instruction",
+        "embodied: network, mlp, cnn, gru, vla, pi0 or module:Class; cnn: for images; gru: recurrent, behind the layers "
+        "of hidden_sizes; vla: language model that reads images and an instruction; pi0: chunks of actions by flow "
+        "matching",
     )
     kwargs: dict[str, object] = Field(
         default_factory=dict, description="embodied, module:Class: arguments of the network"
@@ -84,10 +100,18 @@ class Model(Section):
         "gaussian",
         "embodied, continuous actions: Gaussian, clipped to the bounds by the environment, or tanh of a Gaussian",
     )
-    instruction: str | None = key(None, "vla: text for the language model", min_length=1)
+    instruction: str | None = key(None, "vla, pi0: text for the language model", min_length=1)
     action_bins: int = key(32, "vla, continuous actions: number of bins per component, evenly between the bounds", ge=2)
     backbone_layers: int | None = key(None, "vla: number of the language model's first layers to use; null: all", ge=1)
-    train_backbone: bool = key(True, "vla: train the language model too; false: only vision, action and value layers")
+    train_backbone: bool = key(
+        True,
+        "vla: train the language model too; false: only vision, action and value layers; pi0: train the "
+        "vision-language model too; false: only the action expert and the value layers",
+    )
+    flow: Flow = Field(default_factory=Flow, description="pi0: denoising of actions")
+    unnorm_key: str | None = key(
+        None, "pi0: scale actions by norm_stats of this data set in the model's config.json; null: to their bounds"
+    )
     num_action_chunks: int = key(1, "embodied: number of actions per observation, executed one after another", ge=1)
 
 

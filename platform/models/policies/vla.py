@@ -113,6 +113,15 @@ class VisionLanguagePolicy(nn.Module):
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("step", (high - low) / (self.choices - 1), persistent=False)
 
+    @property
+    def language_config(self) -> PretrainedConfig:
+        return self.language.config
+
+    @property
+    def adapted(self) -> nn.Module:
+        """The part that adapters are added to."""
+        return self.language.backbone
+
     def forward(self, observations: Tensor, tasks: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Images [B,D'] uint8 -> logits [B,D,choices] and values [B], both float32."""
         pictures = self.norm(self.project(self.encoder.places(observations.float() / 255)).float())

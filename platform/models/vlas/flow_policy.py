@@ -1,0 +1,240 @@
+"""The policy pi0: a vision-language model reads images and an instruction, an action expert denoises chunks of actions.
+
+The network is transformers' `PI0ForConditionalGeneration` (Black et al., "pi0", 2024). The prefix of image and
+instruction is computed once per observation, and its keys and values are used in every denoising step. PPO trains the
+Gaussian steps of the denoising (`denoising.py`), whose chains are the actions of the rollout batch. Observations are
+images, which the vision-language model reads, or numbers, which the expert reads as the robot's state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rl_platform.algorithms.action_levels import ActionLevels
+from rl_platform.algorithms.losses import ModelOutputs
+from rl_platform.config.schema.models import Flow
+from rl_platform.envs.embodied.spaces import EnvSpaces
+from rl_platform.models.draws import Among, choices, normals
+from rl_platform.models.vlas.denoising import Denoising, bounded_std, entropy, log_density
+from rl_platform.models.vlas.inputs import ActionRange, Instructions, camera_images
+from rl_platform.records import RolloutBatch
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache, PI0Config, PI0ForConditionalGeneration
+
+CRITIC_WIDTH = 256
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Image and instruction after the vision-language model: keys and values, mask [B,P], and the robot's state [B,S].
+
+    values [B,R] float32: of the observation.
+    """
+
+    cache: DynamicCache
+    mask: Tensor
+    state: Tensor
+    values: Tensor
+
+
+class FlowPolicy(nn.Module):
+    """A Gaussian policy over denoising chains of H actions of A numbers; the environment executes K of D numbers.
+
+    An action of the policy is a row of numbers: the first recorded step, the S + 1 points [H,A] of the chain around
+    the S recorded steps, and the denoised actions [K,D], which lie between -1 and 1 if they are inside the bounds.
+    Noise is drawn for the K x D numbers that are executed. All others follow Euler's steps, so the log-prob counts
+    every number that was drawn after x_T. The value head reads the mean of the prefix's last hidden states, and the
+    state; it starts at zero.
+    """
+
+    def __init__(
+        self,
+        network: PI0ForConditionalGeneration,
+        instructions: Sequence[Tensor],
+        spaces: EnvSpaces,
+        flow: Flow,
+        levels: ActionLevels,
+        action_range: ActionRange,
+    ) -> None:
+        super().__init__()
+        config, vlm = network.config, network.model.vlm
+        self.network, self.spaces, self.single = network, spaces, levels.single
+        self.action_space = spaces.action
+        self.denoising = Denoising(flow, flow.num_steps or config.num_inference_steps)
+        self.horizon, self.width = config.chunk_size, config.max_action_dim
+        self.executes = levels.num_actions, spaces.action.size
+        self.instructions = Instructions(instructions, vlm.get_input_embeddings())
+        vlm.set_input_embeddings(None)
+        network.model.dit.set_input_embeddings(None)
+        if not spaces.images:  # else parameters without a gradient
+            vlm.vision_tower = vlm.multi_modal_projector = None
+        read = vlm.config.text_config.hidden_size + config.max_state_dim
+        self.value_head = nn.Sequential(
+            nn.Linear(read, CRITIC_WIDTH), nn.Tanh(), nn.Linear(CRITIC_WIDTH, levels.values)
+        )
+        nn.init.zeros_(self.value_head[-1].weight)
+        nn.init.zeros_(self.value_head[-1].bias)
+        self.std_head = None
+        if flow.method == "flow_noise":
+            self.std_head = nn.Linear(network.expert_hidden_size, self.width)
+            nn.init.zeros_(self.std_head.weight)
+            nn.init.zeros_(self.std_head.bias)
+        self.action_range = action_range
+        inside = torch.zeros(self.horizon, self.width, dtype=torch.bool)
+        inside[: self.executes[0], : self.executes[1]] = True
+        self.register_buffer("inside", inside, persistent=False)
+
+    def actor_critic(self, levels: ActionLevels) -> FlowActorCritic:
+        """The policy as training engines call it."""
+        return FlowActorCritic(self, levels)
+
+    @property
+    def language_config(self) -> PI0Config:
+        return self.network.config
+
+    @property
+    def lengths(self) -> list[int]:
+        return self.instructions.lengths
+
+    @property
+    def adapted(self) -> nn.Module:
+        """The part that adapters are added to."""
+        return self.network.model.vlm.language_model
+
+    @torch.no_grad()
+    def act(
+        self,
+        observations: Tensor,
+        generator: torch.Generator | None = None,
+        deterministic: bool = False,
+        among: Among = None,
+        tasks: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Denoises chunks: observations [N,D'] -> rows [N,L], and log_probs [N,K,D], or [N] of single actions.
+
+        deterministic: x_T is drawn, no step draws noise, and log_probs are 0.
+        """
+        prefix, steps = self._prefix(observations, tasks), self.denoising
+        rows, device = len(observations), observations.device
+        x = normals(prefix.state.new_empty(rows, self.horizon, self.width), generator, False, among)
+        drawn = normals(x.new_empty(rows, steps.recorded, *self.executes), generator, deterministic, among)
+        one = steps.flow.stochastic_steps == "one"
+        first = torch.zeros(rows, dtype=torch.int64, device=device)
+        if one and not deterministic:
+            first = choices(x.new_zeros(rows, steps.noisy), generator, False, among)
+        chain = x.new_zeros(rows, steps.recorded + 1, self.horizon, self.width)
+        log_probs = x.new_zeros(rows, *self.executes)
+        for step in range(steps.steps):
+            numbers = torch.full_like(first, step)
+            velocity, learned = self._velocity(x, numbers, prefix)
+            after = steps.euler(x, velocity)
+            if not deterministic and step < steps.noisy:
+                place = 0 if one else step
+                here = first == step if one else torch.ones_like(first, dtype=torch.bool)
+                mean, std = steps.gaussian(x, velocity, numbers, learned)
+                noise = F.pad(drawn[:, place], self._padding())
+                noisy = torch.where(self.inside, mean + std * noise, after)
+                after = torch.where(here[:, None, None], noisy, after)
+                chain[here, place], chain[here, place + 1] = x[here], after[here]
+                log_probs += self._executed_part(log_density(noisy, mean, std)) * here[:, None, None]
+            x = after
+        parts = (first[:, None].to(x.dtype), chain.flatten(1), self._executed_part(x).flatten(1))
+        return torch.cat(parts, dim=1), log_probs.sum((1, 2)) if self.single else log_probs
+
+    def evaluate(
+        self, observations: Tensor, actions: Tensor, tasks: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Evaluates rows of `act`, with gradients: observations [B,D'], rows [B,L] -> log_probs, entropies [B,K,D],
+        values [B,R]. Log-probs and entropies are sums over the recorded steps."""
+        prefix, steps = self._prefix(observations, tasks), self.denoising
+        first, points = actions[:, 0].long(), steps.recorded + 1
+        chain = actions[:, 1 : 1 + points * self.inside.numel()].unflatten(1, (points, self.horizon, self.width))
+        log_probs = entropies = torch.zeros((), device=actions.device)
+        for place in range(steps.recorded):
+            x, numbers = chain[:, place], first + place
+            velocity, learned = self._velocity(x, numbers, prefix)
+            mean, std = steps.gaussian(x, velocity, numbers, learned)
+            log_probs = log_probs + self._executed_part(log_density(chain[:, place + 1], mean, std))
+            entropies = entropies + self._executed_part(entropy(std))
+        return log_probs, entropies, prefix.values
+
+    def executed(self, actions: Tensor) -> Tensor:
+        """Rows [N,L] -> actions of the environment [N,K,D], or [N,D] of single ones."""
+        count = math.prod(self.executes)
+        denoised = self.action_range(actions[:, -count:].unflatten(1, self.executes))
+        return denoised[:, 0] if self.single else denoised
+
+    def _prefix(self, observations: Tensor, tasks: Tensor | None) -> Prefix:
+        vlm, config = self.network.model.vlm, self.network.config
+        embedded, mask = self.instructions(len(observations), tasks)
+        if self.spaces.images:
+            images = camera_images(observations, self.spaces.observation_shape, vlm.config.vision_config.image_size)
+            features = vlm.get_image_features(images.flatten(0, 1)).pooler_output
+            features = features.reshape(len(observations), -1, features.shape[-1])
+            embedded = torch.cat([features.to(embedded.dtype), embedded], dim=1)
+            mask = torch.cat([mask.new_ones(features.shape[:2]), mask], dim=1)
+            state = embedded.new_zeros(len(observations), config.max_state_dim)
+        else:
+            state = F.pad(observations, (0, config.max_state_dim - observations.shape[1]))
+        output = vlm(
+            inputs_embeds=embedded,
+            attention_mask=mask,
+            position_ids=mask.cumsum(-1) - 1,
+            token_type_ids=torch.zeros_like(mask),
+            use_cache=True,
+        )
+        with torch.autocast(mask.device.type, enabled=False):
+            counted = mask[..., None].float()
+            mean = (output.last_hidden_state.float() * counted).sum(1) / counted.sum(1)
+            values = self.value_head(torch.cat([mean, state.float()], dim=1))
+        return Prefix(output.past_key_values, mask, state, values)
+
+    def _velocity(self, x: Tensor, steps: Tensor, prefix: Prefix) -> tuple[Tensor, Tensor | None]:
+        """v(x, t) [B,H,A] float32 at the steps [B] int64, and the deviations of flow_noise [B,H,A]."""
+        network, time = self.network, self.denoising.times(x.device)[steps]
+        embedded = network.embed_action_time(prefix.state, x, time)
+        output = network.model(
+            action_embeds=embedded, attention_mask=prefix.mask, past_key_values=prefix.cache
+        ).last_hidden_state
+        prefix.cache.crop(-embedded.shape[1])  # the step's own keys and values
+        states = output[:, -self.horizon :]
+        with torch.autocast(x.device.type, enabled=False):
+            learned = None if self.std_head is None else bounded_std(self.std_head(states.float()))
+            return network.action_out_proj(states.float()), learned
+
+    def _executed_part(self, x: Tensor) -> Tensor:
+        """[B,H,A] -> [B,K,D]."""
+        return x[:, : self.executes[0], : self.executes[1]]
+
+    def _padding(self) -> tuple[int, int, int, int]:
+        """From [K,D] to [H,A]."""
+        actions, numbers = self.executes
+        return 0, self.width - numbers, 0, self.horizon - actions
+
+
+class FlowActorCritic(nn.Module):
+    """As `EmbodiedActorCritic`, of denoising chains at the levels of their actions."""
+
+    def __init__(self, model: FlowPolicy, levels: ActionLevels) -> None:
+        super().__init__()
+        self.model, self.levels = model, levels
+
+    def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
+        shape, levels, inputs = batch.action_mask.shape, self.levels, batch.inputs
+        observations, actions = (inputs[name].flatten(0, 1) for name in ("observations", "actions"))
+        tasks = inputs["tasks"].flatten(0, 1) if "tasks" in inputs else None
+        log_probs, entropies, values = self.model.evaluate(observations, actions, tasks)
+        executed = inputs.get("executed", torch.ones(*shape, 1, dtype=torch.bool, device=actions.device)).flatten(0, 1)
+        return ModelOutputs(
+            levels.of_components(log_probs, executed).view(shape),
+            levels.of_components(entropies, executed).view(shape) if entropy else None,
+            levels.placed_values(values).view(shape),
+        )

@@ -1,0 +1,113 @@
+"""What vision-language-action policies read and write: embedded instructions, camera images, ranges of actions."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+from rl_platform.config.schema.models import Model
+from rl_platform.envs.embodied.spaces import EnvSpaces
+from rl_platform.errors import ConfigError, Problem
+from rl_platform.models.pretrained import model_folder
+from rl_platform.models.vision import ImageLayout
+
+_KEY = "actor.model.unnorm_key"
+
+
+class Instructions(nn.Module):
+    """Embedded tokens [T,L,H] of T instructions, frozen and padded on the right. No other token is read, so the
+    embedding matrix is not stored."""
+
+    def __init__(self, tokens: Sequence[Tensor], embedding: nn.Module) -> None:
+        super().__init__()
+        with torch.no_grad():
+            embedded = embedding(pad_sequence(list(tokens), batch_first=True))
+        self.words = nn.Parameter(embedded.clone(), requires_grad=False)
+        self.lengths = [len(each) for each in tokens]
+
+    def forward(self, rows: int, tasks: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The embeddings [B,L,H] and mask [B,L] int64 of the instruction of each row; tasks [B] int64: their indices,
+        None with a single instruction."""
+        if tasks is None:
+            assert len(self.lengths) == 1, "a policy with several instructions needs the task of each row"
+            tasks = torch.zeros(rows, dtype=torch.int64, device=self.words.device)
+        lengths = torch.tensor(self.lengths, device=tasks.device)[tasks]
+        mask = torch.arange(self.words.shape[1], device=tasks.device) < lengths[:, None]
+        return self.words[tasks], mask.long()
+
+
+def camera_images(observations: Tensor, shape: tuple[int, ...], size: int) -> Tensor:
+    """Images [B,D] uint8 -> [B,C,3,size,size] float32 between -1 and 1; each image of a stack is a camera."""
+    layout = ImageLayout(shape)
+    images = layout.channels_first(observations).float() / 127.5 - 1
+    gray = layout.stack_first or shape[-1] == 1
+    images = images.unflatten(1, (-1, 1 if gray else 3)).expand(-1, -1, 3, -1, -1)
+    if images.shape[-2:] != (size, size):
+        resized = F.interpolate(images.flatten(0, 1), (size, size), mode="bilinear", antialias=True)
+        images = resized.unflatten(0, images.shape[:2])
+    return images
+
+
+class ActionRange(nn.Module):
+    """Maps [-1, 1] linearly to `low`..`high` [A], which are saved with the weights of the policy."""
+
+    def __init__(self, low: Sequence[float], high: Sequence[float]) -> None:
+        super().__init__()
+        self.low, self.high = (nn.Parameter(torch.tensor(each), requires_grad=False) for each in (low, high))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[...,A] -> actions [...,A]."""
+        return self.low + (x + 1) / 2 * (self.high - self.low)
+
+
+def action_range(model: Model, spaces: EnvSpaces) -> ActionRange:
+    """Returns the range of actions: the environment's bounds, or with `unnorm_key` the statistics of a data set.
+
+    These are `norm_stats` in config.json of `model.path`, as OpenVLA stores them: q01 and q99 of each number, or min
+    and max; a number whose `mask` is false is not scaled. Raises ConfigError if there are none for this key.
+    """
+    if model.unnorm_key is None:
+        return ActionRange(spaces.action_low, spaces.action_high)
+    file = Path(model_folder(model.path or "", "actor.model.path")) / "config.json"
+    try:
+        stats = json.loads(file.read_text(encoding="utf-8")).get("norm_stats") or {}
+        if model.unnorm_key not in stats:
+            allowed = ", ".join(sorted(stats)) or "none: config.json has no norm_stats"
+            hint = f"remove {_KEY}: actions are scaled to the environment's bounds" if not stats else ""
+            message = f"{file} has no statistics of this data set"
+            raise ConfigError([Problem(_KEY, message, value=model.unnorm_key, allowed=allowed, hint=hint)])
+        action = stats[model.unnorm_key]["action"]
+        low, high = (action[quantile] if quantile in action else action[bound]
+                     for quantile, bound in (("q01", "min"), ("q99", "max")))
+        scaled = action.get("mask", [True] * len(low))
+        ends = [(float(a), float(b)) if one else (-1.0, 1.0) for a, b, one in zip(low, high, scaled, strict=True)]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError([Problem(_KEY, f"{file} has no usable norm_stats: {error!r}", model.unnorm_key)]) from error
+    if len(ends) != spaces.action.size:
+        message = f"these statistics have {len(ends)} numbers per action, the environment has {spaces.action.size}"
+        raise ConfigError([Problem(_KEY, message, value=model.unnorm_key)])
+    return ActionRange(*zip(*ends, strict=True))
+
+
+def space_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
+    """Returns a problem for each property of these spaces that a policy on a vision-language model does not allow."""
+    kind, shape, problems = "actor.model.type", spaces.observation_shape, []
+    if spaces.images and not ImageLayout(shape).stack_first and shape[-1] not in (1, 3):
+        message, allowed = "the vision tower reads gray and color images", "1 or 3 channels in the last dimension"
+        problems.append(Problem(kind, message, value=f"shape {shape}", allowed=allowed))
+    if spaces.action.kind != "continuous":
+        message = f"{model.type} chooses numbers, and the environment takes choices"
+        problems.append(Problem(kind, message, value=model.type, hint=f"{kind}: vla, or mlp without images"))
+    elif model.unnorm_key is None and not all(map(math.isfinite, (*spaces.action_low, *spaces.action_high))):
+        message = "actions are placed between their bounds, and some of the environment's have none"
+        hint = "wrap it so that they are bounded (gymnasium.wrappers.RescaleAction)"
+        hint += f", or {_KEY}: statistics of a data set" if model.path else ""
+        problems.append(Problem(kind, message, value=model.type, hint=hint))
+    return problems
