@@ -174,15 +174,17 @@ class FlowPolicy(nn.Module):
 
     def _prefix(self, observations: Tensor, tasks: Tensor | None) -> Prefix:
         vlm, config = self.network.model.vlm, self.network.config
-        embedded, mask = self.instructions(len(observations), tasks)
+        tasks = self.instructions.of_rows(len(observations), tasks)
         if self.spaces.images:
+            embedded, mask = self.instructions(tasks)
             images = camera_images(observations, self.spaces.observation_shape, vlm.config.vision_config.image_size)
             features = vlm.get_image_features(images.flatten(0, 1)).pooler_output
             features = features.reshape(len(observations), -1, features.shape[-1])
             embedded = torch.cat([features.to(embedded.dtype), embedded], dim=1)
             mask = torch.cat([mask.new_ones(features.shape[:2]), mask], dim=1)
             state = embedded.new_zeros(len(observations), config.max_state_dim)
-        else:
+        else:  # the prefix is the instruction alone: it is computed once for all rows that share it
+            embedded, mask = self.instructions(torch.arange(len(self.lengths), device=tasks.device))
             state = F.pad(observations, (0, config.max_state_dim - observations.shape[1]))
         output = vlm(
             inputs_embeds=embedded,
@@ -191,11 +193,15 @@ class FlowPolicy(nn.Module):
             token_type_ids=torch.zeros_like(mask),
             use_cache=True,
         )
+        cache = output.past_key_values
         with torch.autocast(mask.device.type, enabled=False):
             counted = mask[..., None].float()
             mean = (output.last_hidden_state.float() * counted).sum(1) / counted.sum(1)
+            if not self.spaces.images:
+                cache.batch_select_indices(tasks)
+                mean, mask = mean[tasks], mask[tasks]
             values = self.value_head(torch.cat([mean, state.float()], dim=1))
-        return Prefix(output.past_key_values, mask, state, values)
+        return Prefix(cache, mask, state, values)
 
     def _velocity(self, x: Tensor, steps: Tensor, prefix: Prefix) -> tuple[Tensor, Tensor | None]:
         """v(x, t) [B,H,A] float32 at the steps [B] int64, and the deviations of flow_noise [B,H,A]."""

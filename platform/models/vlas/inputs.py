@@ -32,12 +32,15 @@ class Instructions(nn.Module):
         self.words = nn.Parameter(embedded.clone(), requires_grad=False)
         self.lengths = [len(each) for each in tokens]
 
-    def forward(self, rows: int, tasks: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The embeddings [B,L,H] and mask [B,L] int64 of the instruction of each row; tasks [B] int64: their indices,
-        None with a single instruction."""
-        if tasks is None:
-            assert len(self.lengths) == 1, "a policy with several instructions needs the task of each row"
-            tasks = torch.zeros(rows, dtype=torch.int64, device=self.words.device)
+    def of_rows(self, rows: int, tasks: Tensor | None) -> Tensor:
+        """[B] int64: the index of each row's instruction; tasks: these indices, None with a single instruction."""
+        if tasks is not None:
+            return tasks
+        assert len(self.lengths) == 1, "a policy with several instructions needs the task of each row"
+        return torch.zeros(rows, dtype=torch.int64, device=self.words.device)
+
+    def forward(self, tasks: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings [B,L,H] and mask [B,L] int64 of the instructions `tasks` [B] int64."""
         lengths = torch.tensor(self.lengths, device=tasks.device)[tasks]
         mask = torch.arange(self.words.shape[1], device=tasks.device) < lengths[:, None]
         return self.words[tasks], mask.long()
