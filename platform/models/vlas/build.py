@@ -58,8 +58,13 @@ def without_weights(
 
 def pi0_config(model: Model, spaces: EnvSpaces, levels: ActionLevels, vocabulary: int) -> PI0Config:
     """Returns the transformers config of section `model`. Raises ConfigError if the spaces do not fit it."""
-    from transformers import AutoConfig
+    from transformers import AutoConfig, __version__
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+    if "pi0" not in CONFIG_MAPPING_NAMES:
+        message = f"transformers {__version__} has no pi0"
+        hint = "pip install --upgrade transformers; 5.19 has it"
+        raise ConfigError([Problem("actor.model.type", message, value="pi0", hint=hint)])
     numbers = 0 if spaces.images else spaces.observation_size
     if model.random_init is not None:
         return _random_config(model.random_init, numbers, levels.num_actions, spaces.action.size, vocabulary)

@@ -1,0 +1,176 @@
+"""Runs with policies on vision-language models: stopped runs go on, ranks agree, wrong inputs are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rl_platform.launch.saved.loaded_policy import load_policy
+from rl_platform.metrics import read_metrics
+
+TINY = "{hidden_size: 16, num_layers: 2, num_heads: 2, intermediate_size: 32, max_positions: 64}"
+RANDOM = f"random_init: {TINY}, tokenizer: bytes, instruction: go"
+CHEETAH = ("env.id=HalfCheetah-v5", "env.max_episode_steps=7", "env.normalize_observations=true")
+PI0 = (*CHEETAH, f"actor.model={{type: pi0, {RANDOM}, flow: {{num_steps: 3}}}}")
+CHUNKS = (*PI0, "actor.model.num_action_chunks=2", "data.mini_batch_size=16", "actor.micro_batch_size=8")
+PICTURES = """
+import gymnasium, numpy as np
+
+class Picture(gymnasium.Env):
+    def __init__(self, high=1, channels=3):
+        self.observation_space = gymnasium.spaces.Box(0, 255, (12, 12, channels), np.uint8)
+        self.action_space = gymnasium.spaces.Box(0, high, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.bright = int(self.np_random.integers(2))
+        return np.full(self.observation_space.shape, 50 + 150 * self.bright, np.uint8), {}
+
+    def step(self, action):
+        reward = 1 - abs(float(action[0]) - self.bright)
+        return self.reset()[0], reward, False, False, {}
+
+gymnasium.register("Picture-v0", Picture, max_episode_steps=10)
+"""
+SEEN = ("env.id=pictures:Picture-v0", *PI0[3:])
+
+
+@pytest.fixture(autouse=True)
+def pictures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment of images whose reward is 1 for an action as bright as its picture, in module pictures."""
+    (folder / "pictures.py").write_text(PICTURES)
+    monkeypatch.syspath_prepend(folder)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [PI0, (*CHUNKS, "actor.model.flow.stochastic_steps=all"), (*SEEN, "actor.model.flow.method=flow_noise")],
+    ids=["one", "chunks", "images"],
+)
+def test_a_run_that_was_stopped(kind: tuple[str, ...], assert_ends_the_same_if_stopped) -> None:
+    assert_ends_the_same_if_stopped("embodied.yaml", *kind)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "actor.model.flow.num_steps=2",
+        "actor.model.flow.noise_level=0.3",
+        "actor.model.flow.method=flow_cps",
+        "actor.model.flow.stochastic_steps=all",
+        "actor.model.instruction=stay",
+        "actor.model.train_backbone=false",
+        "actor.lora={rank: 2}",
+    ],
+)
+def test_every_key_has_an_effect(key: str, learned, differences) -> None:
+    assert differences(learned("embodied.yaml", *CHUNKS, steps=1)[0], learned("embodied.yaml", *CHUNKS, key, steps=1)[0])
+
+
+def test_the_first_ratio_is_exactly_one(command) -> None:
+    ended = command("embodied.yaml", *PI0, "algorithm.ppo_epochs=1", "data.mini_batch_size=64", "runner.max_steps=1")
+    assert ended.code == 0, ended.err
+    row = next(row for row in read_metrics("out") if row["step"] == 1)
+    assert row["actor/ratio_max"] == row["actor/ratio_min"] == 1
+    assert row["mismatch/abs_logp"] < 1e-5
+
+
+@pytest.mark.parametrize("key", ["actor.model.train_backbone=false", "actor.lora={rank: 2}"])
+def test_a_checkpoint_with_a_part_of_the_weights_gives_the_policy_of_the_model_folder(key: str, command) -> None:
+    assert command("embodied.yaml", *CHUNKS, key, "runner.max_steps=1").code == 0
+    checkpoint, left = load_policy("out"), load_policy("out/model")
+    assert checkpoint.saved.description == left.saved.description
+    assert checkpoint.saved.weights.keys() == left.saved.weights.keys()
+    assert all(torch.equal(tensor, left.saved.weights[name]) for name, tensor in checkpoint.saved.weights.items())
+    seen = np.random.default_rng(0).normal(size=(4, 17))
+    for deterministic in (True, False):
+        action = checkpoint.act(seen, deterministic)
+        np.testing.assert_array_equal(action, left.act(seen, deterministic))
+        assert len(np.unique(action)) > 4
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        "{'actor_critic,env': all, rollout: 'all:0-1'}",
+        "{actor_critic: 'all:0-1', 'env,rollout': all}",
+    ],
+    ids=["two rollout ranks", "two ranks with FSDP"],
+)
+def test_the_number_of_ranks_changes_nothing(placement: str, learned) -> None:
+    alone = learned("embodied.yaml", *CHUNKS)[0]["actor"]
+    apart = learned("embodied.yaml", *CHUNKS, f"cluster.component_placement={placement}")[0]["actor"]
+    assert alone.keys() == apart.keys()
+    for name, tensor in alone.items():
+        if torch.is_tensor(tensor):
+            torch.testing.assert_close(apart[name], tensor, atol=1e-3, rtol=1e-3)
+
+
+def saved_pi0(folder: Path, **options: object) -> None:
+    """A folder with random weights and statistics of the data set robot."""
+    from rl_platform.models.vlas.build import _random, _random_config
+    from rl_platform.config.schema.models import RandomLM
+
+    tiny = RandomLM(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=64)
+    _random(_random_config(tiny, 20, 4, 8, 259), 0).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["norm_stats"] = {"robot": {"action": {"q01": [-0.5] * 6, "q99": [0.25] * 6, "mask": [True] * 5 + [False]}}}
+    (folder / "config.json").write_text(json.dumps(config | options))
+
+
+FOLDER = (*CHEETAH, "actor.model={type: pi0, path: saved, tokenizer: bytes, instruction: go, flow: {num_steps: 3}}")
+
+
+def test_weights_of_a_folder_act_in_the_range_of_its_data_set(command, folder: Path) -> None:
+    saved_pi0(folder / "saved")
+    ended = command("embodied.yaml", *FOLDER, "actor.model.unnorm_key=robot", "runner.max_steps=1")
+    assert ended.code == 0, ended.err
+    policy = load_policy("out")
+    actions = policy.act(np.zeros((200, 17)), False)
+    assert -0.5 < np.median(actions[:, :5]) < 0.25
+    assert np.abs(np.median(actions[:, :5]) + 0.125) < 0.1
+    assert actions[:, 0].std() < 0.6 * actions[:, 5].std()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "told"),
+    [
+        ((*PI0, "env.id=CartPole-v1"), "actor.model.type", "actor.model.type: vla"),
+        ((*PI0, "actor.training_backend=megatron"), "actor.training_backend", "actor.training_backend: fsdp"),
+        ((*PI0, "actor.model.instruction=null"), "actor.model.instruction", "needs an instruction"),
+        ((*PI0, "actor.model.unnorm_key=robot"), "actor.model.unnorm_key", "actor.model.path"),
+        ((*PI0, "actor.gradient_checkpointing=true"), "actor.gradient_checkpointing", "actor.micro_batch_size"),
+        ((*PI0, "algorithm.entropy_bonus=0.1"), "algorithm.entropy_bonus", "flow_noise"),
+        ((*PI0, "actor.model.flow={method: flow_cps, num_steps: 1}"), "actor.model.flow.num_steps", "at least 2"),
+        ((*PI0, "actor.model.action_bins=5"), "actor.model.action_bins", "has a network of its own"),
+        ((CHEETAH[0], PI0[3], "env.pixels={camera: front}", "env.num_workers=1"), "env.pixels.camera", "track"),
+        ((*SEEN, "env.kwargs={high: .inf}"), "actor.model.type", "RescaleAction"),
+        ((*SEEN, "env.kwargs={channels: 4}"), "actor.model.type", "1 or 3 channels"),
+        ((*FOLDER, "actor.model.unnorm_key=other"), "actor.model.unnorm_key", "robot"),
+        ((*FOLDER, "actor.model.num_action_chunks=8", "data.mini_batch_size=8"), "actor.model.num_action_chunks", "1..4"),
+        ((*FOLDER, "actor.model.path=./nowhere"), "actor.model.path", "no such model"),
+    ],
+)
+def test_wrong_inputs_are_refused_with_the_key(overrides, key: str, told: str, command, folder: Path, request) -> None:
+    if "pixels" in str(overrides):
+        request.getfixturevalue("drawing")
+    saved_pi0(folder / "saved")
+    ended = command("embodied.yaml", *overrides)
+    assert ended.code == 2, ended.err
+    text = " ".join(ended.err.split())
+    assert f" {key}: " in f" {text}", ended.err
+    assert told in text, ended.err
+    assert not Path("out").exists()
+
+
+def test_a_transformers_without_pi0_is_refused_with_the_line_to_type(command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    monkeypatch.delitem(CONFIG_MAPPING_NAMES, "pi0")
+    ended = command("embodied.yaml", *PI0)
+    assert ended.code == 2, ended.err
+    assert "pip install --upgrade transformers" in ended.err
