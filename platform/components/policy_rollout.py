@@ -58,8 +58,8 @@ class Actions:
     with D components [N,K,A] or [N,K], and [N,K,D].
 
     executed: the actions of the environment, in its shape, where they differ from those that the policy chose and is
-    trained on, as bins and denoising chains do. hidden_states [N,H]: those after the observations, of a recurrent policy. values [N]: of `valued`
-    observations.
+    trained on, as bins and denoising chains do. hidden_states [N,H]: those after the observations, of a recurrent
+    policy. values [N]: of `valued` observations.
     """
 
     array: np.ndarray

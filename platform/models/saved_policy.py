@@ -81,7 +81,6 @@ class SavedPolicy:
 
     def build(self) -> EmbodiedPolicy:
         """Returns the policy, on the CPU. Raises DataError for weights of another architecture."""
-        about = self.description
         with torch.random.fork_rng(devices=[]):
             policy = self._empty()
         try:

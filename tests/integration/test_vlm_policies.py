@@ -68,7 +68,9 @@ def test_a_run_that_was_stopped(kind: tuple[str, ...], assert_ends_the_same_if_s
     ],
 )
 def test_every_key_has_an_effect(key: str, learned, differences) -> None:
-    assert differences(learned("embodied.yaml", *CHUNKS, steps=1)[0], learned("embodied.yaml", *CHUNKS, key, steps=1)[0])
+    assert differences(
+        learned("embodied.yaml", *CHUNKS, steps=1)[0], learned("embodied.yaml", *CHUNKS, key, steps=1)[0]
+    )
 
 
 def test_the_first_ratio_is_exactly_one(command) -> None:
@@ -112,8 +114,8 @@ def test_the_number_of_ranks_changes_nothing(placement: str, learned) -> None:
 
 def saved_pi0(folder: Path, **options: object) -> None:
     """A folder with random weights and statistics of the data set robot."""
-    from rl_platform.models.vlas.build import _random, _random_config
     from rl_platform.config.schema.models import RandomLM
+    from rl_platform.models.vlas.build import _random, _random_config
 
     tiny = RandomLM(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=64)
     _random(_random_config(tiny, 20, 4, 8, 259), 0).save_pretrained(folder)
@@ -151,7 +153,11 @@ def test_weights_of_a_folder_act_in_the_range_of_its_data_set(command, folder: P
         ((*SEEN, "env.kwargs={high: .inf}"), "actor.model.type", "RescaleAction"),
         ((*SEEN, "env.kwargs={channels: 4}"), "actor.model.type", "1 or 3 channels"),
         ((*FOLDER, "actor.model.unnorm_key=other"), "actor.model.unnorm_key", "robot"),
-        ((*FOLDER, "actor.model.num_action_chunks=8", "data.mini_batch_size=8"), "actor.model.num_action_chunks", "1..4"),
+        (
+            (*FOLDER, "actor.model.num_action_chunks=8", "data.mini_batch_size=8"),
+            "actor.model.num_action_chunks",
+            "1..4",
+        ),
         ((*FOLDER, "actor.model.path=./nowhere"), "actor.model.path", "no such model"),
     ],
 )

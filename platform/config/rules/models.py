@@ -18,7 +18,8 @@ _LANGUAGE = "path random_init tokenizer"
 _VLA = "action_bins backbone_layers"
 _INSTRUCTED = "instruction train_backbone"
 _VLM = "flow unnorm_key"
-_POLICY = f"cnn type kwargs {_RECURRENT} {_MLP} {_VLA} {_INSTRUCTED} {_VLM} num_action_chunks"  # that only embodied policies read
+# that only embodied policies read
+_POLICY = f"cnn type kwargs {_RECURRENT} {_MLP} {_VLA} {_INSTRUCTED} {_VLM} num_action_chunks"
 _CRITIC = (
     "group_name training_backend mini_batch_size micro_batch_size max_tokens_per_micro_batch balance optim "
     "gradient_checkpointing parallel kernels cpu_offload lora router_aux_loss_coef offload model"
@@ -267,9 +268,8 @@ def _policy(config: Config) -> Iterator[Problem]:
         yield Problem("actor.model.instruction", message, hint="for example: keep the pole upright")
     if kind in VLM_POLICIES:
         yield from _vlm_policy(config)
-    if kind == "vla":
-        if when(lambda: model.num_action_chunks > 1):
-            yield Problem(CHUNKS, f"{_TYPE} vla chooses one action per observation", hint=chunks)
+    if kind == "vla" and when(lambda: model.num_action_chunks > 1):
+        yield Problem(CHUNKS, f"{_TYPE} vla chooses one action per observation", hint=chunks)
 
 
 def _vlm_policy(config: Config) -> Iterator[Problem]:
@@ -282,15 +282,19 @@ def _vlm_policy(config: Config) -> Iterator[Problem]:
         message = "the statistics are in config.json of actor.model.path, which is not set"
         yield Problem("actor.model.unnorm_key", message, hint="remove it: actions are scaled to their bounds")
     shape = when(lambda: model.random_init)
-    if shape is not None and when(lambda: shape.hidden_size // shape.num_heads % 2):
-        message = f"a head has {shape.hidden_size // shape.num_heads} numbers, and rotary embeddings need an even number"
+    if shape is not None and when(lambda: shape.hidden_size // shape.num_heads % 2 == 1):
+        message = (
+            f"a head has {shape.hidden_size // shape.num_heads} numbers, and rotary embeddings need an even number"
+        )
         yield Problem("actor.model.random_init.num_heads", message)
     if when(lambda: model.flow.method == "flow_cps" and model.flow.num_steps == 1):
         message = "the last step of flow_cps draws no noise, so one step has no log-prob"
         yield Problem(f"{flow}.num_steps", message, allowed="at least 2")
     if when(lambda: model.flow.method != "flow_noise" and config.algorithm.entropy_bonus):
         message = f"the entropy of {model.flow.method} is constant, and only flow_noise learns its deviation"
-        yield Problem("algorithm.entropy_bonus", message, hint=f"algorithm.entropy_bonus: 0, or {flow}.method: flow_noise")
+        yield Problem(
+            "algorithm.entropy_bonus", message, hint=f"algorithm.entropy_bonus: 0, or {flow}.method: flow_noise"
+        )
 
 
 def _recurrent(config: Config) -> Iterator[Problem]:

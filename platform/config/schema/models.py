@@ -65,9 +65,9 @@ class Model(Section):
 
     type: str = key(
         "mlp",
-        "embodied: network, mlp, cnn, gru, vla, pi0 or module:Class; cnn: for images; gru: recurrent, behind the layers "
-        "of hidden_sizes; vla: language model that reads images and an instruction; pi0: chunks of actions by flow "
-        "matching",
+        "embodied: network, mlp, cnn, gru, vla, pi0 or module:Class; cnn: for images; gru: recurrent, behind the "
+        "layers of hidden_sizes; vla: language model that reads images and an instruction; pi0: vision-language model "
+        "that denoises chunks of actions",
     )
     kwargs: dict[str, object] = Field(
         default_factory=dict, description="embodied, module:Class: arguments of the network"

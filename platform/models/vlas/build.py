@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -25,9 +24,7 @@ RANDOM_IMAGE, RANDOM_PATCH = 64, 16  # pixels, of models with random weights
 _PATH = "actor.model.path"
 
 
-def build(
-    model: Model, spaces: EnvSpaces, levels: ActionLevels, seed: int, instructions: Sequence[str]
-) -> FlowPolicy:
+def build(model: Model, spaces: EnvSpaces, levels: ActionLevels, seed: int, instructions: Sequence[str]) -> FlowPolicy:
     """Returns the policy of section `model`. Random weights depend on `seed`, new parameters on torch's generator.
 
     Raises ConfigError if there is nothing to load, or if the spaces do not fit the model.

@@ -87,8 +87,10 @@ def action_range(model: Model, spaces: EnvSpaces) -> ActionRange:
             message = f"{file} has no statistics of this data set"
             raise ConfigError([Problem(_KEY, message, value=model.unnorm_key, allowed=allowed, hint=hint)])
         action = stats[model.unnorm_key]["action"]
-        low, high = (action[quantile] if quantile in action else action[bound]
-                     for quantile, bound in (("q01", "min"), ("q99", "max")))
+        low, high = (
+            action[quantile] if quantile in action else action[bound]
+            for quantile, bound in (("q01", "min"), ("q99", "max"))
+        )
         scaled = action.get("mask", [True] * len(low))
         ends = [(float(a), float(b)) if one else (-1.0, 1.0) for a, b, one in zip(low, high, scaled, strict=True)]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
