@@ -55,6 +55,9 @@ def policy_card(model: Model, sequence_length: int) -> list[tuple[str, str]]:
         used = "" if model.backbone_layers is None else f"; first {model.backbone_layers} layers of the language model"
         frozen = "" if model.train_backbone else "; language model frozen"
         rows.append(("vision-language-action", f"{text}{used}{frozen}"))
+    if model.type == "vlm_tokens":
+        text = f"{model.action_bins} bins, tokens at the end of the vocabulary; components independent, one pass"
+        rows.append(("actions as tokens", text))
     if model.type == "pi0":
         flow = model.flow
         which = "one random step" if flow.stochastic_steps == "one" else "every step"

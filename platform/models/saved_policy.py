@@ -45,10 +45,14 @@ class Normalizer(BaseModel):
 
 
 class Language(BaseModel):
-    """The language model of a vision-language-action policy: its transformers config, and tokens per instruction."""
+    """The language model of a vision-language-action policy: its transformers config, and tokens per instruction.
+
+    instruction_tokens: the tokens, of a policy on a vision-language model.
+    """
 
     config: dict[str, object]
     instruction_lengths: list[int]
+    instruction_tokens: list[list[int]] = []
 
 
 class PolicyDescription(BaseModel):
@@ -94,14 +98,14 @@ class SavedPolicy:
         about, language = self.description, self.description.language
         if language is None:
             return build_policy(about.model, about.spaces, about.levels, about.seed)
-        network = language.config, language.instruction_lengths
         if about.model.type == "vla":
             from rl_platform.models.policies.vla import policy_without_weights
 
-            return policy_without_weights(about.model, about.spaces, *network)
+            return policy_without_weights(about.model, about.spaces, language.config, language.instruction_lengths)
         from rl_platform.models.vlas.build import without_weights
 
-        return without_weights(about.model, about.spaces, about.levels, *network)
+        tokens = language.instruction_tokens
+        return without_weights(about.model, about.spaces, about.levels, language.config, tokens)
 
     def normalizer(self) -> ObservationNormalizer | None:
         """Returns the observation normaliser with its saved statistics; None if the policy observes raw numbers."""
@@ -148,4 +152,5 @@ def language_of(policy: EmbodiedPolicy) -> Language | None:
     if config is None:
         return None
     options = json.loads(config.to_json_string(use_diff=False))
-    return Language(config=options, instruction_lengths=policy.lengths)
+    tokens = getattr(policy, "instruction_tokens", [])
+    return Language(config=options, instruction_lengths=policy.lengths, instruction_tokens=tokens)

@@ -46,7 +46,8 @@ def _policy_facts(config: Config) -> dict[str, object]:
         facts |= _facts("actor.model", model, {"recurrent_size"})
     if model.type in INSTRUCTED:
         names = {"path", "random_init", "tokenizer", "instruction", "train_backbone"}
-        names |= {"action_bins"} if model.type == "vla" else {"flow", "unnorm_key"}
+        names |= {"flow"} if model.type == "pi0" else {"action_bins"}
+        names |= set() if model.type == "vla" else {"unnorm_key", "train_vision"}
         names |= set() if model.backbone_layers is None else {"backbone_layers"}
         facts |= _facts("actor.model", model, names) | _adapters(config)
         if model.random_init is not None:

@@ -17,7 +17,7 @@ _RECURRENT = "recurrent_size sequence_length"
 _LANGUAGE = "path random_init tokenizer"
 _VLA = "action_bins backbone_layers"
 _INSTRUCTED = "instruction train_backbone"
-_VLM = "flow unnorm_key"
+_VLM = "flow unnorm_key train_vision"
 # that only embodied policies read
 _POLICY = f"cnn type kwargs {_RECURRENT} {_MLP} {_VLA} {_INSTRUCTED} {_VLM} num_action_chunks"
 _CRITIC = (
@@ -275,8 +275,9 @@ def _policy(config: Config) -> Iterator[Problem]:
 def _vlm_policy(config: Config) -> Iterator[Problem]:
     """Rules of policies on vision-language models of transformers."""
     model, flow = config.actor.model, "actor.model.flow"
-    if when(lambda: config.actor.gradient_checkpointing is True):
-        message = f"{_TYPE} {model.type} caches keys and values, which a second forward would append again"
+    tokens = when(lambda: model.type == "vlm_tokens")
+    if not tokens and when(lambda: config.actor.gradient_checkpointing is True):
+        message = f"{_TYPE} pi0 caches keys and values, which a second forward would append again"
         yield Problem("actor.gradient_checkpointing", message, hint="actor.micro_batch_size, to save memory")
     if when(lambda: model.unnorm_key is not None and model.path is None):
         message = "the statistics are in config.json of actor.model.path, which is not set"
@@ -287,6 +288,11 @@ def _vlm_policy(config: Config) -> Iterator[Problem]:
             f"a head has {shape.hidden_size // shape.num_heads} numbers, and rotary embeddings need an even number"
         )
         yield Problem("actor.model.random_init.num_heads", message)
+    if tokens:
+        if when(lambda: not model.train_backbone and config.actor.lora is None):
+            message = "without the backbone nothing but the value head would be trained"
+            yield Problem("actor.model.train_backbone", message, hint="true, or actor.lora: adapters of a frozen model")
+        return
     if when(lambda: model.flow.method == "flow_cps" and model.flow.num_steps == 1):
         message = "the last step of flow_cps draws no noise, so one step has no log-prob"
         yield Problem(f"{flow}.num_steps", message, allowed="at least 2")
@@ -347,8 +353,10 @@ def _unread_by_policy(config: Config) -> Iterator[Unread]:
         yield from unread_keys(model, _VLM, f"they belong to {_TYPE} {' and '.join(VLM_POLICIES)}", _TYPE)
     elif kind:
         reason = f"{_TYPE} {kind} has a network of its own"
-        yield from unread_keys(model, _VLA, reason, _TYPE)
-        if when(lambda: config.actor.model.flow.method == "flow_noise"):
+        yield Unread(f"{model}.backbone_layers", reason, (_TYPE,))
+        other = "flow" if kind == "vlm_tokens" else "action_bins"
+        yield Unread(f"{model}.{other}", f"{_TYPE} {kind} has other actions", (_TYPE,))
+        if kind == "pi0" and when(lambda: config.actor.model.flow.method == "flow_noise"):
             method = f"{model}.flow.method"
             yield Unread(f"{model}.flow.noise_level", f"{method} flow_noise learns its deviation", (method, _TYPE))
     if kind in ("mlp", "gru", *VLM_POLICIES) or own:

@@ -15,7 +15,7 @@ Offload = Literal[True, False, "auto"]
 Betas = Annotated[tuple[Beta, Beta], Field(strict=False)]  # strict would refuse the list that YAML gives
 
 
-VLM_POLICIES = ("pi0",)  # on vision-language models of transformers
+VLM_POLICIES = ("pi0", "vlm_tokens")  # on vision-language models of transformers
 INSTRUCTED = ("vla", *VLM_POLICIES)  # policies that read an instruction
 POLICIES = ("mlp", "cnn", "gru", *INSTRUCTED)
 
@@ -65,9 +65,9 @@ class Model(Section):
 
     type: str = key(
         "mlp",
-        "embodied: network, mlp, cnn, gru, vla, pi0 or module:Class; cnn: for images; gru: recurrent, behind the "
-        "layers of hidden_sizes; vla: language model that reads images and an instruction; pi0: vision-language model "
-        "that denoises chunks of actions",
+        "embodied: network, mlp, cnn, gru, vla, pi0, vlm_tokens or module:Class; cnn: for images; gru: recurrent, "
+        "behind the layers of hidden_sizes; vla: language model that reads images and an instruction; pi0: "
+        "vision-language model that denoises chunks of actions; vlm_tokens: one whose last tokens are actions",
     )
     kwargs: dict[str, object] = Field(
         default_factory=dict, description="embodied, module:Class: arguments of the network"
@@ -100,17 +100,23 @@ class Model(Section):
         "gaussian",
         "embodied, continuous actions: Gaussian, clipped to the bounds by the environment, or tanh of a Gaussian",
     )
-    instruction: str | None = key(None, "vla, pi0: text for the language model", min_length=1)
-    action_bins: int = key(32, "vla, continuous actions: number of bins per component, evenly between the bounds", ge=2)
+    instruction: str | None = key(None, "vla, pi0, vlm_tokens: text for the language model", min_length=1)
+    action_bins: int = key(
+        32,
+        "vla, continuous actions: number of bins per component, evenly between the bounds; vlm_tokens: OpenVLA has 256",
+        ge=2,
+    )
     backbone_layers: int | None = key(None, "vla: number of the language model's first layers to use; null: all", ge=1)
     train_backbone: bool = key(
         True,
-        "vla: train the language model too; false: only vision, action and value layers; pi0: train the "
+        "vla: train the language model too; false: only vision, action and value layers; pi0: the "
         "vision-language model too; false: only the action expert and the value layers",
     )
+    train_vision: bool = key(True, "pi0, vlm_tokens: train the vision tower; false: it is frozen")
     flow: Flow = Field(default_factory=Flow, description="pi0: denoising of actions")
     unnorm_key: str | None = key(
-        None, "pi0: scale actions by norm_stats of this data set in the model's config.json; null: to their bounds"
+        None,
+        "pi0, vlm_tokens: scale actions by norm_stats of this data set in the model's config.json; null: to the bounds",
     )
     num_action_chunks: int = key(1, "embodied: number of actions per observation, executed one after another", ge=1)
 

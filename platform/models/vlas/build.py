@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,134 +16,197 @@ from rl_platform.models.pretrained import model_folder, quiet_transformers
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.models.vlas.flow_policy import FlowPolicy
 from rl_platform.models.vlas.inputs import ActionRange, action_range
+from rl_platform.models.vlas.token_policy import TokenPolicy, unpadded_vocabulary, vision_parts
+from rl_platform.models.vlas.vision_inputs import FAMILIES
 
 if TYPE_CHECKING:
-    from transformers import PI0Config, PretrainedConfig, PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 RANDOM_IMAGE, RANDOM_PATCH = 64, 16  # pixels, of models with random weights
-_PATH = "actor.model.path"
+_TYPE, _PATH, _BINS = "actor.model.type", "actor.model.path", "actor.model.action_bins"
 
 
-def build(model: Model, spaces: EnvSpaces, levels: ActionLevels, seed: int, instructions: Sequence[str]) -> FlowPolicy:
+def build(
+    model: Model, spaces: EnvSpaces, levels: ActionLevels, seed: int, instructions: Sequence[str]
+) -> FlowPolicy | TokenPolicy:
     """Returns the policy of section `model`. Random weights depend on `seed`, new parameters on torch's generator.
 
     Raises ConfigError if there is nothing to load, or if the spaces do not fit the model.
     """
     tokenizer = load_tokenizer(model)
-    config = pi0_config(model, spaces, levels, tokenizer.vocab_size)
+    config = network_config(model, spaces, levels, tokenizer.vocab_size)
     counted = torch.get_default_device().type == "meta"  # without memory, before a run
     network = _read(model.path, config) if model.path and not counted else _random(config, seed)
-    tokens = [torch.tensor(tokenizer.encode(f"{text}\n")) for text in instructions]  # the line ends as in training
-    policy = FlowPolicy(network, tokens, spaces, model.flow, levels, action_range(model, spaces))
+    tokens = [tokenizer.encode(f"{text}\n") for text in instructions]  # the line ends as in training
+    policy = _assembled(model, spaces, levels, network, tokens, action_range(model, spaces))
+    vlm = network.model.vlm if model.type == "pi0" else network
     if not model.train_backbone:
-        policy.network.model.vlm.requires_grad_(False)
+        vlm.requires_grad_(False)
+    if not model.train_vision:
+        for part in vision_parts(vlm if model.type == "pi0" else vlm.model):
+            part.requires_grad_(False)
     return policy
 
 
 def without_weights(
-    model: Model, spaces: EnvSpaces, levels: ActionLevels, config: Mapping[str, object], lengths: Sequence[int]
-) -> FlowPolicy:
-    """Returns a policy whose parameters are to be loaded. config: of its network; lengths: tokens of each
-    instruction."""
+    model: Model, spaces: EnvSpaces, levels: ActionLevels, config: Mapping[str, object], tokens: Sequence[Sequence[int]]
+) -> FlowPolicy | TokenPolicy:
+    """Returns a policy whose parameters are to be loaded. config: of its network; tokens: of each instruction."""
     from transformers import AutoConfig
 
     network = _random(AutoConfig.for_model(**config), 0)
-    tokens = [torch.zeros(length, dtype=torch.int64) for length in lengths]
     unknown = [0.0] * spaces.action.size
-    return FlowPolicy(network, tokens, spaces, model.flow, levels, ActionRange(unknown, unknown))
+    return _assembled(model, spaces, levels, network, tokens, ActionRange(unknown, unknown))
 
 
-def pi0_config(model: Model, spaces: EnvSpaces, levels: ActionLevels, vocabulary: int) -> PI0Config:
-    """Returns the transformers config of section `model`. Raises ConfigError if the spaces do not fit it."""
+def _assembled(
+    model: Model,
+    spaces: EnvSpaces,
+    levels: ActionLevels,
+    network: PreTrainedModel,
+    tokens: Sequence[Sequence[int]],
+    scale: ActionRange,
+) -> FlowPolicy | TokenPolicy:
+    if model.type == "pi0":
+        return FlowPolicy(network, tokens, spaces, model.flow, levels, scale)
+    return TokenPolicy(network, tokens, spaces, model.action_bins, levels, scale)
+
+
+def network_config(model: Model, spaces: EnvSpaces, levels: ActionLevels, vocabulary: int) -> PretrainedConfig:
+    """Returns the transformers config of section `model`; vocabulary: of its tokenizer.
+
+    Raises ConfigError if transformers has no such network, or if the spaces do not fit it.
+    """
     from transformers import AutoConfig, __version__
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    if "pi0" not in CONFIG_MAPPING_NAMES:
+    if model.type == "pi0" and "pi0" not in CONFIG_MAPPING_NAMES:
         message = f"transformers {__version__} has no pi0"
         hint = "pip install --upgrade transformers; 5.19 has it"
-        raise ConfigError([Problem("actor.model.type", message, value="pi0", hint=hint)])
-    numbers = 0 if spaces.images else spaces.observation_size
+        raise ConfigError([Problem(_TYPE, message, value="pi0", hint=hint)])
     if model.random_init is not None:
-        return _random_config(model.random_init, numbers, levels.num_actions, spaces.action.size, vocabulary)
+        if model.type == "pi0":
+            numbers = 0 if spaces.images else spaces.observation_size
+            return _random_pi0(model.random_init, numbers, levels.num_actions, spaces.action.size, vocabulary)
+        return _random_vlm(model.random_init, vocabulary + model.action_bins)
     folder = model_folder(model.path or "", _PATH)
     check_options(folder, _PATH)
     with reading(_PATH, "cannot be loaded", folder):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    if config.model_type != "pi0":
-        message = f"a model of type {config.model_type} is no pi0"
-        raise ConfigError([Problem(_PATH, message, value=folder, hint=f"actor.model.type: {_fitting(config)}")])
-    fits = {
-        "actor.model.num_action_chunks": (levels.num_actions, config.chunk_size, "actions in a chunk"),
-        "env.id": (spaces.action.size, config.max_action_dim, "numbers in an action"),
-        _PATH: (numbers, config.max_state_dim, "numbers in an observation"),
-    }
-    problems = [
-        Problem(key, f"the model of {folder} has at most {most} {what}", value=str(count), allowed=f"1..{most}")
-        for key, (count, most, what) in fits.items()
-        if count > most
-    ]
-    if problems:
-        raise ConfigError(problems)
+    problems = _pi0_misfits if model.type == "pi0" else _vlm_misfits
+    if found := list(problems(config, folder, model, spaces)):
+        raise ConfigError(found)
     return config
 
 
-def _fitting(config: PretrainedConfig) -> str:
-    return "vla, which reads language models" if not hasattr(config, "vision_config") else "vlm_tokens"
-
-
-def _random_config(tiny: RandomLM, numbers: int, actions: int, width: int, vocabulary: int) -> PI0Config:
-    from transformers import PI0Config
-
-    sizes = {
-        "hidden_size": tiny.hidden_size,
-        "intermediate_size": tiny.intermediate_size,
-        "num_hidden_layers": tiny.num_layers,
-        "num_attention_heads": tiny.num_heads,
+def _pi0_misfits(config: PretrainedConfig, folder: str, model: Model, spaces: EnvSpaces) -> Iterator[Problem]:
+    if config.model_type != "pi0":
+        yield _other_kind(config, folder, "pi0")
+        return
+    fits = {
+        "actor.model.num_action_chunks": (model.num_action_chunks, config.chunk_size, "actions in a chunk"),
+        "env.id": (spaces.action.size, config.max_action_dim, "numbers in an action"),
+        _PATH: (0 if spaces.images else spaces.observation_size, config.max_state_dim, "numbers in an observation"),
     }
-    gemma = {
-        **sizes,
+    for key, (count, most, what) in fits.items():
+        if count > most:
+            message = f"the model of {folder} has at most {most} {what}"
+            yield Problem(key, message, value=str(count), allowed=f"1..{most}")
+
+
+def _vlm_misfits(config: PretrainedConfig, folder: str, model: Model, spaces: EnvSpaces) -> Iterator[Problem]:
+    if config.model_type not in FAMILIES:
+        yield _other_kind(config, folder, ", ".join(FAMILIES))
+        return
+    bins = getattr(config, "n_action_bins", model.action_bins)
+    if bins != model.action_bins:
+        message = f"the model of {folder} was trained with {bins} bins"
+        yield Problem(_BINS, message, value=str(model.action_bins), hint=f"{_BINS}: {bins}")
+    if model.action_bins > (most := unpadded_vocabulary(config)):
+        yield Problem(_BINS, f"the vocabulary of {folder} has {most} tokens", value=str(model.action_bins))
+
+
+def _other_kind(config: PretrainedConfig, folder: str, allowed: str) -> Problem:
+    kind = "pi0" if config.model_type == "pi0" else "vlm_tokens" if config.model_type in FAMILIES else "vla"
+    message = f"a model of type {config.model_type} does not fit this policy"
+    return Problem(_PATH, message, value=folder, allowed=allowed, hint=f"{_TYPE}: {kind}" if kind != "vla" else "")
+
+
+def _gemma(tiny: RandomLM, vocabulary: int) -> dict[str, object]:
+    return {
+        **_sizes(tiny),
         "model_type": "gemma",
         "num_key_value_heads": tiny.num_kv_heads or tiny.num_heads,
         "head_dim": tiny.hidden_size // tiny.num_heads,
         "max_position_embeddings": tiny.max_positions,
         "vocab_size": vocabulary,
     }
+
+
+def _sizes(tiny: RandomLM) -> dict[str, object]:
+    return {
+        "hidden_size": tiny.hidden_size,
+        "intermediate_size": tiny.intermediate_size,
+        "num_hidden_layers": tiny.num_layers,
+        "num_attention_heads": tiny.num_heads,
+    }
+
+
+def _paligemma(tiny: RandomLM, vocabulary: int) -> dict[str, object]:
     vision = {
-        **sizes,
+        **_sizes(tiny),
         "model_type": "siglip_vision_model",
         "image_size": RANDOM_IMAGE,
         "patch_size": RANDOM_PATCH,
+        "projection_dim": tiny.hidden_size,
         "vision_use_head": False,
     }
+    return {
+        "text_config": _gemma(tiny, vocabulary),
+        "vision_config": vision,
+        "projection_dim": tiny.hidden_size,
+        "image_token_id": vocabulary,  # outside of the vocabulary: no text contains it
+    }
+
+
+def _random_pi0(tiny: RandomLM, numbers: int, actions: int, width: int, vocabulary: int) -> PretrainedConfig:
+    from transformers import PI0Config
+
     return PI0Config(
-        vlm_config={
-            "model_type": "paligemma",
-            "text_config": gemma,
-            "vision_config": vision,
-            "projection_dim": tiny.hidden_size,
-            "image_token_id": vocabulary - 1,  # the prefix is embedded here, so no token stands for an image
-        },
-        dit_config=dict(gemma),
+        vlm_config={"model_type": "paligemma", **_paligemma(tiny, vocabulary)},
+        dit_config=_gemma(tiny, vocabulary),
         chunk_size=actions,
         max_state_dim=max(numbers, 1),
         max_action_dim=width,
     )
 
 
-def _random(config: PretrainedConfig, seed: int) -> PreTrainedModel:
-    from transformers import PI0ForConditionalGeneration
+def _random_vlm(tiny: RandomLM, vocabulary: int) -> PretrainedConfig:
+    from transformers import PaliGemmaConfig
 
+    return PaliGemmaConfig(**_paligemma(tiny, vocabulary))
+
+
+def _network_class(config: PretrainedConfig) -> type:
+    import transformers
+
+    if config.model_type == "pi0":
+        return transformers.PI0ForConditionalGeneration
+    return transformers.AutoModelForImageTextToText
+
+
+def _random(config: PretrainedConfig, seed: int) -> PreTrainedModel:
+    kind = _network_class(config)
     with quiet_transformers(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return PI0ForConditionalGeneration(config).float()
+        network = kind(config) if config.model_type == "pi0" else kind.from_config(config)
+        return network.float()
 
 
 def _read(path: str, config: PretrainedConfig) -> PreTrainedModel:
-    from transformers import PI0ForConditionalGeneration
-
     folder = model_folder(path, _PATH)
     options = {"config": config, "dtype": torch.float32, "output_loading_info": True, "trust_remote_code": False}
     with quiet_transformers(), reading(_PATH, "cannot be loaded", folder):
-        network, loading = PI0ForConditionalGeneration.from_pretrained(folder, **options)
+        network, loading = _network_class(config).from_pretrained(folder, **options)
         check_weights(network, loading["missing_keys"], loading["unexpected_keys"], folder, _PATH)
     return network

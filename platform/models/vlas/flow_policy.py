@@ -18,13 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rl_platform.algorithms.action_levels import ActionLevels
-from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.config.schema.models import Flow
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.models.draws import Among, choices, normals
+from rl_platform.models.vlas.actor_critic import ChunkActionsActorCritic
 from rl_platform.models.vlas.denoising import Denoising, bounded_std, entropy, log_density
 from rl_platform.models.vlas.inputs import ActionRange, Instructions, camera_images
-from rl_platform.records import RolloutBatch
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PI0Config, PI0ForConditionalGeneration
@@ -58,7 +57,7 @@ class FlowPolicy(nn.Module):
     def __init__(
         self,
         network: PI0ForConditionalGeneration,
-        instructions: Sequence[Tensor],
+        instructions: Sequence[Sequence[int]],
         spaces: EnvSpaces,
         flow: Flow,
         levels: ActionLevels,
@@ -92,13 +91,17 @@ class FlowPolicy(nn.Module):
         inside[: self.executes[0], : self.executes[1]] = True
         self.register_buffer("inside", inside, persistent=False)
 
-    def actor_critic(self, levels: ActionLevels) -> FlowActorCritic:
+    def actor_critic(self, levels: ActionLevels) -> ChunkActionsActorCritic:
         """The policy as training engines call it."""
-        return FlowActorCritic(self, levels)
+        return ChunkActionsActorCritic(self, levels)
 
     @property
     def language_config(self) -> PI0Config:
         return self.network.config
+
+    @property
+    def instruction_tokens(self) -> list[list[int]]:
+        return self.instructions.tokens
 
     @property
     def lengths(self) -> list[int]:
@@ -177,7 +180,8 @@ class FlowPolicy(nn.Module):
         tasks = self.instructions.of_rows(len(observations), tasks)
         if self.spaces.images:
             embedded, mask = self.instructions(tasks)
-            images = camera_images(observations, self.spaces.observation_shape, vlm.config.vision_config.image_size)
+            side = vlm.config.vision_config.image_size
+            images = camera_images(observations, self.spaces.observation_shape, (side, side))
             features = vlm.get_image_features(images.flatten(0, 1)).pooler_output
             features = features.reshape(len(observations), -1, features.shape[-1])
             embedded = torch.cat([features.to(embedded.dtype), embedded], dim=1)
@@ -224,23 +228,3 @@ class FlowPolicy(nn.Module):
         """From [K,D] to [H,A]."""
         actions, numbers = self.executes
         return 0, self.width - numbers, 0, self.horizon - actions
-
-
-class FlowActorCritic(nn.Module):
-    """As `EmbodiedActorCritic`, of denoising chains at the levels of their actions."""
-
-    def __init__(self, model: FlowPolicy, levels: ActionLevels) -> None:
-        super().__init__()
-        self.model, self.levels = model, levels
-
-    def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
-        shape, levels, inputs = batch.action_mask.shape, self.levels, batch.inputs
-        observations, actions = (inputs[name].flatten(0, 1) for name in ("observations", "actions"))
-        tasks = inputs["tasks"].flatten(0, 1) if "tasks" in inputs else None
-        log_probs, entropies, values = self.model.evaluate(observations, actions, tasks)
-        executed = inputs.get("executed", torch.ones(*shape, 1, dtype=torch.bool, device=actions.device)).flatten(0, 1)
-        return ModelOutputs(
-            levels.of_components(log_probs, executed).view(shape),
-            levels.of_components(entropies, executed).view(shape) if entropy else None,
-            levels.placed_values(values).view(shape),
-        )

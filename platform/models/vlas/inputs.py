@@ -25,11 +25,12 @@ class Instructions(nn.Module):
     """Embedded tokens [T,L,H] of T instructions, frozen and padded on the right. No other token is read, so the
     embedding matrix is not stored."""
 
-    def __init__(self, tokens: Sequence[Tensor], embedding: nn.Module) -> None:
+    def __init__(self, tokens: Sequence[Sequence[int]], embedding: nn.Module) -> None:
         super().__init__()
         with torch.no_grad():
-            embedded = embedding(pad_sequence(list(tokens), batch_first=True))
+            embedded = embedding(pad_sequence([torch.tensor(each) for each in tokens], batch_first=True))
         self.words = nn.Parameter(embedded.clone(), requires_grad=False)
+        self.tokens = [list(each) for each in tokens]
         self.lengths = [len(each) for each in tokens]
 
     def of_rows(self, rows: int, tasks: Tensor | None) -> Tensor:
@@ -46,14 +47,14 @@ class Instructions(nn.Module):
         return self.words[tasks], mask.long()
 
 
-def camera_images(observations: Tensor, shape: tuple[int, ...], size: int) -> Tensor:
-    """Images [B,D] uint8 -> [B,C,3,size,size] float32 between -1 and 1; each image of a stack is a camera."""
+def camera_images(observations: Tensor, shape: tuple[int, ...], size: tuple[int, int]) -> Tensor:
+    """Images [B,D] uint8 -> [B,C,3,*size] float32 between -1 and 1; each image of a stack is a camera."""
     layout = ImageLayout(shape)
     images = layout.channels_first(observations).float() / 127.5 - 1
     gray = layout.stack_first or shape[-1] == 1
     images = images.unflatten(1, (-1, 1 if gray else 3)).expand(-1, -1, 3, -1, -1)
-    if images.shape[-2:] != (size, size):
-        resized = F.interpolate(images.flatten(0, 1), (size, size), mode="bilinear", antialias=True)
+    if images.shape[-2:] != size:
+        resized = F.interpolate(images.flatten(0, 1), size, mode="bilinear", antialias=True)
         images = resized.unflatten(0, images.shape[:2])
     return images
 
@@ -104,6 +105,10 @@ def action_range(model: Model, spaces: EnvSpaces) -> ActionRange:
 def space_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
     """Returns a problem for each property of these spaces that a policy on a vision-language model does not allow."""
     kind, shape, problems = "actor.model.type", spaces.observation_shape, []
+    if model.type == "vlm_tokens" and not spaces.images:
+        message, allowed = "vlm_tokens needs images, and the environment observes none", "uint8 images"
+        hint = "env.pixels has a MuJoCo environment drawn; actor.model.type: pi0 reads numbers too"
+        problems.append(Problem(kind, message, value=f"shape {shape}", allowed=allowed, hint=hint))
     if spaces.images and not ImageLayout(shape).stack_first and shape[-1] not in (1, 3):
         message, allowed = "the vision tower reads gray and color images", "1 or 3 channels in the last dimension"
         problems.append(Problem(kind, message, value=f"shape {shape}", allowed=allowed))

@@ -185,9 +185,9 @@ def test_one_step_of_a_chain_is_noisy_and_all_of_them_are_chosen() -> None:
 def test_numbers_that_are_not_executed_draw_no_noise() -> None:
     """A pretrained model has longer chunks and wider actions than the environment."""
     section = model()
-    config = vlas.pi0_config(section, STATES, LEVELS, 259)
+    config = vlas.network_config(section, STATES, LEVELS, 259)
     config.chunk_size, config.max_action_dim = 5, 4
-    tokens = [torch.tensor([7, 8])]
+    tokens = [[7, 8]]
     action_range = vlas.ActionRange(STATES.action_low, STATES.action_high)
     policy = FlowPolicy(vlas._random(config, 3), tokens, STATES, section.flow, LEVELS, action_range)
     seen = observed(STATES)
