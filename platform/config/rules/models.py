@@ -24,6 +24,7 @@ _CRITIC = (
     "group_name training_backend mini_batch_size micro_batch_size max_tokens_per_micro_batch balance optim "
     "gradient_checkpointing parallel kernels cpu_offload lora router_aux_loss_coef offload model"
 )
+_CHOSEN = {"vla": "bins", "pi0": "chunks", "vlm_tokens": "tokens"}
 _TRAINED, _ROLES = ("actor", "critic"), ("actor", "critic", "reference")
 
 
@@ -293,9 +294,9 @@ def _vlm_policy(config: Config) -> Iterator[Problem]:
             message = "without the backbone nothing but the value head would be trained"
             yield Problem("actor.model.train_backbone", message, hint="true, or actor.lora: adapters of a frozen model")
         return
-    if when(lambda: model.flow.method == "flow_cps" and model.flow.num_steps == 1):
+    if when(lambda: model.flow.method == "flow_cps" and model.flow.denoising_steps == 1):
         message = "the last step of flow_cps draws no noise, so one step has no log-prob"
-        yield Problem(f"{flow}.num_steps", message, allowed="at least 2")
+        yield Problem(f"{flow}.denoising_steps", message, allowed="at least 2")
     if when(lambda: model.flow.method != "flow_noise" and config.algorithm.entropy_bonus):
         message = f"the entropy of {model.flow.method} is constant, and only flow_noise learns its deviation"
         yield Problem(
@@ -329,7 +330,7 @@ def _unread_by_policy(config: Config) -> Iterator[Unread]:
     yield Unread("actor.offload", "embodied policies are small and always stay on their device", (TASK,))
     kind, model = when(lambda: config.actor.model.type), "actor.model"
     if kind in INSTRUCTED:
-        reason = f"{_TYPE} {kind} has no such layers; its language model chooses actions"
+        reason = f"{_TYPE} {kind} has no such layers; its language model chooses {_CHOSEN[kind]}"
         yield from unread_keys(model, _MLP, reason, _TYPE, TASK)
         if when(lambda: config.env.tasks):
             reason = "env.tasks has an instruction for each task"

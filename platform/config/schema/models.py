@@ -54,7 +54,9 @@ class Flow(Section):
         "flow_sde", "deviation of a noisy step: flow_sde, flow_cps: from noise_level; flow_noise: learned, 0.08 - 0.16"
     )
     noise_level: float = key(0.5, "flow_sde, flow_cps: noise of a step, in the units of the method", gt=0, le=1)
-    num_steps: int | None = key(None, "denoising steps; null: as the model's config says, 10 with random_init", ge=1)
+    denoising_steps: int | None = key(
+        None, "denoising steps; null: as the model's config says, 10 with random_init", ge=1
+    )
     stochastic_steps: Literal["one", "all"] = key(
         "one", "steps that draw noise: a random one per chunk, or all; log-probs are sums over them"
     )

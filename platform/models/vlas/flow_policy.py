@@ -67,7 +67,7 @@ class FlowPolicy(nn.Module):
         config, vlm = network.config, network.model.vlm
         self.network, self.spaces, self.single = network, spaces, levels.single
         self.action_space = spaces.action
-        self.denoising = Denoising(flow, flow.num_steps or config.num_inference_steps)
+        self.denoising = Denoising(flow, flow.denoising_steps or config.num_inference_steps)
         self.horizon, self.width = config.chunk_size, config.max_action_dim
         self.executes = levels.num_actions, spaces.action.size
         self.instructions = Instructions(instructions, vlm.get_input_embeddings())

@@ -47,12 +47,16 @@ class Instructions(nn.Module):
         return self.words[tasks], mask.long()
 
 
+def channels_of_image(shape: tuple[int, ...]) -> int:
+    """3 if the channels of these images come in threes, which are color images; else 1, for gray images."""
+    return 1 if ImageLayout(shape).stack_first or shape[-1] % 3 else 3
+
+
 def camera_images(observations: Tensor, shape: tuple[int, ...], size: tuple[int, int]) -> Tensor:
     """Images [B,D] uint8 -> [B,C,3,*size] float32 between -1 and 1; each image of a stack is a camera."""
     layout = ImageLayout(shape)
     images = layout.channels_first(observations).float() / 127.5 - 1
-    gray = layout.stack_first or shape[-1] == 1
-    images = images.unflatten(1, (-1, 1 if gray else 3)).expand(-1, -1, 3, -1, -1)
+    images = images.unflatten(1, (-1, channels_of_image(shape))).expand(-1, -1, 3, -1, -1)
     if images.shape[-2:] != size:
         resized = F.interpolate(images.flatten(0, 1), size, mode="bilinear", antialias=True)
         images = resized.unflatten(0, images.shape[:2])
@@ -109,9 +113,6 @@ def space_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
         message, allowed = "vlm_tokens needs images, and the environment observes none", "uint8 images"
         hint = "env.pixels has a MuJoCo environment drawn; actor.model.type: pi0 reads numbers too"
         problems.append(Problem(kind, message, value=f"shape {shape}", allowed=allowed, hint=hint))
-    if spaces.images and not ImageLayout(shape).stack_first and shape[-1] not in (1, 3):
-        message, allowed = "the vision tower reads gray and color images", "1 or 3 channels in the last dimension"
-        problems.append(Problem(kind, message, value=f"shape {shape}", allowed=allowed))
     if spaces.action.kind != "continuous":
         message = f"{model.type} chooses numbers, and the environment takes choices"
         problems.append(Problem(kind, message, value=model.type, hint=f"{kind}: vla, or mlp without images"))

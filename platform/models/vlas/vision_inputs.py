@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rl_platform.models.vision import ImageLayout
-from rl_platform.models.vlas.inputs import camera_images
+from rl_platform.models.vlas.inputs import camera_images, channels_of_image
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -37,8 +37,7 @@ class VisionInputs:
 
     @property
     def cameras(self) -> int:
-        layout = ImageLayout(self.shape)
-        return layout.channels // (1 if layout.stack_first or self.shape[-1] == 1 else 3)
+        return ImageLayout(self.shape).channels // channels_of_image(self.shape)
 
     @property
     def tokens(self) -> list[int]:

@@ -27,7 +27,7 @@ KINDS = [(method, steps) for method in ("flow_sde", "flow_cps", "flow_noise") fo
 
 
 def model(method: str = "flow_sde", steps: str = "all") -> Model:
-    flow = Flow(method=method, stochastic_steps=steps, num_steps=4, noise_level=0.4)
+    flow = Flow(method=method, stochastic_steps=steps, denoising_steps=4, noise_level=0.4)
     return Model(type="pi0", random_init=TINY, tokenizer="bytes", flow=flow, num_action_chunks=ACTIONS)
 
 

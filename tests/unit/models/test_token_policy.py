@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
 from rl_platform.errors import ConfigError
 from rl_platform.models.tokenizer import ByteTokenizer
 from rl_platform.models.vlas import build as vlas
+from rl_platform.models.vlas.inputs import camera_images
 from rl_platform.models.vlas.token_policy import TokenPolicy
 from rl_platform.models.vlas.vision_inputs import FAMILIES, VisionInputs
 
@@ -31,7 +33,7 @@ def spaces(*shape: int) -> EnvSpaces:
     return EnvSpaces(shape, ActionSpace("continuous", NUMBERS), (NUMBERS,), (-1.0, 0.0), (1.0, 4.0), 0, "uint8")
 
 
-ONE, TWO = spaces(24, 24, 3), spaces(2, 24, 24, 3)
+ONE, TWO = spaces(24, 24, 3), spaces(24, 24, 6)
 
 
 def network(family: str) -> Any:
@@ -147,6 +149,21 @@ def test_bins_are_those_of_openvla() -> None:
         number = middles[min(policy.vocabulary - token - 1, len(middles) - 1)]
         acted = policy.executed(torch.tensor([[index, index]]))
         np.testing.assert_allclose(acted[0], [number, 2 + 2 * number], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "cameras"), [((8, 9, 3), 1), ((8, 9, 6), 2), ((2, 8, 9, 3), 2), ((8, 9, 4), 4), ((4, 8, 9), 4)]
+)
+def test_each_image_of_a_stack_is_a_camera(shape: tuple[int, ...], cameras: int) -> None:
+    values = torch.arange(math.prod(shape)).remainder(256).to(torch.uint8)
+    images = camera_images(values[None], shape, (8, 9))
+    assert images.shape == (1, cameras, 3, 8, 9)
+    assert VisionInputs(network("paligemma").config, shape).cameras == cameras
+    stacked = values.view(shape)
+    one = {(8, 9, 3): stacked, (8, 9, 6): stacked[..., 3:], (2, 8, 9, 3): stacked[-1]}.get(shape)
+    if one is None:  # gray: three equal channels
+        one = (stacked[..., -1] if len(shape) == 3 and shape[-1] == 4 else stacked[-1])[..., None].expand(8, 9, 3)
+    torch.testing.assert_close(images[0, -1], one.permute(2, 0, 1).float() / 127.5 - 1)
 
 
 def test_patches_are_those_of_transformers(tmp_path: Path) -> None:
