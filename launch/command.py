@@ -273,9 +273,15 @@ def evaluate_run(name: str, overrides: Sequence[str]) -> None:
 
 
 def load(
-    config: str | PathLike[str] | Mapping[str, object], overrides: Sequence[str] | Mapping[str, object]
+    config: str | PathLike[str] | Mapping[str, object],
+    overrides: Sequence[str] | Mapping[str, object],
+    *,
+    stored: bool = False,
 ) -> tuple[LoadedConfig, Placement, Inventory]:
-    """Returns a valid config, its placement and inventory. Raises ConfigError with the problems of all at once."""
+    """Returns a valid config, its placement and inventory. Raises ConfigError with the problems of all at once.
+
+    stored: as in `load_config`.
+    """
     inventory: Inventory | None = None
 
     def check_cluster(cluster: Cluster) -> list[Problem]:
@@ -287,7 +293,7 @@ def load(
             return error.problems
         return []
 
-    loaded = load_config(config, overrides, check_cluster)
+    loaded = load_config(config, overrides, check_cluster, stored=stored)
     assert inventory is not None
     placement = schedule(loaded.config.cluster, inventory)
     on_gpus = bool(placement.accelerators.get("rollout")) and not placement.emulated

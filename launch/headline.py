@@ -95,7 +95,7 @@ def headline_of_run(run: Path, metrics: Container[str]) -> Headline:
     folder = run if run.is_dir() else run.parent
     try:
         return headline_of(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, yaml.YAMLError):
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, yaml.YAMLError):
         if any(name in metrics for name in ("perf/env_steps", "episode/return", "val/return")):
             return HEADLINES["embodied"]
         return OWN_REWARD if "val/score" in metrics else HEADLINES["reasoning"]

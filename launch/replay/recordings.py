@@ -88,7 +88,7 @@ def record(folder: Path, step: int, output: Path | None, from_start: bool) -> It
     if target.exists():
         hint = f"rl-platform replay {target}; to record again, remove the folder or name another: -o FOLDER"
         raise _problem("--output", "exists", target, hint)
-    loaded, placement, inventory = load(folder / CONFIG, _overrides(folder, step, start, target))
+    loaded, placement, inventory = load(folder / CONFIG, _overrides(folder, step, start, target), stored=True)
 
     failures: list[str] = []
 

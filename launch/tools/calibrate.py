@@ -108,7 +108,7 @@ def _known(file: Path, unusable: Callable[[object], str]) -> Measured:
     """Returns the stored measurement, whose entries of other configs are kept; an empty one if no plan can use it."""
     try:
         tree: Measured = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return {} if unusable(tree) else tree
 

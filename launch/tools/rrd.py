@@ -69,7 +69,7 @@ def _facts(path: Path) -> Drawn:
         numbers = all(isinstance(reward, int | float) for reward in facts["rewards"])
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{path}: not the facts of a drawn episode ({type(error).__name__}: {error})") from error
     if not (whole and numbers):
         raise DataError(f"{path}: not the facts of a drawn episode")

@@ -33,7 +33,7 @@ def snapshot(run: Path, title: str, width: int = 100) -> str:
         history.add(int(row["step"]), row)
     view.prepare(RunInfo(run.name, "", run, last), history)
     samples = run / "samples.jsonl"
-    for sample in deque(read_lines(samples), maxlen=1) if samples.exists() else ():
+    for sample in deque(read_lines(samples), maxlen=1) if samples.is_file() else ():
         if {"prompt", "response", "reward"} <= sample.keys():  # embodied runs write evaluation episodes
             view.samples(last, [Sample(sample["prompt"], sample["response"], sample["reward"])])
     console.print(view)

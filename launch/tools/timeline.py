@@ -97,7 +97,7 @@ def read_lanes(run: Path) -> dict[str, list[Event]]:
                 lanes.setdefault(names[event["pid"], event["tid"]], []).append(event)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}; runs write it with {REASON}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{path}: not the timeline of a run") from error
     return lanes
 

@@ -177,7 +177,7 @@ def _config(folder: Path, lacks: dict[str, str]) -> Line:
         lacks["config"] = "config.yaml is not the config of a run."
     except FileNotFoundError:
         lacks["config"] = "The folder has no config.yaml."
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         lacks["config"] = f"config.yaml cannot be read: {str(error).splitlines()[0]}."
     lacks["card"] = lacks["placement"] = lacks["config"]
     return {}
@@ -192,7 +192,7 @@ def _plan(folder: Path, lacks: dict[str, str]) -> tuple[list[tuple[str, str]], s
     for gpus in (None, *GPUS_PER_NODE):
         overrides = ["runner.resume=auto", *([] if gpus is None else [f"cluster.gpus_per_node={gpus}"])]
         try:
-            planned = load(path, overrides)
+            planned = load(path, overrides, stored=True)
         except ConfigError as error:
             reason = reason or str(error).splitlines()[1].strip()
             continue
@@ -301,14 +301,14 @@ def _episodes(folder: Path, task: str, lacks: dict[str, str]) -> list[Line]:
 
 def _videos(folder: Path, page: Path, room: int, task: str, lacks: dict[str, str]) -> Iterator[EpisodeVideo]:
     paths = [path for pattern in ("*.mp4", "videos/*.mp4", "evaluation/*.mp4") for path in sorted(folder.glob(pattern))]
-    paths = [path for path in paths if not path.name.startswith(".")]
+    paths = [path for path in paths if not path.name.startswith(".") and path.is_file()]
     if not paths and task == "embodied":
         lacks["videos"] = (
             "There is no video: env.evaluation.video is off, the environment cannot draw, or none is drawn yet."
         )
     for path in paths:
         facts: Line = {}
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             read = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
             facts = {name: value for name, value in read.items() if _is_plain(value)} if isinstance(read, dict) else {}
         size = path.stat().st_size * 4 // 3

@@ -230,7 +230,7 @@ def _changes(folder: Path, checked: Checked) -> list[str]:
         before = yaml.safe_load((folder / MARK).read_text(encoding="utf-8"))
         varied, search = dict(before["varied"]), before["search"]
         lists = [f"{key} over {', '.join(map(str, texts))}" for key, texts in varied.items()]
-    except (yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError):
+    except (yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError, RecursionError):
         return [f"{MARK} is damaged"]
     now = checked.definition()
     if (search is None) != (checked.spec is None):

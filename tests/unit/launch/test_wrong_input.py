@@ -16,6 +16,8 @@ Case = tuple[str, int, tuple[str, ...]]
 NO_RUN, FILE, RUNS = "RUN: no such folder", "RUN: is a file of another kind", "holds runs, and is none"
 A_FOLDER, INSIDE = "--output: is a folder", "embodied.yaml is a file"
 USAGE = "try: rl-platform --help"
+ODD = b'{"step": 1, "prompt": null, "response": 5, "reward": "x", "return": "y", "length": null}\n'
+DEEP = "[" * 100_000  # more levels than a parser of JSON or YAML takes
 CASES: dict[str, list[Case]] = {
     "plot": [
         ("runs/rnu nix", 2, ("2 problems", NO_RUN, "did you mean runs/run?", "value: nix")),
@@ -42,6 +44,7 @@ CASES: dict[str, list[Case]] = {
         ("embodied.yaml", 2, (FILE,)),
         ("runs/run --steps 0", 2, ("--steps", USAGE)),
         ("torn.json", 65, ("torn.json: not the timeline of a run",)),
+        ("deep.json", 65, ("deep.json: not the timeline of a run",)),
     ],
     "work-shares": [
         ("nix", 2, (NO_RUN,)),
@@ -49,6 +52,7 @@ CASES: dict[str, list[Case]] = {
         ("embodied.yaml", 2, (FILE,)),
         ("quiet.json", 2, ("the timeline holds no physics", "task_type: embodied")),
         ("torn.json", 65, ("torn.json: not the timeline of a run",)),
+        ("deep.json", 65, ("deep.json: not the timeline of a run",)),
     ],
     "snapshot": [
         ("nix", 2, (NO_RUN,)),
@@ -124,6 +128,7 @@ def runs(folder: Path) -> Path:
     make_run(folder / "runs" / "run")
     make_run(folder / "runs" / "pole", task="embodied")
     (folder / "torn.jsonl").write_text('{"step": 1,\n')
+    (folder / "deep.json").write_text(DEEP)
     (folder / "torn.json").write_text('{"traceEvents": 3}')
     (folder / "quiet.json").write_text('{"traceEvents": []}')
     (folder / "rows").mkdir()
@@ -168,6 +173,20 @@ def test_a_full_disk_leaves_no_file(tool, command, runs: Path, monkeypatch: pyte
         assert ended.code == 2, ended.err
         assert "cannot be written: No space left on device" in ended.err
         assert sorted(runs.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "trace.json", "samples.jsonl", "evaluation.json", "evaluation.mp4"])
+def test_other_damaged_files_of_a_run_do_not_prevent_a_report(tool, runs: Path, name: str) -> None:
+    (path := runs / "runs" / "pole" / name).unlink(missing_ok=True)
+    for damage in (DEEP.encode(), b"\xff\xfe", b"", ODD, None):
+        if damage is None:
+            path.unlink()
+            path.mkdir()
+        else:
+            path.write_bytes(damage)
+        ended = tool("report", "runs/pole", "-o", "page.html")
+        assert (ended.code, ended.err) == (0, ""), damage
+    assert tool("snapshot", "runs/pole", "-o", "view.svg").code == 0
 
 
 CODE = "THREE = 3\ndef nothing(): return None\n"
