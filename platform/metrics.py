@@ -153,6 +153,8 @@ def iter_metrics(path: str | Path) -> Iterator[dict[str, float]]:
     path = path / "metrics.jsonl" if path.is_dir() else path
     try:
         for row in read_lines(path):
+            if texts := [name for name, value in row.items() if isinstance(value, str)]:
+                raise DataError(f"{path}: step {row['step']}: {', '.join(texts)}: not a number: {row[texts[0]]!r:.80}")
             yield {name: math.nan if value is None else value for name, value in row.items()}
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}; name the output folder of a run or its metrics.jsonl") from error

@@ -48,7 +48,8 @@ def rehearse(loaded: LoadedConfig, placement: Placement, parent: str | None = No
     Raises the errors that a run would end with, and RehearsalFailed for functions of the user with wrong results.
     """
     config, console, began = loaded.config, Console(), time.monotonic()
-    target = output_path(config).with_name(f"{output_path(config).name}-rehearsal")
+    output = output_path(config)  # maybe on a disk that only the cluster has: no folder is made here for its report
+    target = (output.parent if output.parent.is_dir() else Path.cwd()) / f"{output.name}-rehearsal"
     phases: list[Timed] = []
 
     @contextmanager

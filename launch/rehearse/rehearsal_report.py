@@ -89,7 +89,6 @@ class RehearsalReport:
 
     def write(self, path: Path) -> None:
         """Writes PATH.txt and PATH.json."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.with_name(f"{path.name}.txt").write_text(self.text(), encoding="utf-8")
         path.with_name(f"{path.name}.json").write_text(json.dumps(asdict(self), ensure_ascii=False), encoding="utf-8")
 

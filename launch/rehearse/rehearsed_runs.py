@@ -167,7 +167,6 @@ class Runs:
     def _failed(self, message: str, code: int) -> RunFailed:
         output = self.log.read_text(errors="replace")
         with suppress(OSError):
-            self.kept.parent.mkdir(parents=True, exist_ok=True)
             self.kept.write_text(output, encoding="utf-8")
             message += f"; all that it printed is in {self.kept}"
         lines = [f"    {line}" for line in output.splitlines()[-SHOWN:]]

@@ -34,7 +34,8 @@ def snapshot(run: Path, title: str, width: int = 100) -> str:
     view.prepare(RunInfo(run.name, "", run, last), history)
     samples = run / "samples.jsonl"
     for sample in deque(read_lines(samples), maxlen=1) if samples.is_file() else ():
-        if {"prompt", "response", "reward"} <= sample.keys():  # embodied runs write evaluation episodes
-            view.samples(last, [Sample(sample["prompt"], sample["response"], sample["reward"])])
+        match sample:  # embodied runs write evaluation episodes
+            case {"prompt": str(prompt), "response": str(response), "reward": int(reward) | float(reward)}:
+                view.samples(last, [Sample(prompt, response, reward)])
     console.print(view)
     return console.export_svg(title=title)

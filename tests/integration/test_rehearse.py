@@ -31,7 +31,7 @@ def test_a_rehearsal_reports_and_leaves_only_its_report(command, folder):
     (folder / "python").write_text(NO_ENGINE)
     (folder / "python").chmod(0o755)
     engine = f"rollout={{backend: vllm, vllm: {{python: {folder / 'python'}}}}}"
-    ended = command("--rehearse", "reasoning.yaml", "--rehearse-in", "temporary", engine)
+    ended = command("--rehearse", "reasoning.yaml", "--rehearse-in", "temporary", engine, "runner.output_dir=disk/out")
     assert ended.code == 0, ended.err
     assert "passed in" in ended.out
     reason = "vllm -> torch: vllm does not start on the CPU of this machine, see out-rehearsal.log"
@@ -43,7 +43,7 @@ def test_a_rehearsal_reports_and_leaves_only_its_report(command, folder):
     assert (folder / "out-rehearsal.txt").read_text() in ended.out
     report = json.loads((folder / "out-rehearsal.json").read_text())
     assert [phase["name"] for phase in report["phases"]][-1] == "resume, second step, export"
-    assert not (folder / "out").exists()
+    assert not (folder / "disk").exists()  # as the disk of a cluster: the report is in the working folder
     assert not list((folder / "temporary").iterdir())
 
 

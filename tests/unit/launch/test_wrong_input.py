@@ -30,6 +30,7 @@ CASES: dict[str, list[Case]] = {
         ("runs/run -o curves.xyz", 2, ("has the wrong ending", "did you mean curves.png?")),
         ("runs/run -o embodied.yaml/curves.png", 2, (INSIDE,)),
         ("torn.jsonl", 65, ("torn.jsonl:1: not a JSON object with a step",)),
+        ("words.jsonl", 65, ("words.jsonl: step 1: val/return: not a number: 'high'",)),
     ],
     "environment": [
         ("", 2, ("NAME", USAGE)),
@@ -61,6 +62,7 @@ CASES: dict[str, list[Case]] = {
         ("runs/run -o view.png", 2, ("has the wrong ending", "did you mean view.svg?")),
         ("runs/run -o runs", 2, (A_FOLDER, "*.svg")),
         ("torn.jsonl", 65, ("torn.jsonl:1: not a JSON object with a step",)),
+        ("words.jsonl", 65, ("words.jsonl: step 1: val/return: not a number: 'high'",)),
     ],
     "rrd": [
         ("nix -o nix", 2, (NO_RUN, "did you mean nix.rrd?")),
@@ -128,6 +130,7 @@ def runs(folder: Path) -> Path:
     make_run(folder / "runs" / "run")
     make_run(folder / "runs" / "pole", task="embodied")
     (folder / "torn.jsonl").write_text('{"step": 1,\n')
+    (folder / "words.jsonl").write_text('{"step": 1, "val/return": "high"}\n')
     (folder / "deep.json").write_text(DEEP)
     (folder / "torn.json").write_text('{"traceEvents": 3}')
     (folder / "quiet.json").write_text('{"traceEvents": []}')
@@ -187,6 +190,12 @@ def test_other_damaged_files_of_a_run_do_not_prevent_a_report(tool, runs: Path, 
         ended = tool("report", "runs/pole", "-o", "page.html")
         assert (ended.code, ended.err) == (0, ""), damage
     assert tool("snapshot", "runs/pole", "-o", "view.svg").code == 0
+
+
+def test_a_snapshot_leaves_out_a_sample_with_other_types(tool, runs: Path) -> None:
+    (runs / "runs" / "run" / "samples.jsonl").write_bytes(ODD)
+    ended = tool("snapshot", "runs/run", "-o", "view.svg")
+    assert (ended.code, ended.err) == (0, "")
 
 
 CODE = "THREE = 3\ndef nothing(): return None\n"
