@@ -30,6 +30,7 @@ EXTRAS = {  # what each extra is for
     "trackio": "runner.logger_backends: [trackio]",
     "data": "questions in Parquet files and Hugging Face datasets",
     "plot": "pictures: rl-platform plot, timeline, sweep",
+    "textarena": "rollout.agent.environment: {type: textarena}",
     "optuna": "rl-platform sweep --optuna",
 }
 OF_DEVELOPERS = {"bench", "crosscheck", "docs", "test"}

@@ -1,9 +1,10 @@
-"""Built-in text environments: a guessing game, and the data sets of reasoning-gym with several attempts."""
+"""Built-in text environments: a guessing game, games of TextArena, and reasoning-gym with several attempts."""
 
 from __future__ import annotations
 
 import random
 import re
+import threading
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,7 @@ _DEFAULTS: dict[str, Any] = {
     "turns": 4,
     "prompt": "Guess a number from 1 to {largest}. Answer with the number alone.",
 }
+_SEEDING = threading.Lock()
 _NUMBER = re.compile(r"\d+")
 
 
@@ -80,6 +82,33 @@ class ReasoningGym:
         return self._best
 
 
+class TextArena:
+    """The game `game` of the package textarena, for one player. The reward is that of the game at its end."""
+
+    def __init__(self, params: dict[str, Any]) -> None:
+        if params.keys() != {"game"}:
+            raise ValueError(f"the one parameter is game, not {', '.join(params) or 'none'}")
+        import textarena
+
+        self._game = textarena.make(env_id=f"{params['game']}-raw")
+
+    def reset(self, question: dict[str, Any], seed: int) -> str:
+        with _SEEDING:  # the games draw from Python's global generator
+            self._game.reset(num_players=1, seed=seed % 2**31)
+        return self._read()
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        done, _ = self._game.step(action=text)
+        if done:
+            rewards, _ = self._game.close()
+            return "", float(rewards[0]), True
+        return self._read(), 0.0, False
+
+    def _read(self) -> str:
+        player, messages = self._game.get_observation()
+        return "\n".join(str(message) for sender, message, _ in messages if sender != player)
+
+
 @cache
 def _gym() -> Any:
     import reasoning_gym
@@ -87,4 +116,8 @@ def _gym() -> Any:
     return reasoning_gym.create_dataset
 
 
-ENVIRONMENTS: dict[str, type[TextEnvironment]] = {"guess_number": GuessNumber, "reasoning_gym": ReasoningGym}
+ENVIRONMENTS: dict[str, type[TextEnvironment]] = {
+    "guess_number": GuessNumber,
+    "reasoning_gym": ReasoningGym,
+    "textarena": TextArena,
+}

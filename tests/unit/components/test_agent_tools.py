@@ -432,6 +432,24 @@ def test_reasoning_gym_as_an_environment() -> None:
     assert environment.score() == pytest.approx(0.5)
 
 
+def test_a_game_of_textarena() -> None:
+    pytest.importorskip("textarena")
+    from rl_platform.components.agents.text_environments import TextArena
+
+    game = TextArena({"game": "GuessTheNumber-v0"})
+    assert "guess the number between 1 and 20" in game.reset({}, 5)
+    text, reward, done = game.step("[1]")
+    assert (text, reward, done) == ("The target number is higher.", 0.0, False)
+    for number in range(2, 21):
+        text, reward, done = game.step(f"[{number}]")
+        if done:
+            break
+    assert 0 < reward < 1  # it is far away when the turns end
+    for params in ({}, {"game": "Nope-v0"}, {"game": "TicTacToe-v0"}):  # none, unknown, for two players
+        with pytest.raises(ConfigError, match="refuses them"):
+            check_environment(Agent(environment=EnvironmentOptions(type="textarena", params=params)))
+
+
 # Formats --------------------------------------------------------------------------------------------------------------
 
 QWEN = (
