@@ -59,13 +59,21 @@ class ToolLoop:
                 called = self._format.read(said[1])[1] if said else []
                 if said is None or not called or number == self._options.max_calls - 1:
                     break
-                results = [await self._result(call, lease, counts) for call in called]
+                results = [
+                    shortened(await self._result(call, lease, counts), self._tokenizer, self._longest(call))
+                    for call in called
+                ]
                 messages += [said[0], *self._format.results(_named(said[0], called, results))]
             with suppress(TimeoutError, AgentFailed):
                 await lease.end()
         finally:
             lease.leave()
         return dict(counts)
+
+    def _longest(self, call: Called) -> int:
+        tools = self._options.tools
+        known = call.name in self._names
+        return tools[self._names.index(call.name)].max_result_tokens if known else tools[0].max_result_tokens
 
     async def _result(self, call: Called, lease: Lease, counts: Counter[str]) -> str:
         if call.error or call.name not in self._names:
@@ -74,29 +82,36 @@ class ToolLoop:
         number = self._names.index(call.name)
         tool = self._options.tools[number]
         counts[f"{call.name}/calls"] += 1
-        if (wrong := next(self._checks[number].iter_errors(call.arguments), None)) is not None:
+        if wrong := self._misfit(number, call.arguments):
             counts[f"{call.name}/errors"] += 1
-            return f"error: {wrong.message[:500]}"
+            return f"error: {wrong}"
         job = {"number": number, "arguments": call.arguments, "longest": tool.max_result_tokens * LETTERS_PER_TOKEN}
         said = ""
         for _ in range(tool.retries + 1):
             try:
                 async with self._free[number]:
-                    return self.shortened(await lease.ask("call", tool.timeout_s, **job), number)
+                    result: str = await lease.ask("call", tool.timeout_s, **job)
+                    return result
             except TimeoutError:
                 counts[f"{call.name}/timeouts"] += 1
                 said = f"error: no result within {tool.timeout_s:g} s"
             except AgentFailed as failed:
                 counts[f"{call.name}/errors"] += 1
                 said = f"error: {error_line(failed)}"
-        return self.shortened(said, number)
+        return said
 
-    def shortened(self, text: str, number: int) -> str:
-        return shortened(text, self._tokenizer, self._options.tools[number].max_result_tokens)
+    def _misfit(self, number: int, arguments: dict[str, Any]) -> str:
+        """Why the arguments do not fit the tool's schema; empty if they do."""
+        try:
+            error = next(self._checks[number].iter_errors(arguments), None)
+        except Exception as broken:  # of a schema, as a $ref that leads nowhere
+            return f"{type(broken).__name__}: {broken}"[:500]
+        return "" if error is None else error.message[:500]
 
 
 def shortened(text: str, tokenizer: Tokenizer, longest: int) -> str:
-    """The text of the first `longest` tokens."""
+    """The text of the first `longest` tokens, without characters that no tokenizer can encode."""
+    text = text.encode(errors="replace").decode()
     tokens = tokenizer.observation(text, chat=False, ended=True)
     return text if len(tokens) <= longest else tokenizer.decode(tokens[:longest])
 

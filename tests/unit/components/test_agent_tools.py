@@ -266,6 +266,7 @@ def test_each_trajectory_has_its_state_which_is_closed(generated, folder: Path) 
         (calling("bad", 6), "error: SystemExit: 1"),
         (calling("bad", '"one"'), "error: 'one' is not"),
         (calling("none", 0), "error: there is no function none, only bad"),
+        (r'<tool_call>{"name": "\ud800"}</tool_call>', "error: there is no function ?"),
         ("<tool_call>{'name'}</tool_call>", "error: the call is not JSON"),
         ('<tool_call>{"name": "bad"}', "error: the call has no </tool_call>"),
         ('<tool_call>["bad"]</tool_call>', "error: a call is an object with a name"),
@@ -296,6 +297,14 @@ def test_a_tool_that_hangs_or_dies_is_set_up_again_and_others_go_on(generated) -
     assert "0:1" in written(hung, by_policy=False)
     counts = dict(hung.conversation.counts)
     assert (counts["bad/calls"], counts["bad/timeouts"], counts["bad/errors"], counts["count/calls"]) == (1, 1, 0, 1)
+
+
+def test_a_schema_that_refers_to_nothing(generated, folder: Path) -> None:
+    source = (folder / "my_tools.py").read_text()
+    (folder / "my_tools.py").write_text(source.replace('{"type": "integer"}', '{"$ref": "#/nowhere"}'))
+    [one] = generated([[calling("count", 1), "."]], **tools("Count"))
+    assert "nowhere" in written(one, by_policy=False)
+    assert (one.valid, dict(one.conversation.counts)["count/errors"]) == (True, 1)
 
 
 def test_retries(generated) -> None:
