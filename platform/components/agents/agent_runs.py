@@ -149,7 +149,7 @@ class AgentRuns:
         messages = prompt.messages or ({"role": "user", "content": prompt.text},)
         key = secrets.token_urlsafe(24)
         with self._endpoint.serving(key, session):
-            job = {"question": {**self._question(prompt), "messages": messages}, "key": key}
+            job: dict[str, object] = {"question": {**self._question(prompt), "messages": messages}, "key": key}
             reward: float | None = await asyncio.wrap_future(self._process.run(job))
             return reward
 

@@ -169,7 +169,7 @@ class Calculator:
         return calculator(["", f"{arguments['expression']}="], {}) or ""
 
 
-TOOLS: dict[str, type[AgentTool]] = {"search": Search, "python": Python, "calculator": Calculator}
+TOOLS: dict[str, type[Any]] = {"search": Search, "python": Python, "calculator": Calculator}
 _PARAMS: dict[str, dict[str, object]] = {
     "search": {"documents": "documents.jsonl", "limit": 3},
     "python": {"cpu_s": 2.0, "memory_mb": 256, "isolation": "sandbox"},

@@ -124,7 +124,7 @@ def schemas_of(options: Agent) -> list[dict[str, Any]]:
         tool_class(tool.type)
         check_params(tool.type, tool.params, key)
 
-    check_all(*(lambda number=number: check(number) for number in range(len(options.tools))))  # type: ignore[misc]
+    check_all(*(lambda number=number: check(number) for number in range(len(options.tools))))
     schemas = [tool_class(tool.type).schema for tool in options.tools]
     names = [schema["name"] for schema in schemas]
     if twice := sorted({name for name in names if names.count(name) > 1}):
