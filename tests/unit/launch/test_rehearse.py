@@ -61,6 +61,7 @@ IDS_OF_THE_TABLE = [
     "mistralai/Mixtral-8x7B-v0.1",
     "mistralai/Mistral-7B-v0.3",
     "google/gemma-2b",
+    "google/gemma-2-2b-it",
     "HuggingFaceTB/SmolLM2-1.7B",
     "HuggingFaceTB/SmolLM2-360M",
 ]

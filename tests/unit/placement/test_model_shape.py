@@ -186,6 +186,8 @@ def test_the_packaged_model_has_its_published_size() -> None:
         ("deepseek-ai/deepseek-llm-7b-chat", 6_910_365_696),
         ("google/gemma-2b-it", 2_506_172_416),
         ("google/gemma-1.1-7b-it", 8_537_680_896),
+        ("google/gemma-2-2b-it", 2_614_341_888),
+        ("google/gemma-2-9b", 9_241_705_984),
         ("Qwen/Qwen1.5-MoE-A2.7B-Chat", 14_315_784_192),
         ("moonshotai/Moonlight-16B-A3B-Instruct", 15_960_108_544),
         ("deepseek-ai/DeepSeek-V3", 671_026_404_352),
