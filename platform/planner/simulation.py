@@ -107,7 +107,10 @@ def model_of(report: Report) -> RunModel:
     if config.algorithm.full_kl_in_reward and "reference" in layout.parts:  # log-probs need the reference's states
         sharing["reference"] = sharing["reference"] | {layout.policy}
         sharing[layout.policy] = sharing[layout.policy] | {"reference"}
-    parts, simulated = waves(config, layout) if "generate" in works else 1, config.cluster.simulation
+    parts, cluster = waves(config, layout) if "generate" in works else 1, config.cluster
+    simulated = cluster.simulation
+    several = cluster.address is not None or not layout.one_process
+    by_ray = several if cluster.runtime == "auto" else cluster.runtime == "ray"
     rows = max(1, rows_per_step(config) // parts)
     return RunModel(
         works=works,
@@ -116,7 +119,7 @@ def model_of(report: Report) -> RunModel:
         nodes={name: part.nodes for name, part in layout.parts.items()},
         useful=report.overlap.seconds if report.overlap else report.seconds,
         steps=config.runner.max_steps,
-        streams=frozenset(phase for phase, (name, _) in report.works.items() if _streams(phase, name, report)),
+        streams=frozenset(phase for phase in EVALUATION if phase in works and works[phase].component in report.streams),
         parts=parts,
         waiting=max(1, CHANNEL_CAPACITY // rows),
         score_beside="rollout" not in layout.around_reward,
@@ -130,13 +133,9 @@ def model_of(report: Report) -> RunModel:
         spread=simulated.spread,
         slow_nodes=simulated.slow_nodes,
         slow_factor=simulated.slow_factor,
-        restarts=config.cluster.restarts,
-        backoff=config.cluster.restart_backoff_s,
+        restarts=cluster.restarts if by_ray else 0,  # the local runtime restarts nothing
+        backoff=cluster.restart_backoff_s,
     )
-
-
-def _streams(phase: str, component: str, report: Report) -> bool:
-    return phase in EVALUATION and component in report.streams
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,10 @@ def test_a_simulation_has_a_row_for_each_cluster_with_and_without_restarts(comma
 
 def test_a_machine_without_devices_is_simulated_alone(command):
     out = command("embodied.yaml", "--plan=simulate").out
-    assert [line.split()[:2] for line in out.splitlines() if "%" in line] == [["no", "GPU"]] * 2
+    rows = [line.split()[:4] for line in out.splitlines() if "%" in line]
+    assert rows == [["no", "GPU", "1", "0"]]  # nothing restarts a single process
+    out = command("embodied.yaml", "--plan=simulate", "cluster.runtime=ray").out
+    assert [line.split()[3] for line in out.splitlines() if "%" in line] == ["3", "0"]
     assert "Larger clusters: declare GPUs with cluster.inventory" in out
 
 
