@@ -10,7 +10,8 @@ Every case is predicted three times before it runs:
 * run: with that measurement and `--calibrate` of another case, the base of its family. A base itself is not counted.
 
 A case is a process of its own; the first of its steps is a warm-up, the others give medians. Runs and measurements stay
-in `--runs` and are not repeated, so another call continues. After `--minutes` no further case begins. The layouts of
+in `--runs` and are not repeated, so another call continues. After `--minutes` no further case begins;
+the page is written after each case. The layouts of
 one config are also ranked: the predicted best one is compared with the measured best one. Not covered: GPUs, several
 machines, hosted engines.
 """
@@ -295,8 +296,7 @@ def main() -> None:
         except ConfigError as problem:
             raise SystemExit(f"{name}: {problem}") from None
         print(f"{name}: {results[-1].step:.3g} s a step, {time.monotonic() - began:.0f} s so far", flush=True)
-    given.output.write_text(page(results), encoding="utf-8")
-    print(page(results))
+        given.output.write_text(page(results), encoding="utf-8")
 
 
 if __name__ == "__main__":
