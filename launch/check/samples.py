@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -123,7 +124,9 @@ def random_steps(config: Config, seed: int) -> RolloutBatch:
     numbers, shape = generator(seed, "check", "steps"), (ENVIRONMENTS, CHOICES)
     levels = action_levels(config, SPACES)
     recording = ChunkRecording(ENVIRONMENTS, CHOICES * levels.num_actions, SPACES, levels)
-    for array in (recording.observations, recording.end_observations, recording.actions, recording.log_probs):
+    actions = np.zeros((*recording.rewards.shape, *SPACES.policy_action_shape), SPACES.policy_action_dtype)
+    recording.actions = actions  # else it would be made of the first actions of a policy
+    for array in (recording.observations, recording.end_observations, actions, recording.log_probs):
         array[:] = torch.randn(array.shape, generator=numbers).numpy()
     ends = torch.rand(shape, generator=numbers) < 0.2
     if config.whole_episodes:  # a row is idle after its first end
