@@ -10,10 +10,9 @@ Every case is predicted three times before it runs:
 * run: with that measurement and `--calibrate` of another case, the base of its family. A base itself is not counted.
 
 A case is a process of its own; the first of its steps is a warm-up, the others give medians. Runs and measurements stay
-in `--runs` and are not repeated, so another call continues. After `--minutes` no further case begins;
-the page is written after each case. The layouts of
-one config are also ranked: the predicted best one is compared with the measured best one. Not covered: GPUs, several
-machines, hosted engines.
+in `--runs` and are not repeated, so another call continues. After `--minutes` no further case begins. The page is
+written after each case; docs/results/README.md needs a link to it. The layouts of one config are also ranked: the
+predicted best one is compared with the measured best one. Not covered: GPUs, several machines, hosted engines.
 """
 
 from __future__ import annotations
