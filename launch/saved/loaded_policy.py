@@ -200,9 +200,9 @@ def load_policy(
         raise ConfigError(problems)
     try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError([Problem("load_policy", f"no such device: {reason}", value=device)]) from error
+        raise ConfigError([Problem("load_policy", f"no such device: {reason}", value=str(device))]) from error
     return Policy(find_policy(folder, "load_policy", step), seed, device)
 
 

@@ -19,15 +19,29 @@ _FUNCTIONS: dict[str, Callable[[float, float], float]] = {
     **dict.fromkeys(("mul", "multiply"), operator.mul),
     **dict.fromkeys(("div", "divide", "floordiv", "int_div"), operator.floordiv),
 }
+_MOST_VALUES = 100_000
 _DEEPEST = 20  # of files that name each other, and of references
 
 
 def read_yaml(path: Path) -> Value:
     """The values of one YAML file. Raises ConfigError."""
     try:
-        return parsed(path.read_text(encoding="utf-8"))
+        value = parsed(path.read_text(encoding="utf-8"))
+        _check_aliases(value)
+        return value
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise ConfigError([Problem(str(path), f"not readable as YAML: {str(error).splitlines()[0]}")]) from error
+
+
+def _check_aliases(value: Value) -> None:
+    """Raises ValueError if aliases repeat so many values that no config can have them, as one that contains itself."""
+    pending: list[Value] = [value]
+    for _ in range(_MOST_VALUES):
+        if not pending:
+            return
+        item = pending.pop()
+        pending += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+    raise ValueError(f"an alias contains itself, or aliases repeat more than {_MOST_VALUES:,} values")
 
 
 def parsed(text: str) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -284,12 +285,20 @@ def test_an_edited_result_stays(tool: Any, tmp_path: Path, monkeypatch: pytest.M
     assert (Path("ours.yaml").read_text(), Path(name).read_text()) == (edited, text)
 
 
+BOMB = "a: &a {x: 1, y: 1}\n" + "".join(  # a section of 8 sections of 8 ..., nine levels of them
+    f"{name}: &{name} {{{', '.join(f'k{each}: *{before}' for each in range(8))}}}\n"
+    for before, name in itertools.pairwise("abcdefghij")
+)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "arguments", "words"),
     [
         ("gone.yaml", None, [], "no such file"),
         ("list.yaml", "- 1\n- 2\n", [], "holds no keys"),
         ("broken.yaml", "a: [1\n", [], "not readable as YAML"),
+        ("circle.yaml", "a: &a\n  b: *a\n", ["--from", "verl"], "an alias contains itself"),
+        ("bomb.yaml", BOMB, ["--from", "rlinf"], "aliases repeat more than 100,000 values"),
         ("broken.json", "{", [], "not readable as JSON"),
         ("notes.sh", "echo hello\n", [], "no training command"),
         ("ppo.yaml", GOOD, ["--from", "verl"], "it looks like NeMo-RL: --from nemo-rl"),

@@ -171,7 +171,7 @@ def test_folders_without_a_policy(command, folder: Path) -> None:
         with pytest.raises(error, match=message):
             load_policy(name)
     assert command("embodied.yaml", "runner.max_steps=2", "runner.save_interval=1").code == 0
-    for device in ("tpu", "cuda:9"):
+    for device in ("tpu", "cuda:9", 3):
         with pytest.raises(ConfigError, match=f"no such device: .*\n    value: {device}"):
             load_policy("out", device=device)
     assert load_policy("out", step=1).saved.description.step == 1
