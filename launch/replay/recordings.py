@@ -17,7 +17,7 @@ from rl_platform.checkpoint.verify import Checkpoint, UnknownFormat, folder_name
 from rl_platform.checkpoint.write import CheckpointStore
 from rl_platform.config import load_config
 from rl_platform.config.schema import Config
-from rl_platform.errors import CheckpointError, ConfigError, PlatformError, Problem
+from rl_platform.errors import CheckpointError, ConfigError, FolderInUse, PlatformError, Problem
 from rl_platform.launch.command import load
 from rl_platform.launch.replay.recorded_step import RecordedPPO
 from rl_platform.launch.session import run
@@ -93,9 +93,9 @@ def record(folder: Path, step: int, output: Path | None, from_start: bool) -> It
     failures: list[str] = []
 
     def keep(kept: StateDict) -> None:
+        stored = {**kept, "version": VERSION}
+        CheckpointStore(target / RECORDED, 1, fingerprint(loaded.config)).save(step, {"step": stored})
         failures.append(kept["error"])
-        kept = {**kept, "version": VERSION}
-        CheckpointStore(target / RECORDED, 1, fingerprint(loaded.config)).save(step, {"step": kept})
 
     def ppo_of(config: Config, learners: Learners, reporter: Reporter) -> PPO:
         return RecordedPPO(config, learners, reporter, step - 1, keep)
@@ -105,8 +105,10 @@ def record(folder: Path, step: int, output: Path | None, from_start: bool) -> It
 
     try:
         run(loaded, str(folder / CONFIG), placement, inventory, [at_the_step], ppo_of=ppo_of)
-    except PlatformError:
-        if not any(failures):  # the run failed before the step, or after it
+    except (PlatformError, KeyboardInterrupt) as error:
+        if not failures and not isinstance(error, FolderInUse):  # of another recording
+            shutil.rmtree(target, ignore_errors=True)  # else the same command would be refused
+        if isinstance(error, KeyboardInterrupt) or not any(failures):  # the run failed before the step, or after it
             raise
         yield f"step {step} failed as it was recorded: {failures[0]}"
     if start is not None and start.name == folder_name(step - 1):  # a run does not write the checkpoint it began with

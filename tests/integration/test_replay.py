@@ -129,6 +129,19 @@ def test_a_step_that_cannot_be_recorded_is_refused(command, tool, step: str, tex
     assert not Path("out/recordings").exists()
 
 
+def test_a_recording_that_did_not_reach_its_step_is_removed(command, tool, folder: Path) -> None:
+    (folder / "fails.py").write_text("import os\ndef often(step, metrics):\n    os.stat('allowed')\n")
+    (folder / "allowed").touch()
+    assert command("embodied.yaml", *RUN, "runner.callbacks=[fails.py:often]").code == 0
+    (folder / "allowed").unlink()
+    ended = tool("record", "out", "--step", "4")
+    assert ended.code == 70, ended.err
+    assert "FileNotFoundError" in ended.err
+    assert not RECORDED.exists()
+    (folder / "allowed").touch()
+    assert tool("record", "out", "--step", "4").code == 0
+
+
 def test_a_damaged_recording_is_refused(recorded, tool) -> None:
     recorded("embodied.yaml")
     assert tool("record", "out", "--step", "4").code == 2, "an existing recording stays"
