@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -38,7 +39,8 @@ def _record(run: Path, file: Path) -> None:
 
     folder = run if run.is_dir() else run.parent
     video, facts = folder / "evaluation.mp4", _facts(folder / FACTS)
-    recording = rerun.RecordingStream(f"rl-platform {folder.resolve().name}", recording_id=f"step {facts['step']}")
+    name = re.sub(r"[^\w-]+", "-", folder.resolve().name, flags=re.ASCII)  # Rerun accepts no other characters
+    recording = rerun.RecordingStream(f"rl-platform {name}", recording_id=f"step {facts['step']}")
     recording.save(file)
     pictures = rerun.AssetVideo(path=video)
     recording.log("episode", pictures, static=True)

@@ -119,7 +119,7 @@ def snapshot(run: Run, output: Output = Path("view.svg"), title: Title = "platfo
     check_output(output, endings := (".svg",))
     svg = view.snapshot(run, title)
     with writing(output, endings) as stage:
-        stage.write_text(svg, encoding="utf-8")
+        stage.write_text(svg, encoding="utf-8", errors="backslashreplace")  # names of files may be other bytes
     print(output)
 
 
