@@ -42,9 +42,12 @@ def _record(run: Path, file: Path) -> None:
     name = re.sub(r"[^\w-]+", "-", folder.resolve().name, flags=re.ASCII)  # Rerun accepts no other characters
     recording = rerun.RecordingStream(f"rl-platform {name}", recording_id=f"step {facts['step']}")
     recording.save(file)
-    pictures = rerun.AssetVideo(path=video)
+    try:
+        pictures = rerun.AssetVideo(contents=video.read_bytes(), media_type="video/mp4")
+        stamps = pictures.read_frame_timestamps_nanos()
+    except (OSError, RuntimeError) as error:
+        raise DataError(f"{video}: not a video: {error}") from error
     recording.log("episode", pictures, static=True)
-    stamps = pictures.read_frame_timestamps_nanos()
     steps = [number * facts["steps_per_picture"] for number in range(len(stamps))]
     shown = rerun.VideoFrameReference.columns_nanos(stamps)
     recording.send_columns("episode", [rerun.TimeColumn("step", sequence=steps)], shown)
@@ -67,7 +70,8 @@ def _facts(path: Path) -> Drawn:
     """`evaluation.json`, checked."""
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
-        whole = isinstance(facts["step"], int) and isinstance(facts["steps_per_picture"], int)
+        counts = facts["step"], facts["steps_per_picture"]
+        whole = all(isinstance(count, int) and 0 <= count < 10**9 for count in counts)
         numbers = all(isinstance(reward, int | float) for reward in facts["rewards"])
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from error

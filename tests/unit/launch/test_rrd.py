@@ -39,13 +39,33 @@ def test_pictures_rewards_and_returns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("facts", "named"),
-    [([], "TypeError"), ({"step": 1}, "steps_per_picture"), (FACTS | {"rewards": ["a"]}, "not the facts")],
+    [
+        ([], "TypeError"),
+        ({"step": 1}, "steps_per_picture"),
+        (FACTS | {"rewards": ["a"]}, "not the facts"),
+        (FACTS | {"steps_per_picture": 10**19}, "not the facts"),
+    ],
 )
 def test_damaged_facts_are_a_data_error(tmp_path: Path, facts: object, named: str) -> None:
     pytest.importorskip("rerun", reason="rerun-sdk is not installed")
     with pytest.raises(DataError, match=named):
         write(drawn(tmp_path, facts), tmp_path / "episode.rrd")
     assert not (tmp_path / "episode.rrd").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"film"])
+def test_a_damaged_video_is_a_data_error(tmp_path: Path, content: bytes) -> None:
+    pytest.importorskip("rerun", reason="rerun-sdk is not installed")
+    (drawn(tmp_path) / "evaluation.mp4").write_bytes(content)
+    with pytest.raises(DataError, match=r"evaluation\.mp4: not a video"):
+        write(tmp_path, tmp_path / "episode.rrd")
+
+
+def test_a_folder_of_any_name_is_read(tmp_path: Path) -> None:
+    pytest.importorskip("rerun", reason="rerun-sdk is not installed")
+    (folder := tmp_path / "a b\udcff.c").mkdir()
+    write(drawn(folder), tmp_path / "episode.rrd")
+    assert (tmp_path / "episode.rrd").stat().st_size > 1000
 
 
 def test_a_run_without_a_video_is_told_how_to_get_one(tmp_path: Path) -> None:

@@ -194,7 +194,8 @@ def test_other_damaged_files_of_a_run_do_not_prevent_a_report(tool, runs: Path, 
 
 def test_a_snapshot_leaves_out_a_sample_with_other_types(tool, runs: Path) -> None:
     (runs / "runs" / "run" / "samples.jsonl").write_bytes(ODD)
-    ended = tool("snapshot", "runs/run", "-o", "view.svg")
+    (runs / "runs" / "run").rename(runs / "runs" / "name\udcff")  # bytes that are no UTF-8 text
+    ended = tool("snapshot", "runs/name\udcff", "-o", "view.svg")
     assert (ended.code, ended.err) == (0, "")
 
 
