@@ -48,7 +48,7 @@ class RunRestarts:
                 if self._used == self._allowed:
                     self._give_up(error)
                 reason = str(error)
-            pause = min(self._backoff_s * 2**self._used, LONGEST_PAUSE_S)
+            pause = min(self._backoff_s * 2.0 ** min(self._used, 100), LONGEST_PAUSE_S)
             self._used += 1
             left = self._allowed - self._used
             text = "%s; the run starts again from its newest checkpoint in %g s, %d restarts are left"

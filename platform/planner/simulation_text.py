@@ -54,7 +54,7 @@ def simulation_text(report: Report, plan: Callable[[Sequence[str]], Report]) -> 
 
 EXPLANATION = (
     "The first cluster is the config's own; on the others placement and batches grow in proportion.",
-    "kept: steps in the last checkpoint. goodput: seconds of the plan's step times kept steps, of all seconds.",
+    "kept: steps in the last checkpoint. goodput: what these take by the plan, as a share of the whole time.",
     "start to failures: shares of lost seconds; other: slow ranks, repeated rollouts, the first rollout of a queue.",
     "interval: steps between checkpoints that would lose least time.",
 )

@@ -38,6 +38,11 @@ def test_each_pause_is_twice_as_long_up_to_a_minute(pauses: list[float]) -> None
     assert pauses == [10, 20, 40, 60, 60]
 
 
+def test_thousands_of_restarts_are_no_overflow(pauses: list[float]) -> None:
+    restarts(2000).run(failing(*[HostDied("gone") for _ in range(2000)], None))
+    assert pauses[-1] == 60
+
+
 def test_a_crash_loop_ends_with_the_last_death(pauses: list[float]) -> None:
     with pytest.raises(HostDied, match="third") as raised:
         restarts(2).run(failing(HostDied("first"), HostDied("second"), HostDied("third")))
