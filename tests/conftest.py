@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from forked import Forked
 from launcher_forks import Launcher, Launchers
+from ray_forks import RayForks
 from tiny_configs import EMBODIED, REASONING
 
 if CHECKS_SHAPES := all(importlib.util.find_spec(name) for name in ("jaxtyping", "beartype")):
@@ -227,6 +228,19 @@ def start(folder: Path, launchers: Launchers) -> Iterator[Callable[..., Launcher
     for launcher in started:
         launcher.kill()
         launcher.wait()
+
+
+@pytest.fixture(scope="session")
+def ray_forks() -> Iterator[RayForks]:
+    with RayForks() as forks:
+        yield forks
+
+
+@pytest.fixture(scope="module")
+def forked_workers(ray_forks: RayForks) -> Iterator[None]:
+    """Ray that this process starts has workers that need not import."""
+    with ray_forks.start_workers():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -145,10 +145,19 @@ def _become(job: Job) -> None:
         _stop_at(job.stops_at)
 
 
-def main() -> None:
-    from rl_platform.launch import cli, session  # noqa: F401 - what every launcher imports
+def import_for_runs() -> None:
+    """Imports what runs use, before they are forked."""
+    import numba  # noqa: F401
+    import torch.distributed.checkpoint  # noqa: F401
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
     from rl_platform.runners import embodied, reasoning  # noqa: F401
 
+
+def main() -> None:
+    from rl_platform.launch import cli, session  # noqa: F401 - what every launcher imports
+
+    import_for_runs()
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes that watch

@@ -10,7 +10,7 @@ from ray_cluster import ray_cluster
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+def address(forked_workers: None) -> Iterator[str]:
     """A Ray cluster that the runs of this module join one after the other."""
     with ray_cluster(2, store_mib=256) as address:
         yield address

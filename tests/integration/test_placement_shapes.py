@@ -43,7 +43,7 @@ def shapes() -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def four_nodes() -> Iterator[str]:
+def four_nodes(forked_workers: None) -> Iterator[str]:
     """The address of a Ray cluster of four nodes, all on this machine."""
     with ray_cluster(*[1] * len(POOLS), store_mib=128, pools=POOLS) as address:
         yield address

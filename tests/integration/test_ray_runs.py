@@ -19,6 +19,7 @@ import pytest
 import torch
 from waiting import HANG_S, assert_gone, until
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
 STEPS = 3
 DIED_S, LOST_S = 20.0, 15.0  # promised: from the death of a process, and of Ray, to the end of the run
 REASONING = {

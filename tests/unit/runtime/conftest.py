@@ -18,7 +18,7 @@ GPUS = 4  # pretended: Ray hands them out, nobody computes on them
 
 
 @pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[None]:
+def ray_cluster(forked_workers: None) -> Iterator[None]:
     """Ray with two CPUs and some pretended GPUs; afterwards no process of it is left."""
     import ray
 

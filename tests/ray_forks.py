@@ -1,0 +1,124 @@
+"""Ray's workers as forks of one process, which has imported for all of them. No test by itself.
+
+A worker imports for three seconds, and tests start hundreds of them. A node of Ray that starts in the block of
+`RayForks.start_workers` runs this file to start a worker: it gives its words, environment and streams to the process
+that forks, and ends. Commands that tests start as processes of their own have Ray's usual workers.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+SOCKET = "RL_PLATFORM_TEST_RAY_FORKS"
+LANGUAGE, CONTEXT = "--language=", "--serialized-runtime-env-context="
+
+
+class RayForks:
+    """The process that forks. It starts to import at once; leave the block and it is gone."""
+
+    def __enter__(self) -> RayForks:
+        self._folder = TemporaryDirectory(dir="/tmp")
+        self.path = str(Path(self._folder.name, "socket"))
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.path)
+            listener.listen(128)
+            command = [sys.executable, "-W", "ignore", __file__, str(listener.fileno())]
+            environment = os.environ | {"OMP_NUM_THREADS": "1"}
+            self._process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, pass_fds=[listener.fileno()], start_new_session=True
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._folder.cleanup()
+
+    @contextmanager
+    def start_workers(self) -> Iterator[None]:
+        """Of every node of Ray that this process starts in the block."""
+        import pytest  # here, as each worker runs this file first
+        from ray._private.parameter import RayParams
+
+        update = RayParams.update_if_absent
+
+        def with_forks(params: RayParams, **values: Any) -> None:
+            update(params, **values | ({"setup_worker_path": __file__} if "setup_worker_path" in values else {}))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(SOCKET, self.path)
+            patch.setattr(RayParams, "update_if_absent", with_forks)
+            yield
+
+
+def ask(words: list[str]) -> None:
+    """Asks for a fork that is the worker of these words. Ray starts it itself if it has an environment of its own."""
+    context = next((word.removeprefix(CONTEXT) for word in words if word.startswith(CONTEXT)), "{}")
+    if json.loads(context).get("env_vars") or f"{LANGUAGE}PYTHON" not in words:
+        os.execv(sys.executable, [sys.executable, "-m", "ray._private.workers.setup_worker", *words])
+    words = [word for word in words if not word.startswith((LANGUAGE, CONTEXT))]
+    blocked = [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))]
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(os.environ[SOCKET])
+        socket.send_fds(connection, [b"\n"], [0, 1, 2])
+        connection.sendall(json.dumps([words, dict(os.environ), os.getcwd(), blocked]).encode())
+
+
+def serve(listener: socket.socket) -> None:
+    """Forks workers until the test process has ended."""
+    from launcher_forks import import_for_runs
+
+    import_for_runs()
+    assert "ray" not in sys.modules, "it reads its settings from the environment when it is imported"
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        if sys.stdin in ready:
+            return
+        connection, _ = listener.accept()
+        with connection:
+            _, descriptors, _, _ = socket.recv_fds(connection, 1, 3)
+            with connection.makefile("rb") as file:
+                words, environment, folder, blocked = json.load(file)
+        if os.fork() == 0:
+            listener.close()
+            become(words, environment, folder, blocked, descriptors)
+            return
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def become(words: list[str], environment: dict[str, str], folder: str, blocked: list[int], streams: list[int]) -> None:
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    for number, descriptor in enumerate(streams):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2:
+        serve(socket.socket(fileno=int(sys.argv[1])))
+    else:
+        ask(sys.argv[1:])
