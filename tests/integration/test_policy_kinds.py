@@ -177,15 +177,17 @@ def test_images_are_learned_and_a_note_tells_what_becomes_of_them(model: str, co
 
 
 def test_a_pole_is_balanced_from_pictures(start, folder: Path, drawing) -> None:
-    """The beginning of a run that ends at the longest episodes there are."""
+    """The beginning of a run that ends at the longest episodes there are. Without learning, 20 steps stay below 11."""
+    (folder / "balanced.py").write_text("def stop(step, metrics):\n    return metrics.get('episode/return', 0) > 20\n")
     short = "runner.max_steps=20", "runner.trace_steps=0", "env.evaluation.episodes=1"
+    short = *short, "runner.callbacks=[balanced:stop]"
     process = start(CONFIGS / "embodied" / "pixels.yaml", "runner.output_dir=out", *short)
     _, errors = process.communicate(timeout=550)
     assert process.returncode == 0, errors
     assert errors == ""
     returns = [row["episode/return"] for row in read_metrics(folder / "out") if "episode/return" in row]
     assert returns[0] < 12
-    assert returns[-1] > 15
+    assert returns[-1] > 20
 
 
 SIGN = """
