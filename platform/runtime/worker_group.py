@@ -36,7 +36,10 @@ class Worker(Protocol):
         """Starts a call after those submitted before. The future raises PlatformErrors only."""
 
     def doing(self) -> str:
-        """Returns `idle`, `busy in update for 12 s` or `dead`. Never blocks."""
+        """Returns `idle`, `busy in update for 12 s`, `silent since the call of update 12 s ago` or `dead`.
+
+        Never blocks.
+        """
 
     def stack(self) -> str:
         """Returns the stack of the rank's thread, for messages; waits a few seconds at most."""

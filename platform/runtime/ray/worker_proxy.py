@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -81,6 +82,7 @@ class WorkerProxy:
         self._host, self._member, self._names, self._packed = host, member, names, packed
         self._on_failure, self._lost_peer = on_failure, lost_peer
         self._count = 0
+        self._open: dict[Future[object], tuple[str, float]] = {}  # calls without a result: method, time
         self._order, self._arriving = threading.Lock(), threading.Lock()  # what arrives must not wait for what is sent
         self._timings: dict[str, tuple[int, float]] = {}
         self._memory_peak = 0
@@ -98,6 +100,7 @@ class WorkerProxy:
             number = self._count
             sent = host.send("call", self._member, number, method, arguments)
             self._count += 1
+            self._open[future] = method, time.monotonic()
         sent.add_done_callback(lambda done: self._finish(host, number, done, future))
         return future
 
@@ -107,7 +110,11 @@ class WorkerProxy:
             self._host, self._count, self._latest = host, 0, -1
 
     def doing(self) -> str:
-        return self._host.doing(self.label)
+        state, calls = self._host.doing(self.label), list(self._open.values())
+        if state != "idle" or not calls:
+            return state
+        method, since = calls[0]  # a process that stops soon after a call never reports it
+        return f"silent since the call of {method} {time.monotonic() - since:.3g} s ago"
 
     def stack(self) -> str:
         try:
@@ -129,6 +136,7 @@ class WorkerProxy:
         return self._host.progress(self.label)
 
     def _finish(self, host: HostProxy, number: int, done: Future[CallResult], future: Future[object]) -> None:
+        self._open.pop(future, None)
         try:
             error = done.exception()
             if error is not None:

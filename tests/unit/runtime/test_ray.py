@@ -359,6 +359,21 @@ def test_a_dead_process_is_noticed_in_a_call_or_without_one_and_closes_its_chann
     assert groups["actor"].echo("lives").wait() == ["lives"]
 
 
+def test_a_process_that_stops_before_it_reports_a_call_is_not_idle(start):
+    _, groups = start([("actor", 0)], [("rollout", 0)])
+    process = psutil.Process(groups["rollout"].about().wait()[0][0])
+    worker = groups["rollout"]._workers[0]
+    until(lambda: worker.doing() == "idle")
+    process.suspend()
+    try:
+        called = groups["rollout"].echo(1)
+        until(lambda: worker.doing().startswith("silent since the call of echo "))
+    finally:
+        process.resume()
+    assert called.wait(HANG_S) == [1]
+    until(lambda: worker.doing() == "idle")
+
+
 def test_a_line_that_breaks_between_living_processes_fails_the_call_and_nobody_waits(start):
     runtime, groups = start([("actor", 0)])
     waiting = groups["actor"].consume(runtime.channel("never", 4, ["runner"], ["actor"]))
