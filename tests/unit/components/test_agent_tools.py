@@ -41,7 +41,9 @@ class Scripted:
     def __init__(self, setup):
         self.version = -1
         folder = Path(__file__).with_name("tokenizer")
-        self.tokenizer = HFTokenizer(str(folder), "actor.model") if folder.exists() else ByteTokenizer()
+        rendered = folder.exists()  # by a chat template; else each response ends with a token of its own
+        self.tokenizer = HFTokenizer(str(folder), "actor.model") if rendered else ByteTokenizer()
+        self.turn_end = None if rendered else self.tokenizer.eos_token_ids[0]
 
     def receive(self, weights):
         self.version = weights.version
@@ -51,7 +53,7 @@ class Scripted:
         for request in requests:
             text, end = self.tokenizer.decode(request.token_ids, special=True), self.tokenizer.eos_token_ids[0]
             turns = text.partition("«")[2].partition("»")[0].split("¦")
-            said = turns[max(text.count("<s> assistant") - 1, request.token_ids.count(258))]
+            said = turns[max(text.count("<s> assistant") - 1, request.token_ids.count(self.turn_end))]
             tokens = (*self.tokenizer.encode(said), end)[: request.limit(sampling)]
             reason = "stop" if tokens[-1] == end else "length"
             on_finished(Completion(request.index, tokens, (-1.0,) * len(tokens), reason))
@@ -479,7 +481,7 @@ def tokenizer(tmp_path: Path) -> Callable[[str], HFTokenizer]:
     from transformers import PreTrainedTokenizerFast
 
     def build(template: str) -> HFTokenizer:
-        words = ["<unk>", "<s>", "</s>", *pre_tokenizers.ByteLevel.alphabet()]
+        words = ["<unk>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
         inner = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, [], unk_token="<unk>"))
         inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
         made = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
