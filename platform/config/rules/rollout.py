@@ -75,10 +75,12 @@ def _agent(config: Config) -> Iterator[Problem]:
 
 
 def _kind_of_agent(agent: Agent, off: str) -> Iterator[Problem]:
-    given = [name for name in ("function", "tools", "environment") if when(lambda name=name: getattr(agent, name))]  # type: ignore[misc]
-    if len(given) != 1:
-        message = f"{' and '.join(given)} are given" if given else "says neither function nor tools nor environment"
-        hint = "for example rollout.agent: {tools: [{type: calculator}]}" if not given else f"remove one, or {off}"
+    def given() -> list[str]:
+        return [name for name in ("function", "tools", "environment") if getattr(agent, name)]
+
+    if when(lambda: len(given()) != 1):
+        message = f"{' and '.join(given())} are given" if given() else "says neither function nor tools nor environment"
+        hint = "for example rollout.agent: {tools: [{type: calculator}]}" if not given() else f"remove one, or {off}"
         yield Problem(_AGENT, message, allowed="one of function, tools, environment", hint=hint)
     if (function := when(lambda: agent.function)) is not None and (
         unknown := unknown_name(f"{_AGENT}.function", function, ())
