@@ -319,8 +319,9 @@ class Attempt:
             if model.staleness > 1 and SYNC in model.works:
                 yield self.seconds(SYNC, step)
             start, seconds = self.clock.now, self.seconds(phase, step) if phase in model.works else 0.0
-            for streamed in filter(model.streams.__contains__, model.works):
-                self.clock.start(self._stream(streamed, step))
+            for streamed in model.works:
+                if streamed in model.streams:
+                    self.clock.start(self._stream(streamed, step))
             for _ in range(model.parts):
                 yield from self._part(seconds / model.parts)
                 self._parts += 1

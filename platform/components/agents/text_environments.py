@@ -83,7 +83,10 @@ class ReasoningGym:
 
 
 class TextArena:
-    """The game `game` of the package textarena, for one player. The reward is that of the game at its end."""
+    """The game `game` of the package textarena, for one player. The reward is that of the game at its end.
+
+    A seed determines what a game draws at its reset. Later draws are not repeatable: all games share one generator.
+    """
 
     def __init__(self, params: dict[str, Any]) -> None:
         if params.keys() != {"game"}:

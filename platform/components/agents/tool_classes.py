@@ -8,7 +8,7 @@ import sqlite3
 import threading
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
@@ -18,7 +18,6 @@ from rl_platform.envs.reasoning.tools import calculator
 from rl_platform.errors import ConfigError, Problem, problems_of
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_DOCUMENTS = 'documents: a file of JSON lines, {"title": "...", "text": "..."}, or an SQLite file with a table of FTS5'
 _WORD = re.compile(r"\w+")
 
 
@@ -33,23 +32,18 @@ def tool_class(name: str) -> type[AgentTool]:
 
 def check_params(name: str, params: dict[str, Any], key: str) -> None:
     """Raises ConfigError for wrong parameters of a built-in tool. Only the class reads those of a user's tool."""
-    if name in TOOLS:
-        allowed = _PARAMS[name]
-        for each, value in params.items():
-            if each not in allowed or type(value) is not type(allowed[each]):
-                message = f"tool {name} has no such parameter" if each not in allowed else "has another type"
-                shown = ", ".join(f"{known}: {default!r}" for known, default in allowed.items()) or "none"
-                raise ConfigError([Problem(f"{key}.params.{each}", message, value=repr(value), allowed=shown)])
+    tool = TOOLS.get(name)
+    if tool is None:
+        return
+    for each, value in params.items():
+        if each not in tool.params or type(value) is not type(tool.params[each]):
+            message = f"tool {name} has no such parameter" if each not in tool.params else "has another type"
+            shown = ", ".join(f"{known}: {default!r}" for known, default in tool.params.items()) or "none"
+            raise ConfigError([Problem(f"{key}.params.{each}", message, value=repr(value), allowed=shown)])
     try:
-        if name == "python":
-            tool = Python({}, params)
-            with problems_of(f"{key}.params.isolation", "reward.isolation"):
-                tool.check()
-        if name == "search":
-            _index(str(params.get("documents", "")))
+        tool.check(params, key)
     except (OSError, ValueError, sqlite3.Error) as error:
-        hint = "" if name == "python" else _DOCUMENTS
-        raise ConfigError([Problem(f"{key}.params", str(error), value=str(params), hint=hint)]) from error
+        raise ConfigError([Problem(f"{key}.params", str(error), value=str(params), hint=tool.hint)]) from error
 
 
 def _schema_problem(schema: Any) -> str:
@@ -77,13 +71,30 @@ def _one_text(name: str, description: str, argument: str, meaning: str) -> dict[
     return {"name": name, "description": description, "parameters": parameters}
 
 
-class Search:
+class BuiltInTool:
+    """params: by name, an example with the type. hint: of a message about them."""
+
+    params: ClassVar[dict[str, object]] = {}
+    hint = ""
+
+    @classmethod
+    def check(cls, params: dict[str, Any], key: str) -> None:
+        """Raises OSError, ValueError, sqlite3.Error or ConfigError if calls could not succeed with these parameters."""
+
+
+class Search(BuiltInTool):
     """Full-text search (SQLite FTS5, BM25) in `documents`, JSON lines with title and text or an SQLite file.
 
     Returns the `limit` best documents that have any word of the query. A process reads the documents once.
     """
 
     schema = _one_text("search", "Finds documents.", "query", "words to look for")
+    params: ClassVar[dict[str, object]] = {"documents": "documents.jsonl", "limit": 3}
+    hint = 'documents: a file of JSON lines, {"title": "...", "text": "..."}, or an SQLite file with a table of FTS5'
+
+    @classmethod
+    def check(cls, params: dict[str, Any], key: str) -> None:
+        _index(str(params.get("documents", "")))
 
     def __init__(self, question: dict[str, Any], params: dict[str, Any]) -> None:
         self._table, self._connection, self._lock = _index(params["documents"])
@@ -123,13 +134,14 @@ def _index(documents: str) -> tuple[str, sqlite3.Connection, threading.Lock]:
     return "documents", connection, threading.Lock()
 
 
-class Python:
+class Python(BuiltInTool):
     """Runs a program in the sandbox of `reward.type: code` and returns what it prints, or the end of its errors.
 
     A program has `cpu_s` seconds of CPU time and `memory_mb` MiB. isolation: sandbox or none. Programs share no state.
     """
 
     schema = _one_text("python", "Runs a Python program and returns what it prints.", "code", "the program")
+    params: ClassVar[dict[str, object]] = {"cpu_s": 2.0, "memory_mb": 256, "isolation": "sandbox"}
 
     def __init__(self, question: dict[str, Any], params: dict[str, Any]) -> None:
         from rl_platform.envs.reasoning.sandbox.process import Limits
@@ -140,11 +152,13 @@ class Python:
         self.limits = Limits(params.get("cpu_s", 2.0), params.get("memory_mb", 256) << 20)
         self.isolated = isolation == "sandbox"
 
-    def check(self) -> None:
-        """Raises ConfigError if a layer of the isolation is missing."""
+    @classmethod
+    def check(cls, params: dict[str, Any], key: str) -> None:
         from rl_platform.envs.reasoning.sandbox.spec import CodeSpec
 
-        CodeSpec(self.limits, self.isolated, partial=False).load()
+        tool = cls({}, params)
+        with problems_of(f"{key}.params.isolation", "reward.isolation"):
+            CodeSpec(tool.limits, tool.isolated, partial=False).load()
 
     def call(self, arguments: dict[str, Any]) -> str:
         from rl_platform.envs.reasoning.sandbox.cases import Case
@@ -158,7 +172,7 @@ class Python:
         return f"error: {last[0]}" if last else f"error: {result.status}"
 
 
-class Calculator:
+class Calculator(BuiltInTool):
     """The exact value of an expression of numbers, + - * / and parentheses."""
 
     schema = _one_text("calculator", "Computes an expression of numbers.", "expression", "as (2+3)*4")
@@ -169,9 +183,4 @@ class Calculator:
         return calculator(["", f"{arguments['expression']}="], {}) or ""
 
 
-TOOLS: dict[str, type[Any]] = {"search": Search, "python": Python, "calculator": Calculator}
-_PARAMS: dict[str, dict[str, object]] = {
-    "search": {"documents": "documents.jsonl", "limit": 3},
-    "python": {"cpu_s": 2.0, "memory_mb": 256, "isolation": "sandbox"},
-    "calculator": {},
-}
+TOOLS: dict[str, type[BuiltInTool]] = {"search": Search, "python": Python, "calculator": Calculator}

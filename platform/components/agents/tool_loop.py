@@ -17,7 +17,7 @@ from rl_platform.components.agents.agent_process import AgentFailed
 from rl_platform.components.agents.chat_session import ChatSession
 from rl_platform.components.agents.tool_classes import check_params, tool_class
 from rl_platform.components.agents.tool_formats import Called, ToolFormat
-from rl_platform.components.agents.tool_processes import LETTERS_PER_TOKEN, START_S, Lease, ToolProcesses, error_line
+from rl_platform.components.agents.tool_processes import LETTERS_PER_TOKEN, Lease, ToolProcesses, error_line
 from rl_platform.config.schema.rollout import Agent
 from rl_platform.errors import ConfigError, Problem, check_all
 from rl_platform.models.tokenizer import Tokenizer
@@ -53,7 +53,7 @@ class ToolLoop:
             messages = _with_system(messages, self._format.instructions(self.schemas))
         lease = Lease(self._processes, place, tools=self._specs, question=question)
         try:
-            await lease.ask("start", START_S)
+            await lease.set_up()
             for number in range(self._options.max_calls):
                 said = await session.say(messages, tools)
                 called = self._format.read(said[1])[1] if said else []

@@ -50,14 +50,19 @@ class Lease:
         self._process = processes.take(place)
         self._deaths = -1  # of the process when the trajectory was set up in it
 
+    async def set_up(self) -> None:
+        """Sets the trajectory's tools up in its process, unless they are. Raises AgentFailed."""
+        if self._deaths == self._process.deaths:
+            return
+        try:
+            await self._within(START_S, do="start", **self._setup)
+        except TimeoutError as error:
+            raise AgentFailed(f"not set up within {START_S:g} s") from error
+        self._deaths = self._process.deaths
+
     async def ask(self, do: str, timeout_s: float, **job: object) -> Any:
         """The result of a job of `tool_program.py`. Raises AgentFailed, and TimeoutError if it takes too long."""
-        if self._deaths != self._process.deaths:
-            try:
-                await self._within(START_S, do="start", **self._setup)
-            except TimeoutError as error:
-                raise AgentFailed(f"not set up within {START_S:g} s") from error
-            self._deaths = self._process.deaths
+        await self.set_up()
         return await self._within(timeout_s, do=do, **job)
 
     async def _within(self, seconds: float, **job: object) -> Any:

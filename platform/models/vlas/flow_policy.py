@@ -23,7 +23,7 @@ from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.models.draws import Among, choices, normals
 from rl_platform.models.vlas.actor_critic import ChunkActionsActorCritic
 from rl_platform.models.vlas.denoising import Denoising, bounded_std, entropy, log_density
-from rl_platform.models.vlas.inputs import ActionRange, Instructions, camera_images
+from rl_platform.models.vlas.inputs import ActionRange, Instructions, camera_images, tasks_of_rows
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PI0Config, PI0ForConditionalGeneration
@@ -177,7 +177,7 @@ class FlowPolicy(nn.Module):
 
     def _prefix(self, observations: Tensor, tasks: Tensor | None) -> Prefix:
         vlm, config = self.network.model.vlm, self.network.config
-        tasks = self.instructions.of_rows(len(observations), tasks)
+        tasks = tasks_of_rows(tasks, len(self.lengths), observations)
         if self.spaces.images:
             embedded, mask = self.instructions(tasks)
             side = vlm.config.vision_config.image_size

@@ -33,18 +33,19 @@ class Instructions(nn.Module):
         self.tokens = [list(each) for each in tokens]
         self.lengths = [len(each) for each in tokens]
 
-    def of_rows(self, rows: int, tasks: Tensor | None) -> Tensor:
-        """[B] int64: the index of each row's instruction; tasks: these indices, None with a single instruction."""
-        if tasks is not None:
-            return tasks
-        assert len(self.lengths) == 1, "a policy with several instructions needs the task of each row"
-        return torch.zeros(rows, dtype=torch.int64, device=self.words.device)
-
     def forward(self, tasks: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings [B,L,H] and mask [B,L] int64 of the instructions `tasks` [B] int64."""
         lengths = torch.tensor(self.lengths, device=tasks.device)[tasks]
         mask = torch.arange(self.words.shape[1], device=tasks.device) < lengths[:, None]
         return self.words[tasks], mask.long()
+
+
+def tasks_of_rows(tasks: Tensor | None, instructions: int, observations: Tensor) -> Tensor:
+    """[B] int64: the index of each row's instruction. tasks: these indices, or None with a single instruction."""
+    if tasks is not None:
+        return tasks
+    assert instructions == 1, "a policy with several instructions needs the task of each row"
+    return torch.zeros(len(observations), dtype=torch.int64, device=observations.device)
 
 
 def channels_of_image(shape: tuple[int, ...]) -> int:

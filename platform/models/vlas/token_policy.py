@@ -20,7 +20,7 @@ from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.models.choices import entropies, of_choices
 from rl_platform.models.draws import Among, choices
 from rl_platform.models.vlas.actor_critic import ChunkActionsActorCritic
-from rl_platform.models.vlas.inputs import ActionRange
+from rl_platform.models.vlas.inputs import ActionRange, tasks_of_rows
 from rl_platform.models.vlas.vision_inputs import VisionInputs
 
 if TYPE_CHECKING:
@@ -90,9 +90,7 @@ class TokenPolicy(nn.Module):
 
     def forward(self, observations: Tensor, tasks: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Images [B,D'] uint8 -> log-probs of bins [B,K,D,bins] and values [B,R], both float32."""
-        if tasks is None:
-            assert len(self.instruction_tokens) == 1, "a policy with several instructions needs the task of each row"
-            tasks = torch.zeros(len(observations), dtype=torch.int64, device=observations.device)
+        tasks = tasks_of_rows(tasks, len(self.instruction_tokens), observations)
         tokens, mask = self.tokens[tasks], self.mask[tasks]
         given = {"input_ids": tokens, "attention_mask": mask, "use_cache": False, **self.vision(observations)}
         match self.vision.config.model_type:
