@@ -13,32 +13,32 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # type checkers read these lines; the table below holds the same names
     from rl_platform import callbacks as callbacks
     from rl_platform import errors as errors
-    from rl_platform.inspection import Plan as Plan
-    from rl_platform.inspection import check as check
-    from rl_platform.inspection import evaluate as evaluate
-    from rl_platform.inspection import plan as plan
     from rl_platform.launch.saved.loaded_policy import Policy as Policy
     from rl_platform.launch.saved.loaded_policy import load_policy as load_policy
-    from rl_platform.runs import Metrics as Metrics
-    from rl_platform.runs import Run as Run
-    from rl_platform.runs import load_run as load_run
-    from rl_platform.training import ppo as ppo
-    from rl_platform.training import train as train
+    from rl_platform.python.inspection import Plan as Plan
+    from rl_platform.python.inspection import check as check
+    from rl_platform.python.inspection import evaluate as evaluate
+    from rl_platform.python.inspection import plan as plan
+    from rl_platform.python.runs import Metrics as Metrics
+    from rl_platform.python.runs import Run as Run
+    from rl_platform.python.runs import load_run as load_run
+    from rl_platform.python.training import ppo as ppo
+    from rl_platform.python.training import train as train
 
 _MODULES = {  # name -> the module that defines it, or the module of that name
     "callbacks": "rl_platform.callbacks",
     "errors": "rl_platform.errors",
-    "Plan": "rl_platform.inspection",
-    "check": "rl_platform.inspection",
-    "evaluate": "rl_platform.inspection",
-    "plan": "rl_platform.inspection",
     "Policy": "rl_platform.launch.saved.loaded_policy",
     "load_policy": "rl_platform.launch.saved.loaded_policy",
-    "Metrics": "rl_platform.runs",
-    "Run": "rl_platform.runs",
-    "load_run": "rl_platform.runs",
-    "ppo": "rl_platform.training",
-    "train": "rl_platform.training",
+    "Plan": "rl_platform.python.inspection",
+    "check": "rl_platform.python.inspection",
+    "evaluate": "rl_platform.python.inspection",
+    "plan": "rl_platform.python.inspection",
+    "Metrics": "rl_platform.python.runs",
+    "Run": "rl_platform.python.runs",
+    "load_run": "rl_platform.python.runs",
+    "ppo": "rl_platform.python.training",
+    "train": "rl_platform.python.training",
 }
 __all__ = sorted(_MODULES)
 

@@ -58,10 +58,11 @@ LEVELS = (
     {"components"},
     {"runners"},
     {"launch"},
-    {"__init__", "arguments", "callbacks", "environments", "inspection", "one_run", "runs", "training"},
+    {"__init__", "callbacks", "python"},
 )
 LEVEL = {area: number for number, areas in enumerate(LEVELS) for area in areas}
 EXTRAS = {  # folders that may be removed: the core imports them only when a config needs them
+    "rl_platform.python": "api/python",
     "rl_platform.components.agents": "platform/components/agents",
     "rl_platform.components.reward_models": "platform/components/reward_models",
     "rl_platform.envs.reasoning.servers": "envs/reasoning/servers",
@@ -132,7 +133,7 @@ SEAMS = (
     "platform/engines/training/build.py",
     "platform/engines/rollout/build.py",
     "platform/engines/rollout/hosted/build.py",
-    "api/inspection.py",
+    "api/python/inspection.py",
     "envs/embodied/build.py",
     "envs/embodied/descriptions.py",
     "envs/embodied/vector.py",

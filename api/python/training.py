@@ -12,15 +12,15 @@ from numbers import Real
 from os import PathLike
 from typing import Any, TypeGuard
 
-from rl_platform.arguments import Source, as_overrides, as_source
-from rl_platform.environments import MakeEnv, id_of, registered
 from rl_platform.envs.embodied.descriptions import EnvDescription, make_env
 from rl_platform.errors import ConfigError, Problem, check_all, problems_of
 from rl_platform.launch.command import load, located
-from rl_platform.one_run import one_run
+from rl_platform.python.arguments import Source, as_overrides, as_source
+from rl_platform.python.environments import MakeEnv, id_of, registered
+from rl_platform.python.one_run import one_run
+from rl_platform.python.runs import Run
 from rl_platform.reporter import Reporter
 from rl_platform.runners.step_callbacks import CALLBACK, Callback
-from rl_platform.runs import Run
 
 _SHARED: dict[str, object] = {
     "runner.task_type": "embodied",

@@ -8,14 +8,14 @@ from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from rl_platform.arguments import Source, as_overrides, as_source, folder_of
 from rl_platform.config.python_values import as_arguments
-from rl_platform.environments import MakeEnv, registered
 from rl_platform.extras import required
 from rl_platform.launch.command import load, located
 from rl_platform.launch.console import run_console
-from rl_platform.one_run import one_run
-from rl_platform.runs import Run
+from rl_platform.python.arguments import Source, as_overrides, as_source, folder_of
+from rl_platform.python.environments import MakeEnv, registered
+from rl_platform.python.one_run import one_run
+from rl_platform.python.runs import Run
 
 if TYPE_CHECKING:
     from rl_platform.launch.check.property import PropertyOutcome
