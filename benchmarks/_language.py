@@ -31,7 +31,7 @@ STAND_INS = Path(__file__).resolve().parents[1] / "tests" / "sglang_cpu"
 
 def gpu_shape(dry_run: bool) -> dict[str, Any]:
     """The shape of Qwen2.5-1.5B as settings of transformers; a tiny one to try a script out on a CPU."""
-    from rl_platform.placement.architectures import known_options
+    from rl_platform.placement.estimates.architectures import known_options
 
     options = _TINY_QWEN2 if dry_run else known_options("Qwen/Qwen2.5-1.5B")
     return {**(options or {}), "max_position_embeddings": 32_768}

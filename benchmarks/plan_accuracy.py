@@ -37,7 +37,7 @@ from _common import machine
 from rl_platform.errors import ConfigError
 from rl_platform.launch.command import load, plan
 from rl_platform.metrics import read_metrics
-from rl_platform.placement.hardware import device_of
+from rl_platform.placement.estimates.hardware import device_of
 from rl_platform.planner.calibration import read_measured
 from rl_platform.planner.rates import fingerprint, stored_machine
 

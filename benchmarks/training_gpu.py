@@ -165,8 +165,8 @@ def measure(name: str, settings: argparse.Namespace, case: str) -> dict[str, Any
 
 def flops(settings: argparse.Namespace, case: str) -> float:
     """Of one optimizer step: forward and backward of all real tokens, attention over half of the pairs."""
-    from rl_platform.placement.component_shapes import from_options
-    from rl_platform.placement.model_shape import ModelShape
+    from rl_platform.placement.estimates.component_shapes import from_options
+    from rl_platform.placement.estimates.model_shape import ModelShape
 
     shape = from_options(gpu_shape(settings.dry_run))
     assert isinstance(shape, ModelShape)
@@ -183,7 +183,7 @@ def flops(settings: argparse.Namespace, case: str) -> float:
 
 def peak_flops() -> float | None:
     """Of this machine's GPU in bfloat16, by its data sheet; None for one that is not in the table."""
-    from rl_platform.placement import hardware
+    from rl_platform.placement.estimates import hardware
     from rl_platform.placement.inventory import Inventory
 
     found = hardware.device_of(Inventory.detected())

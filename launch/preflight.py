@@ -26,10 +26,8 @@ from rl_platform.launch.cluster import uses_ray
 from rl_platform.launch.extensions import check_extensions
 from rl_platform.launch.output import output_problems
 from rl_platform.launch.sharding import check_sharding, device_problems, sharding_problems
-from rl_platform.placement.component_shapes import shapes
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import LEARNERS
-from rl_platform.placement.policy_shape import PolicyShape
 from rl_platform.placement.scheduler import Placement
 from rl_platform.redact import MARK
 from rl_platform.user_code import is_named
@@ -324,6 +322,10 @@ def policy_bytes(config: Config, spaces: EnvSpaces) -> int:
     from rl_platform.components.actor import embodied_policy
 
     if config.actor.model.type == "vla":  # its language model is read from a folder
+        with required("rl_platform.placement.estimates", "actor.model.type"):
+            from rl_platform.placement.estimates.component_shapes import shapes
+            from rl_platform.placement.estimates.policy_shape import PolicyShape
+
         _check_backbone(config)
         shape = next((each for each in shapes(config)[0].values() if isinstance(each, PolicyShape)), None)
         trained = 0 if shape is None else shape.trained_parameters(config.actor.lora)

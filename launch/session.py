@@ -36,13 +36,8 @@ from rl_platform.launch.run_restarts import RunRestarts
 from rl_platform.launch.sharding import check_kernels
 from rl_platform.metrics import RunLog, user_loggers
 from rl_platform.models.embodied_policy import policy_problems
-from rl_platform.placement.engine_memory import engine_memory, with_engine_memory
-from rl_platform.placement.hardware import device_of
+from rl_platform.placement.decisions import decide, peak_flops
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.occupancy import offload_order
-from rl_platform.placement.plan import render
-from rl_platform.placement.policy_device import policy_device_text, with_policy_device
-from rl_platform.placement.recomputation import recomputation_text, with_recomputation
 from rl_platform.placement.scheduler import Placement
 from rl_platform.reporter import Reporter, Reporters, RunInfo
 from rl_platform.runners.hang_watch import hang_watch
@@ -136,7 +131,7 @@ def _run_once(
         state.begin()
         warnings = "".join(f"# {text}\n" for text in warnings_of(config))
         changes = output.write_config(warnings + loaded.resolved_yaml(), state.resume_from)
-        reporter.start(_info(loaded, config_path, folder, state, render(placement, inventory)))
+        reporter.start(_info(loaded, config_path, folder, state, _plan(placement, inventory)))
         for note in (*loaded.notes, *changes, *warnings_of(config)):
             reporter.note(note)
         if (
@@ -184,6 +179,15 @@ def _card(config: Config) -> list[tuple[str, str]]:
     return run_card(config)
 
 
+def _plan(placement: Placement, inventory: Inventory) -> str:
+    """Returns the placement as a text grid; empty if the planner is not installed."""
+    if not is_present("rl_platform.planner"):
+        return ""
+    from rl_platform.planner.placement_text import render
+
+    return render(placement, inventory)
+
+
 def _info(loaded: LoadedConfig, config_path: str, folder: Path, state: RunState, plan: str) -> RunInfo:
     config = loaded.config
     return RunInfo(
@@ -209,22 +213,16 @@ def task_of(
     inventory: Inventory,
 ) -> TaskRunner:
     """Starts the components of a config; returns its runner. `world`: spaces of the environment, or the questions."""
-    config, asked = with_recomputation(config, placement, inventory), config
-    if (decided := recomputation_text(asked, config)) is not None:
-        reporter.note(decided)
+    decided = decide(config, placement, inventory)
+    for note in decided.notes:
+        reporter.note(note)
     if isinstance(world, Split):
         from rl_platform.runners.reasoning import ReasoningRunner
 
-        if (memory := engine_memory(config, placement, inventory)) is not None:
-            reporter.note(str(memory))
-            config = with_engine_memory(config, memory)
-        return ReasoningRunner(config, runtime, reporter, folder, world, offload_order(config, placement, inventory))
+        return ReasoningRunner(decided.config, runtime, reporter, folder, world, decided.order)
     from rl_platform.runners.embodied import EmbodiedRunner
 
-    config, asked = with_policy_device(config, placement), config
-    if (moved := policy_device_text(asked, config)) is not None:
-        reporter.note(moved)
-    return EmbodiedRunner(config, runtime, reporter, folder, world, placement.layout.policy)
+    return EmbodiedRunner(decided.config, runtime, reporter, folder, world, placement.layout.policy)
 
 
 def spaces_of(config: Config) -> EnvSpaces:
@@ -247,8 +245,7 @@ def _reporting(
     config: Config, output: OutputFolder, placement: Placement, inventory: Inventory, view: Callable[[], Reporter]
 ) -> Iterator[tuple[Reporters, Timeline]]:
     """Yields the run's reporters. Warnings of the platform's own modules become notes."""
-    gpus, device = frozenset[tuple[int, int]]().union(*placement.accelerators.values()), device_of(inventory)
-    peak = device.flops(config.actor.model.dtype) if device.known and device.kind != "cpu" else None
+    gpus = frozenset[tuple[int, int]]().union(*placement.accelerators.values())
     timeline = Timeline(output.path / "trace.json", config.runner.trace_steps)
     backends = config.runner.logger_backends
     logs: list[Reporter] = [RunLog(output.path)]
@@ -258,7 +255,7 @@ def _reporting(
         logs.append(ExperimentLog(output.path, trackers))
     devices = len(gpus) or len({host.node for host in placement.hosts})
     logs += user_loggers(backends)
-    reporter = _RunReporters([*logs, timeline, view()], output, devices, peak)
+    reporter = _RunReporters([*logs, timeline, view()], output, devices, peak_flops(config, inventory))
     notes = _Notes(reporter)
     logger = logging.getLogger("rl_platform")
     logger.addHandler(notes)

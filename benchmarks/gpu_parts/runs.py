@@ -18,7 +18,7 @@ import rl_platform as rl
 from gpu_parts.part import Report, Setup, at_most
 from rl_platform.errors import DataError
 from rl_platform.metrics import read_metrics
-from rl_platform.placement.hardware import GIB
+from rl_platform.placement.estimates.hardware import GIB
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TIMES = ("time/", "perf/", "runtime/", "staleness/seconds")
@@ -167,7 +167,7 @@ def recipe_overrides(setup: Setup) -> Overrides:
     """Writes random weights and questions; returns overrides for five steps and a checkpoint after the third."""
     from _language import gpu_shape, network
 
-    from rl_platform.placement.architectures import known_options
+    from rl_platform.placement.estimates.architectures import known_options
 
     shape: dict[str, Any] = known_options("Qwen/Qwen2.5-0.5B") or {}
     model = setup.folder / "model"

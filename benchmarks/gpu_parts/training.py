@@ -8,7 +8,7 @@ import torch
 from training_gpu import CASES, engine_of, flops, lengths_of, peak_flops, step_of
 
 from gpu_parts.part import Report, Setup, at_most, fast
-from rl_platform.placement.hardware import GIB
+from rl_platform.placement.estimates.hardware import GIB
 
 MFU = fast(0.45)
 

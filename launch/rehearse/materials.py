@@ -24,7 +24,7 @@ from rl_platform.launch.rehearse.small_models import (
     small_options,
 )
 from rl_platform.models.pretrained import PACKAGED, packaged_gguf, quiet_transformers
-from rl_platform.placement.architectures import known_options
+from rl_platform.placement.estimates.architectures import known_options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

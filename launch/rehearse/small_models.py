@@ -1,7 +1,7 @@
 """Architectures of language models: `options_of` finds a model's config.json, `small_options` shrinks it.
 
 A config.json on this machine comes first: a folder, or the cache of the Hugging Face hub. Otherwise the table of
-`placement/architectures.yaml`. Nothing is downloaded.
+`placement/estimates/architectures.yaml`. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rl_platform.disk import cache_folder
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.rehearse.rehearsal_sizes import small_heads, small_layers
 from rl_platform.models.pretrained import MODELSCOPE, PACKAGED
-from rl_platform.placement.architectures import Options, family_of
+from rl_platform.placement.estimates.architectures import Options, family_of
 
 HEAD, INNER, EXPERT = 32, 128, 32  # widths of small models; vLLM's attention on a CPU has no smaller heads
 WINDOW = 8  # tokens of a sliding window: fewer than a prompt

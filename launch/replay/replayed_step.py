@@ -33,9 +33,9 @@ from rl_platform.launch.replay.recorded_step import (
 )
 from rl_platform.launch.replay.recordings import Recording
 from rl_platform.launch.session import spaces_of
+from rl_platform.placement.estimates.recomputation import with_recomputation
 from rl_platform.placement.grammar import read
 from rl_platform.placement.inventory import inventory_for
-from rl_platform.placement.recomputation import with_recomputation
 from rl_platform.placement.scheduler import schedule
 from rl_platform.records import StateDict
 from rl_platform.reporter import Reporters

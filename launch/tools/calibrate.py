@@ -40,9 +40,9 @@ from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.forward import TokenPolicy
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.tokenizer import load_tokenizer
-from rl_platform.placement.hardware import Device, device_of
+from rl_platform.placement.estimates.hardware import Device, device_of
+from rl_platform.placement.estimates.model_shape import FLOAT, ModelShape
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.model_shape import FLOAT, ModelShape
 from rl_platform.records import RolloutBatch, SamplingParams, Weights
 from rl_platform.runtime.host import ComponentContext
 

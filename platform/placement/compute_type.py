@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rl_platform.config.schema import Config
-from rl_platform.placement.hardware import device_of
+from rl_platform.extras import required
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 
@@ -48,6 +48,9 @@ def _models(config: Config, placement: Placement) -> Iterator[tuple[str, str, bo
 
 def _fastest(inventory: Inventory, on_gpus: bool) -> tuple[str, str]:
     if on_gpus:
+        with required("rl_platform.placement.estimates", "model.dtype"):
+            from rl_platform.placement.estimates.hardware import device_of
+
         device = device_of(inventory)
         if not device.known:
             return "float32", f"it is not known whether this GPU ({device.kind}) multiplies bfloat16 faster"

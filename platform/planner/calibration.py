@@ -15,7 +15,7 @@ from pathlib import Path
 from rl_platform.config.schema import Config
 from rl_platform.disk import read_regular
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.placement.hardware import Device, device_of
+from rl_platform.placement.estimates.hardware import Device, device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.planner.cost import Basis, Correction
 from rl_platform.planner.lengths import of_metrics

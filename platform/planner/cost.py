@@ -18,13 +18,13 @@ from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import estimator_needs
 from rl_platform.config.schema.models import Parallel
-from rl_platform.placement.component_shapes import Shape
-from rl_platform.placement.hardware import Devices
+from rl_platform.placement.estimates.component_shapes import Shape
+from rl_platform.placement.estimates.hardware import Devices
+from rl_platform.placement.estimates.memory import MemoryModel, bytes_of, trained_parameters
+from rl_platform.placement.estimates.model_shape import FLOAT, ModelShape
+from rl_platform.placement.estimates.policy_shape import PolicyShape
 from rl_platform.placement.layout import LEARNERS, Layout, Part
-from rl_platform.placement.memory import MemoryModel, bytes_of, trained_parameters
-from rl_platform.placement.model_shape import FLOAT, ModelShape
 from rl_platform.placement.offload_order import OffloadOrder, PhaseMoves
-from rl_platform.placement.policy_shape import PolicyShape
 from rl_platform.placement.workload import (
     copies,
     layout_of_learner,

@@ -9,7 +9,7 @@ from pathlib import Path
 from rl_platform.config import LoadedConfig
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.placement.hardware import device_of
+from rl_platform.placement.estimates.hardware import device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 from rl_platform.planner.calibration import OPTION, corrections, read_measured, run_basis, stored_basis

@@ -24,7 +24,7 @@ from pydantic import BaseModel, Field, ValidationError
 from rl_platform.config.schema import Config
 from rl_platform.disk import cache_folder
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.placement.hardware import Device
+from rl_platform.placement.estimates.hardware import Device
 from rl_platform.placement.inventory import Inventory
 from rl_platform.planner.lengths import Lengths, expected
 

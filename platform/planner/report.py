@@ -14,20 +14,20 @@ from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.chains import streaming_chains
-from rl_platform.placement.component_shapes import Shape, shapes
-from rl_platform.placement.hardware import ASSUMED, GIB, Device, Devices, devices_of
+from rl_platform.placement.estimates.component_shapes import Shape, shapes
+from rl_platform.placement.estimates.hardware import ASSUMED, GIB, Device, Devices, devices_of
+from rl_platform.placement.estimates.memory import MemoryModel, Usage
+from rl_platform.placement.estimates.occupancy import NEARLY_FULL, chosen_order, occupancy_of
+from rl_platform.placement.estimates.recomputation import recomputation_text, with_recomputation
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout
-from rl_platform.placement.memory import MemoryModel, Usage
-from rl_platform.placement.occupancy import NEARLY_FULL, chosen_order, occupancy_of
 from rl_platform.placement.offload_order import OffloadOrder
-from rl_platform.placement.plan import number_ranges
-from rl_platform.placement.recomputation import recomputation_text, with_recomputation
 from rl_platform.placement.scheduler import Placement
 from rl_platform.planner.batches import Division, divisions
 from rl_platform.planner.cost import Basis, CostModel, OtherWork, swaps, waves
 from rl_platform.planner.lengths import Lengths
 from rl_platform.planner.overlap import Overlap, overlap
+from rl_platform.planner.placement_text import number_ranges
 from rl_platform.planner.step_timeline import Span, step_seconds, timeline
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from rl_platform.errors import ConfigError
 from rl_platform.placement.chains import part_rows
-from rl_platform.placement.engine_memory import engine_memory
-from rl_platform.placement.hardware import GIB
-from rl_platform.placement.memory import Memory
-from rl_platform.placement.plan import render
+from rl_platform.placement.estimates.engine_memory import engine_memory
+from rl_platform.placement.estimates.hardware import GIB
+from rl_platform.placement.estimates.memory import Memory
+from rl_platform.planner.placement_text import render
 from rl_platform.planner.report import DeviceUse, Report, names_of
 from rl_platform.planner.step_timeline import duration, gantt
 

@@ -21,17 +21,17 @@ import yaml
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.chains import streaming_chains
-from rl_platform.placement.component_shapes import Shape, shapes
-from rl_platform.placement.hardware import GIB, Device, Devices, devices_of
+from rl_platform.placement.estimates.component_shapes import Shape, shapes
+from rl_platform.placement.estimates.hardware import GIB, Device, Devices, devices_of
+from rl_platform.placement.estimates.memory import MemoryModel
+from rl_platform.placement.estimates.occupancy import NEARLY_FULL, resolved_order
+from rl_platform.placement.estimates.recomputation import resolved_recomputation
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import LEARNERS, layout_of_split
-from rl_platform.placement.memory import MemoryModel
-from rl_platform.placement.occupancy import NEARLY_FULL, resolved_order
-from rl_platform.placement.plan import number_ranges
-from rl_platform.placement.recomputation import resolved_recomputation
 from rl_platform.placement.scheduler import schedule
 from rl_platform.placement.workload import layout_of_learner
 from rl_platform.planner.cost import Basis, CostModel, swaps, waves
+from rl_platform.planner.placement_text import number_ranges
 from rl_platform.planner.report import check_known
 from rl_platform.planner.step_timeline import Span, duration, step_seconds, timeline
 from rl_platform.planner.variants import Changes, Variant, layouts, micro_batches

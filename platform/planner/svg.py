@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
-from rl_platform.placement.hardware import GIB
-from rl_platform.placement.plan import number_ranges
+from rl_platform.placement.estimates.hardware import GIB
+from rl_platform.planner.placement_text import number_ranges
 from rl_platform.planner.report import DeviceUse, Report
 from rl_platform.planner.step_timeline import duration
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Parallel
-from rl_platform.placement.component_shapes import Shape
+from rl_platform.placement.estimates.component_shapes import Shape
+from rl_platform.placement.estimates.model_shape import ModelShape
 from rl_platform.placement.layout import LEARNERS
-from rl_platform.placement.model_shape import ModelShape
 from rl_platform.placement.workload import longest
 
 STAGES = (1, 2, 4, 8)  # tried pipeline sizes

@@ -6,14 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from rl_platform.config.schema import Config
-from rl_platform.placement.component_shapes import shapes
-from rl_platform.placement.hardware import GIB
-from rl_platform.placement.model_shape import ModelShape
+from rl_platform.extras import is_present
+from rl_platform.placement.decisions import ESTIMATES
 from rl_platform.records import RolloutBatch
 from rl_platform.runtime.worker_group import WorkerGroup
 
+if TYPE_CHECKING:
+    from rl_platform.placement.estimates.model_shape import ModelShape
+
+GIB = 2**30
 BACKWARD = 2  # forwards that a backward is worth; with adapters, whose matrices need no gradient, 1
 
 
@@ -22,7 +26,7 @@ class Utilization:
 
     def __init__(self, config: Config, groups: Mapping[str, WorkerGroup]) -> None:
         self.config, self.groups = config, groups
-        self.shapes = {name: shape for name, shape in shapes(config)[0].items() if isinstance(shape, ModelShape)}
+        self.shapes = language_shapes(config)
 
     def metrics(self, batch: RolloutBatch, trains_actor: bool) -> dict[str, float]:
         """Returns `perf/memory_peak` (GiB, of the fullest rank so far; per component too) and, for language models of
@@ -50,6 +54,16 @@ class Utilization:
         if self.config.has_reference:
             passes["reference"] = 1
         return passes
+
+
+def language_shapes(config: Config) -> dict[str, ModelShape]:
+    """Returns the known shapes of language models by component; none if the estimates are not installed."""
+    if not is_present(ESTIMATES):
+        return {}
+    from rl_platform.placement.estimates.component_shapes import shapes
+    from rl_platform.placement.estimates.model_shape import ModelShape
+
+    return {name: shape for name, shape in shapes(config)[0].items() if isinstance(shape, ModelShape)}
 
 
 def forward_flops(shape: ModelShape, tokens: float, squares: float) -> float:

@@ -12,7 +12,7 @@ from fuzz import values
 from tiny_configs import EMBODIED, REASONING
 
 from rl_platform.launch import command
-from rl_platform.placement.plan import render
+from rl_platform.planner.placement_text import render
 
 NAMES = {
     "reasoning": ("actor", "critic", "rollout", "reward"),

@@ -15,6 +15,7 @@ from rl_platform.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = (
+    "placement/estimates",
     "python",
     "components/agents",
     "components/reward_models",

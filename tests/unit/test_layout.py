@@ -63,6 +63,7 @@ LEVELS = (
 LEVEL = {area: number for number, areas in enumerate(LEVELS) for area in areas}
 EXTRAS = {  # folders that may be removed: the core imports them only when a config needs them
     "rl_platform.python": "api/python",
+    "rl_platform.placement.estimates": "platform/placement/estimates",
     "rl_platform.components.agents": "platform/components/agents",
     "rl_platform.components.reward_models": "platform/components/reward_models",
     "rl_platform.envs.reasoning.servers": "envs/reasoning/servers",
@@ -97,14 +98,24 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.launch.tools": "launch/tools",
 }
 NEEDS = {  # extras that an extra imports freely
+    "rl_platform.planner": ("rl_platform.placement.estimates",),
+    "rl_platform.launch.replay": ("rl_platform.placement.estimates",),
     "rl_platform.components.agents": ("rl_platform.envs.reasoning.sandbox",),
     "rl_platform.components.reward_models": ("rl_platform.envs.reasoning.servers",),
     "rl_platform.engines.rollout.sglang": ("rl_platform.engines.rollout.hosted",),
     "rl_platform.engines.rollout.vllm": ("rl_platform.engines.rollout.hosted",),
-    "rl_platform.engines.training.megatron": ("rl_platform.models.context", "rl_platform.models.experts"),
+    "rl_platform.engines.training.megatron": (
+        "rl_platform.models.context",
+        "rl_platform.models.experts",
+        "rl_platform.placement.estimates",
+    ),
     "rl_platform.envs.reasoning.sandbox": ("rl_platform.envs.reasoning.servers",),
     "rl_platform.launch.check": ("rl_platform.launch.card",),
-    "rl_platform.launch.rehearse": ("rl_platform.envs.reasoning.sources", "rl_platform.launch.tools"),
+    "rl_platform.launch.rehearse": (
+        "rl_platform.envs.reasoning.sources",
+        "rl_platform.launch.tools",
+        "rl_platform.placement.estimates",
+    ),
     "rl_platform.launch.tools": (
         "rl_platform.envs.embodied.pictures",
         "rl_platform.envs.embodied.processes",
@@ -113,10 +124,14 @@ NEEDS = {  # extras that an extra imports freely
         "rl_platform.launch.live",
         "rl_platform.launch.replay",
         "rl_platform.launch.saved",
+        "rl_platform.placement.estimates",
         "rl_platform.planner",
     ),
 }
 SEAMS = (
+    "platform/placement/compute_type.py",
+    "platform/placement/decisions.py",
+    "platform/runners/utilization.py",
     "platform/components/environment.py",
     "platform/components/rollout.py",
     "platform/components/reward.py",

@@ -69,6 +69,13 @@ class Config(Section):
         }
         return self.actor.model_copy(update=changed)
 
+    @property
+    def reference_as_actor(self) -> bool:
+        """Whether the reference is the actor's model on its backend in its layout."""
+        own, actor = self.reference_section, self.actor
+        same_backend = (own.training_backend, own.parallel) == (actor.training_backend, actor.parallel)
+        return same_backend and own.model == actor.model
+
     def section(self, role: str) -> Actor | Critic:
         """The section of a component's model: the critic's, the reference's as it is computed, or else the actor's."""
         if role == "reference":

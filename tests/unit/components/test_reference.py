@@ -16,9 +16,9 @@ from torch import Tensor
 
 from rl_platform.components.actor import LanguageActor
 from rl_platform.config.schema.cluster import Cluster
-from rl_platform.placement.component_shapes import shapes
+from rl_platform.placement.estimates.component_shapes import shapes
+from rl_platform.placement.estimates.memory import MemoryModel
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.memory import MemoryModel
 from rl_platform.placement.scheduler import schedule
 from rl_platform.runtime.host import ComponentContext
 

@@ -31,8 +31,8 @@ from rl_platform.models.forward import TokenPolicy
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.pretrained import export_causal_lm, load_causal_lm, packaged_gguf
 from rl_platform.models.tokenizer import ByteTokenizer
-from rl_platform.placement.memory import state_bytes
-from rl_platform.placement.model_shape import ModelShape
+from rl_platform.placement.estimates.memory import state_bytes
+from rl_platform.placement.estimates.model_shape import ModelShape
 
 pytestmark = [
     pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo"),

@@ -13,7 +13,7 @@ import torch
 from rl_platform.config import load_config
 from rl_platform.errors import ConfigError
 from rl_platform.launch.tools import calibrate
-from rl_platform.placement.model_shape import ModelShape
+from rl_platform.placement.estimates.model_shape import ModelShape
 
 ROOT = Path(__file__).parents[3]
 

@@ -28,14 +28,14 @@ from rl_platform.launch.rehearse.small_models import options_of, small_options
 from rl_platform.launch.rehearse.small_placement import LEARNERS, data_parallel
 from rl_platform.models.families import FAMILIES as COMPUTED
 from rl_platform.models.pretrained import empty_causal_lm
-from rl_platform.placement.architectures import families, family_of, known_options
+from rl_platform.placement.estimates.architectures import families, family_of, known_options
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import Placement, schedule
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted((ROOT / "configs").glob("**/*.yaml"))
 EIGHT_GPUS = ROOT / "configs/reasoning/recipes/qwen2.5_1.5b_gsm8k_8gpu.yaml"
-# one of every family in platform/placement/architectures.yaml
+# one of every family in platform/placement/estimates/architectures.yaml
 IDS_OF_THE_TABLE = [
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B",

@@ -10,8 +10,8 @@ import pytest
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.sglang.program import share_of_free
 from rl_platform.errors import ConfigError
-from rl_platform.placement.engine_memory import EngineMemory, engine_memory, with_engine_memory
-from rl_platform.placement.hardware import GIB
+from rl_platform.placement.estimates.engine_memory import EngineMemory, engine_memory, with_engine_memory
+from rl_platform.placement.estimates.hardware import GIB
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
 from rl_platform.planner.report_text import report_text

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from rl_platform.config.schema.cluster import GPU
-from rl_platform.placement.hardware import GPUS, device_of
+from rl_platform.placement.estimates.hardware import GPUS, device_of
 from rl_platform.placement.inventory import Inventory
 
 

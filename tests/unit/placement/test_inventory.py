@@ -134,6 +134,7 @@ def test_groups_label_nodes_and_give_them_variables() -> None:
 
 
 def test_planning_loads_neither_torch_nor_ray() -> None:
-    code = "import sys, rl_platform.placement.plan; print([m for m in ('torch', 'ray', 'numpy') if m in sys.modules])"
+    code = "import sys, rl_platform.planner.placement_text\n"
+    code += "print([m for m in ('torch', 'ray', 'numpy') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.strip() == "[]"

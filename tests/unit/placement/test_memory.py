@@ -13,11 +13,17 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.config.schema.models import Model, Parallel, RandomLM
 from rl_platform.config.schema.reward import Reward, RewardModel
-from rl_platform.placement.component_shapes import language_shape, shapes
+from rl_platform.placement.estimates.component_shapes import language_shape, shapes
+from rl_platform.placement.estimates.memory import (
+    PROCESS_ON_GPU,
+    SENT_BUCKET,
+    Memory,
+    MemoryModel,
+    saved_bytes_per_token,
+)
+from rl_platform.placement.estimates.model_shape import ModelShape
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout, layout_of_split
-from rl_platform.placement.memory import PROCESS_ON_GPU, SENT_BUCKET, Memory, MemoryModel, saved_bytes_per_token
-from rl_platform.placement.model_shape import ModelShape
 from rl_platform.placement.scheduler import schedule
 from rl_platform.runtime.weights.group import BUCKET
 
@@ -97,7 +103,7 @@ def test_the_key_value_cache_is_the_engines(config: Config) -> None:
     from rl_platform.engines.rollout.base import Request
     from rl_platform.engines.rollout.torch import TorchRolloutEngine
     from rl_platform.models.pretrained import load_config as load_model_config
-    from rl_platform.placement import memory
+    from rl_platform.placement.estimates import memory
     from rl_platform.records import SamplingParams
 
     engine = TorchRolloutEngine(load_model_config(config.actor.model, 259, 258), (258,), 4, device=torch.device("cpu"))

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from rl_platform.config.schema import Config
-from rl_platform.placement.component_shapes import shapes
+from rl_platform.placement.estimates.component_shapes import shapes
+from rl_platform.placement.estimates.memory import MemoryModel
+from rl_platform.placement.estimates.occupancy import offload_order
 from rl_platform.placement.inventory import Inventory, inventory_for
-from rl_platform.placement.memory import MemoryModel
-from rl_platform.placement.occupancy import offload_order
 from rl_platform.placement.offload_order import CAN_LEAVE, OffloadOrder, order_with
 from rl_platform.placement.scheduler import schedule
 from rl_platform.planner.report_json import as_tree

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rl_platform.config.schema.cluster import Cluster
-from rl_platform.placement.hardware import GPUS
+from rl_platform.placement.estimates.hardware import GPUS
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import schedule
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from rl_platform.config.schema.cluster import Cluster, NodeGroup
 from rl_platform.placement.inventory import Inventory, Node
-from rl_platform.placement.plan import render
 from rl_platform.placement.scheduler import schedule
+from rl_platform.planner.placement_text import render
 
 
 def plan(

@@ -13,8 +13,8 @@ from rl_platform.components.learner import device_of
 from rl_platform.config import load_config
 from rl_platform.config.schema import Config
 from rl_platform.launch.preflight import rank_problems
+from rl_platform.placement.estimates.policy_device import policy_device_text, with_policy_device
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.policy_device import policy_device_text, with_policy_device
 from rl_platform.placement.scheduler import Placement, schedule
 
 CONFIGS = Path(__file__).parents[3] / "configs/embodied"

@@ -8,8 +8,8 @@ import pytest
 
 from rl_platform.config.schema import Config
 from rl_platform.engines.training import build
+from rl_platform.placement.estimates.recomputation import recomputation_text, with_recomputation
 from rl_platform.placement.inventory import Inventory, inventory_for
-from rl_platform.placement.recomputation import recomputation_text, with_recomputation
 from rl_platform.placement.scheduler import schedule
 from rl_platform.planner.report_text import report_text
 

@@ -11,7 +11,7 @@ import pytest
 from rl_platform.config import load_config
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError
-from rl_platform.placement.hardware import device_of
+from rl_platform.placement.estimates.hardware import device_of
 from rl_platform.placement.inventory import Inventory, Node
 from rl_platform.placement.scheduler import schedule
 from rl_platform.planner.calibration import stored_basis

@@ -12,8 +12,8 @@ import pytest
 
 from rl_platform.config import load_config
 from rl_platform.placement.inventory import Inventory, Node, inventory_for
-from rl_platform.placement.plan import render
 from rl_platform.placement.scheduler import schedule
+from rl_platform.planner.placement_text import render
 from rl_platform.planner.report import plan_report
 from rl_platform.planner.report_json import as_tree, report_json
 from rl_platform.planner.report_text import report_text

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from rl_platform.config.schema import Config
-from rl_platform.placement.component_shapes import Shape, shapes
+from rl_platform.placement.estimates.component_shapes import Shape, shapes
+from rl_platform.placement.estimates.memory import MemoryModel
+from rl_platform.placement.estimates.occupancy import Crowd, crowds_of, full_crowds, resolved_order
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout
-from rl_platform.placement.memory import MemoryModel
-from rl_platform.placement.occupancy import Crowd, crowds_of, full_crowds, resolved_order
 from rl_platform.placement.scheduler import Placement
 
 SECTIONS = {"actor": "actor", "actor_critic": "actor", "critic": "critic"}  # of learners

@@ -14,9 +14,9 @@ from typing import Required, TypedDict
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import POLICIES, VLM_POLICIES, Model, RandomLM
-from rl_platform.placement.architectures import Options, known_options
-from rl_platform.placement.model_shape import Latent, ModelShape
-from rl_platform.placement.policy_shape import ACTIONS, ConvShape, PolicyShape
+from rl_platform.placement.estimates.architectures import Options, known_options
+from rl_platform.placement.estimates.model_shape import Latent, ModelShape
+from rl_platform.placement.estimates.policy_shape import ACTIONS, ConvShape, PolicyShape
 
 BYTE_VOCABULARY = 259  # tokenizer "bytes"
 PACKAGED = "smollm2-135m-instruct"  # of models.pretrained

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass
 
 from rl_platform.config.schema.models import Lora
-from rl_platform.placement.model_shape import ModelShape
+from rl_platform.placement.estimates.model_shape import ModelShape
 
 SMALL = 2**17  # parameters: a GPU would wait for the launches of its kernels. An estimate; see docs/gpu.md
 OBSERVATIONS, ACTIONS = 64, 16  # assumed: the plan does not start the environment

@@ -14,11 +14,11 @@ from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.rollout import RUNNING
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.placement.component_shapes import shapes
-from rl_platform.placement.hardware import GIB, devices_of
+from rl_platform.placement.estimates.component_shapes import shapes
+from rl_platform.placement.estimates.hardware import GIB, devices_of
+from rl_platform.placement.estimates.memory import PROCESS_ON_GPU, MemoryModel
+from rl_platform.placement.estimates.occupancy import NEARLY_FULL, Occupant, chosen_order, occupancy_of
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.memory import PROCESS_ON_GPU, MemoryModel
-from rl_platform.placement.occupancy import NEARLY_FULL, Occupant, chosen_order, occupancy_of
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.placement.scheduler import Placement
 from rl_platform.placement.workload import rows_of_rollout, running_sequences

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
-from rl_platform.placement.component_shapes import Shape, shapes
-from rl_platform.placement.hardware import Device, devices_of
+from rl_platform.placement.estimates.component_shapes import Shape, shapes
+from rl_platform.placement.estimates.hardware import Device, devices_of
+from rl_platform.placement.estimates.memory import Counted, MemoryModel
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.memory import Counted, MemoryModel
 from rl_platform.placement.offload_order import OffloadOrder, asked_to_leave, order_with
 from rl_platform.placement.scheduler import Placement
 

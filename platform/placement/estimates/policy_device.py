@@ -6,8 +6,8 @@ A step of a small network takes a few microseconds on a CPU; on a GPU it waits f
 from __future__ import annotations
 
 from rl_platform.config.schema import Config
-from rl_platform.placement.component_shapes import shapes
-from rl_platform.placement.policy_shape import SMALL, PolicyShape
+from rl_platform.placement.estimates.component_shapes import shapes
+from rl_platform.placement.estimates.policy_shape import SMALL, PolicyShape
 from rl_platform.placement.scheduler import Placement
 
 

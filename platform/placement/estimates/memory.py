@@ -19,12 +19,12 @@ from dataclasses import dataclass, fields
 from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Parallel
-from rl_platform.placement.component_shapes import Shape
-from rl_platform.placement.hardware import GIB
+from rl_platform.placement.estimates.component_shapes import Shape
+from rl_platform.placement.estimates.hardware import GIB
+from rl_platform.placement.estimates.model_shape import FLOAT, ModelShape
+from rl_platform.placement.estimates.policy_shape import PolicyShape
 from rl_platform.placement.layout import Layout
-from rl_platform.placement.model_shape import FLOAT, ModelShape
 from rl_platform.placement.offload_order import PHASES, Held, Move, OffloadOrder
-from rl_platform.placement.policy_shape import PolicyShape
 from rl_platform.placement.weight_route import held_publications, published_type, sent_while_gathered
 from rl_platform.placement.workload import (
     copies,

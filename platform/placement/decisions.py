@@ -1,0 +1,44 @@
+"""What a run decides for keys that leave a choice to the platform, and its notes about it.
+
+The choices follow from the estimates of memory in `estimates/`. Without accelerators there is nothing to choose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rl_platform.config.schema import Config
+from rl_platform.extras import is_present, required
+from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.offload_order import OffloadOrder, asked_to_leave, order_with
+from rl_platform.placement.scheduler import Placement
+
+ESTIMATES = "rl_platform.placement.estimates"
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """The config with values in place of `auto`, the order in which components leave their devices, and notes."""
+
+    config: Config
+    order: OffloadOrder
+    notes: tuple[str, ...] = ()
+
+
+def decide(config: Config, placement: Placement, inventory: Inventory) -> Decisions:
+    """Returns the decisions of a run. Raises ConfigError if an engine has no memory for a single sequence."""
+    if not is_present(ESTIMATES) and not any(placement.accelerators.values()):
+        return Decisions(config, order_with(config, placement.layout, asked_to_leave(config, placement.layout, True)))
+    with required(ESTIMATES, "cluster.component_placement"):
+        from rl_platform.placement.estimates.run_decisions import from_estimates
+    return from_estimates(config, placement, inventory)
+
+
+def peak_flops(config: Config, inventory: Inventory) -> float | None:
+    """Returns the FLOPS of a device of this cluster in the type of the policy; None for a CPU and an unknown GPU."""
+    if not is_present(ESTIMATES):
+        return None
+    from rl_platform.placement.estimates.hardware import device_of
+
+    device = device_of(inventory)
+    return device.flops(config.actor.model.dtype) if device.known and device.kind != "cpu" else None
