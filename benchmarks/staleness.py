@@ -1,145 +1,327 @@
-"""Seconds of a PPO step and idle shares of devices for `runner.max_staleness` 0, 1, 2, 4, beside the plan's.
+"""What `runner.max_staleness` k gains and costs: pace of a step, idle workers, and learning curves for k 0, 1, 2, 4, 8.
 
-A small language model on two CPU workers: `actor,critic` on one, `rollout,reward` on the other, one thread each. Runs
-of all k follow one another, `--rounds` times. A component is busy while it runs a call; the reward, whose calls wait
-for responses, does not count. Loads: steps of equal work; dynamic sampling, whose steps take a varying number of
-rounds; HalfCheetah with `actor_critic` on one worker and `rollout,env` on the other. Not covered: what a step teaches
-(docs/staleness.md has the accuracy), GPUs.
+    python benchmarks/staleness.py pace       # every load once with each k: needs a quiet machine, about 9 minutes
+    python benchmarks/staleness.py curves     # three seeds of each task with each k: about 30 minutes of one core
+    python benchmarks/staleness.py            # both; writes docs/results/max_staleness.md and its picture
 
-    python benchmarks/staleness.py [--rounds 1] [--only HalfCheetah] [--json FILE]
+Pace: seconds of a step, and the share of the time in which a CPU worker runs no call, beside the plan's with the rates
+of this machine (`--plan=calibrate`). The reward, whose calls wait for responses, does not count as work. Curves: greedy
+validation. Runs stay in `--runs` and are not repeated, so another call continues; after `--minutes` no further run
+begins.
+Not covered: GPUs, and other correction than truncated importance weights.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
-from _common import machine, new_parser, write_json
+from _common import machine
+from plan_accuracy import ROOT, Case, cache, folder_of, measure, run, settings_of, workers
 
-from rl_platform.config import load_config
+from rl_platform.launch.command import load, plan
+from rl_platform.launch.tools.plot import Curve, median_curve, read_curve
+from rl_platform.launch.tools.timeline import covered, read_lanes, shown
 from rl_platform.metrics import read_metrics
-from rl_platform.placement.inventory import inventory_for
-from rl_platform.placement.scheduler import schedule
-from rl_platform.planner.report import plan_report
 
-CONFIGS = Path(__file__).parents[1] / "configs"
-KEYS = (
-    "cluster.devices_per_node=2",
-    "algorithm.rollout_is={}",
-    "runner.val_check_interval=0",
-    "runner.logger_backends=[]",
-    "runner.trace_steps=0",
-)
-REASONING = (
-    "cluster.component_placement={'actor,critic': 0, 'rollout,reward': 1}",
+AHEAD = (0, 1, 2, 4, 8)
+SEEDS = (1, 2, 3)
+FILL, MEASURED = 10, 16  # steps: the first ones only fill the buffer
+CORRECTED = "algorithm.rollout_is={}"
+REWARD = "def score(response, answer, metadata):\n    return float(len(response.encode()) % 2 == 0)\n"
+TINY, ROBOT = "reasoning/ppo_tiny.yaml", "embodied/ppo.yaml"
+EQUAL = (
     "algorithm.entropy_bonus=0.0",
     "data.train_batch_size=64",
     "data.mini_batch_size=32",
     "data.max_response_length=12",
 )
+VARIED = (
+    *EQUAL,
+    "algorithm.group_size=2",
+    "data.train_batch_size=32",
+    "algorithm.dynamic_sampling={prompts_per_round: 24, max_rounds: 8, on_exhausted: fill_with_rejected}",
+)
+
+
+@dataclass(frozen=True)
+class Load:
+    """A config on CPU workers. on: the components of each worker; more: what its title says."""
+
+    config: str
+    on: tuple[tuple[str, ...], ...]
+    keys: tuple[str, ...]
+    more: str = ""
+
+    @property
+    def placement(self) -> str:
+        return ", ".join(f"{','.join(names)}: {number}" for number, names in enumerate(self.on))
+
+
+APART = ("actor", "critic"), ("rollout", "reward")
 LOADS = {
-    "equal steps": ("reasoning/ppo_tiny.yaml", *REASONING),
-    "dynamic sampling": (
-        "reasoning/ppo_tiny.yaml",
-        *REASONING,
-        "algorithm.group_size=2",
-        "data.train_batch_size=32",
-        "algorithm.dynamic_sampling={prompts_per_round: 24, max_rounds: 8, on_exhausted: fill_with_rejected}",
-        "reward.type=length_parity:score",
-    ),
-    "HalfCheetah": (
-        "embodied/ppo.yaml",
-        "cluster.component_placement={actor_critic: 0, 'rollout,env': 1}",
-        "runner.save_interval=0",
-        "env.evaluation.video=false",
-    ),
+    "one worker": Load(TINY, (("actor", "critic", "rollout", "reward"),), EQUAL),
+    "rollout apart": Load(TINY, APART, EQUAL),
+    "critic apart": Load(TINY, (("actor", "rollout", "reward"), ("critic",)), EQUAL),
+    "rollout apart, dynamic sampling": Load(TINY, APART, VARIED, "steps take a varying number of rounds"),
+    "environments apart": Load(ROBOT, (("actor_critic",), ("rollout", "env")), ("env.evaluation.video=false",)),
 }
-REWARD = "def score(response, answer, metadata):\n    return float(len(response.encode()) % 2 == 0)\n"
-AHEAD = (0, 1, 2, 4)
-SKIPPED = 6  # steps at the start: the first ones only fill the buffer
 
 
-def keys_of(load: str, ahead: int) -> tuple[str, ...]:
-    """The config and the keys of its run. Embodied runs take no correction without staleness."""
-    config, *keys = LOADS[load]
-    corrected = [key for key in KEYS if ahead or "rollout_is" not in key or "embodied" not in config]
-    return (str(CONFIGS / config), *corrected, *keys, f"runner.max_staleness={ahead}")
+@dataclass(frozen=True)
+class Task:
+    """A config whose validation is compared. every: steps between validations."""
+
+    config: str
+    metric: str
+    steps: int
+    every: int
+    keys: tuple[str, ...] = ()
 
 
-def measured(load: str, ahead: int, steps: int) -> dict[str, float]:
-    """Mean seconds of a step, the idle share of each side, and rollouts that were ready when a step began."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "length_parity.py").write_text(REWARD)
-        config, *keys = keys_of(load, ahead)
-        keys.append(f"runner.max_steps={steps}")
-        command = [sys.executable, "-c", "from rl_platform.launch.cli import main; main()", config, *keys]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": folder}
-        command.append("runner.output_dir=out")
-        run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-        if run.returncode:
-            raise SystemExit(
-                f"{load}, k = {ahead}: exit code {run.returncode}\n{run.stdout[-2000:]}{run.stderr[-8000:]}"
-            )
-        rows = read_metrics(Path(folder, "out"))[1 + SKIPPED : -1]  # the last one validates
-    total = sum(row["time/step"] for row in rows)
-    sides = {"training": ("time/actor.", "time/actor_critic.", "time/critic.")}
-    sides["generation"] = ("time/env.",) if load == "HalfCheetah" else ("time/rollout.",)
-    busy = {side: sum(row[name] for row in rows for name in row if name.startswith(of)) for side, of in sides.items()}
-    idle = {f"idle {side}": 1 - seconds / total for side, seconds in busy.items()}
-    return {
-        "seconds": total / len(rows),
-        **idle,
-        "age": statistics.mean(row.get("staleness/mean", 0.0) for row in rows),
-        "ready": statistics.mean(row.get("perf/rollouts_ready", math.nan) for row in rows),  # NaN: not recorded
-    }
+TASKS = {
+    "last digit": Task(TINY, "val/accuracy", 200, 25),
+    "CartPole": Task("embodied/cartpole.yaml", "val/return", 60, 10, ("env.evaluation.episodes=20",)),
+    "HalfCheetah": Task(ROBOT, "val/return", 98, 14, ("env.evaluation.video=false",)),
+}
 
 
-def planned(load: str, ahead: int) -> dict[str, float]:
-    """The same by the plan with the rates of data sheets, without the rollouts that are ready.
+@dataclass(frozen=True)
+class Pace:
+    """seconds: of a step; idle: share of each worker; age: mean of the weights, in updates; ready: rollouts that waited
+    when a step began, NaN if not recorded."""
 
-    k = 0 is the alternating step of the plan of k = 1.
-    """
-    path, *keys = keys_of(load, max(ahead, 1))
-    config = load_config(Path(path), keys).config
-    inventory = inventory_for(config.cluster)
-    report = plan_report(config, schedule(config.cluster, inventory), inventory)
-    found = report.overlap
-    assert found is not None
-    seconds, idle = (found.seconds, found.idle) if ahead else (report.seconds, found.alternating)
-    return {
-        "seconds": seconds,
-        "idle training": idle["actor_critic" if "actor_critic" in idle else "actor"],
-        "idle generation": idle["rollout"],
-        "age": found.staleness if ahead else 0,
-    }
+    seconds: float
+    idle: tuple[float, ...]
+    age: float
+    ready: float = math.nan
+
+
+def correction(config: str, ahead: int) -> tuple[str, ...]:
+    """Embodied runs take no correction without staleness."""
+    return (CORRECTED,) if ahead or "embodied" not in config else ()
+
+
+def load_case(name: str, ahead: int, runs: Path) -> Case:
+    """A run whose last MEASURED steps count. Its prompts do not run out, and it validates after the last step."""
+    one = LOADS[name]
+    placement = ", ".join(f"'{','.join(names)}': {number}" for number, names in enumerate(one.on))
+    keys = [
+        *workers(len(one.on), placement),
+        *one.keys,
+        *correction(one.config, ahead),
+        f"runner.max_staleness={ahead}",
+    ]
+    keys.append(f"runner.trace_steps={FILL + MEASURED - 1}")
+    if "dynamic sampling" in name:
+        (runs / "length_parity.py").write_text(REWARD, encoding="utf-8")
+        keys.append(f"reward.type={runs.absolute() / 'length_parity.py'}:score")
+    return Case(one.config, overrides=tuple(keys), steps=FILL + MEASURED)
+
+
+def task_case(name: str, ahead: int, seed: int) -> Case:
+    one = TASKS[name]
+    keys = (f"runner.seed={seed}", f"runner.val_check_interval={one.every}", f"runner.max_staleness={ahead}")
+    return Case(one.config, overrides=(*keys, *one.keys, *correction(one.config, ahead)), steps=one.steps)
+
+
+def measured(folder: Path, on: Sequence[Sequence[str]]) -> Pace:
+    """The last steps that the run has traced."""
+    lanes, counted = read_lanes(folder), MEASURED - 1
+    begin, end = shown(lanes, counted)
+
+    def idle(names: Sequence[str]) -> float:
+        parts = [name for name in names if name != "reward"]
+        calls = (event for part in parts for event in lanes[f"{part}[0]"] if event["cat"] == "call")
+        inside = ((max(call["ts"], begin), min(call["ts"] + call["dur"], end)) for call in calls)
+        return 1 - covered((first, last - first) for first, last in inside if last > first) / (end - begin)
+
+    rows = read_metrics(folder)[-counted - 1 : -1]  # the last one validates
+    return Pace(
+        (end - begin) / 1e6 / counted,
+        tuple(map(idle, on)),
+        statistics.mean(row.get("staleness/mean", 0.0) for row in rows),
+        statistics.mean(row.get("perf/rollouts_ready", math.nan) for row in rows),
+    )
+
+
+def planned(name: str, ahead: int, runs: Path) -> Pace:
+    """The same by the plan. That of k = 0 is the alternating step in the plan of k = 1."""
+    case = load_case(name, max(ahead, 1), runs)
+    loaded = load(str(ROOT / "configs" / case.config), settings_of(case))
+    step = json.loads(plan("json", *loaded))["step"]
+    found = step["overlap"]
+    seconds, idle = (found["seconds"], found["idle"]) if ahead else (step["seconds"], found["alternating"])
+    return Pace(seconds, tuple(idle[names[0]] for names in LOADS[name].on), found["staleness"] if ahead else 0)
+
+
+def pace_of(name: str, ahead: int, runs: Path) -> tuple[Pace, Pace] | None:
+    """Measured and planned; None if it has not run."""
+    folder = folder_of(f"{name} {ahead}", runs)
+    if not (folder / "made.json").exists():
+        return None
+    with cache(runs / "measurements"):
+        return measured(folder, LOADS[name].on), planned(name, ahead, runs)
+
+
+def pace_table(name: str, runs: Path) -> Iterator[str]:
+    paces = {ahead: found for ahead in AHEAD if (found := pace_of(name, ahead, runs)) is not None}
+    if not paces:
+        return
+    one = LOADS[name]
+    yield f"### {name[0].upper()}{name[1:]}"
+    yield ""
+    yield f"`{one.placement}`, {one.config}{', ' * bool(one.more)}{one.more}."
+    yield ""
+    yield (
+        "| k | step | planned | steps/s against k = 0 | planned |"
+        + "".join(f" idle: {','.join(names)} | planned |" for names in one.on)
+        + " age | planned | rollouts ready |"
+    )
+    yield "|---|---|---|---|---|" + "---|---|" * len(one.on) + "---|---|---|"
+    for ahead, (ours, plans) in paces.items():
+        cells = [str(ahead), f"{ours.seconds * 1e3:.0f} ms", f"{plans.seconds * 1e3:.0f} ms"]
+        if 0 in paces:
+            cells += [f"{first.seconds / now.seconds:.2f}" for first, now in zip(paces[0], (ours, plans), strict=True)]
+        else:
+            cells += ["", ""]
+        for share, expected in zip(ours.idle, plans.idle, strict=True):
+            cells += [f"{share:.0%}", f"{expected:.0%}"]
+        cells += [f"{ours.age:.1f}", f"{plans.age:.0f}", "" if math.isnan(ours.ready) else f"{ours.ready:.1f}"]
+        yield f"| {' | '.join(cells)} |"
+    yield ""
+
+
+def curves_of(name: str, ahead: int, runs: Path) -> list[Curve]:
+    """Of the seeds that have run."""
+    folders = (folder_of(f"{name} {ahead} {seed}", runs) for seed in SEEDS)
+    made = [folder for folder in folders if (folder / "made.json").exists()]
+    return [read_curve(read_metrics(folder), TASKS[name].metric, "step") for folder in made]
+
+
+def curve_table(name: str, runs: Path) -> Iterator[str]:
+    found = {ahead: curves for ahead in AHEAD if (curves := curves_of(name, ahead, runs))}
+    if not found:
+        return
+    task = TASKS[name]
+    steps = [int(x) for x, _ in next(iter(found.values()))[0]]
+    yield f"### {name}"
+    yield ""
+    seeds = {len(curves) for curves in found.values()}
+    yield (
+        f"`{task.config}`, {task.steps} steps, `{task.metric}`: median over {' or '.join(map(str, sorted(seeds)))} "
+        "seeds, and the lowest and highest seed in brackets."
+    )
+    yield ""
+    yield "| k | " + " | ".join(f"step {step}" for step in steps) + " |"
+    yield "|---|" + "---|" * len(steps)
+    for ahead, curves in found.items():
+        cells = []
+        for step in steps:
+            values = [value for curve in curves for x, value in curve if x == step]
+            cells.append(f"{text(statistics.median(values))} ({text(min(values))}, {text(max(values))})")
+        yield f"| {ahead} | {' | '.join(cells)} |"
+    yield ""
+
+
+def text(value: float) -> str:
+    return f"{value:.2f}" if abs(value) < 2 else f"{value:,.0f}"
+
+
+def draw(path: Path, runs: Path) -> None:
+    """Seeds thin, medians thick; a panel for each task, a colour for each k."""
+    from matplotlib.figure import Figure
+
+    names = [name for name in TASKS if any(curves_of(name, ahead, runs) for ahead in AHEAD)]
+    if not names:
+        return
+    figure = Figure(figsize=(4.6 * len(names), 3.6), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        for number, ahead in enumerate(AHEAD):
+            curves = curves_of(name, ahead, runs)
+            for curve in curves:
+                axes.plot(*zip(*curve, strict=True), color=f"C{number}", linewidth=0.8, alpha=0.3)
+            if curves:
+                axes.plot(*zip(*median_curve(curves), strict=True), color=f"C{number}", label=f"k = {ahead}")
+        axes.set(title=f"{name}: {TASKS[name].metric}", xlabel="step")
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
+def page(runs: Path, picture: str) -> str:
+    where = machine(["torch", "ray"])
+    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
+    paces = [line for name in LOADS for line in pace_table(name, runs)]
+    curves = [line for name in TASKS for line in curve_table(name, runs)]
+    lines = [
+        "# Generation ahead of training: what k gains and costs",
+        "",
+        f"[`runner.max_staleness: k`](../staleness.md), made with `python benchmarks/staleness.py`, {where['cpu']}, "
+        f"{where['cores']} cores, no GPU, {versions}, {datetime.now(UTC).date().isoformat()}.",
+        "",
+    ]
+    if paces:
+        lines += [
+            "## Pace",
+            "",
+            f"{MEASURED - 1} steps after the first {FILL}, on CPU workers that represent GPUs. Planned: `--plan` "
+            "with the rates that `--plan=calibrate` measured on this machine. Idle: share of the time without a call.",
+            "",
+            *paces,
+        ]
+    if curves:
+        lines += ["## Learning", "", f"![Curves for each k]({picture})", "", *curves]
+    return "\n".join(lines)
+
+
+def cases(part: str, runs: Path) -> Mapping[str, Case]:
+    """The runs of a part, by the name of their folder."""
+    if part == "pace":
+        return {f"{name} {ahead}": load_case(name, ahead, runs) for name in LOADS for ahead in AHEAD}
+    order = ((ahead, seed, name) for name in TASKS for seed in SEEDS for ahead in AHEAD)
+    return {f"{name} {ahead} {seed}": task_case(name, ahead, seed) for ahead, seed, name in order}
 
 
 def main() -> None:
-    parser = new_parser(__doc__, rounds=1)
-    parser.add_argument("--only", choices=LOADS, help="this load alone")
-    options = parser.parse_args()
-    steps = SKIPPED + (3 if options.quick else 20)
-    found = {"machine": machine(["torch", "ray"])}
-    for load in [options.only] if options.only else LOADS:
-        runs: dict[int, list[dict[str, float]]] = {ahead: [] for ahead in AHEAD}
-        for _ in range(options.rounds):
-            for ahead in AHEAD:
-                runs[ahead].append(measured(load, ahead, steps))
-        plans = {ahead: planned(load, ahead) for ahead in AHEAD}
-        print(f"{load:18}  k  step      idle (planned): training    generation   age (planned)  rollouts ready")
-        for ahead in AHEAD:
-            row = {name: statistics.median(run[name] for run in runs[ahead]) for name in runs[ahead][0]}
-            sides = ("idle training", "idle generation")
-            shares = "  ".join(f"{f'{row[side]:.0%} ({plans[ahead][side]:.0%})':>12}" for side in sides)
-            age = f"{row['age']:.1f} ({plans[ahead]['age']:.0f})"
-            print(f"{'':18}  {ahead}  {row['seconds'] * 1e3:4.0f} ms  {shares:>36}  {age:>13}  {row['ready']:14.1f}")
-        found[load] = {"measured": runs, "planned": plans}
-    write_json(options.json, found)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="?", choices=("pace", "curves"), help="without it: both")
+    parser.add_argument("--only", help="only runs whose name begins so, such as 'rollout apart' or 'CartPole'")
+    parser.add_argument("--runs", type=Path, default=Path("runs/staleness"), help="folder of the runs")
+    parser.add_argument("--minutes", type=float, default=60, help="after them no further run begins")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs/results/max_staleness.md")
+    given = parser.parse_args()
+    given.runs.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    parts = [given.part] if given.part else ["pace", "curves"]
+    named = {
+        name: (part, case)
+        for part in parts
+        for name, case in cases(part, given.runs).items()
+        if name.startswith(given.only or "")
+    }
+    if not named:
+        raise SystemExit(f"--only {given.only}: no run begins so; names: {', '.join([*LOADS, *TASKS])}")
+    for name, (part, case) in named.items():
+        if time.monotonic() - began > 60 * given.minutes:
+            print(f"{given.minutes:g} minutes are over; call it again for {name} and the runs after it")
+            break
+        if part == "pace":
+            with cache(given.runs / "measurements"):
+                measure(case)
+        run(case, folder_of(name, given.runs))
+        print(f"{name}: done, {time.monotonic() - began:.0f} s so far", flush=True)
+    picture = given.output.with_suffix(".png")
+    draw(picture, given.runs)
+    given.output.write_text(page(given.runs, picture.name), encoding="utf-8")
 
 
 if __name__ == "__main__":
