@@ -150,6 +150,7 @@ def _run_once(
                 timeline.sources.append(runtime.spans)
                 try:
                     with hang_watch(task.groups, folder, reporter.note, config.runner.deadline_s):
+                        ppo_of = ppo_of or _failure_recorder(config, folder)
                         reason = train(config, task, reporter, state, callbacks, ppo_of)
                 finally:
                     timeline.write()  # while the processes still run
@@ -160,6 +161,15 @@ def _run_once(
             raise
         state.finish()
         return reason
+
+
+def _failure_recorder(config: Config, folder: Path) -> Callable[[Config, Learners, Reporter], PPO] | None:
+    """Returns what records a step that fails; None without `runner.record_failure` or that extra."""
+    if not (config.runner.record_failure and is_present("rl_platform.launch.replay")):
+        return None
+    from rl_platform.launch.replay.failed_step import FailedStepPPO
+
+    return partial(FailedStepPPO, folder=folder)
 
 
 def warnings_of(config: Config) -> Iterator[str]:

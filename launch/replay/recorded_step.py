@@ -80,8 +80,12 @@ class RecordedPPO(PPO):
 
     def _train(self, batch: RolloutBatch, step: int) -> Metrics:
         if self._records:
-            self.record["training"] = fields_of(batch)
+            self.record["training"] = self._kept(batch)
         return super()._train(batch, step)
+
+    def _kept(self, batch: RolloutBatch) -> object:
+        """What a record has of a batch."""
+        return fields_of(batch)
 
     @property
     def _records(self) -> bool:
@@ -101,6 +105,7 @@ class RecordedPhases(Phases):
     ) -> None:
         super().__init__(config, learners.turns, reporter)
         self.learners, self.numbers, self.only = learners, numbers, only
+        self.keeps_steps = True  # also of an update that did not fail
         self._names: list[str] = []
 
     def trained(self) -> list[tuple[str, object]]:
@@ -117,7 +122,8 @@ class RecordedPhases(Phases):
         except Diverged:
             self._keep_steps()
             raise
-        self._keep_steps()
+        if self.keeps_steps:
+            self._keep_steps()
         for phase, names in EVALUATED.items():
             if found := {name: results[name] for name in names if isinstance(results.get(name), Tensor)}:
                 self.numbers[phase] = found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -34,13 +34,17 @@ UNCOMPARED = ("time/", "perf/", "memory/", "val/")  # metrics that depend on the
 
 @dataclass(frozen=True)
 class Recording:
-    """A recording that was verified. step: from 1, as in metrics.jsonl; before: the state before it, None at step 1."""
+    """A recording that was verified. step: from 1, as in metrics.jsonl; before: the state before it, None at step 1.
+
+    models: those whose state before the step is known; None: all. A step that failed may have changed the others.
+    """
 
     folder: Path
     config: Config
     step: int
     record: StateDict
     before: Checkpoint | None
+    models: Sequence[str] | None
 
     @classmethod
     def open(cls, folder: Path) -> Recording:
@@ -54,8 +58,9 @@ class Recording:
         try:
             recorded = Checkpoint.open(found[0])
             record = recorded.load("step")
+            models = record.get("models")
             earlier = folder / "checkpoints" / folder_name(recorded.step - 1)
-            before = Checkpoint.open(earlier) if recorded.step > 1 else None
+            before = Checkpoint.open(earlier) if recorded.step > 1 and models != [] else None
         except UnknownFormat as error:
             raise _problem("RECORDING", str(error), folder) from error
         except CheckpointError as error:
@@ -69,7 +74,7 @@ class Recording:
             changed = [line for line in ours.splitlines() if line not in recorded.fingerprint.splitlines()]
             message = f"config.yaml is of another model than the recording: {'; '.join(changed) or 'keys are missing'}"
             raise _problem("RECORDING", message, folder, "copy the config.yaml of the recording back")
-        return cls(folder, config, recorded.step, record, before)
+        return cls(folder, config, recorded.step, record, before, models)
 
 
 def record(folder: Path, step: int, output: Path | None, from_start: bool) -> Iterator[str]:

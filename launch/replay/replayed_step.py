@@ -83,6 +83,7 @@ def replay(folder: Path, phase: str | None, tolerance: float) -> Iterator[str]:
         raise ConfigError(
             [Problem("--phase", "the recorded step has no such phase", value=str(phase), allowed=allowed)]
         )
+    _check_models(recording, phase)
     with TemporaryDirectory() as scratch:
         replayed, replayed_error = numbers_of(recording, phase, Path(scratch))
     differences = []
@@ -100,6 +101,23 @@ def replay(folder: Path, phase: str | None, tolerance: float) -> Iterator[str]:
     if beyond:
         raise NumbersDiffer(f"first difference: {beyond[0]}")
     yield "all numbers are equal" if not differences else f"all differences are at most {tolerance:g}"
+
+
+def _check_models(recording: Recording, phase: str | None) -> None:
+    """Raises ConfigError if the state of a model before the step is not known."""
+    models = ["actor", "critic"] if recording.config.critic.use_critic_model else ["actor"]
+    of_phase = {"advantages": [], "critic": ["critic"], "values": models[-1:], None: models}
+
+    def unknown(name: str | None) -> list[str]:
+        return [] if recording.models is None else sorted({*of_phase.get(name, ["actor"])} - {*recording.models})
+
+    if missing := unknown(phase):
+        message = (
+            f"the step had changed the {' and the '.join(missing)} before it failed, and no checkpoint precedes it"
+        )
+        allowed = ", ".join(name for name in PHASES if recording.record["numbers"].get(name) and not unknown(name))
+        hint = f"rl-platform record RUN --step {recording.step} records it whole"
+        raise ConfigError([Problem("--phase", message, value=phase or "all", allowed=allowed, hint=hint)])
 
 
 def numbers_of(recording: Recording, phase: str | None, scratch: Path) -> tuple[Numbers, str]:
@@ -174,7 +192,7 @@ def _learners(config: Config, runtime: Runtime, recording: Recording, actor: str
         groups[actor].receive_reference_head(groups["reference"].head().wait()[0]).wait()
     if recording.before is not None:
         for part, name in (("actor", actor), ("critic", "critic")):
-            if name in groups:
+            if name in groups and part in recording.before.parts:
                 groups[name].load_state(str(recording.before.file(part))).wait()
     return Learners(groups[actor], groups.get("critic"), groups.get("reference"), config.reference_is_base)
 

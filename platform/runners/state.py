@@ -114,7 +114,7 @@ class RunState:
         rollouts.load_state_dict(run.get("rollouts", {}))
 
     def save(self, step: int, runner: HasParts, ppo: Stateful, rollouts: Stateful) -> None:
-        parts: dict[str, Part] = {name: _shards(group) for name, group in runner.learned_parts().items()}
+        parts: dict[str, Part] = {name: shards(group) for name, group in runner.learned_parts().items()}
         states = {name: part.state_dict().wait()[0] for name, part in runner.parts().items()}
         parts |= states
         if not self._trusts and not self._wrote:
@@ -146,7 +146,7 @@ class RunState:
         return f"{again} goes on from step {steps[-1]}"
 
 
-def _shards(group: WorkerGroup) -> Shards:
+def shards(group: WorkerGroup) -> Shards:
     """The checkpoint part that all ranks of a learner write."""
 
     def write(folder: Path) -> dict[str, Written]:

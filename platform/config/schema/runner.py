@@ -49,6 +49,7 @@ class Runner(Section):
         "responses that were begun for an earlier step and are more than max_staleness updates old, as those that "
         "dynamic sampling carries or partial rollouts continue: wait (they are trained on) or drop (counted)",
     )
+    record_failure: bool = key(True, "a step whose update fails is kept in recordings/failed, for rl-platform replay")
     trace_steps: int = key(5, "steps after the start whose timeline is written to trace.json; 0: none", ge=0)
     accelerate: Literal["auto", "off"] = key(
         "auto", "auto: compiled loops and repacked weights; off: plain torch and numpy"
