@@ -329,7 +329,10 @@ def located(loaded: LoadedConfig) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise type(error)([with_place(problem) for problem in error.problems]) from error
+        placed = type(error)([with_place(problem) for problem in error.problems])
+        for note in getattr(error, "__notes__", []):  # of a run that had begun
+            placed.add_note(note)
+        raise placed from error
 
 
 def _with_form(word: str) -> str:

@@ -115,38 +115,34 @@ def test_a_step_that_failed_is_recorded_as_it_failed(command, tool, folder: Path
 
 
 LATE = """
-import torch
+from rl_platform.algorithms.advantages import BUILT_IN_ESTIMATORS
 
 def late(batch, algorithm):
-    from rl_platform.algorithms.advantages import BUILT_IN_ESTIMATORS
     advantages, returns = BUILT_IN_ESTIMATORS["gae"](batch, algorithm)
     with open("calls", "a") as calls:
         calls.write("x")
-    if len(open("calls").read()) == FAILS:
-        FAILURE
+    if len(open("calls").read()) == 3:
+        advantages[0] = float("inf")
     return advantages, returns
 """
-INFINITE = "advantages[0] = float('inf')"
 
 
 @pytest.mark.parametrize("save_interval", [0, 2], ids=["models of now", "checkpoint"])
 @pytest.mark.parametrize("config", ["reasoning.yaml", "embodied.yaml"])
 def test_a_step_that_fails_leaves_its_record(command, tool, folder: Path, config: str, save_interval: int) -> None:
-    (folder / "late.py").write_text(
-        LATE.replace("FAILURE", INFINITE).replace("FAILS", "4")
-    )  # after a check before the start
+    (folder / "late.py").write_text(LATE)
     run = (config, "algorithm.adv_type=late.py:late", *RUN, f"runner.save_interval={save_interval}")
     ended = command(*run)
     assert ended.code == 2
     (line,) = [line.strip() for line in ended.err.splitlines() if "the step is recorded" in line]
     recording = line.removeprefix("the step is recorded: rl-platform replay ")
     assert Path(recording) == folder / "out/recordings/failed"
-    (folder / "calls").write_text("xxx")
+    (folder / "calls").write_text("xx")
     replayed = tool("replay", recording)
     assert replayed.code == 0, replayed.err
     assert "step 3 of" in replayed.out
     assert "the recorded step failed: algorithm.adv_type: returned advantages that are not finite" in replayed.out
-    (folder / "calls").write_text("")
+    (folder / "calls").unlink()
     shutil.rmtree(folder / "out")
     assert command(*run, "runner.record_failure=false").code == 2
     assert not Path("out/recordings").exists()
