@@ -79,7 +79,7 @@ def replay(folder: Path, phase: str | None, tolerance: float) -> Iterator[str]:
         yield f"first number that is not finite: {first}"
     expected = {name: values for name, values in recorded.items() if phase is None or _belongs(name, phase)}
     if not expected:
-        allowed = ", ".join(name for name in PHASES if any(_belongs(key, name) for key in recorded))
+        allowed = ", ".join(_phases_of(recording))
         raise ConfigError(
             [Problem("--phase", "the recorded step has no such phase", value=str(phase), allowed=allowed)]
         )
@@ -115,7 +115,7 @@ def _check_models(recording: Recording, phase: str | None) -> None:
         message = (
             f"the step had changed the {' and the '.join(missing)} before it failed, and no checkpoint precedes it"
         )
-        allowed = ", ".join(name for name in PHASES if recording.record["numbers"].get(name) and not unknown(name))
+        allowed = ", ".join(name for name in _phases_of(recording) if not unknown(name))
         hint = f"rl-platform record RUN --step {recording.step} records it whole"
         raise ConfigError([Problem("--phase", message, value=phase or "all", allowed=allowed, hint=hint)])
 
@@ -200,6 +200,11 @@ def _learners(config: Config, runtime: Runtime, recording: Recording, actor: str
 def _numbers(recording: Recording, phase: str) -> dict[str, Tensor]:
     numbers: dict[str, Tensor] = recording.record["numbers"].get(phase, {})
     return numbers
+
+
+def _phases_of(recording: Recording) -> list[str]:
+    """The phases that the recorded step has run, at least in part."""
+    return [name for name in PHASES if any(_belongs(key, name) for key in recording.record["numbers"])]
 
 
 def _belongs(name: str, phase: str) -> bool:

@@ -130,7 +130,11 @@ class Learner(Evaluator):
             self.latest.append(step_metrics or Metrics())
             if step_metrics is None:
                 skipped += 1
-                self._count_failure(mini_batch, step, epoch)
+                try:
+                    self._count_failure(mini_batch, step, epoch)
+                except Diverged:
+                    self.failures = max(0, self.failures - skipped)  # the state is that before the update, for a replay
+                    raise
                 continue
             self.failures = 0
             metrics_by_step.append(step_metrics)

@@ -122,7 +122,7 @@ def late(batch, algorithm):
     with open("calls", "a") as calls:
         calls.write("x")
     if len(open("calls").read()) == 3:
-        advantages[0] = float("inf")
+        advantages[:] = LAST
     return advantages, returns
 """
 
@@ -130,7 +130,7 @@ def late(batch, algorithm):
 @pytest.mark.parametrize("save_interval", [0, 2], ids=["models of now", "checkpoint"])
 @pytest.mark.parametrize("config", ["reasoning.yaml", "embodied.yaml"])
 def test_a_step_that_fails_leaves_its_record(command, tool, folder: Path, config: str, save_interval: int) -> None:
-    (folder / "late.py").write_text(LATE)
+    (folder / "late.py").write_text(LATE.replace("LAST", "float('inf')"))
     run = (config, "algorithm.adv_type=late.py:late", *RUN, f"runner.save_interval={save_interval}")
     ended = command(*run)
     assert ended.code == 2
@@ -141,11 +141,33 @@ def test_a_step_that_fails_leaves_its_record(command, tool, folder: Path, config
     replayed = tool("replay", recording)
     assert replayed.code == 0, replayed.err
     assert "step 3 of" in replayed.out
-    assert "the recorded step failed: algorithm.adv_type: returned advantages that are not finite" in replayed.out
+    assert "algorithm.adv_type: returned advantages that are not finite" in replayed.out
     (folder / "calls").unlink()
     shutil.rmtree(folder / "out")
     assert command(*run, "runner.record_failure=false").code == 2
     assert not Path("out/recordings").exists()
+
+
+def test_a_step_that_changed_the_critic_before_it_failed(command, tool, folder: Path) -> None:
+    """What is left is the actor, whose gradients were never finite, and a command that records the step whole."""
+    (folder / "late.py").write_text(LATE.replace("LAST", "3e38"))
+    ended = command(
+        "reasoning.yaml", "algorithm.adv_type=late.py:late", "algorithm.normalize_advantages=false", *RUN[:1], *RUN[2:]
+    )
+    assert ended.code == 70
+    assert "3 optimizer steps in a row had a non-finite gradient" in ended.err
+    assert f"rl-platform record {folder}/out --step 3 --from-start" in ended.err
+    whole = tool("replay", "out/recordings/failed")
+    assert whole.code == 2
+    assert "first number that is not finite: train actor, mini-batch 1" in whole.out
+    assert "the step had changed the critic before it failed" in whole.err
+    assert "allowed: log-probs, advantages, actor" in whole.err
+    assert tool("replay", "out/recordings/failed", "--phase", "actor").code == 0
+    (folder / "calls").unlink()
+    assert tool("record", "out", "--step", "3", "--from-start").code == 0
+    (folder / "calls").write_text("xx")
+    again = tool("replay", "out/recordings/step-3")
+    assert again.code == 0, again.err
 
 
 @pytest.mark.parametrize(
