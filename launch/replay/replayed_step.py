@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from rl_platform.components.actor import EmbodiedActor, LanguageActor
+from rl_platform.components.actor import EmbodiedActor
 from rl_platform.components.critic import LanguageCritic
 from rl_platform.components.reference import LanguageReference
 from rl_platform.config.schema import Config
@@ -23,6 +23,7 @@ from rl_platform.config.schema.cluster import Cluster
 from rl_platform.config.schema.models import Parallel
 from rl_platform.errors import ConfigError, PlatformError, Problem
 from rl_platform.launch.cluster import runtime_for
+from rl_platform.launch.replay.mismatch import ComparedActor, Layers, explanation, worst_row
 from rl_platform.launch.replay.recorded_step import (
     EVALUATED,
     PHASES,
@@ -85,7 +86,7 @@ def replay(folder: Path, phase: str | None, tolerance: float) -> Iterator[str]:
         )
     _check_models(recording, phase)
     with TemporaryDirectory() as scratch:
-        replayed, replayed_error = numbers_of(recording, phase, Path(scratch))
+        replayed, replayed_error, layers = numbers_of(recording, phase, Path(scratch))
     differences = []
     for name, values in expected.items():
         parted = list(compare(name, values, replayed.get(name, {})))
@@ -93,6 +94,9 @@ def replay(folder: Path, phase: str | None, tolerance: float) -> Iterator[str]:
         largest = max((one.largest for one in parted), default=0.0)
         state = "equal" if not parted else f"{len(parted)} differ, by at most {largest:.3g}"
         yield f"  {name:32} {len(values):4} tensors   {state}"
+    batch, log_probs = batch_of(recording.record["inputs"]), recorded.get("log-probs", {}).get("log_probs")
+    if log_probs is not None and phase in (None, "log-probs") and recording.config.runner.task_type == "reasoning":
+        yield from explanation(recording.config, batch, log_probs, layers)
     if phase is None and bool(replayed_error) != bool(error):  # the texts name files of the failure
         yield f"the replayed step {'failed: ' + replayed_error if replayed_error else 'did not fail'}"
         if not differences:
@@ -120,8 +124,9 @@ def _check_models(recording: Recording, phase: str | None) -> None:
         raise ConfigError([Problem("--phase", message, value=phase or "all", allowed=allowed, hint=hint)])
 
 
-def numbers_of(recording: Recording, phase: str | None, scratch: Path) -> tuple[Numbers, str]:
-    """Runs the step, or one phase from the recorded results of those before it. Returns numbers and error.
+def numbers_of(recording: Recording, phase: str | None, scratch: Path) -> tuple[Numbers, str, Layers | None]:
+    """Runs the step, or one phase from the recorded results of those before it. Returns numbers and error, and the
+    layers of both engines in the row whose log-probs differ most.
 
     A failed step writes files into `scratch`.
     """
@@ -137,7 +142,11 @@ def numbers_of(recording: Recording, phase: str | None, scratch: Path) -> tuple[
         step = recording.step - 1
         ppo = RecordedPPO(config, learners, reporter, step, kept.append, only)
         ppo.load_state_dict(recording.record["ppo"])
-        batch, error = batch_of(recording.record["inputs"]), ""
+        batch, error, layers = batch_of(recording.record["inputs"]), "", None
+        log_probs = _numbers(recording, "log-probs").get("log_probs")
+        if log_probs is not None and phase in (None, "log-probs") and config.runner.task_type == "reasoning":
+            row = worst_row(batch, log_probs)
+            layers = None if row is None else learners.actor.layers(row).wait()[0]
         try:
             if phase is None:
                 ppo.update(without_phases(batch, tuple(EVALUATED)), step)
@@ -157,7 +166,7 @@ def numbers_of(recording: Recording, phase: str | None, scratch: Path) -> tuple[
                     ppo._evaluate(without_phases(batch, ("log-probs", "values") if embodied else (phase,)))
         except PlatformError as failed:
             error = str(failed)
-        return dict(ppo.numbers), error
+        return dict(ppo.numbers), error, layers
 
 
 def on_this_cpu(config: Config, output: Path) -> Config:
@@ -182,7 +191,7 @@ def _learners(config: Config, runtime: Runtime, recording: Recording, actor: str
     if config.runner.task_type == "embodied":
         specs = {actor: ComponentSpec(EmbodiedActor, {"config": config, "spaces": spaces_of(config)})}
     else:
-        specs = {actor: ComponentSpec(LanguageActor, {"config": config})}
+        specs = {actor: ComponentSpec(ComparedActor, {"config": config})}
         if config.critic.use_critic_model:
             specs["critic"] = ComponentSpec(LanguageCritic, {"config": config})
         if config.has_reference:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from rl_platform.engines.rollout.decoder import _Layer
 from rl_platform.launch.replay.recorded_step import RecordedPPO
 from rl_platform.launch.replay.replayed_step import Difference, compare
 
@@ -112,6 +114,38 @@ def test_a_step_that_failed_is_recorded_as_it_failed(command, tool, folder: Path
     assert sorted(moved.rglob("*")) == before, "a replay writes nothing into the recording"
     assert "the recorded step failed: " in replayed.out
     assert text in replayed.out
+
+
+def test_the_layer_in_which_the_engines_part_is_named(recorded, tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted defect is in the second layer of generation, as a changed kernel would be."""
+    recorded("reasoning.yaml", "actor.model.random_init.num_layers=3")
+    ended = tool("replay", RECORDED)
+    assert ended.code == 0, ended.err
+    assert "no layer adds more than rounding" in ended.out
+    run = _Layer.__call__
+
+    def planted(self, *arguments):
+        output = run(self, *arguments)
+        return output * 1.01 if self.number == 1 else output
+
+    monkeypatch.setattr(_Layer, "__call__", planted)
+    ended = tool("replay", RECORDED, "--phase", "log-probs")
+    assert ended.code == 0, ended.err
+    assert "the engines part in layer 2" in ended.out
+
+
+def test_a_difference_of_other_weights_is_no_difference_of_layers(recorded, tool) -> None:
+    recorded("reasoning.yaml", "runner.max_staleness=2", "algorithm.rollout_is={}", "algorithm.entropy_bonus=0.5")
+    ended = tool("replay", RECORDED)
+    assert ended.code == 0, ended.err
+    shown = dict(re.findall(r"^ *(\S.*?):? +(\d+) tokens   mean", ended.out, re.MULTILINE))
+    counts = {name: int(count) for name, count in shown.items()}
+    total = counts.pop("log-probs of rollout and trainer")
+    positions = {name for name in counts if name.startswith("position")}
+    assert sum(counts[name] for name in positions) == sum(counts[name] for name in counts.keys() - positions) == total
+    assert counts["position 1"] == 8
+    assert "no layer adds more than rounding" in ended.out
+    assert "such as other weights, which are older with runner.max_staleness" in ended.out
 
 
 LATE = """
