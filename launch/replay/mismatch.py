@@ -7,6 +7,7 @@ covered: hidden states of hosted engines, for which the built-in engine runs her
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -31,6 +32,7 @@ CPU = torch.device("cpu")
 BUCKETS = (1, 2, 5, 17, 65, 257)  # first positions of the groups that are shown, from 1
 PARTED = 10.0  # a layer starts a difference if it makes one this many times as large as its input's, or as rounding
 MOST_SHOWN = 12  # layers
+UNDECODABLE = "\ufffd"  # in the text of a token that is a part of a character
 
 
 @dataclass(frozen=True)
@@ -245,4 +247,5 @@ def token_class(text: str) -> str:
         return "digits"
     if text.isalpha():
         return "letters"
-    return "punctuation" if not any(character.isalnum() for character in text) else "other"
+    marks = all(unicodedata.category(character)[0] in "PS" for character in text) and UNDECODABLE not in text
+    return "punctuation" if marks else "other"

@@ -48,6 +48,7 @@ def test_hidden_states_of_both_engines_are_those_of_transformers(family: str) ->
         (" word", "letters"),
         (").", "punctuation"),
         ("x1", "other"),
+        ("\ufffd", "other"),
         ("", "whitespace"),
     ],
 )
