@@ -23,7 +23,7 @@ from rl_platform.config.schema.cluster import Cluster
 from rl_platform.config.schema.models import Parallel
 from rl_platform.errors import ConfigError, PlatformError, Problem
 from rl_platform.launch.cluster import runtime_for
-from rl_platform.launch.replay.mismatch import ComparedActor, Layers, explanation, worst_row
+from rl_platform.launch.replay.engine_difference import ComparedActor, Layers, explanation, worst_row
 from rl_platform.launch.replay.recorded_step import (
     EVALUATED,
     PHASES,

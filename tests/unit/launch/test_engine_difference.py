@@ -10,7 +10,7 @@ import torch
 
 from rl_platform.engines.rollout.decoder import FusedDecoder
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
-from rl_platform.launch.replay import mismatch
+from rl_platform.launch.replay import engine_difference
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.packed import pack
 from rl_platform.records import Weights
@@ -25,12 +25,12 @@ def test_hidden_states_of_both_engines_are_those_of_transformers(family: str) ->
     expected = network(torch.tensor([TOKENS]), output_hidden_states=True)
     model = LanguageModel(copy.deepcopy(network))
     packed = pack([torch.tensor(TOKENS)])
-    with mismatch._Observed(model) as observed:
+    with engine_difference._Observed(model) as observed:
         model.hidden(packed.tokens, packed.positions, packed.attention)
     engine = TorchRolloutEngine(copy.deepcopy(network.config), (), 1, torch.device("cpu"))
     engine.receive(Weights(0, model.state_dict()))
     assert isinstance(engine._decoder, FusedDecoder) == (family in ("llama", "qwen3"))
-    log_probs, states = mismatch.forced(engine, TOKENS[:PROMPT], TOKENS[PROMPT:], 1.0)
+    log_probs, states = engine_difference.forced(engine, TOKENS[:PROMPT], TOKENS[PROMPT:], 1.0)
     assert len(states) == len(observed.states) == len(expected.hidden_states) == 3
     for of_rollout, of_trainer, whole in zip(states, observed.states, expected.hidden_states, strict=True):
         assert len(of_rollout) == len(TOKENS) - 1
@@ -53,4 +53,4 @@ def test_hidden_states_of_both_engines_are_those_of_transformers(family: str) ->
     ],
 )
 def test_classes_of_tokens(text: str, expected: str) -> None:
-    assert mismatch.token_class(text) == expected
+    assert engine_difference.token_class(text) == expected
