@@ -49,7 +49,7 @@ class Extension:
             found = getattr(import_user_module(module_name), attribute)
         except Exception as error:  # whatever the user's module raises while it is imported
             message, absent = f"cannot be imported: {type(error).__name__}: {error}", getattr(error, "name", None)
-            other = isinstance(error, ModuleNotFoundError) and absent != module_name.partition(".")[0]
+            other = isinstance(error, ModuleNotFoundError) and absent not in (None, module_name.partition(".")[0])
             hint = f"the code imports {absent}, which is not installed here" if other else ""
             raise self.misfit(name, message, hint, _PLACE) from error
         if "__call__" in vars(self.protocol):
@@ -153,7 +153,7 @@ def _import_file(path: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     if not path.is_file():
-        raise ModuleNotFoundError(f"there is no file {path}")
+        raise ModuleNotFoundError(f"there is no file {path.absolute()}")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -100,9 +100,9 @@ def test_a_folder_that_is_not_there_is_refused(command):
 def test_every_shipped_config_can_be_rehearsed(command, path):
     if path.stem in NEEDS_MORE:
         pytest.skip("its simulator is an extra")
-    documents = Path("configs/reasoning/towns.jsonl")  # of a tool, for which nothing stands in
-    documents.parent.mkdir(parents=True)
-    documents.symlink_to(CONFIGS / "reasoning" / "towns.jsonl")
+    for named in ("configs/reasoning/towns.jsonl", "examples"):  # of a tool and an agent, for which nothing stands in
+        Path(named).parent.mkdir(parents=True, exist_ok=True)
+        Path(named).symlink_to(CONFIGS.parent / named)
     ended = command("--rehearse", path)
     assert ended.code == 0, ended.err
 
