@@ -105,6 +105,9 @@ def test_a_package_that_the_code_imports_and_that_is_not_installed_is_named(tmp_
     with pytest.raises(ConfigError) as failed:
         FUNCTION.load("absent_package:own")
     assert not failed.value.problems[0].hint
+    with pytest.raises(ConfigError) as failed:
+        FUNCTION.load("absent.py:own")
+    assert not failed.value.problems[0].hint
 
 
 def test_a_file_is_imported_once_and_finds_the_files_beside_it(tmp_path: Path) -> None:
