@@ -362,7 +362,7 @@ def _check_agent(config: Config) -> None:
 
     if agent.environment is not None:
         check_environment(agent)
-    else:
+    if agent.tools:
         schemas_of(agent)
         format_of(load_tokenizer(config.actor.model), agent, config.data.use_chat_template)
 

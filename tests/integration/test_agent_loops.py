@@ -48,13 +48,15 @@ def test_an_environment_killed_and_resumed(command, killed, final_state, differe
     assert differences(logged("whole"), logged("killed")) == []
 
 
-def test_tools_that_the_policy_does_not_call(command, folder) -> None:
+@pytest.mark.parametrize(("more", "turns"), [("", 1), (", environment: {type: 'my_tools.py:Game'}", 2)])
+def test_tools_that_the_policy_does_not_call(command, folder, more: str, turns: int) -> None:
     (folder / "my_tools.py").write_text(TOOLS)
-    agent = "rollout.agent={tools: [{type: 'my_tools.py:Echo'}], tool_format: hermes}"
-    ended = command("reasoning.yaml", agent, WIDE, "data.max_prompt_length=400", "runner.max_steps=1")
+    agent = f"rollout.agent={{tools: [{{type: 'my_tools.py:Echo'}}], tool_format: hermes{more}}}"
+    lengths = ("data.max_prompt_length=400", "data.max_response_length=16", "rollout.sampling={max_new_tokens: 2}")
+    ended = command("reasoning.yaml", agent, WIDE, *lengths, "runner.max_steps=1")
     assert ended.code == 0, ended.err
     row = read_metrics(Path("out"))[1]
-    assert (row["tool/echo/calls"], row["tool/malformed"], row["turns/mean"]) == (0, 0, 1)
+    assert (row["tool/echo/calls"], row["tool/malformed"], row["turns/mean"]) == (0, 0, turns)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """`rollout.agent` on one rank: trajectories with several calls of the policy.
 
 The calls come from an agent of the user through an endpoint of the rollout, from the loop with tools, or from the loop
-with a text environment. Rows, limits, retries and failures are the same for all.
+with a text environment, which may have tools too. Rows, limits, retries and failures are the same for all.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class AgentRuns:
         if self.options.function is not None:
             self._endpoint = ChatEndpoint()
             self._process = AgentProcess("agent_program", self.options.function, self._endpoint.base_url)
-        elif self.options.environment is not None:
-            self._environment = EnvironmentLoop(self.options, tokenizer)
-        else:
+        if self.options.tools:
             self._tools = ToolLoop(self.options, tokenizer, self._format)
+        if self.options.environment is not None:
+            self._environment = EnvironmentLoop(self.options, tokenizer, self._tools)
 
     def close(self) -> None:
         """Ends the processes and the endpoint."""
@@ -122,11 +122,11 @@ class AgentRuns:
         counts: dict[str, int] = {}
         try:
             async with asyncio.timeout(self.options.timeout_s):
-                if self._tools is not None:
-                    counts = await self._tools.run(session, self._question(prompt), place)
-                elif self._environment is not None:
+                if self._environment is not None:
                     number = derive_seed(self.config.runner.seed, "environment", prompt.text, prompt.answer)
-                    reward = await self._environment.run(session, self._question(prompt), place, number)
+                    reward, counts = await self._environment.run(session, self._question(prompt), place, number)
+                elif self._tools is not None:
+                    counts = await self._tools.run(session, self._question(prompt), place)
                 else:
                     reward = await self._black_box(session, prompt)
         except TimeoutError:

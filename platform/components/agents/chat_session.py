@@ -35,6 +35,9 @@ class Refused(Exception):
         self.code, self.status = code, status
 
 
+Said = tuple[dict[str, Any], str]  # a message of the policy, and its text with all calls of tools
+
+
 @dataclass(frozen=True, eq=False)
 class Call:
     """An answer of the policy. before: the one that it goes on from. messages: up to and with it. token_ids: likewise;
@@ -100,9 +103,7 @@ class ChatSession:
             task.add_done_callback(self._tasks.discard)
         return await self.answer(body)
 
-    async def say(
-        self, messages: Sequence[dict[str, Any]], tools: list[Any] | None = None
-    ) -> tuple[dict[str, Any], str] | None:
+    async def say(self, messages: Sequence[dict[str, Any]], tools: list[Any] | None = None) -> Said | None:
         """Returns the policy's next message, and its text with all calls of tools; None if the context is too long.
 
         Raises Refused.

@@ -1,15 +1,19 @@
 """`rollout.agent.environment`: each response of the policy is a step, and the environment answers with text.
 
-An environment that raises, hangs or dies costs its trajectory.
+With `rollout.agent.tools`, responses with calls are no steps: the policy reads the results and goes on. An environment
+that raises, hangs or dies costs its trajectory.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import suppress
 from typing import Any
 
+from rl_platform.components.agents.agent_process import AgentFailed
 from rl_platform.components.agents.chat_session import ChatSession
 from rl_platform.components.agents.text_environments import ENVIRONMENTS, environment_class
-from rl_platform.components.agents.tool_loop import shortened
+from rl_platform.components.agents.tool_loop import ToolLoop, shortened
 from rl_platform.components.agents.tool_processes import LETTERS_PER_TOKEN, Lease, ToolProcesses
 from rl_platform.config.schema.rollout import Agent
 from rl_platform.errors import ConfigError, Problem
@@ -17,38 +21,65 @@ from rl_platform.models.tokenizer import Tokenizer
 
 
 class EnvironmentLoop:
-    """One rank's environments."""
+    """One rank's environments. tools: that the policy may call between two steps."""
 
-    def __init__(self, options: Agent, tokenizer: Tokenizer) -> None:
+    def __init__(self, options: Agent, tokenizer: Tokenizer, tools: ToolLoop | None) -> None:
         assert options.environment is not None
-        self._options, self._own, self._tokenizer = options, options.environment, tokenizer
+        self._options, self._own, self._tokenizer, self._tools = options, options.environment, tokenizer, tools
         self._processes = ToolProcesses(options.num_workers)
 
     def close(self) -> None:
         self._processes.close()
 
-    async def run(self, session: ChatSession, question: dict[str, Any], place: int, seed: int) -> float:
-        """Runs an episode to its end, its length or its last call. Returns the reward."""
+    async def run(
+        self, session: ChatSession, question: dict[str, Any], place: int, seed: int
+    ) -> tuple[float, dict[str, int]]:
+        """Runs an episode to its end, its length or its last call. Returns the reward, and counts of each tool."""
+        tools, lease = self._tools, Lease(self._processes, place)
+        called = None if tools is None else tools.lease(place, question)
+        counts: Counter[str] = Counter() if tools is None else tools.counts()
+        try:
+            if called is not None:
+                await called.set_up()
+            reward = await self._episode(session, question, seed, lease, called, counts)
+            if called is not None:
+                with suppress(TimeoutError, AgentFailed):
+                    await called.end()
+            return reward, dict(counts)
+        finally:
+            for each in (lease, called):
+                if each is not None:
+                    each.leave()
+
+    async def _episode(
+        self,
+        session: ChatSession,
+        question: dict[str, Any],
+        seed: int,
+        lease: Lease,
+        called: Lease | None,
+        counts: Counter[str],
+    ) -> float:
         timeout_s, longest = self._own.timeout_s, self._own.max_result_tokens
         limit = {"longest": longest * LETTERS_PER_TOKEN}
-        lease = Lease(self._processes, place)
+        spec = {"type": self._own.type, "params": self._own.params}
+        text = await lease.ask("reset", timeout_s, environment=spec, question=question, seed=seed, **limit)
+        system = [each for each in question["messages"][:1] if each["role"] == "system"]
+        messages = [*system, {"role": "user", "content": shortened(text, self._tokenizer, longest)}]
+        messages, schemas = (messages, None) if self._tools is None else self._tools.described(messages)
         total = 0.0
-        try:
-            spec = {"type": self._own.type, "params": self._own.params}
-            text = await lease.ask("reset", timeout_s, environment=spec, question=question, seed=seed, **limit)
-            system = [each for each in question["messages"][:1] if each["role"] == "system"]
-            messages = [*system, {"role": "user", "content": shortened(text, self._tokenizer, longest)}]
-            for _ in range(self._options.max_calls):
-                if (said := await session.say(messages)) is None:
-                    break
-                text, reward, done = await lease.ask("step", timeout_s, text=said[1], **limit)
-                total += reward
-                if done:
-                    break
-                messages += [said[0], {"role": "user", "content": shortened(text, self._tokenizer, longest)}]
-            score = await lease.end()
-        finally:
-            lease.leave()
+        for _ in range(self._options.max_calls):
+            if (said := await session.say(messages, schemas)) is None:
+                break
+            if self._tools and called and (results := await self._tools.results(said, called, counts)):
+                messages += [said[0], *results]
+                continue
+            text, reward, done = await lease.ask("step", timeout_s, text=said[1], **limit)
+            total += reward
+            if done:
+                break
+            messages += [said[0], {"role": "user", "content": shortened(text, self._tokenizer, longest)}]
+        score = await lease.end()
         return total if score is None else score
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from jsonschema import Draft202012Validator
 
 from rl_platform.components.agents.agent_process import AgentFailed
-from rl_platform.components.agents.chat_session import ChatSession
+from rl_platform.components.agents.chat_session import ChatSession, Said
 from rl_platform.components.agents.tool_classes import check_params, tool_class
 from rl_platform.components.agents.tool_formats import Called, ToolFormat
 from rl_platform.components.agents.tool_processes import LETTERS_PER_TOKEN, Lease, ToolProcesses, error_line
@@ -46,29 +47,48 @@ class ToolLoop:
 
     async def run(self, session: ChatSession, question: dict[str, Any], place: int) -> dict[str, int]:
         """Runs a trajectory to its answer without a call, or the last of `max_calls`. Returns counts of each tool."""
-        counts = Counter({f"{name}/{what}": 0 for name in self._names for what in ("calls", "errors", "timeouts")})
-        counts[MALFORMED] = 0
-        messages, tools = list(question["messages"]), self.schemas if self._format.in_template else None
-        if tools is None:
-            messages = _with_system(messages, self._format.instructions(self.schemas))
-        lease = Lease(self._processes, place, tools=self._specs, question=question)
+        counts = self.counts()
+        messages, schemas = self.described(question["messages"])
+        lease = self.lease(place, question)
         try:
             await lease.set_up()
             for number in range(self._options.max_calls):
-                said = await session.say(messages, tools)
-                called = self._format.read(said[1])[1] if said else []
-                if said is None or not called or number == self._options.max_calls - 1:
+                said = await session.say(messages, schemas)
+                if said is None or number == self._options.max_calls - 1:
                     break
-                results = [
-                    shortened(await self._result(call, lease, counts), self._tokenizer, self._longest(call))
-                    for call in called
-                ]
-                messages += [said[0], *self._format.results(_named(said[0], called, results))]
+                if not (results := await self.results(said, lease, counts)):
+                    break
+                messages += [said[0], *results]
             with suppress(TimeoutError, AgentFailed):
                 await lease.end()
         finally:
             lease.leave()
         return dict(counts)
+
+    def counts(self) -> Counter[str]:
+        """Zeros for a new trajectory."""
+        counts = Counter({f"{name}/{what}": 0 for name in self._names for what in ("calls", "errors", "timeouts")})
+        counts[MALFORMED] = 0
+        return counts
+
+    def described(self, messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+        """Returns the first messages, and the schemas for the chat template; None: the messages have them."""
+        if self._format.in_template:
+            return list(messages), self.schemas
+        return _with_system(list(messages), self._format.instructions(self.schemas)), None
+
+    def lease(self, place: int, question: dict[str, Any]) -> Lease:
+        """The tools of a trajectory."""
+        return Lease(self._processes, place, tools=self._specs, question=question)
+
+    async def results(self, said: Said, lease: Lease, counts: Counter[str]) -> list[dict[str, Any]]:
+        """Runs the calls of a response; returns the messages with their results, none if there are no calls."""
+        if not (called := self._format.read(said[1])[1]):
+            return []
+        texts = [
+            shortened(await self._result(call, lease, counts), self._tokenizer, self._longest(call)) for call in called
+        ]
+        return self._format.results(_named(said[0], called, texts))
 
     def _longest(self, call: Called) -> int:
         tools = self._options.tools

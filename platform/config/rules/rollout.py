@@ -78,10 +78,10 @@ def _kind_of_agent(agent: Agent, off: str) -> Iterator[Problem]:
     def given() -> list[str]:
         return [name for name in ("function", "tools", "environment") if getattr(agent, name)]
 
-    if when(lambda: len(given()) != 1):
+    if when(lambda: len(given()) != 1 and given() != ["tools", "environment"]):
         message = f"{' and '.join(given())} are given" if given() else "says neither function nor tools nor environment"
         hint = "for example rollout.agent: {tools: [{type: calculator}]}" if not given() else f"remove one, or {off}"
-        yield Problem(_AGENT, message, allowed="one of function, tools, environment", hint=hint)
+        yield Problem(_AGENT, message, allowed="function, or tools, environment or both", hint=hint)
     if (function := when(lambda: agent.function)) is not None and (
         unknown := unknown_name(f"{_AGENT}.function", function, ())
     ):
@@ -151,8 +151,8 @@ def unread(config: Config) -> Iterator[Unread]:
         yield Unread(_PARTIAL, "embodied rollouts have equal lengths, so none is unfinished", (TASK,))
     elif when(lambda: reasoning(config)):
         if (agent := when(lambda: config.rollout.agent)) is not None:
-            if when(lambda: agent.environment is not None):
-                reason = "text environments have no tools"
+            if when(lambda: agent.environment is not None and not agent.tools):
+                reason = "this text environment has no tools (rollout.agent.tools)"
                 yield Unread(f"{_AGENT}.tool_format", reason, (f"{_AGENT}.environment",))
             if when(lambda: agent.function is not None):
                 reason = "an agent of yours runs in one process"

@@ -72,7 +72,9 @@ class Agent(Section):
         "your own agent, module:function, called with (question, base_url, api_key); returns the reward, or None: the "
         "reward component scores the last answer",
     )
-    tools: list[ToolOptions] = key([], "tools that the policy calls through its chat template")
+    tools: list[ToolOptions] = key(
+        [], "tools that the policy calls through its chat template; with an environment: between two steps"
+    )
     tool_format: Literal["auto", "hermes", "llama3"] = key(
         "auto", "how the policy writes a call; auto: as the chat template says"
     )

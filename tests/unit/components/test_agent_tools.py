@@ -404,6 +404,25 @@ def test_an_episode(generated) -> None:
     assert scored.conversation.reward == 7
 
 
+def test_an_episode_with_tools(generated) -> None:
+    """A response with a call is no step: the policy reads the result and goes on in the same turn of the game."""
+    scripts = [["a", calling("count", 2), "b", calling("count", 3), calling("nope", 0), "end"], ["end"], ["a"] * 6]
+    one, other, cut = generated(scripts, **game(), **tools("Count"), max_calls=6)
+    assert written(one, by_policy=True) == "".join(scripts[0])
+    results = [written(one, by_policy=False).count(f"<tool_response>{text}") for text in ("0:2", "0:5", "error:")]
+    assert results == [1, 1, 1]
+    assert [f"<{step}>" in written(one, by_policy=False) for step in (1, 2, 3)] == [True, True, False]
+    assert [each.conversation.reward for each in (one, other, cut)] == [1.5, 0.5, 3.0]
+    assert [log_prob == -1 for log_prob in one.log_probs] == [*one.sampled]
+    assert '"description": "A tool."' in bytes(one.prompt.token_ids).decode()
+    metrics = conversation_metrics([one, other, cut])
+    assert (metrics["tool/count/calls"], metrics["tool/malformed"]) == (2, 1)
+    [failed, kept] = generated(
+        [[calling("count", 1), "die"], ["end"]], answers="23", **game(), **tools("Count"), num_workers=2
+    )
+    assert (failed.valid, kept.valid) == (False, True)
+
+
 def test_an_environment_that_fails_costs_its_trajectory(generated) -> None:
     scripts = [["hang"], ["end"], ["a", "die"], ["wrong"], ["nan"], ["a"]]
     answers = ["0", "1", "2", "3", "4", "unborn"]
