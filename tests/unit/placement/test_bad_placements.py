@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -9,19 +10,37 @@ from typing import Any
 import pytest
 import yaml
 
+from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import ConfigError
 from rl_platform.launch.command import load
-from rl_platform.placement.grammar import COMPONENTS
+from rl_platform.placement.grammar import MAX_PIECES, PATH, SHOWN
+from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.scheduler import schedule
 
 ROOT = Path(__file__).parents[3]
 WORKS = {"actor,critic": "0-3", "rollout": "4-6", "reward": "7"}
 BAD = yaml.safe_load(Path(__file__).with_name("bad_placements.yaml").read_text(encoding="utf-8"))
+MANY = "0" + ",0" * MAX_PIECES
+BAD.append(
+    {
+        "placed": {"rollout": MANY},
+        "says": f"{PATH}.rollout: more than {MAX_PIECES} segments\n    value: {MANY[:SHOWN]}...\n"
+        f"{BAD[0]['says'].splitlines()[2]}\n    hint: write ranges, as 0-3\n",
+    }
+)
 
 
-def cluster_with(bad: dict[str, Any]) -> str:
-    """The override that makes the change."""
+def cluster_with(bad: dict[str, Any]) -> dict[str, Any]:
+    """The section `cluster` with the change."""
     placement = {**{key: text for key, text in WORKS.items() if key not in bad.get("without", ())}, **bad["placed"]}
-    return f"cluster={json.dumps({'gpus_per_node': 8, **bad.get('cluster', {}), 'component_placement': placement})}"
+    return {"gpus_per_node": 8, **bad.get("cluster", {}), "component_placement": placement}
+
+
+def place(bad: dict[str, Any]) -> None:
+    if "nodes" in bad:
+        schedule(Cluster(**cluster_with(bad)), Inventory.declared(bad["nodes"], 8))
+    else:
+        load(str(ROOT / "configs/reasoning/ppo.yaml"), [f"cluster={json.dumps(cluster_with(bad))}"])
 
 
 def test_there_are_many_and_they_differ() -> None:
@@ -29,18 +48,40 @@ def test_there_are_many_and_they_differ() -> None:
     assert len({bad["says"] for bad in BAD}) == len(BAD)
 
 
+def sentences_of_problems(path: Path) -> set[str]:
+    """Every text of two or more words in a function that makes a problem, and in the tables of the module."""
+    names = {"Problem", "problem", "fail", "uneven"}
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef):
+            calls = {ast.unparse(one.func).rpartition(".")[2] for one in ast.walk(node) if isinstance(one, ast.Call)}
+            parts = node.body[ast.get_docstring(node) is not None :] if names & {node.name, *calls} else []
+        else:
+            parts = [node.value] if isinstance(node, ast.Assign) and node.col_offset == 0 else []
+        constants = [one for part in parts for one in ast.walk(part) if isinstance(one, ast.Constant)]
+        found |= {text for one in constants if isinstance(text := one.value, str) and " " in text.strip()}
+    return found
+
+
+@pytest.mark.parametrize("module", ["grammar", "inventory", "scheduler"])
+def test_every_sentence_of_the_rules_stands_in_a_case(module: str) -> None:
+    said = "".join(bad["says"] for bad in BAD)
+    missing = [text for text in sentences_of_problems(ROOT / f"platform/placement/{module}.py") if text not in said]
+    assert not missing, f"add a case of each to bad_placements.yaml: {missing}"
+
+
 def test_what_they_change_works() -> None:
-    load(str(ROOT / "configs/reasoning/ppo.yaml"), [cluster_with({"placed": {}})])
+    place({"placed": {}})
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad["says"].splitlines()[0][:90])
 def test_bad_placement(bad: dict[str, Any]) -> None:
     """The message is that of the table, which names the place and what to do."""
     with pytest.raises(ConfigError) as caught:
-        load(str(ROOT / "configs/reasoning/ppo.yaml"), [cluster_with(bad)])
+        place(bad)
     (problem,) = caught.value.problems
     assert f"{problem}\n".removeprefix("command line: ") == bad["says"]
     assert caught.value.exit_code == 2
     first, *rest = bad["says"].splitlines()
-    assert any(name in first for name in (*COMPONENTS, "component", "node_groups[", "inventory"))
+    assert first.startswith("cluster")
     assert any(line.strip().startswith(("allowed:", "hint:")) for line in rest)

@@ -179,20 +179,6 @@ def test_impossible_placement(
     assert allowed in problem.allowed
 
 
-def test_fewer_nodes_than_asked_for() -> None:
-    cluster = Cluster(num_nodes=3, component_placement={"actor": "all"})
-    for nodes in (0, 2):
-        with pytest.raises(PlacementError, match="the cluster has fewer nodes") as caught:
-            schedule(cluster, Inventory.declared(nodes, 8))
-        assert [problem.key for problem in caught.value.problems] == ["cluster.num_nodes"]
-
-
-def test_fewer_nodes_than_the_declared_ones() -> None:
-    cluster = Cluster(num_nodes=3, inventory={"nodes": 1, "gpus_per_node": 8}, component_placement={"actor": "all"})
-    with pytest.raises(PlacementError, match=r"cluster\.inventory\.nodes=3"):
-        schedule(cluster, Inventory.declared(1, 8))
-
-
 def test_all_problems_at_once_and_none_twice() -> None:
     groups = [NodeGroup(label="sim", node_ranks="9"), NodeGroup(label="cpu", node_ranks="0")]
     placement: dict[str, object] = {
