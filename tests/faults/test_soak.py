@@ -165,7 +165,7 @@ def _victims(launcher: psutil.Process, apart: bool) -> list[psutil.Process]:
         if apart:
             in_host = parent is not None and "HostActor" in " ".join(parent.cmdline())
             found += [parent] if in_host and parent not in found else []  # only rollouts have children here
-        elif "env" in words or "scor" in words:
+        elif "from rl_platform.envs." in words:
             found.append(child)
     return found
 
