@@ -11,7 +11,7 @@ import gc
 
 _USUAL = gc.get_threshold()
 _RARELY = 50_000  # more objects than before
-_rare = False
+_rare = _frozen = False
 
 
 def collect_rarely() -> None:
@@ -27,11 +27,12 @@ def collect_as_usual() -> None:
 
     Does nothing without `collect_rarely`: in a program of the user, the settings are the program's.
     """
-    global _rare
+    global _rare, _frozen
     if not _rare:
         return
     _rare = False
-    if not gc.get_freeze_count():
+    if not _frozen:
         gc.collect(1)
         gc.freeze()
+        _frozen = True
     gc.set_threshold(*_USUAL)
