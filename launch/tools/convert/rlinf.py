@@ -1,6 +1,7 @@
 """The keys of RLinf whose values are computed, of reasoning runs and of both.
 
-`rlinf_embodied.py` has those of embodied runs, `rlinf_placement.py` the placement.
+`rlinf_embodied.py` has those of environments, `rlinf_policies.py` of embodied policies, `rlinf_placement.py` the
+placement.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from rl_platform.launch.tools.convert.outcome import (
 )
 from rl_platform.launch.tools.convert.rlinf_embodied import EMBODIED, embodied
 from rl_platform.launch.tools.convert.rlinf_placement import placement, share_processes, shared_heads, tensor_parallel
+from rl_platform.launch.tools.convert.rlinf_policies import POLICIES, constant_entropy
 
 _UNREAD = "RLinf reads it in reasoning runs only"
 _IMAGE_REWARD = "a reward model of images: compute its reward in the environment"
@@ -155,6 +157,8 @@ def _kl_type(value: Value, source: ForeignConfig) -> Outcome:
 def _entropy(value: Value, source: ForeignConfig) -> Outcome:
     if value and not embodied(source) and not source("algorithm.calculate_entropy"):
         return untranslated("RLinf ignores it while calculate_entropy is false")
+    if value and constant_entropy(source):
+        return untranslated("the entropy of its noise is constant: flow_noise learns it")
     return write({"algorithm.entropy_bonus": value})
 
 
@@ -409,6 +413,7 @@ RULES: Table = {
         "the rollout shares the actor's process, so no weights are sent",
     ),
     **EMBODIED,
+    **POLICIES,
 }
 RLINF = System(
     "rlinf",

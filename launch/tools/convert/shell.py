@@ -87,6 +87,8 @@ class _Shell:
             return self._variable(name) if not other else _MARK
         known = self.variables.get(name)
         if test[-1] == "+":
+            if not known:
+                self.variables[name] = ""  # the script works without it
             return self.text(other) if known else ""
         return self._variable(name) if known else self.text(other) if test[-1] in "-=" else _MARK
 

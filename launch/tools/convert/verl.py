@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import PurePath
 
 from rl_platform.launch.tools.convert.conversion import System
@@ -11,6 +12,7 @@ from rl_platform.launch.tools.convert.outcome import (
     REASONS,
     ForeignConfig,
     Outcome,
+    Rule,
     Table,
     Value,
     choice,
@@ -24,8 +26,10 @@ from rl_platform.launch.tools.convert.outcome import (
     unknown,
     untranslated,
     while_,
+    whole,
     write,
 )
+from rl_platform.placement.architectures import known_options
 
 ARR, ACTOR, ROLLOUT = "actor_rollout_ref", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _ESTIMATORS = {
@@ -73,8 +77,7 @@ def _adv_estimator(value: Value, source: ForeignConfig) -> Outcome:
 
 def _pool(_: Value, source: ForeignConfig) -> Outcome:
     nodes = source.whole("trainer.nnodes")
-    owned = source.whole(f"{ROLLOUT}.tensor_model_parallel_size", 1)
-    owned *= source.whole(f"{ROLLOUT}.pipeline_model_parallel_size", 1)
+    owned = min(_engine_gpus(source), source.whole("trainer.n_gpus_per_node"))
     learners = ["actor", "critic"] if _uses_critic(source) else ["actor"]
     apart = "critic" in learners and _layout("critic", source) != _layout(ACTOR, source)
     if apart:  # components of one process have one layout here
@@ -93,6 +96,37 @@ def _pool(_: Value, source: ForeignConfig) -> Outcome:
     }
     address = {"cluster.address": "auto"} if nodes > 1 else {}
     return write({**values, **address}, "one pool: all components share all GPUs")
+
+
+def _engine_gpus(source: ForeignConfig) -> int:
+    sizes = ("tensor_model", "pipeline_model")
+    return math.prod(source.whole(f"{ROLLOUT}.{size}_parallel_size", 1) for size in sizes)
+
+
+def _engine(_: Value, source: ForeignConfig) -> Outcome:
+    if _engine_gpus(source) > source.whole("trainer.n_gpus_per_node"):
+        return untranslated("an engine is on one node here: it has all GPUs of a node")
+    return part_of("cluster.component_placement", "GPUs of each rollout rank")
+
+
+def _stages(ours: str, role: str) -> Rule:
+    """Pipeline stages. Here they have equally many layers, so their number is lowered if they do not there."""
+
+    def rule(value: Value, source: ForeignConfig) -> Outcome:
+        key, stages = f"{ours}.parallel.pipeline", whole(value)
+        known = known_options(str(source(f"{ARR}.model.path" if role != "critic" else "critic.model.path")))
+        layers = whole(known["num_hidden_layers"]) if known else 0
+        own = (f"{role}.megatron.override_transformer_config.num_layers_in_{end}_pipeline_stage" for end in _ENDS)
+        if layers % stages or any(source(name) for name in own):
+            of_model = f"the {layers} layers of the model" if layers else "the model's layers"
+            equal = math.gcd(layers, stages) if layers else 1
+            return untranslated(f"each pipeline stage has equally many of {of_model} here", {key: equal})
+        return write({key: stages})
+
+    return rule
+
+
+_ENDS = ("first", "last")
 
 
 def _layout(role: str, source: ForeignConfig) -> list[int]:
@@ -349,6 +383,11 @@ def _memory(role: str, ours: str, fsdp: str) -> Table:
 
 
 RULES: Table = {
+    **{
+        f"{role}.megatron.pipeline_model_parallel_size": _stages(ours, role)
+        for ours, role in (("actor", ACTOR), ("critic", "critic"), ("reference", f"{ARR}.ref"))
+    },
+    **dict.fromkeys((f"{ROLLOUT}.{size}_model_parallel_size" for size in ("tensor", "pipeline")), _engine),
     "algorithm.adv_estimator": _adv_estimator,
     "algorithm.filter_groups.enable": _filter_groups,
     "algorithm.rollout_correction.rollout_is": _rollout_is,
