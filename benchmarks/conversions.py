@@ -5,9 +5,9 @@ not translated. Strictly, an evaluation key that repeats a training key shares t
 checkouts of the repositories; nothing in them is run. Environment variables that a result asks for are set.
 
 With `--plan` every result that passes the schema is planned too. With `--rehearse FOLDER` one result of each shape is
-rehearsed: the same components, training engines, parallelism, losses, reward, data and model family. FOLDER keeps the
-outcomes, so a second call goes on where the first ended; `--minutes` limits a call. `--reasons` lists why keys are not
-carried over. Not covered: keys that the files leave out.
+rehearsed: the same components, training engines, losses, reward and model family, and of these the one with most kinds
+of parallelism. FOLDER keeps the outcomes, so a second call goes on where the first ended; `--minutes` limits a call.
+`--reasons` lists why keys are not carried over. Not covered: keys that the files leave out.
 
     python benchmarks/conversions.py [--rlinf DIR] [--verl DIR] [--nemo-rl DIR] [--zoo DIR] [--plan] [--reasons]
         [--rehearse FOLDER] [--minutes N] [--json FILE]
@@ -49,6 +49,7 @@ ASKED = {  # environment variables that a file does not set, and what kind of va
     "LLM": "moonshotai/Moonlight-16B-A3B-Instruct",
     **{name: f"{name}.parquet" for name in ("gsm8k_train_path", "gsm8k_test_path", "aime24_test_path")},
 }
+OWN_CODE = ("simulators.py:", "policies.py:")  # files that a result of RLinf may name
 LONGEST_S = 600.0  # of a rehearsal
 
 
@@ -108,7 +109,7 @@ def main() -> None:
             print(f"    {number:6,}  {reason}")
     rehearsed: list[dict[str, object]] = []
     if options.rehearse:
-        plannable = [example for example in examples if planned.get(example.path) == ""]
+        plannable = [each for each in examples if planned.get(each.path) == "" and not needs_code(each.config)]
         rehearsed = list(rehearse(plannable, options.rehearse, options.minutes))
     write_json(options.json, {"options": vars(options), "counts": counts, "reasons": reasons, "rehearsed": rehearsed})
 
@@ -195,6 +196,11 @@ def lost(example: Example) -> Iterator[str]:
             yield row.outcome.why
         elif row.outcome.status == "passed":
             yield "an argument of code of the user"
+
+
+def needs_code(config: Config | None) -> bool:
+    """True if the config names a simulator or a network that its user has to write."""
+    return config is not None and any(name.startswith(OWN_CODE) for name in (config.env.id, config.actor.model.type))
 
 
 def shape(config: Config) -> tuple[str, int]:

@@ -15,7 +15,7 @@ from rl_platform.config.differences import flat
 from rl_platform.config.layers import value_at
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.data import Task
-from rl_platform.config.schema.models import Model, RandomLM, Trainable
+from rl_platform.config.schema.models import VLM_POLICIES, Model, RandomLM, Trainable
 from rl_platform.config.schema.reward import WeightedReward
 from rl_platform.config.source import Tree
 from rl_platform.launch.rehearse.rehearsal_sizes import Materials, Sizes, small_heads, small_layers
@@ -24,6 +24,7 @@ from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import Placement, schedule
 
 STEPS, PROMPTS = 2, 32
+SMALL_VLM = RandomLM(hidden_size=64, num_layers=2, num_heads=4, intermediate_size=64)
 Kind = Literal["shrunk", "replaced"]
 ROLES = ("actor", "critic", "reference")
 
@@ -362,6 +363,15 @@ RULES: tuple[Rule, ...] = (
     *_trained("critic"),
     *_layout("reference"),
     *(rule for role in ROLES for rule in _model(role)),
+    Rule(
+        "actor.model",
+        lambda sizes: {"path": None, "tokenizer": "bytes", "unnorm_key": None, "random_init": SMALL_VLM.model_dump()},
+        "a small network of the same kind with random weights",
+        "replaced",
+        lambda sizes: (
+            sizes.embodied and sizes.config.actor.model.type in VLM_POLICIES and sizes.config.actor.model.path
+        ),
+    ),
     Rule(
         "actor.model.hidden_sizes", lambda sizes: [16] * len(sizes.config.actor.model.hidden_sizes), applies=_embodied
     ),

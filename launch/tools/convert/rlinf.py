@@ -32,7 +32,13 @@ from rl_platform.launch.tools.convert.outcome import (
     write,
 )
 from rl_platform.launch.tools.convert.rlinf_embodied import EMBODIED, embodied
-from rl_platform.launch.tools.convert.rlinf_placement import placement, share_processes, shared_heads, tensor_parallel
+from rl_platform.launch.tools.convert.rlinf_placement import (
+    node_groups,
+    placement,
+    share_processes,
+    shared_heads,
+    tensor_parallel,
+)
 from rl_platform.launch.tools.convert.rlinf_policies import POLICIES, constant_entropy
 
 _UNREAD = "RLinf reads it in reasoning runs only"
@@ -366,6 +372,7 @@ RULES: Table = {
     "runner.logger.logger_backends": loggers("runner.logger_backends"),
     "runner.max_tokens_per_mbs": _tokens,
     "cluster.component_placement": placement,
+    "cluster.node_groups": node_groups,
     "algorithm.n_minibatches": _in_reasoning(_mini_batches),
     "algorithm.training_batch_size_per_gpu": _micro,
     "algorithm.logprob_forward_micro_batch_size": while_(

@@ -42,16 +42,40 @@ def placement(value: Value, source: ForeignConfig) -> Outcome:
     return untranslated(f"no component {', '.join(lost)} here", values) if lost else write(values, why)
 
 
+def node_groups(value: Value, source: ForeignConfig) -> Outcome:
+    """Labels, nodes and environment variables. A robot's group has no GPUs."""
+    last = source.whole("cluster.num_nodes", 1) - 1
+    every = f"0-{last}" if last else "0"
+    groups: list[Value] = []
+    robots = []
+    for group in value if isinstance(value, list) else []:
+        if not isinstance(group, dict):
+            raise TypeError(f"{group} is not a group")
+        ranks, label = str(group["node_ranks"]), str(group["label"])
+        ours: dict[str, Value] = {"label": label, "node_ranks": every if ranks == "all" else ranks}
+        variables = [pair for each in group.get("env_configs", ()) for pair in each.get("env_vars", ())]
+        if variables:
+            ours["env_vars"] = {name: str(text) for pair in variables for name, text in pair.items()}
+        if "hardware" in group:
+            robots.append(label)
+            ours["accelerators"] = 0
+        groups.append(ours)
+    values: dict[str, Value] = {"cluster.node_groups": groups}
+    if robots:
+        return untranslated(f"{', '.join(robots)}: the environment opens its robot itself", values)
+    return write(values)
+
+
 def _inventory(placed: Mapping[str, Value], source: ForeignConfig) -> tuple[dict[str, Value], str]:
     """The nodes and GPUs that a placement needs, and how they are known; nothing if one GPU is enough."""
     nodes = source.whole("cluster.num_nodes", 1)
-    if any(isinstance(place, dict) for place in placed.values()):  # groups of nodes
-        return {}, ""
-    resources = [part.partition(":")[0] for place in placed.values() for part in str(place).split(",")]
+    places = [str(place.get("placement", "all") if isinstance(place, dict) else place) for place in placed.values()]
+    resources = [part.partition(":")[0] for place in places for part in place.split(",")]
     last = max((int(index) for each in resources for index in re.findall(r"\d+", each)), default=0)
     sizes = ("tensor", "pipeline", "context", "expert")
     split = [f"{role}.model.{size}_model_parallel_size" for role in ("actor", "critic") for size in sizes]
-    if not last and all(source.whole(key, 1) == 1 for key in (*split, "rollout.tensor_parallel_size")):
+    one = nodes == 1 or not source("cluster.node_groups")
+    if one and not last and all(source.whole(key, 1) == 1 for key in (*split, "rollout.tensor_parallel_size")):
         return {}, ""
     named = "all" not in resources
     per_node = -(-(last + 1) // nodes) if named else max(_GPUS, -(-(last + 1) // nodes))

@@ -40,6 +40,7 @@ _ESTIMATORS = {
     "tir_optimal_token_baseline": "optimal_token_baseline",
 }
 _AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+_STAGE = f"{ACTOR}.megatron.override_transformer_config.num_layers_in_{{}}_pipeline_stage"
 _REWARD_MODELS = ("reward_model.enable", "reward.reward_model.enable")
 
 
@@ -114,19 +115,16 @@ def _stages(ours: str, role: str) -> Rule:
 
     def rule(value: Value, source: ForeignConfig) -> Outcome:
         key, stages = f"{ours}.parallel.pipeline", whole(value)
-        known = known_options(str(source(f"{ARR}.model.path" if role != "critic" else "critic.model.path")))
+        path = source("critic.model.path") if role == "critic" else None
+        known = known_options(str(path or source(f"{ARR}.model.path")))
         layers = whole(known["num_hidden_layers"]) if known else 0
-        own = (f"{role}.megatron.override_transformer_config.num_layers_in_{end}_pipeline_stage" for end in _ENDS)
-        if layers % stages or any(source(name) for name in own):
+        if layers % stages or any(source(_STAGE.format(end)) for end in ("first", "last")):
             of_model = f"the {layers} layers of the model" if layers else "the model's layers"
             equal = math.gcd(layers, stages) if layers else 1
             return untranslated(f"each pipeline stage has equally many of {of_model} here", {key: equal})
         return write({key: stages})
 
     return rule
-
-
-_ENDS = ("first", "last")
 
 
 def _layout(role: str, source: ForeignConfig) -> list[int]:

@@ -145,11 +145,12 @@ def test_scripts_are_read_and_not_run(tmp_path: Path) -> None:
     MODEL=${{MODEL:-org/model}}   # a comment with "quotes
     SIZE=$((2 * 16 + 1))
     if [ "$GPUS" = 8 ]; then TP=4; else TP=1; fi
+    SUFFIX=a${{OPTIONAL:+-}}${{OPTIONAL}}
     DATA=( data.train_files="['$HOME/a.parquet']" data.x=${{SIZE}} )
     DATA+=( 'data.y=$SIZE' )
     python3 -m verl.trainer.main_ppo "${{DATA[@]}}" \\
         model=$MODEL \\  # a comment that ends the command in a shell
-        tp=${{TP}} day=$(date +%F) "$@"
+        name=$SUFFIX tp=${{TP}} day=$(date +%F) "$@"
     """
     words = next(words for words in commands(text) if "verl.trainer.main_ppo" in words)
     assert [known(word) for word in words[3:7]] == [
@@ -158,7 +159,7 @@ def test_scripts_are_read_and_not_run(tmp_path: Path) -> None:
         "data.y=$SIZE",
         "model=org/model",
     ]
-    assert [str(known(word)) for word in words[7:]] == ["tp=...", "day=..."]
+    assert [str(known(word)) for word in words[7:]] == ["name=a", "tp=...", "day=..."]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -153,6 +153,20 @@ def test_the_small_config_is_valid_and_keeps_the_shape(path, tmp_path):
     assert again.runner.max_steps == 2
 
 
+@pytest.mark.parametrize("name", ["pi0", "vlm_tokens"])
+def test_a_policy_with_trained_weights_becomes_a_small_random_one(name, tmp_path):
+    """The folder of the weights need not be on this machine, nor the statistics of actions in it."""
+    trained = ["actor.model.path=/weights", "~actor.model.random_init", "~actor.model.tokenizer"]
+    path = str(ROOT / f"configs/embodied/{name}.yaml")
+    loaded, placement, _ = load(path, [*trained, "actor.model.unnorm_key=bridge"])
+    small, changes = shrunk(loaded.config, placement, Materials(tmp_path))
+    (tmp_path / "small.yaml").write_text(LoadedConfig(small, {}).resolved_yaml())
+    model = load_config(tmp_path / "small.yaml").config.actor.model
+    assert (model.type, model.path, model.unnorm_key, model.tokenizer) == (name, None, None, "bytes")
+    assert model.random_init is not None
+    assert ("actor.model.path", "replaced") in {(change.key, change.kind) for change in changes}
+
+
 @pytest.mark.parametrize(
     ("overrides", "kinds", "ranks"),
     [
