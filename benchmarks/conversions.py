@@ -40,7 +40,7 @@ from rl_platform.errors import ConfigError, PlatformError
 from rl_platform.launch.tools.convert.conversion import Conversion, TranslatedKey, convert
 from rl_platform.launch.tools.convert.converted_yaml import as_yaml
 from rl_platform.launch.tools.convert.reading import read
-from rl_platform.placement.architectures import family_of
+from rl_platform.placement.estimates.architectures import family_of
 
 SYSTEMS = ("rlinf", "verl", "nemo-rl", "zoo")
 COLUMNS = ("files", "keys", "translated", "same", "passed", "untranslated", "repeated", "load", "plan")

@@ -29,7 +29,7 @@ from rl_platform.launch.tools.convert.outcome import (
     whole,
     write,
 )
-from rl_platform.placement.architectures import known_options
+from rl_platform.placement.estimates.architectures import known_options
 
 ARR, ACTOR, ROLLOUT = "actor_rollout_ref", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _ESTIMATORS = {
