@@ -49,7 +49,7 @@ OWNERS = {
     "libraries, interpreter, data": "processes",
     "freed, kept by the allocator": "",
 }
-WITH = {"bfloat16 copies": "in parameters", "packed copies": "in activations", "freed, kept by the allocator": "0"}
+WITH = {"bfloat16 copies": "in activations", "packed copies": "in activations", "freed, kept by the allocator": "0"}
 
 
 @dataclass(frozen=True)

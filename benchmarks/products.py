@@ -52,7 +52,7 @@ def measured(size: tuple[int, int, int], rounds: int) -> dict[str, list[float]]:
     out = torch.empty(count, outputs)
     layer = nn.Linear(inputs, outputs, bias=False)
     layer.weight.data = weight
-    packed, half_packed = PackedLinear([layer]), PackedLinear([layer], torch.bfloat16)
+    packed, half_packed = PackedLinear([layer], torch.float32), PackedLinear([layer], torch.bfloat16)
     sides: dict[str, Callable[[], Tensor]] = {
         SIDES[0]: lambda: torch.mm(rows, weight.t(), out=out),
         SIDES[1]: lambda: product(half_rows, half_weight.t(), out, exact=True),

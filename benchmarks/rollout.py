@@ -221,7 +221,11 @@ def measure_rates(turns: Turns, settings: argparse.Namespace) -> None:
 
     dtype = getattr(torch, settings.dtype)
     layer = torch.nn.Linear(576, 3072, bias=False, dtype=dtype)  # stays in the cache
-    product, states, memory = PackedLinear([layer]), torch.randn(settings.count, 576).to(dtype), torch.ones(2**26)
+    product, states, memory = (
+        PackedLinear([layer], dtype),
+        torch.randn(settings.count, 576).to(dtype),
+        torch.ones(2**26),
+    )
 
     def fastest(call: Callable[[], Any], repeats: int) -> float:
         found = []

@@ -8,7 +8,6 @@ the attention only. Not covered: biases, adapters, sliding windows, recomputatio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,23 +26,24 @@ Rotation = tuple[Tensor, Tensor]
 
 
 class HalfWeights:
-    """bfloat16 copy of matrices of equal width, one below the other; copied again after the parameters changed."""
+    """bfloat16 copy of matrices of equal width, one below the other, from the first call until `free`."""
 
     def __init__(self, *parameters: nn.Parameter) -> None:
         self.parameters = parameters
-        self._copy, self._versions = torch.empty(0, dtype=HALF), [-1]
+        self._copy: Tensor | None = None
 
     def __call__(self) -> Tensor:
-        versions = [parameter._version for parameter in self.parameters]
-        if versions != self._versions:
+        if self._copy is None:
             rows = sum(len(parameter) for parameter in self.parameters)
-            if not len(self._copy):
-                self._copy = torch.empty(rows, self.parameters[0].shape[1], dtype=HALF)
+            self._copy = torch.empty(rows, self.parameters[0].shape[1], dtype=HALF)
             parts = self._copy.split([len(parameter) for parameter in self.parameters])
             for part, parameter in zip(parts, self.parameters, strict=True):
                 part.copy_(parameter.detach())
-            self._versions = versions
         return self._copy
+
+    def free(self) -> None:
+        """Must be called whenever the parameters have changed."""
+        self._copy = None
 
     def add_gradient(self, of_outputs: Tensor, inputs: Tensor) -> None:
         """of_outputs [N,rows], inputs [N,width], both bfloat16."""
@@ -88,18 +88,17 @@ def _add(parameter: nn.Parameter, gradient: Tensor) -> None:
 
 @dataclass
 class _Saved:
-    """What the backward pass of a layer reads. states, middle [N,H]: the residual stream before both halves."""
+    """What the backward pass of a layer reads; it computes norms and gates again, with equal bits.
+
+    states, middle [N,H]: the residual stream before both halves.
+    """
 
     states: Tensor
-    normalised: Tensor
     rotation: Rotation
-    heads: Sequence[Tensor]
+    heads: Tensor
     attended: Tensor
-    mixed: Tensor
     middle: Tensor
-    middle_normalised: Tensor
     gates: Tensor
-    product: Tensor
 
 
 class HalfLayer:
@@ -114,46 +113,39 @@ class HalfLayer:
         self.out = HalfWeights(attention.o_proj.weight)
         self.gate_up = HalfWeights(mlp.gate_proj.weight, mlp.up_proj.weight)
         self.down = HalfWeights(mlp.down_proj.weight)
+        self.matrices = self.qkv, self.out, self.gate_up, self.down
 
     def forward(
         self, states: Tensor, attention: Attention, rotation: Rotation, *, training: bool
     ) -> tuple[Tensor, _Saved | None]:
         """states [N,H] float32 -> the same, after the layer."""
-        normalised = self.norm.forward(states)
-        joined = F.linear(normalised, self.qkv()).unflatten(1, (-1, self.head_dim))
-        turned = ROWS.rotate(joined, self.heads[0] + self.heads[1], *rotation).float()
-        heads = [part.detach().requires_grad_(training) for part in turned.split(self.heads, dim=1)]
+        joined = F.linear(self.norm.forward(states), self.qkv()).unflatten(1, (-1, self.head_dim))
+        heads = ROWS.rotate(joined, self.heads[0] + self.heads[1], *rotation).detach().requires_grad_(training)
         with torch.set_grad_enabled(training):
-            query, key, value = (part.transpose(0, 1)[None] for part in heads)
+            parts = heads.float().split(self.heads, dim=1)
+            query, key, value = (part.transpose(0, 1)[None] for part in parts)
             attended = attention(self.index, query, key, value, self.scaling, None).flatten(1)
-        mixed = attended.detach().to(HALF)
-        middle = product(mixed, self.out().t(), states.clone(), add=True)
-        middle_normalised = self.middle_norm.forward(middle)
-        gates = F.linear(middle_normalised, self.gate_up())
-        activated = ROWS.gated(gates)
-        result = product(activated, self.down().t(), middle.clone(), add=True)
-        if not training:
-            return result, None
-        first = states, normalised, rotation, heads, attended, mixed
-        return result, _Saved(*first, middle, middle_normalised, gates, activated)
+        middle = product(attended.detach().to(HALF), self.out().t(), states.clone(), add=True)
+        gates = F.linear(self.middle_norm.forward(middle), self.gate_up())
+        result = product(ROWS.gated(gates), self.down().t(), middle.clone(), add=True)
+        return result, _Saved(states, rotation, heads, attended, middle, gates) if training else None
 
     def backward(self, gradient: Tensor, saved: _Saved) -> Tensor:
         """Gradient [N,H] float32 of the result -> of `states`; adds those of the parameters."""
         half = gradient.to(HALF)
-        self.down.add_gradient(half, saved.product)
+        self.down.add_gradient(half, ROWS.gated(saved.gates))
         of_gates = gated_backward(half @ self.down(), saved.gates)
-        self.gate_up.add_gradient(of_gates, saved.middle_normalised)
+        self.gate_up.add_gradient(of_gates, self.middle_norm.forward(saved.middle))
         of_normed = product(of_gates, self.gate_up(), torch.empty_like(gradient))
         gradient = self.middle_norm.backward(gradient.clone(), of_normed, saved.middle)
 
         half = gradient.to(HALF)
-        self.out.add_gradient(half, saved.mixed)
+        self.out.add_gradient(half, saved.attended.detach().to(HALF))
         of_attended = product(half, self.out(), torch.empty_like(saved.attended))
-        of_heads = torch.autograd.grad(saved.attended, saved.heads, of_attended)
-        joined = torch.cat(of_heads, dim=1).to(HALF)
+        (of_heads,) = torch.autograd.grad(saved.attended, saved.heads, of_attended)
         cos, sin = saved.rotation
-        of_joined = ROWS.rotate(joined, self.heads[0] + self.heads[1], cos, -sin).flatten(1)
-        self.qkv.add_gradient(of_joined, saved.normalised)
+        of_joined = ROWS.rotate(of_heads, self.heads[0] + self.heads[1], cos, -sin).flatten(1)
+        self.qkv.add_gradient(of_joined, self.norm.forward(saved.states))
         of_normed = product(of_joined, self.qkv(), torch.empty_like(gradient))
         return self.norm.backward(gradient, of_normed, saved.states)
 

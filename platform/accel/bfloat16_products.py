@@ -60,7 +60,8 @@ class Float32Outputs:
 class PackedFloat32Outputs(JoinedLinear):
     """The same, computed with packed float32 weights. Without AMX it takes a third to a half of the time."""
 
-    def pack(self, packed: Callable[..., Callable[[Tensor], Tensor]]) -> None:
+    def pack(self, packed: Callable[..., Callable[[Tensor], Tensor]], dtype: torch.dtype) -> None:
+        del dtype
         self.packed = packed(self.layers, torch.float32)
 
     def __call__(self, states: Tensor) -> Tensor:

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import increment_version
 
 from rl_platform.accel.bfloat16_layers import Embedding, FinalNorm, HalfLayer, HalfWeights, HeadLogProbs, Layer, Norm
 from rl_platform.accel.openmp_team import has_team
+from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics
 from rl_platform.config.schema.models import Optim
 from rl_platform.engines.training.base import Loss, MicroBatches
@@ -52,9 +52,14 @@ class Bfloat16Engine(FSDPEngine):
         if isinstance(model, TokenPolicy):
             language.log_probs = self.language.log_probs
 
+    def evaluate(self, batch: RolloutBatch, micro_batches: MicroBatches) -> ModelOutputs:
+        outputs = super().evaluate(batch, micro_batches)
+        self.language.free_copies()
+        return outputs
+
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
         metrics = super().step(mini_batch, loss, micro_batches)
-        increment_version(self.parameters)  # torch's fused Adam does not, and `HalfWeights` compares versions
+        self.language.free_copies()
         return metrics
 
 
@@ -66,6 +71,11 @@ class HalfLanguage:
         self.model, self.embedding, self.rotary = model, backbone.embed_tokens.weight, backbone.rotary_emb
         self.layers = [HalfLayer(layer) for layer in backbone.layers]
         self.norm, self.head = Norm(backbone.norm), HalfWeights(model.head.weight)
+
+    def free_copies(self) -> None:
+        """Frees the bfloat16 copies of all matrices. The next pass makes them again."""
+        for copy in (self.head, *(matrix for layer in self.layers for matrix in layer.matrices)):
+            copy.free()
 
     def hidden(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """tokens, positions [N] -> last hidden states [N,H] float32."""

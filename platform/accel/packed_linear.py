@@ -27,16 +27,16 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 class PackedLinear:
     """One product for linear layers of the same input, with a copy of their weights; outputs stand side by side.
 
-    dtype: of the copy and of the inputs; None: that of the weights.
+    dtype: of the copy and of the inputs.
     """
 
-    def __init__(self, layers: Sequence[nn.Linear], dtype: torch.dtype | None = None) -> None:
-        weights = [layer.weight.detach().to(dtype or layer.weight.dtype) for layer in layers]
+    def __init__(self, layers: Sequence[nn.Linear], dtype: torch.dtype) -> None:
+        weights = [layer.weight.detach().to(dtype) for layer in layers]
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_EXPECTED)
         self.bias: Tensor | None = None
         if layers[0].bias is not None:
-            self.bias = torch.cat([layer.bias.detach() for layer in layers])
+            self.bias = torch.cat([layer.bias.detach().to(dtype) for layer in layers])
 
     def __call__(self, states: Tensor) -> Tensor:
         """[..., inputs] -> [..., sum of the outputs]."""

@@ -7,7 +7,7 @@ on a CPU the matrices are packed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,9 +33,9 @@ class JoinedLinear:
         self.layers = layers
         self.packed: Callable[[Tensor], Tensor] | None = None
 
-    def pack(self, packed: Callable[[Sequence[nn.Linear]], Callable[[Tensor], Tensor]]) -> None:
-        """Sets the copy to `packed(layers)`."""
-        self.packed = packed(self.layers)
+    def pack(self, packed: Callable[..., Callable[[Tensor], Tensor]], dtype: torch.dtype) -> None:
+        """Sets the copy to `packed(layers, dtype)`; dtype: of the inputs."""
+        self.packed = packed(self.layers, dtype)
 
     def __call__(self, states: Tensor) -> Tensor:
         """[..., inputs] -> [..., sum of the outputs]."""

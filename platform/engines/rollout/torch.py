@@ -14,7 +14,7 @@ Not covered: tensor parallelism.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 from rl_platform import acceleration
 from rl_platform.engines.rollout.base import Arrivals, Completion, Request
 from rl_platform.engines.rollout.batch import ContinuousBatch
-from rl_platform.engines.rollout.decoder import decoder_for
+from rl_platform.engines.rollout.decoder import FusedDecoder, decoder_for
 from rl_platform.engines.rollout.kv_cache import KVCache
 from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.engines.rollout.unfinished import UnfinishedResponses
@@ -94,11 +94,11 @@ class TorchRolloutEngine:
 
     def _pack(self) -> None:
         """Packs the matrices that are not packed. 135 M parameters take 0.15 s on two cores."""
-        packed = acceleration.packed_linear_class(self.device, self.model.head.weight.dtype)
+        packed = acceleration.packed_linear_class(self.device, self.dtype)
         if packed is not None:
             for linear in self._decoder.linears:
                 if linear.packed is None:
-                    linear.pack(packed)
+                    linear.pack(packed, self.dtype)
 
     def _unpack(self) -> None:
         for linear in self._decoder.linears:
@@ -119,8 +119,11 @@ class TorchRolloutEngine:
     def _receive(self, weights: Weights | WeightsOffer) -> None:
         self._swap.enter()
         if self.version < 0:
-            state = empty(weights.tensors, self.device) if isinstance(weights, WeightsOffer) else weights.state
-            self.model.load_state_dict(self._own(state), assign=True)
+            if isinstance(weights, WeightsOffer):
+                state = self._own(empty(weights.tensors, self.device))
+            else:
+                state = self._own(weights.state, self._only_packed())
+            self.model.load_state_dict(state, assign=True)
             self.model.to(self.device)  # buffers, which are not among the weights
         own = self.model.state_dict(keep_vars=True)
         if isinstance(weights, WeightsOffer):
@@ -136,17 +139,26 @@ class TorchRolloutEngine:
         self._unpack()
         self.version = weights.version
 
-    def _own(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _only_packed(self) -> set[str]:
+        """Returns the names of matrices that are read only to pack them, so that their type does not matter."""
+        decoder, packed = self._decoder, acceleration.packed_linear_class(self.device, self.dtype)
+        if packed is None or not isinstance(decoder, FusedDecoder):
+            return set()
+        matrices = {linear.weight for layer in decoder.layers for joined in layer.linears for linear in joined.layers}
+        return {name for name, parameter in self.model.named_parameters() if parameter in matrices}
+
+    def _own(self, state: Mapping[str, Tensor], unchanged: Collection[str] = ()) -> dict[str, Tensor]:
         """Returns tensors of the engine's device and type, by reference where possible. Shared memory stays shared.
 
-        Buffers keep their type: biases that select experts (DeepSeek-V3) are float32 in every model.
+        Buffers keep their type: biases that select experts (DeepSeek-V3) are float32 in every model. So do the tensors
+        named in `unchanged`.
         """
         own: dict[tuple[int, torch.Size], Tensor] = {}
-        buffers = {name for name, _ in self.model.named_buffers()}
+        unchanged = {*unchanged, *(name for name, _ in self.model.named_buffers())}
         for name, tensor in state.items():
             key = tensor.data_ptr(), tensor.shape
             if key not in own:
-                own[key] = tensor.to(self.device, tensor.dtype if name in buffers else self.dtype)
+                own[key] = tensor.to(self.device, tensor.dtype if name in unchanged else self.dtype)
         return {name: own[tensor.data_ptr(), tensor.shape] for name, tensor in state.items()}
 
     @torch.inference_mode()
@@ -190,8 +202,7 @@ class TorchRolloutEngine:
         config = self.config
         heads, width = cached_heads(config)
         slots = min(self.max_running, len(requests)) if arrivals is None else self.max_running
-        dtype = self.model.head.weight.dtype
-        cache = KVCache(config.num_hidden_layers, slots, heads, width, dtype=dtype, device=self.device)
+        cache = KVCache(config.num_hidden_layers, slots, heads, width, dtype=self.dtype, device=self.device)
         lengths = [len(request.token_ids) + request.limit(sampling) for request in requests]
         longest = max(lengths, default=0) if arrivals is None else arrivals.longest
         latent = bool(getattr(config, "kv_lora_rank", None))

@@ -3,8 +3,8 @@
 Counted: parameters, gradients and optimizer state of learners (float32, sharded over the ranks as FSDP does, or as
 Megatron's layout shares them; with adapters only those have gradients and optimizer state; a reference has parameters
 alone), the model that a sharded learner gathers for the rollout, what a micro-batch leaves for the backward pass, the
-generator's key-value cache, and what a process takes by itself. Main memory also holds bfloat16 copies of a learner's
-matrices and, during generation, the packed ones. Not counted: environments, verifiers, fragmentation.
+generator's key-value cache, and what a process takes by itself. On CPUs passes in bfloat16 also copy a learner's
+matrices, and generation packs them. Not counted: environments, verifiers, fragmentation.
 Components that share a GPU take turns, so of the passing parts the largest counts; a reward model scores while the
 rollout generates, so theirs add up. Lasting parts add up. If components leave for host memory (`OffloadOrder`), the
 fullest phase counts.
@@ -146,10 +146,6 @@ class MemoryModel:
         weights = held * whole * FLOAT // ranks
         if isinstance(shape, ModelShape) and (ranks > 1 or offloaded):
             weights += _gathered(shape)
-        if isinstance(shape, ModelShape) and self._copies_in_half(name, shape):
-            weights += (shape.matrices + (0 if shape.value_head else shape.vocabulary * shape.hidden)) * bytes_of(
-                "bfloat16"
-            )
         return Memory(
             weights=weights,
             published=published,
@@ -184,8 +180,8 @@ class MemoryModel:
         packed = 0
         if not self.on_gpu:
             packed = (shape.matrices + shape.vocabulary * shape.hidden) * FLOAT  # in oneDNN's layout
-            if referenced and self.config.actor.model.dtype == "bfloat16":  # copies, where the CPU has fast bfloat16
-                weights = shape.parameters * bytes_of("bfloat16")
+            if referenced and self.config.actor.model.dtype == "bfloat16":  # where the CPU has fast bfloat16
+                weights = (shape.parameters - shape.matrices) * bytes_of("bfloat16")
         slots = running_sequences(self.config, self.layout.parts["rollout"].ranks)
         room = longest(self.config) + (0 if hosted else PAGES_BESIDE)
         tokens = max(min(PREFILL_TOKENS, slots * self.config.data.max_prompt_length), slots)
@@ -218,7 +214,9 @@ class MemoryModel:
         kept = tokens * shape.layers * per_layer  # a stage holds fewer layers, but those of more micro-batches
         if section.gradient_checkpointing is True:  # the inputs of all layers, and the recomputed tensors of one
             kept = tokens * (shape.layers * shape.hidden * FLOAT + per_layer)
-        if dtype != "float32" and section.training_backend == "fsdp" and not self._copies_in_half(name, shape):
+        if self._copies_in_half(name, shape):
+            kept += _half_copies(shape)
+        elif dtype != "float32" and section.training_backend == "fsdp":
             # autocast keeps a second copy of the matrices, of one layer if they are sharded
             whole = self.layout.parts[name].ranks == 1
             kept += (shape.matrices if whole else 2 * shape.matrices_per_layer) * bytes_of(dtype)
@@ -238,7 +236,8 @@ class MemoryModel:
             return rows * (max(shape.elements) * 2 + language) * FLOAT
         context = section.parallel.context
         tokens = -(-rows * longest(self.config) // context)
-        return tokens * _live_elements(shape) * FLOAT + self._logits(shape, rows) // context
+        copied = _half_copies(shape) if self._copies_in_half(name, shape) else 0
+        return copied + tokens * _live_elements(shape) * FLOAT + self._logits(shape, rows) // context
 
     def _alone(self, name: str, shape: ModelShape) -> bool:
         """Whether a plain decoder trains on one CPU rank that neither offloads nor computes whole layers again."""
@@ -248,7 +247,7 @@ class MemoryModel:
         return whole and not moves and not shape.experts and shape.latent is None
 
     def _copies_in_half(self, name: str, shape: ModelShape) -> bool:
-        """Whether a learner holds a bfloat16 copy of its matrices between steps: accel/bfloat16_training.py."""
+        """Whether passes of a learner copy its matrices to bfloat16: accel/bfloat16_training.py."""
         full = self.config.section(name).lora is None
         return self._alone(name, shape) and full and self._dtype(name) == "bfloat16"
 
@@ -315,6 +314,11 @@ def _kept_by_policy(shape: PolicyShape, dtype: str, *, checkpointed: bool) -> in
     per_layer = saved_bytes_per_token(language, dtype)
     layers = language.layers * language.hidden * FLOAT + per_layer if checkpointed else language.layers * per_layer
     return kept + shape.tokens * layers
+
+
+def _half_copies(shape: ModelShape) -> int:
+    """Returns the bytes of the bfloat16 copies of all matrices that a pass multiplies with."""
+    return (shape.matrices + (0 if shape.value_head else shape.vocabulary * shape.hidden)) * bytes_of("bfloat16")
 
 
 def bytes_of(dtype: str) -> int:

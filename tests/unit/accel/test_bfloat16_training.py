@@ -283,5 +283,5 @@ def test_logits_of_generation_are_not_rounded(amx: bool, monkeypatch: pytest.Mon
     expected = states.float() @ layer.weight.float().t()
     torch.testing.assert_close(head(states), expected, rtol=1e-5, atol=1e-4)
     if isinstance(head, PackedFloat32Outputs) and can_pack(CPU, torch.float32):
-        head.pack(PackedLinear)
+        head.pack(PackedLinear, HALF)
         torch.testing.assert_close(head(states), expected, rtol=1e-5, atol=1e-4)

@@ -107,7 +107,7 @@ def test_fused_layers_compute_what_transformers_computes(kind: str, packed: bool
         fused = FusedDecoder(model)
         if packed and torch.backends.mkldnn.is_available():
             for linear in fused.linears:
-                linear.pack(PackedLinear)
+                linear.pack(PackedLinear, torch.float32)
         logits = fused.logits(fused.hidden(*arguments))
         plain = TransformersDecoder(model)
         expected = plain.logits(plain.hidden(*arguments))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rl_platform import acceleration
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.batch import ContinuousBatch
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
@@ -277,14 +278,19 @@ class TestWeights:
 
     @pytest.mark.parametrize("tied", [True, False])
     def test_weights_of_another_type_are_converted_and_follow_updates(self, tied: bool) -> None:
+        """Matrices of layers are converted when they are packed, and are references until then."""
         plain, requests = causal_lm(tied=tied), prompts()
+        packs = acceleration.packed_linear_class(torch.device("cpu"), torch.bfloat16) is not None
         engine = TorchRolloutEngine(copy.deepcopy(plain.config), (NEVER,), 4, torch.device("cpu"), torch.bfloat16)
         for version in range(2):
             for parameter in plain.parameters():
                 parameter.data.mul_(1 - 0.5 * version)
             engine.receive(Weights(version, state_of(plain)))
             own = engine.model.state_dict(keep_vars=True)
-            assert {tensor.dtype for tensor in own.values()} == {torch.bfloat16}
+            for name, tensor in state_of(plain).items():
+                referenced = packs and "_proj.weight" in name
+                assert own[name].dtype == (torch.float32 if referenced else torch.bfloat16), name
+                assert (own[name].data_ptr() == tensor.data_ptr()) == referenced, name
             assert {parameter.dtype for parameter in plain.parameters()} == {torch.float32}
             assert (own["head.weight"].data_ptr() == own["backbone.embed_tokens.weight"].data_ptr()) == tied
             errors = []

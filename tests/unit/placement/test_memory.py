@@ -282,16 +282,19 @@ def test_a_generator_that_computes_in_another_type_has_weights_of_its_own() -> N
     assert converted.kv_cache * 2 == plain.kv_cache
 
 
-def test_in_main_memory_bfloat16_copies_last_and_packed_matrices_end_with_the_generation() -> None:
+def test_in_main_memory_bfloat16_copies_end_with_a_pass_and_packed_matrices_with_the_generation() -> None:
     where = layout({"actor,critic,reference,rollout,reward": "0"})
     half = loaded(MANY | {"actor.model": "{path: smollm2-135m-instruct, dtype: bfloat16}"})
     plain, copied = (model(config, where, on_gpu=False) for config in (loaded(MANY), half))
     shape = plain.shapes["actor"]
     assert isinstance(shape, ModelShape)
     head = shape.vocabulary * shape.hidden
-    for name, matrices in (("actor", shape.matrices + head), ("critic", shape.matrices)):
-        assert copied.rank(name).weights - plain.rank(name).weights == 2 * matrices
-    assert (plain.rank("rollout").weights, copied.rank("rollout").weights) == (0, 2 * shape.parameters)
+    for name in ("actor", "critic", "reference"):
+        assert copied.rank(name).weights == plain.rank(name).weights
+    passes = [one.rank("reference").activations for one in (plain, copied)]
+    assert passes[1] - passes[0] == 2 * (shape.matrices + head)
+    outer = shape.parameters - shape.matrices  # the generator packs matrices of the learner's type
+    assert (plain.rank("rollout").weights, copied.rank("rollout").weights) == (0, 2 * outer)
     on_gpu = model(loaded(MANY), where).rank("rollout")
     assert plain.rank("rollout").activations - on_gpu.activations == 4 * (shape.matrices + head)
     assert plain.rank("rollout").lasting == 0
