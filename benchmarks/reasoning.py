@@ -6,9 +6,11 @@ critic. float32, no end-of-text token (a copy of the model's folder names one th
 checkpointing, no gradient clipping. Token counts are checked on both sides. Ours is driven by its real training loop,
 scores every response with the task's verifier and computes the policy's log-probabilities in a forward of its own; TRL
 takes them from generation and is given a reward model that costs nothing. Without a reference, ours does less than TRL,
-which cannot leave it out: that ratio is printed, but it has no target.
+which cannot leave it out: that ratio is printed, but it has no target. `--bfloat16` adds ours with `dtype: bfloat16`,
+and leaves the run without a reference out.
 
-    python benchmarks/reasoning.py [--prompts 32] [--tokens 16] [--rounds 5] [--warm-up 1] [--quick] [--json FILE]
+    python benchmarks/reasoning.py [--prompts 32] [--tokens 16] [--rounds 5] [--warm-up 1] [--bfloat16] [--quick]
+        [--json FILE]
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ TARGET = 1.5
 PACKAGES = ("torch", "transformers", "trl", "accelerate")
 NEVER_SAMPLED = ("<empty_output>", 16)  # a special token of the code corpus: ends nothing, pads everything
 OURS, OURS_ALONE, TRL = "rl_platform", "rl_platform, no reference", "TRL PPOTrainer"
+HALF, HALF_TARGET = "rl_platform, bfloat16", 1.5  # on AVX512-BF16
 
 
 def endless_model(source: Path, target: Path) -> None:
@@ -74,7 +77,7 @@ def overrides(settings: argparse.Namespace) -> list[str]:
         f"data.train_batch_size={settings.prompts}",
         f"data.mini_batch_size={settings.prompts}",
         f"data.max_response_length={settings.tokens}",
-        f"actor={micro_batch % settings.prompts}, model: {{path: {settings.model}}}}}",
+        f"actor={micro_batch % settings.prompts}, model: {{path: {settings.model}, dtype: {settings.dtype}}}}}",
         f"critic={micro_batch % settings.prompts}, use_critic_model: true}}",
         f"rollout.max_running_requests={settings.prompts}",
         "rollout.sampling={temperature: 1.0}",
@@ -198,6 +201,7 @@ def main() -> None:
     parser = new_parser(__doc__, rounds=5)
     parser.add_argument("--prompts", type=int, default=32, help="per step; also the mini-batch and the micro-batch")
     parser.add_argument("--tokens", type=int, default=16, help="length of every response")
+    parser.add_argument("--bfloat16", action="store_true", help="ours also with dtype: bfloat16, beside its float32")
     options = parser.parse_args()
     if options.quick:
         options.prompts, options.tokens, options.rounds = 4, 4, 2
@@ -208,15 +212,13 @@ def main() -> None:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         endless_model(Path(model_folder("smollm2-135m-instruct")), Path(folder))
-        for own, reference in ((OURS, True), (OURS_ALONE, False)):
-            settings = argparse.Namespace(
-                prompts=options.prompts, tokens=options.tokens, model=folder, reference=reference
-            )
-            laps = race(
-                {own: Entry(ours, settings, options.threads), TRL: Entry(trl, settings, options.threads)},
-                options.warm_up,
-                options.rounds,
-            )
+        for own, reference in ((OURS, True), (OURS_ALONE, False))[: 1 if options.bfloat16 else 2]:
+            shared = {"prompts": options.prompts, "tokens": options.tokens, "model": folder, "reference": reference}
+            settings = argparse.Namespace(**shared, dtype="float32")
+            entries = {own: Entry(ours, settings, options.threads), TRL: Entry(trl, settings, options.threads)}
+            if options.bfloat16:
+                entries[HALF] = Entry(ours, argparse.Namespace(**shared, dtype="bfloat16"), options.threads)
+            laps = race(entries, options.warm_up, options.rounds)
             report(own, laps, settings)
             results[own] = laps
     write_json(options.json, {"benchmark": "reasoning", "options": vars(options), "machine": found, "laps": results})
@@ -224,7 +226,7 @@ def main() -> None:
 
 def report(own: str, laps: dict[str, list[Lap]], settings: argparse.Namespace) -> None:
     prompt_tokens = total(laps[TRL][-1:], "prompt_tokens")
-    print(f"\n{settings.prompts} prompts ({prompt_tokens:g} tokens), {settings.tokens} new tokens each, float32")
+    print(f"\n{settings.prompts} prompts ({prompt_tokens:g} tokens), {settings.tokens} new tokens each")
     print(f"{'seconds per PPO step':<28} {'median':>8} {'fastest':>8} {'slowest':>8} {'CPU seconds':>12}")
     for name, done in laps.items():
         check(name, done, settings)
@@ -232,6 +234,10 @@ def report(own: str, laps: dict[str, list[Lap]], settings: argparse.Namespace) -
         cpu = statistics.median(lap.cpu_seconds for lap in done)
         print(f"{name:<28} {statistics.median(seconds):8.2f} {min(seconds):8.2f} {max(seconds):8.2f} {cpu:12.2f}")
     print_phases(laps[own])
+    if HALF in laps:
+        print_phases(laps[HALF])
+        print_verdict("bfloat16, times as fast as TRL", ratios(laps[HALF], laps[TRL]), TARGET)
+        print_verdict("bfloat16, times as fast as our float32", ratios(laps[HALF], laps[own]), HALF_TARGET)
     found = ratios(laps[own], laps[TRL])
     if settings.reference:
         print_verdict("times as fast as TRL, equal work", found, TARGET)

@@ -128,9 +128,9 @@ def float32_head(head: nn.Linear, device: torch.device, dtype: torch.dtype) -> C
     """`head` with float32 outputs, which torch's products of bfloat16 round: bfloat16, on a CPU."""
     if not (enabled() and head.bias is None and _is_bfloat16_on_a_cpu(device, dtype)):
         return None
-    from rl_platform.accel.bfloat16_products import float32_outputs
+    from rl_platform.accel.bfloat16_products import Float32Outputs
 
-    return float32_outputs(head)
+    return Float32Outputs(head)
 
 
 def sampling_function(

@@ -2,7 +2,8 @@
 
 torch's own products of bfloat16 round their results to bfloat16. MKL, which torch's x86 builds contain, has a product
 with float32 results; other builds round. Without AMX that product is as slow as one of float32 factors (AMD Zen 4: 90
-GFLOP/s a core, torch's own: 190, benchmarks/products.py), so only logits use it there.
+GFLOP/s a core, torch's own: 190, benchmarks/products.py). `dot_kernel` computes there what it covers, and torch the
+other products but logits.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from functools import cache
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_platform.engines.rollout.decoder import JoinedLinear
+from rl_platform.accel import dot_kernel
 
 HALF = torch.bfloat16
 _ROW_MAJOR, _PLAIN, _TRANSPOSED = 101, 111, 112  # of the CBLAS interface
@@ -27,6 +27,8 @@ def product(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False, exac
 
     left [M,K], right [K,N]: bfloat16; either may be a transposed view. exact: not rounded where that takes longer.
     """
+    if not _has_amx() and dot_kernel.covers(left, right.t(), out):
+        return dot_kernel.dot(left, right.t(), out, add=add)
     gemm = _gemm() if exact or _has_amx() else None
     if gemm is None:
         rounded = left @ right
@@ -55,25 +57,6 @@ class Float32Outputs:
         """[N,inputs] -> [N,outputs]."""
         weight = self.layer.weight.detach()
         return product(states, weight.t(), torch.empty(len(states), len(weight)), exact=True)
-
-
-class PackedFloat32Outputs(JoinedLinear):
-    """The same, computed with packed float32 weights. Without AMX it takes a third to a half of the time."""
-
-    def pack(self, packed: Callable[..., Callable[[Tensor], Tensor]], dtype: torch.dtype) -> None:
-        del dtype
-        self.packed = packed(self.layers, torch.float32)
-
-    def __call__(self, states: Tensor) -> Tensor:
-        """[N,inputs] -> [N,outputs]."""
-        if self.packed is None:
-            return F.linear(states.float(), self.layers[0].weight.float())
-        return self.packed(states.float())
-
-
-def float32_outputs(layer: nn.Linear) -> Float32Outputs | PackedFloat32Outputs:
-    """Returns the faster of both on this processor."""
-    return Float32Outputs(layer) if _has_amx() and _gemm() is not None else PackedFloat32Outputs(layer)
 
 
 @cache

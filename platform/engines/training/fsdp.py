@@ -28,6 +28,7 @@ from rl_platform.engines.training.sharded_state import ShardedState, ShardedTens
 from rl_platform.engines.training.sharing import Group, balance_metrics_of, hidden_size_of, over_ranks, part_of, shares
 from rl_platform.extras import required
 from rl_platform.records import RolloutBatch
+from rl_platform.runtime.cpu import return_freed_memory
 
 if TYPE_CHECKING:
     from rl_platform.models.experts.balancing_loss import BalancedRouters
@@ -103,10 +104,11 @@ class FSDPEngine:
         return ModelOutputs(**{name: tensor.cpu() for name, tensor in whole_outputs.items()})
 
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and not self.optimizer.state:
             # before the activations: moments between them would leave gaps that the next step cannot use
             for parameter in self.parameters:
                 adam_state(self.optimizer, parameter)
+            return_freed_memory()  # the gaps between moments, which are too small for activations
         denominators = denominators_of(mini_batch, self.horizon, nominal=self.nominal)
         metrics, total = Metrics(), torch.zeros((), device=self.device)
         for rows in self._shares(mini_batch, micro_batches):

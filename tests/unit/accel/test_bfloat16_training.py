@@ -14,10 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl_platform import acceleration
 from rl_platform.accel import bfloat16_products
-from rl_platform.accel.bfloat16_products import PackedFloat32Outputs, float32_outputs, product
+from rl_platform.accel.bfloat16_products import product
 from rl_platform.accel.bfloat16_training import Bfloat16Engine, trains_in_bfloat16
 from rl_platform.accel.openmp_team import has_team
-from rl_platform.accel.packed_linear import PackedLinear, can_pack
 from rl_platform.algorithms.losses import actor_loss, critic_loss
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.config.schema.models import Optim, Trainable
@@ -278,10 +277,7 @@ def test_logits_of_generation_are_not_rounded(amx: bool, monkeypatch: pytest.Mon
     layer = nn.Linear(64, 100, bias=False).to(HALF).requires_grad_(False)
     layer.weight.copy_(torch.randn(100, 64, generator=draw))
     states = torch.randn(5, 64, generator=draw).to(HALF)
-    head = float32_outputs(layer)
-    assert isinstance(head, PackedFloat32Outputs) or amx
+    head = acceleration.float32_head(layer, CPU, HALF)
+    assert head is not None
     expected = states.float() @ layer.weight.float().t()
     torch.testing.assert_close(head(states), expected, rtol=1e-5, atol=1e-4)
-    if isinstance(head, PackedFloat32Outputs) and can_pack(CPU, torch.float32):
-        head.pack(PackedLinear, HALF)
-        torch.testing.assert_close(head(states), expected, rtol=1e-5, atol=1e-4)
