@@ -1,8 +1,8 @@
 """Speed of the matrix products of bfloat16 training and of the generator's LM head, on one thread.
 
-Sides, for the sizes of SmolLM2-135M: float32; MKL's product of bfloat16 factors with float32 results, which
-`accel/bfloat16_products.py` uses with AMX; torch's own product, which rounds its results; float32 and bfloat16 with
-weights in oneDNN's packed layout, as in the generator. The sides take turns on the same tensors, and results are
+Sides, for the sizes of SmolLM2-135M: float32; bfloat16 factors with float32 results, by MKL with AMX and by
+`accel/dot_kernel.py` without; torch's own product, which rounds its results; float32 and bfloat16 with weights in
+oneDNN's packed layout, as in the generator. The sides take turns on the same tensors, and results are
 compared before they are timed. Not covered: the rest of a layer.
 
     python benchmarks/products.py [--rounds 20] [--quick] [--json FILE]
@@ -22,7 +22,7 @@ from rl_platform.accel.bfloat16_products import product
 from rl_platform.accel.packed_linear import PackedLinear
 
 SIZES = ((700, 576, 3072), (700, 1536, 576), (350, 576, 49152), (16, 576, 49152), (64, 576, 49152))
-SIDES = ("float32", "MKL, bfloat16 to float32", "torch, bfloat16", "packed float32", "packed bfloat16")
+SIDES = ("float32", "bfloat16 to float32", "torch, bfloat16", "packed float32", "packed bfloat16")
 
 
 def main() -> None:

@@ -37,12 +37,6 @@ def keep_freed_memory() -> None:
     mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT)
 
 
-def return_freed_memory() -> None:
-    """Returns the freed pages of the heap to the system. Their next use costs as much as the first one."""
-    with suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Computes with one thread, because the rounding of sums depends on their number. Meant for small tensors."""

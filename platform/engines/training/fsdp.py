@@ -28,7 +28,6 @@ from rl_platform.engines.training.sharded_state import ShardedState, ShardedTens
 from rl_platform.engines.training.sharing import Group, balance_metrics_of, hidden_size_of, over_ranks, part_of, shares
 from rl_platform.extras import required
 from rl_platform.records import RolloutBatch
-from rl_platform.runtime.cpu import return_freed_memory
 
 if TYPE_CHECKING:
     from rl_platform.models.experts.balancing_loss import BalancedRouters
@@ -84,6 +83,10 @@ class FSDPEngine:
         options = {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps, "weight_decay": optim.weight_decay}
         # AdamW refuses an empty list
         self.optimizer = torch.optim.AdamW(self.parameters, **options, fused=True) if self.parameters else None
+        if device.type == "cpu":
+            # before everything temporary: moments between activations or caches would leave gaps of unused memory
+            for parameter in self.parameters:
+                adam_state(self.optimizer, parameter)
 
     @torch.no_grad()
     def evaluate(self, batch: RolloutBatch, micro_batches: MicroBatches) -> ModelOutputs:
@@ -104,11 +107,6 @@ class FSDPEngine:
         return ModelOutputs(**{name: tensor.cpu() for name, tensor in whole_outputs.items()})
 
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
-        if self.device.type == "cpu" and not self.optimizer.state:
-            # before the activations: moments between them would leave gaps that the next step cannot use
-            for parameter in self.parameters:
-                adam_state(self.optimizer, parameter)
-            return_freed_memory()  # the gaps between moments, which are too small for activations
         denominators = denominators_of(mini_batch, self.horizon, nominal=self.nominal)
         metrics, total = Metrics(), torch.zeros((), device=self.device)
         for rows in self._shares(mini_batch, micro_batches):
