@@ -230,6 +230,6 @@ class HeadLogProbs(torch.autograd.Function):
         half, targets, probs = ctx.saved_tensors
         # d log p_t / dz_v = [v = t] - p_v
         factor = of_log_probs[:, None] / ctx.temperature
-        gradient = (probs * -factor).scatter_add_(1, targets[:, None], factor).to(HALF)
+        gradient = probs.mul_(-factor).scatter_add_(1, targets[:, None], factor).to(HALF)
         ctx.head.add_gradient(gradient, half)
         return product(gradient, ctx.head(), torch.empty(half.shape)), *(None,) * 5
