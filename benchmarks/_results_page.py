@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from rl_platform.launch.tools.plot import Curve, median_curve, read_curve
 
 OURS, PEER = "rl-platform", "Stable-Baselines3"
 RETURN_ASKED = {"HalfCheetah-v5": 3000.0, "Hopper-v5": 2000.0}  # of a page that says how long it takes to get there
-COLUMNS = ("episode/return", "val/return", "env/success_once", "val/success_once", "val/success_at_end")
+COLUMNS = ("episode/return", "val/return", "env/success_once", "val/success_once", "val/success_at_end", "val/length")
+TASK = re.compile(r"val/.+/success_once")  # of one task of several
 PANELS = (("val/return", "env_steps"), ("val/return", "minutes"), ("val/success_once", "env_steps"))
 CLEANRL_SOURCE = "https://docs.cleanrl.dev/rl-algorithms/ppo/"
 # ppo_continuous_action.py, tag pr-424: mean and deviation of training episodes over 3 seeds of 1 M steps. Not of Ant
@@ -73,7 +75,8 @@ def trained_in(row: Mapping[str, float]) -> float:
 
 def write_csv(path: Path, runs: Sequence[Run]) -> None:
     """One line per PPO step of each run; what was not measured in it is empty."""
-    present = [name for name in COLUMNS if any(name in row for run in runs for row in run.rows)]
+    found = dict.fromkeys(name for run in runs for row in run.rows for name in row)
+    present = [*(name for name in COLUMNS if name in found), *filter(TASK.fullmatch, found)]
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["who", "seed", "step", "env_steps", "seconds", *present])

@@ -18,7 +18,7 @@ from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError, Problem, check_all
-from rl_platform.extras import is_present
+from rl_platform.extras import is_present, required
 from rl_platform.garbage import collect_as_usual
 from rl_platform.interrupts import shutting_down
 from rl_platform.launch.cluster import cluster_for, runtime_for
@@ -236,7 +236,8 @@ def task_of(
 
 
 def spaces_of(config: Config) -> EnvSpaces:
-    """Returns the spaces of the environment. Raises ConfigError for an unknown id or a policy that does not fit."""
+    """Returns the spaces of the environment. Raises ConfigError for an unknown id, and for a policy or demonstrations
+    that do not fit."""
     description = EnvDescription.of(config.env)
     spaces, *others = (
         inspect_env(description.of_task(number)).spaces for number in range(max(len(config.env.tasks), 1))
@@ -247,6 +248,10 @@ def spaces_of(config: Config) -> EnvSpaces:
             raise ConfigError([Problem(f"env.tasks[{number}].kwargs", message, value=str(other), allowed=str(spaces))])
     if problems := policy_problems(config.actor.model, spaces):
         raise ConfigError(problems)
+    if config.runner.warm_start is not None:
+        with required("rl_platform.components.demonstrations", "runner.warm_start"):
+            from rl_platform.components.demonstrations.demonstration_files import read_demonstrations
+        read_demonstrations(config.runner.warm_start, spaces)
     return spaces
 
 

@@ -48,7 +48,12 @@ class RunningMoments:
 
 
 class ObservationNormalizer:
-    """(observation - mean) / std, clipped to [-clip, clip]. Before the first `update` it only clips."""
+    """(observation - mean) / std, clipped to [-clip, clip]. Before the first `update` it only clips.
+
+    frozen: `update` and `count` do not change the statistics any more.
+    """
+
+    frozen = False
 
     def __init__(self, observation_shape: tuple[int, ...], clip: float, normalized: Sequence[bool] = ()) -> None:
         """normalized [D]: False for numbers that stay as they are, as choices; empty: all are normalised."""
@@ -60,13 +65,15 @@ class ObservationNormalizer:
 
     def update(self, observations: np.ndarray) -> None:
         """Adds observations [N,D] to the statistics."""
+        if self.frozen:
+            return
         self._moments.update(observations)
         if self._kept is not None:
             self._moments.mean[self._kept], self._moments.variance[self._kept] = 0.0, 1.0
 
     def count(self, observations: np.ndarray) -> np.ndarray:
         """Adds observations [N,D] to the statistics and returns them normalised, float32."""
-        if self._kept is not None:
+        if self.frozen or self._kept is not None:
             self.update(observations)
             return self(observations)
         normalized = np.empty(observations.shape, np.float32)

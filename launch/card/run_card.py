@@ -27,6 +27,10 @@ def run_card(config: Config) -> list[tuple[str, str]]:
     lines += [("warning", text) for text in warnings_of(config)]
     if config.runner.task_type == "embodied":
         lines += policy_card(config.actor.model, config.sequence_length)
+    if (warm := config.runner.warm_start) is not None:
+        text = f"{warm.updates} updates on {warm.demonstrations} clone it before PPO; deviations and values stay"
+        term = f"; {warm.nll_coef:g} times its negative log-likelihood is in the loss" if warm.nll_coef else ""
+        lines.append(("warm start", text + term))
     if config.runner.max_staleness:
         ahead = config.runner.max_staleness
         age = "one update" if ahead == 1 else f"{ahead} updates"

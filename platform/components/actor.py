@@ -21,6 +21,7 @@ from rl_platform.config.schema.algorithm import estimator_needs
 from rl_platform.disk import replacing
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.extras import required
 from rl_platform.models.build import language_model, token_temperature
 from rl_platform.models.embodied_policy import build_policy, trainable
 from rl_platform.models.forward import TokenPolicy
@@ -34,6 +35,7 @@ from rl_platform.runtime.cpu import compute_alone
 from rl_platform.runtime.host import ComponentContext
 
 if TYPE_CHECKING:
+    from rl_platform.components.demonstrations.cloning import Cloning
     from rl_platform.models.embodied_policy import EmbodiedPolicy
 
 
@@ -104,8 +106,20 @@ class EmbodiedActor(Learner):
         losses = actor_critic_loss if config.has_values else actor_loss
         loss = partial(losses, algorithm=config.algorithm)
         super().__init__(context, config, config.actor, model, loss, "actor", config.algorithm.ppo_epochs)
+        self.cloning: Cloning | None = None
+        if config.runner.warm_start is not None:
+            self.cloning = demonstrations_of(config, spaces, context.seed)
+            self.loss = self.cloning.loss(self.loss, self.engine.model)
         if acceleration.fastest_alone(self.engine, config.data.mini_batch_size):
             compute_alone()
+
+    def warm_start(self) -> dict[str, float]:
+        """Clones the demonstrations of `runner.warm_start` and returns metrics. Called on all ranks."""
+        assert self.cloning is not None
+        return self.cloning.train(self.engine, self.training_micro_batches, self.context.progress.update)
+
+    def update(self, batch: RolloutBatch, step: int) -> dict[str, float]:
+        return super().update(batch if self.cloning is None else self.cloning.beside(batch, step), step)
 
     def evaluate(self, batch: RolloutBatch) -> dict[str, Tensor]:
         """The batch's `log_probs` [B,T]; if values are trained, `values` and the `end_values` of the states that follow
@@ -155,6 +169,14 @@ def keeping_states(model: nn.Module, keep: bool) -> Iterator[None]:
 def action_levels(config: Config, spaces: EnvSpaces) -> ActionLevels:
     """The levels of the config for the actions of these spaces."""
     return ActionLevels.of(config.algorithm, config.actor.model.num_action_chunks, spaces.action.components)
+
+
+def demonstrations_of(config: Config, spaces: EnvSpaces, seed: int) -> Cloning:
+    """Returns the demonstrations of `runner.warm_start`. Raises ConfigError if they do not fit the spaces."""
+    with required("rl_platform.components.demonstrations", "runner.warm_start"):
+        from rl_platform.components.demonstrations.cloning import Cloning
+
+    return Cloning(config, spaces, seed)
 
 
 def embodied_policy(config: Config, spaces: EnvSpaces, seed: int) -> EmbodiedPolicy:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from rl_platform.components.actor import action_levels
+from rl_platform.components.actor import action_levels, demonstrations_of
 from rl_platform.components.env_ranks import AllEnvs, Peers, Shares, follow_orders
 from rl_platform.components.env_tasks import EnvTasks
 from rl_platform.components.policy_rollout import Actions, LocalPolicy, Observations, Policy
@@ -55,6 +55,8 @@ class Environment:
             if self.env.normalize_observations and not self.envs.spaces.images
             else None
         )
+        if config.runner.warm_start is not None and self.observation_normalizer is not None:
+            self.observation_normalizer = demonstrations_of(config, self.envs.spaces, context.seed).normalizer
         self.reward_normalizer = (
             RewardNormalizer(self.env.num_envs, config.algorithm.gamma, self.env.clip_rewards)
             if self.env.normalize_rewards and not config.whole_episodes  # they would be scored in different units

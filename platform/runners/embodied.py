@@ -59,6 +59,13 @@ class EmbodiedRunner:
         if self.typed["env"].world_size > 1:
             self._with_peers(lambda peers: self.typed["env"].rank(0).begin(peers))
 
+    def warm_start(self) -> dict[str, float]:
+        if self.config.runner.warm_start is None:
+            return {}
+        with self.reporter.phase("warm start"):
+            metrics: dict[str, float] = self.actor.warm_start().wait(on_progress=self.reporter.progress)[0]
+        return metrics
+
     def sync_weights(self, version: int) -> dict[str, float]:
         return self.receive(self.publish(version))
 

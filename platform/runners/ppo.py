@@ -70,6 +70,9 @@ class TaskRunner(Protocol):
     learners: Learners
     groups: Mapping[str, WorkerGroup]
 
+    def warm_start(self) -> Metrics:
+        """Called once before the first step, with the models as they were built (`runner.warm_start`)."""
+
     def sync_weights(self, version: int) -> Metrics:
         """Gives the rollout the actor's weights as they are now."""
 
@@ -139,11 +142,12 @@ def train(
     with reporter.phase("load"):
         step = state.restore(runner, ppo, rollouts)
         runner.check_samples([rollout.batch for rollout in rollouts.ready])
+    started = runner.warm_start() if step == 0 else {}
     with reporter.phase("sync weights"):
         rollouts.start(step, ppo.version(step))
     stragglers = Stragglers(runner.groups, reporter.note)
     timings, utilization = ComponentTimings(config, runner.groups), Utilization(config, runner.groups)
-    untrained = validate(runner, reporter, 0) if step == 0 else None
+    untrained = started | validate(runner, reporter, 0) if step == 0 else None
 
     def save() -> None:
         with reporter.phase("checkpoint"):

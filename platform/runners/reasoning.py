@@ -138,6 +138,9 @@ class ReasoningRunner:
         self.learners = Learners(actor, critic, reference, config.reference_is_base, self.turns)
         self.streaming = streamed_evaluation(config, turns, self.groups, self._batch)
 
+    def warm_start(self) -> dict[str, float]:
+        return {}
+
     def sync_weights(self, version: int) -> dict[str, float]:
         return self.receive(self.publish(version))
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rl_platform.config.rules.rule import TASK, Unread, embodied, reasoning, unknown_name, unread_keys, when
+from rl_platform.config.rules.rule import CHUNKS, TASK, Unread, embodied, reasoning, unknown_name, unread_keys, when
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.runner import LOGGERS
 from rl_platform.errors import Problem
+from rl_platform.user_code import is_named
 
 
 def refused(config: Config) -> Iterator[Problem]:
@@ -27,6 +28,23 @@ def refused(config: Config) -> Iterator[Problem]:
             "rollouts come from weights that are one or more updates old, which needs a correction",
             hint="algorithm.rollout_is: {}",
         )
+    if when(lambda: embodied(config) and runner.warm_start is not None):
+        yield from _warm_start(config)
+
+
+def _warm_start(config: Config) -> Iterator[Problem]:
+    """What cannot be cloned: demonstrations hold observations and actions of single steps."""
+    model, key = config.actor.model, "runner.warm_start"
+    if when(lambda: model.type != "mlp" and not is_named(model.type)):
+        message = f"demonstrations of single steps cannot train a policy of type {config.actor.model.type}"
+        yield Problem(key, message, hint="actor.model.type: mlp")
+    if when(lambda: model.num_action_chunks > 1):
+        yield Problem(key, f"demonstrations have single actions, and the policy chooses several ({CHUNKS})")
+    if when(lambda: model.action_distribution == "squashed"):
+        message = "the sample behind a squashed action cannot be recovered from an action near a bound"
+        yield Problem(key, message, hint="actor.model.action_distribution: gaussian")
+    if when(lambda: config.env.pixels is not None):
+        yield Problem(key, "demonstrations are read without images, which this environment observes (env.pixels)")
 
 
 def _stale(config: Config) -> Iterator[Unread]:
@@ -51,6 +69,7 @@ def unread(config: Config) -> Iterator[Unread]:
             "runner", "max_epochs log_samples", "embodied training has no data set and no texts", TASK
         )
     if when(lambda: reasoning(config)):
+        yield Unread("runner.warm_start", "language models start from trained weights (actor.model.path)", (TASK,))
         yield from unread_keys(
             "runner", "trust_checkpoint", "loading a checkpoint of language models runs no code", TASK
         )

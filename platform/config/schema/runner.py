@@ -11,6 +11,27 @@ from rl_platform.config.schema.section import Section, key
 LOGGERS = ("tensorboard", "wandb", "trackio")
 
 
+class WarmStart(Section):
+    """`runner.warm_start`: behaviour cloning before the first PPO step, and demonstrations in PPO's loss."""
+
+    demonstrations: str = Field(
+        min_length=1, description="HDF5 file of robomimic's layout, or folder of a LeRobot data set; on every machine"
+    )
+    observations: list[str] = key(
+        [],
+        "names of the parts of an observation in the file, joined in this order; empty: the only one, of LeRobot "
+        "observation.state",
+    )
+    updates: int = key(2000, "optimizer steps on demonstrations before the first PPO step", ge=1)
+    mini_batch_size: int = key(256, "demonstrated steps behind one optimizer step", ge=1)
+    lr: float = key(1e-3, "learning rate of these optimizer steps", gt=0)
+    nll_coef: float = key(
+        0.0,
+        "factor of the demonstrated actions' mean negative log-likelihood in PPO's loss; 0: cloning alone",
+        ge=0,
+    )
+
+
 class Runner(Section):
     """`runner`: the run as a whole."""
 
@@ -28,6 +49,7 @@ class Runner(Section):
     save_interval: int = key(0, "steps between checkpoints; 0: one at the end", ge=0)
     keep_checkpoints: int = key(2, "newest checkpoints to keep", ge=1)
     resume: str = key("auto", "checkpoint to resume: auto (the newest in output_dir), never, or a path")
+    warm_start: WarmStart | None = key(None, "embodied: clone demonstrations before PPO; null: start untrained")
     trust_checkpoint: bool = key(
         False,
         "embodied: resume although the environments' states hold classes of their own, whose loading may run code",

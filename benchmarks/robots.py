@@ -1,0 +1,204 @@
+"""The page of the robot tasks: start and end of training by suite, curves, steps/s beside the simulator alone.
+
+    python benchmarks/results.py dm_walker metaworld_drawer --seeds 1 2 3    # trains; writes docs/results/NAME.csv
+    python benchmarks/env_python.py --json speeds.json                       # alone on the machine
+    python benchmarks/robots.py --speeds speeds.json                         # writes robots.md and .png beside them
+
+Returns and success rates are those of the first and the last evaluation in the CSV files, speeds the medians of the
+laps. Not covered: policies from images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rl_platform.config import load_config
+from rl_platform.launch.headline import number
+from rl_platform.launch.tools.plot import Curve, median_curve
+
+ROOT = Path(__file__).parents[1]
+RESULTS, CONFIGS = ROOT / "docs" / "results", ROOT / "configs" / "embodied"
+TASKS = {  # config: suite and task
+    "dm_cartpole": "dm-control 1.0, cartpole swingup",
+    "dm_walker": "dm-control 1.0, walker walk",
+    "metaworld_reach": "Meta-World 3.1, reach-v3",
+    "metaworld_drawer": "Meta-World 3.1, drawer-open-v3",
+    "metaworld_mt10": "Meta-World 3.1, MT10",
+    "fetch_reach": "Gymnasium-Robotics 1.4, FetchReachDense-v4",
+    "robosuite_lift": "robosuite 1.5, Lift",
+}
+SUCCESS, RETURN = "val/success_once", "val/return"
+TASK_SUCCESS = re.compile(r"val/(.+)/success_once")
+HEAD = (
+    "| config | task | seeds | evaluation | environment steps | success at any step | return | minutes |",
+    "|---|---|---|---|---|---|---|---|",
+)
+SPEED_HEAD = (
+    "| simulator | environments, workers | steps/s alone | with the platform | ratio: median (least to most) | "
+    "CPU microseconds of a step alone | with the platform |",
+    "|---|---|---|---|---|---|---|",
+)
+
+Row = dict[str, float]
+
+
+class Run(NamedTuple):
+    """The rows of one seed that have an evaluation."""
+
+    seed: int
+    rows: list[Row]
+
+    def of(self, metric: str) -> tuple[float, float]:
+        """The first and the last value; NaN without one."""
+        values = [row[metric] for row in self.rows if metric in row]
+        return (values[0], values[-1]) if values else (math.nan, math.nan)
+
+    def curve(self, metric: str) -> Curve:
+        return [(row["env_steps"], row[metric]) for row in self.rows if metric in row]
+
+
+def runs_of(path: Path) -> list[Run]:
+    """The evaluations in a CSV file of `results.py`, by seed."""
+    by_seed: dict[int, list[Row]] = {}
+    with open(path, newline="", encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            row = {name: float(value) for name, value in line.items() if name != "who" and value}
+            if RETURN in row:
+                by_seed.setdefault(int(line["seed"]), []).append(row)
+    return [Run(seed, rows) for seed, rows in by_seed.items()]
+
+
+def span(runs: Sequence[Run], metric: str, form: str) -> str:
+    """`start -> end` as means over the seeds; empty if it was not measured."""
+    starts, ends = zip(*(run.of(metric) for run in runs), strict=True)
+    if math.isnan(starts[0]):
+        return ""
+    of_seeds = f" ({', '.join(_formed(end, form) for end in ends)})" if len(ends) > 1 else ""
+    return f"{_formed(statistics.mean(starts), form)} -> {_formed(statistics.mean(ends), form)}{of_seeds}"
+
+
+def _formed(value: float, form: str) -> str:
+    return f"{100 * value:.0f} %" if form == "share" else number(value)
+
+
+def row(name: str, runs: Sequence[Run]) -> str:
+    """A line of the table of results."""
+    env = load_config(CONFIGS / f"{name}.yaml").config.env
+    length = int(max(run.rows[-1].get("val/length", 0.0) for run in runs))
+    cells = [
+        f"[{name}]({name}.md)",
+        TASKS[name],
+        ", ".join(str(run.seed) for run in runs),
+        f"{env.evaluation.episodes} episodes" + (f" of {length:,} steps" if length else ""),
+        f"{statistics.median(run.rows[-1]['env_steps'] for run in runs):,.0f}",
+        span(runs, SUCCESS, "share"),
+        span(runs, RETURN, "number"),
+        f"{statistics.mean(run.rows[-1]['seconds'] for run in runs) / 60:.1f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def by_task(runs: Sequence[Run]) -> list[str]:
+    """The table of success by task of a run with several; no lines for other runs."""
+    names = {match[1]: name for name in runs[0].rows[-1] if (match := TASK_SUCCESS.fullmatch(name))}
+    if not names:
+        return []
+    lines = ["", "Success by task, start -> end:", "", "| task | success at any step |", "|---|---|"]
+    return lines + [f"| {task} | {span(runs, name, 'share')} |" for task, name in names.items()]
+
+
+def speeds(content: Mapping[str, Any]) -> list[str]:
+    """The lines of a result of `env_python.py --json`: a lap is [seconds, CPU seconds, numbers]."""
+    lines, options = [], content["options"]
+    for task, laps in content["laps"].items():
+        rates, costs = {}, {}
+        for who, each in laps.items():
+            rates[who] = [numbers["steps"] / seconds for seconds, _, numbers in each]
+            costs[who] = statistics.median(1e6 * numbers["cpu_seconds"] / numbers["steps"] for _, _, numbers in each)
+        ratios = [ours / alone for ours, alone in zip(rates["rl_platform"], rates["alone"], strict=True)]
+        cells = [
+            task,
+            f"{options['num_envs']}, {options['workers']}",
+            f"{statistics.median(rates['alone']):,.0f}",
+            f"{statistics.median(rates['rl_platform']):,.0f}",
+            f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+            f"{costs['alone']:,.0f}",
+            f"{costs['rl_platform']:,.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def draw(found: Mapping[str, Sequence[Run]], path: Path) -> None:
+    """A panel for each config: success, or the return where the task reports none; seeds thin, medians thick."""
+    from matplotlib.figure import Figure
+
+    columns = min(len(found), 4)
+    lines = math.ceil(len(found) / columns)
+    figure = Figure(figsize=(3.6 * columns, 2.8 * lines), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False).flat
+    for axes, (name, runs) in zip(panels, found.items(), strict=False):
+        metric = SUCCESS if runs[0].curve(SUCCESS) else RETURN
+        curves = [run.curve(metric) for run in runs]
+        for curve in curves:
+            axes.plot(*zip(*curve, strict=True), color="tab:blue", linewidth=1, alpha=0.35)
+        axes.plot(*zip(*median_curve(curves), strict=True), color="tab:blue", linewidth=2)
+        axes.set(title=f"{name}: {metric}", xlabel="environment steps")
+        axes.title.set_fontsize("small")
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in list(panels):
+        axes.set_visible(False)
+    figure.savefig(path, dpi=120)
+
+
+def page(found: Mapping[str, Sequence[Run]], measured: Sequence[str], note: str) -> str:
+    lines = [
+        "# Robot tasks",
+        "",
+        "![Learning curves](robots.png)",
+        "",
+        "First and last evaluation with the most likely actions: start -> end, means over seeds, in parentheses the "
+        "ends of the seeds. Minutes are those of training without evaluation. The configs name the published protocol.",
+        "",
+        *HEAD,
+        *(row(name, runs) for name, runs in found.items()),
+        *(line for runs in found.values() for line in by_task(runs)),
+    ]
+    if measured:
+        lines += [
+            "",
+            "## Steps per second beside the simulator alone",
+            "",
+            "Alone, each process steps its environments in a loop of its own. With the platform a step waits for all "
+            "environments, checks their numbers and returns one array.",
+            "",
+            *SPEED_HEAD,
+            *measured,
+        ]
+    return "\n".join([*lines, "", note, ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--speeds", type=Path, nargs="*", default=[], help="files of env_python.py --json")
+    parser.add_argument("--note", default="", help="last line: machine, load and date")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    found = {name: runs_of(RESULTS / f"{name}.csv") for name in TASKS if (RESULTS / f"{name}.csv").exists()}
+    measured = [line for path in options.speeds for line in speeds(json.loads(path.read_text(encoding="utf-8")))]
+    draw(found, options.output / "robots.png")
+    (options.output / "robots.md").write_text(page(found, measured, options.note), encoding="utf-8")
+    print(options.output / "robots.md")
+
+
+if __name__ == "__main__":
+    main()

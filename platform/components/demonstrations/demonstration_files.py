@@ -1,0 +1,181 @@
+"""Reads demonstrations: HDF5 files as robomimic writes them, and folders of LeRobot data sets.
+
+    data/EPISODE/obs/NAME, data/EPISODE/actions          HDF5
+    meta/info.json, data/**/*.parquet                    LeRobot, a row per step; columns by name, `action`
+
+Not covered: images, and videos of LeRobot data sets.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_platform.config.schema.runner import WarmStart
+from rl_platform.disk import read_regular
+from rl_platform.envs.embodied.spaces import EnvSpaces
+from rl_platform.errors import ConfigError, Problem
+
+KEY = "runner.warm_start"
+FILE, NAMES = f"{KEY}.demonstrations", f"{KEY}.observations"
+TOLERANCE = 1e-3  # of actions beyond the bounds: files store float32, or bounds that were rounded
+LARGEST_INFO = 10_000_000  # bytes of meta/info.json
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """The steps of all episodes: observations [N,D] float32, actions [N,A] float32, or choices [N] or [N,D] int64."""
+
+    observations: np.ndarray
+    actions: np.ndarray
+    episodes: int
+
+
+def read_demonstrations(settings: WarmStart, spaces: EnvSpaces) -> Demonstrations:
+    """Returns the demonstrations, as the policy observes and acts in an environment of these spaces.
+
+    Raises ConfigError for a file that is missing or unreadable, and for observations or actions of another size, that
+    are not finite or, for actions, beyond the bounds.
+    """
+    path = Path(settings.demonstrations).expanduser()
+    if not path.exists():
+        hint = "an HDF5 file of robomimic's layout, or the folder of a LeRobot data set"
+        raise ConfigError([Problem(FILE, "no such file or folder", value=str(path), hint=hint)])
+    observations, actions, episodes = (_lerobot if path.is_dir() else _hdf5)(path, settings.observations)
+    if not len(actions):
+        raise ConfigError([Problem(FILE, "there are no steps in it", value=str(path))])
+    problems = _problems(path, observations, actions, spaces)
+    if problems:
+        raise ConfigError(problems)
+    if spaces.action.kind != "continuous":
+        actions = np.rint(actions).astype(np.int64) - np.asarray(spaces.action_start)
+    typed = actions.astype(spaces.policy_action_dtype).reshape(len(actions), *spaces.policy_action_shape)
+    return Demonstrations(observations.astype(np.float32), typed, episodes)
+
+
+def _problems(path: Path, observations: np.ndarray, actions: np.ndarray, spaces: EnvSpaces) -> list[Problem]:
+    problems = []
+    if observations.shape[1] != spaces.observation_size:
+        message = f"its observations have {observations.shape[1]} numbers"
+        allowed = f"{spaces.observation_size}, as those of the environment"
+        hint = "name the parts that the environment observes, in its order" if spaces.observation_size else ""
+        problems.append(Problem(NAMES, message, value=str(path), allowed=allowed, hint=hint))
+    width, continuous = spaces.action.components, spaces.action.kind == "continuous"
+    if actions.shape[1] != width:
+        message, allowed = f"its actions have {actions.shape[1]} numbers", f"{width}, as those of the environment"
+        problems.append(Problem(FILE, message, value=str(path), allowed=allowed))
+    elif continuous:
+        low, high = np.asarray(spaces.action_low), np.asarray(spaces.action_high)
+        least, most = actions.min(axis=0), actions.max(axis=0)
+        beyond = np.flatnonzero((least < low - TOLERANCE) | (most > high + TOLERANCE))
+        if len(beyond):
+            number = int(beyond[0])
+            message = f"number {number} of its actions is between {least[number]:g} and {most[number]:g}"
+            allowed = f"{low[number]:g} to {high[number]:g}, the bounds of the environment"
+            hint = "scale the actions in the file to the bounds"
+            problems.append(Problem(FILE, message, value=str(path), allowed=allowed, hint=hint))
+    else:
+        chosen = np.rint(actions) - np.asarray(spaces.action_start)
+        if (chosen < 0).any() or (chosen >= np.asarray(spaces.action.counts)).any() or (chosen % 1 != 0).any():
+            message = f"its actions are between {actions.min():g} and {actions.max():g}"
+            problems.append(Problem(FILE, message, value=str(path), allowed="the choices of the environment"))
+    for name, numbers in (("observations", observations), ("actions", actions)):
+        if not np.isfinite(numbers).all():
+            problems.append(Problem(FILE, f"its {name} have numbers that are not finite", value=str(path)))
+    return problems
+
+
+def _hdf5(path: Path, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray, int]:
+    try:
+        import h5py
+    except ImportError as error:
+        raise _not_installed("h5py", path) from error
+
+    try:
+        with h5py.File(path, "r") as file:
+            if "data" not in file or not len(file["data"]):
+                raise ConfigError([Problem(FILE, "it has no episodes below `data`", value=str(path))])
+            episodes = [file["data"][name] for name in sorted(file["data"])]
+            first = episodes[0]
+            if missing := [name for name in ("obs", "actions") if name not in first]:
+                message = f"{first.name} has no {' and no '.join(missing)}"
+                raise ConfigError([Problem(FILE, message, value=str(path), allowed="obs and actions")])
+            if isinstance(first["obs"], h5py.Dataset):
+                parts: list[Callable[[Any], Any]] = [lambda episode: episode["obs"]]
+            else:
+                chosen = _chosen(list(first["obs"]), names, path)
+                parts = [lambda episode, name=name: episode["obs"][name] for name in chosen]
+            observations = np.concatenate([_joined([part(each)[()] for part in parts]) for each in episodes])
+            actions = np.concatenate([_joined([each["actions"][()]]) for each in episodes])
+            return observations, actions, len(episodes)
+    except (OSError, KeyError, ValueError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _lerobot(path: Path, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray, int]:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise _not_installed("pyarrow", path) from error
+
+    try:
+        info = json.loads(read_regular(path / "meta" / "info.json", LARGEST_INFO))
+        features, frames, episodes = info["features"], int(info["total_frames"]), int(info["total_episodes"])
+        numbers = [
+            name
+            for name, feature in features.items()
+            if name.startswith("observation.") and feature["dtype"] not in ("image", "video", "string")
+        ]
+        chosen = _chosen(numbers, names or (["observation.state"] if "observation.state" in numbers else []), path)
+        files = sorted((path / "data").rglob("*.parquet"))
+        tables = [pyarrow.parquet.read_table(file, columns=[*chosen, "action"]) for file in files]
+        rows = sum(table.num_rows for table in tables)
+        if rows != frames:
+            message = f"{rows} steps are in its {len(files)} files below data/, and meta/info.json counts {frames}"
+            raise ConfigError([Problem(FILE, message, value=str(path), hint="download it again")])
+        observations = [_joined([_column(table, name) for name in chosen]) for table in tables]
+        actions = [_joined([_column(table, "action")]) for table in tables]
+        return np.concatenate(observations), np.concatenate(actions), episodes
+    except (OSError, KeyError, TypeError, ValueError) as error:  # pyarrow's errors are of these types
+        raise _unreadable(path, error) from error
+
+
+def _chosen(there: Sequence[str], names: Sequence[str], path: Path) -> Sequence[str]:
+    """Returns the parts of an observation. Raises ConfigError if one is missing, or if none is named of several."""
+    if unknown := [name for name in names if name not in there]:
+        message, listed = f"it has no observations {', '.join(unknown)}", ", ".join(there)
+        raise ConfigError([Problem(NAMES, message, value=str(path), allowed=listed)])
+    if not names and len(there) != 1:
+        message = f"it has {len(there)} kinds of observations, whose order in the policy's input is not known"
+        hint = f"{KEY}.observations=[{','.join(there)}]"
+        raise ConfigError([Problem(NAMES, message, value=str(path), allowed=", ".join(there), hint=hint)])
+    return names or there
+
+
+def _column(table: Any, name: str) -> np.ndarray:
+    """A column of numbers or of lists of equal length."""
+    rows = table.column(name).to_numpy(zero_copy_only=False)
+    return np.stack(list(rows)) if rows.dtype == object else rows
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Parts [T,...] side by side: [T,sum of their sizes]."""
+    numbers = [np.asarray(part, np.float64) for part in parts]
+    return np.concatenate([part.reshape(len(part), math.prod(part.shape[1:])) for part in numbers], axis=1)
+
+
+def _not_installed(package: str, path: Path) -> ConfigError:
+    message, hint = f"{package} is not installed", "pip install 'rl-platform[demonstrations]'"
+    return ConfigError([Problem(FILE, message, value=str(path), hint=hint)])
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigError:
+    allowed = "data/EPISODE/obs and actions in HDF5, or meta/info.json and data/*.parquet of LeRobot"
+    message = f"it cannot be read ({type(error).__name__}: {error})"
+    return ConfigError([Problem(FILE, message, value=str(path), allowed=allowed)])

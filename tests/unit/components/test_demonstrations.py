@@ -1,0 +1,101 @@
+"""Demonstrations from files: what is refused, discrete actions, normalisation, and the loss."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rl_platform.components.demonstrations.cloning import LEAST_DEVIATION, demonstration_normalizer
+from rl_platform.components.demonstrations.demonstration_files import read_demonstrations
+from rl_platform.config.schema.runner import WarmStart
+from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
+from rl_platform.errors import ConfigError
+
+h5py = pytest.importorskip("h5py", reason="pip install 'rl-platform[demonstrations]'")
+pyarrow = pytest.importorskip("pyarrow", reason="pip install 'rl-platform[demonstrations]'")
+
+BOX = EnvSpaces((3,), ActionSpace("continuous", 2), (2,), (-1.0, -1.0), (1.0, 1.0))
+CHOICE = EnvSpaces((3,), ActionSpace("discrete", 4), (), action_start=1)
+
+
+def hdf5(path: Path, observations: object, actions: object) -> WarmStart:
+    with h5py.File(path / "demos.hdf5", "w") as file:
+        group = file.create_group("data/demo_0")
+        if actions is not None:
+            group["actions"] = actions
+        if observations is not None:
+            group["obs/state"] = observations
+    return WarmStart(demonstrations=str(path / "demos.hdf5"))
+
+
+ONES, STEPS = np.full((5, 3), 1.0), np.full((5, 2), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("observations", "actions", "key", "text"),
+    [
+        (None, STEPS, "demonstrations", "no obs"),
+        (ONES, None, "demonstrations", "no actions"),
+        (np.ones((5, 4)), STEPS, "observations", "4 numbers"),
+        (ONES, np.ones((5, 3)), "demonstrations", "actions have 3 numbers"),
+        (ONES, 2 * STEPS + 0.5, "demonstrations", "number 0 of its actions is between 1.5 and 1.5"),
+        (ONES * np.nan, STEPS, "demonstrations", "observations have numbers that are not finite"),
+        (ONES[:0], STEPS[:0], "demonstrations", "there are no steps"),
+    ],
+)
+def test_refused(tmp_path: Path, observations: object, actions: object, key: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_demonstrations(hdf5(tmp_path, observations, actions), BOX)
+    (problem,) = caught.value.problems
+    assert problem.key == f"runner.warm_start.{key}"
+    assert text in str(problem)
+
+
+def test_files_that_are_no_demonstrations_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.hdf5").write_text("no HDF5")
+    h5py.File(tmp_path / "empty.hdf5", "w").close()
+    (tmp_path / "folder").mkdir()
+    for name, text in (("text.hdf5", "cannot be read"), ("empty.hdf5", "no episodes"), ("folder", "cannot be read")):
+        with pytest.raises(ConfigError, match=text):
+            read_demonstrations(WarmStart(demonstrations=str(tmp_path / name)), BOX)
+
+
+def test_a_lerobot_folder_that_lacks_files_is_refused(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "data").mkdir()
+    features = {"observation.state": {"dtype": "float32", "shape": [3]}}
+    info = {"total_episodes": 2, "total_frames": 10, "features": features}
+    (tmp_path / "meta" / "info.json").write_text(json.dumps(info))
+    table = pyarrow.table({"observation.state": list(ONES), "action": list(STEPS)})
+    pyarrow.parquet.write_table(table, tmp_path / "data" / "file-000.parquet")
+    settings = WarmStart(demonstrations=str(tmp_path))
+    with pytest.raises(ConfigError, match="5 steps are in its 1 files"):
+        read_demonstrations(settings, BOX)
+    pyarrow.parquet.write_table(table, tmp_path / "data" / "file-001.parquet")
+    read = read_demonstrations(settings, BOX)
+    assert (read.episodes, read.observations.shape, read.actions.shape) == (2, (10, 3), (10, 2))
+    assert (read.observations.dtype, read.actions.dtype) == (np.float32, np.float32)
+
+
+def test_choices_are_counted_from_the_environments_first_one(tmp_path: Path) -> None:
+    read = read_demonstrations(hdf5(tmp_path, ONES, np.array([1, 2, 3, 4, 1])), CHOICE)
+    assert read.actions.tolist() == [0, 1, 2, 3, 0]
+    with pytest.raises(ConfigError, match="the choices of the environment"):
+        read_demonstrations(hdf5(tmp_path, ONES, np.array([0, 1, 2, 3, 4])), CHOICE)
+
+
+def test_the_normaliser_has_the_moments_of_the_demonstrations_for_good() -> None:
+    draw = np.random.default_rng(0)
+    observations = draw.normal([0.0, 5.0, 1.0], [1.0, 3.0, 0.0], (1000, 3)).astype(np.float32)
+    normalizer = demonstration_normalizer(BOX, 10.0, observations)
+    wanted = (observations - observations.mean(0)) / (observations.std(0) + LEAST_DEVIATION)
+    assert np.allclose(normalizer(observations), wanted, atol=1e-4)
+    before = normalizer.state_dict()
+    normalizer.update(100 + observations)
+    assert np.array_equal(normalizer.count(observations), normalizer(observations))
+    assert normalizer.state_dict() == before
