@@ -294,6 +294,12 @@ RULES: tuple[Rule, ...] = (
     Rule("runner.save_interval", lambda sizes: 1, "a checkpoint to resume from"),
     _least("runner.val_check_interval", 1, "the run has 2 steps"),
     _least("runner.deadline_s", 120.0, "a small run", applies=lambda sizes: sizes.config.runner.deadline_s > 120),
+    _least(
+        "runner.warm_start.updates",
+        4,
+        "a small run",
+        applies=lambda sizes: sizes.config.runner.warm_start is not None,
+    ),
     Rule(
         "runner.logger_backends",
         lambda sizes: [name for name in sizes.config.runner.logger_backends if name == "tensorboard"],
