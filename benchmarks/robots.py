@@ -1,6 +1,6 @@
 """The page of the robot tasks: start and end of training by suite, curves, steps/s beside the simulator alone.
 
-    python benchmarks/results.py dm_walker metaworld_drawer --seeds 1 2 3    # trains; writes docs/results/NAME.csv
+    python benchmarks/results.py dm_walker metaworld_mt10 --seeds 1 2 3    # trains; writes docs/results/NAME.csv
     python benchmarks/env_python.py --json speeds.json                       # alone on the machine
     python benchmarks/robots.py --speeds speeds.json                         # writes robots.md and .png beside them
 
@@ -30,7 +30,6 @@ TASKS = {  # config: suite and task
     "dm_cartpole": "dm-control 1.0, cartpole swingup",
     "dm_walker": "dm-control 1.0, walker walk",
     "metaworld_reach": "Meta-World 3.1, reach-v3",
-    "metaworld_drawer": "Meta-World 3.1, drawer-open-v3",
     "metaworld_mt10": "Meta-World 3.1, MT10",
     "fetch_reach": "Gymnasium-Robotics 1.4, FetchReachDense-v4",
     "robosuite_lift": "robosuite 1.5, Lift",

@@ -25,7 +25,6 @@ NEEDS_MORE = (  # simulators that are not installed with the tests
     "dm_cartpole",
     "dm_walker",
     "fetch_reach",
-    "metaworld_drawer",
     "metaworld_mt10",
     "metaworld_reach",
     "robosuite_lift",

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rl_platform.config import load_config
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.vector import VectorEnv
 from rl_platform.launch.tools.simulators import is_made
@@ -59,6 +60,28 @@ def test_the_shipped_config_trains_and_reports_success(name: str, command, folde
     ended = command("--eval", "latest", "env.evaluation.video=false")
     assert ended.code == 0, ended.err
     assert "success_once" in ended.out
+
+
+def test_ten_tasks_in_one_run_have_their_number_in_the_observation_and_metrics_of_their_own(
+    command, folder: Path
+) -> None:
+    env = load_config(CONFIGS / "metaworld_mt10.yaml").config.env
+    envs = VectorEnv(EnvDescription.of(env), len(env.tasks), 1)
+    try:
+        observations = envs.reset(range(len(env.tasks)))
+    finally:
+        envs.close()
+    assert np.array_equal(observations[:, -len(env.tasks) :], np.eye(len(env.tasks)))
+
+    small = ("num_envs=10", "num_workers=1", "rollout_steps=20", "max_episode_steps=10", "evaluation={episodes: 10}")
+    settings = [*(f"env.{setting}" for setting in small), "data.mini_batch_size=100", *SMALL[2:]]
+    ended = command(CONFIGS / "metaworld_mt10.yaml", *settings)
+    assert ended.code == 0, ended.err
+    first, last = read_metrics("runs/robot")
+    for task in env.tasks:
+        for row, kind in ((first, "val"), (last, "val"), (last, "env")):
+            assert 0.0 <= row[f"{kind}/{task.name}/success_once"] <= 1.0
+            assert row[f"{kind}/{task.name}/return"] > 0.0
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -101,7 +101,8 @@ def _hdf5(path: Path, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray, int
         with h5py.File(path, "r") as file:
             if "data" not in file or not len(file["data"]):
                 raise ConfigError([Problem(FILE, "it has no episodes below `data`", value=str(path))])
-            episodes = [file["data"][name] for name in sorted(file["data"])]
+            in_order = sorted(file["data"], key=lambda name: (len(name), name))  # demo_2 before demo_10
+            episodes = [file["data"][name] for name in in_order]
             first = episodes[0]
             if missing := [name for name in ("obs", "actions") if name not in first]:
                 message = f"{first.name} has no {' and no '.join(missing)}"
