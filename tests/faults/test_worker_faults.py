@@ -36,6 +36,7 @@ from rl_platform.metrics import read_metrics
 from rl_platform.records import RolloutBatch, Trajectory, Weights, WeightsReceived
 from rl_platform.runners import embodied, reasoning
 from rl_platform.runtime.host import ComponentContext, Progress
+from rl_platform.runtime.ray import weight_sender
 from rl_platform.runtime.ray.runtime import RayRuntime
 from rl_platform.runtime.ray.worker_proxy import WorkerProxy
 from rl_platform.runtime.weights import group as weight_group
@@ -347,6 +348,24 @@ def test_a_rollout_that_is_killed_with_half_of_the_weights_of_a_group(
     assert metrics("runtime/restarts") == [0, 0, 1]
     assert {one.weights_version for one in trained} == {0, 1, 2}
     assert names(trained) == undisturbed[1]
+    assert equal(learned(STEPS), undisturbed[0])
+
+
+class DiesBeforeItRequests(LanguageRollout):
+    """Rank 1 is killed once, when rank 0 has requested the weights of version 2."""
+
+    def receive(self, weights: Weights | WeightsOffer) -> WeightsReceived:
+        if weights.version == 2 and self.context.rank == 1:
+            time.sleep(1.0)
+            die_once("killed")
+        return super().receive(weights)
+
+
+def test_a_rollout_does_not_wait_for_the_request_of_one_that_was_killed(command, address, undisturbed, monkeypatch):
+    monkeypatch.setattr(reasoning, "LanguageRollout", DiesBeforeItRequests)
+    ended = command(*RUN, *APART, f"cluster.address={address}", "rollout.weight_transfer=group")
+    assert ended.code == 0, ended.err
+    assert time.time() - Path("killed").stat().st_mtime < weight_sender.JOIN_S
     assert equal(learned(STEPS), undisturbed[0])
 
 

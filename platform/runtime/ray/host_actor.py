@@ -132,10 +132,17 @@ class HostActor:
     async def fail(self, label: str | None, error: bytes, *before: int) -> Answer:
         if not self._ranks:
             return [], None
-        return await self._answer(lambda: self._names.registry.fail(label, unpack_error(error), *before))
+
+        def fail() -> list[PlatformError]:
+            if label is not None:
+                self._names.weights.lost(label)
+            return self._names.registry.fail(label, unpack_error(error), *before)
+
+        return await self._answer(fail)
 
     async def rehome(self, homes: Mapping[str, str]) -> Answer:
         self._homes = homes
+        self._names.weights.restarted()
         return None, None
 
     async def doing(self, name: str) -> Answer:

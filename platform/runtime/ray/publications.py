@@ -162,6 +162,14 @@ class Publications:
             answer = answers[transfer, request]
         return answer.result()
 
+    def lost(self, rank: str) -> None:
+        """A rank of the run died: receivers that are alive do not wait for its request."""
+        self._group.lost(rank)
+
+    def restarted(self) -> None:
+        """All ranks of the run live again."""
+        self._group.restarted()
+
     def _publish(self, token: WeightsToken, transfer: str, request: WeightGroup | None) -> object:
         weights = self.published(token)
         if weights.gathered is None:

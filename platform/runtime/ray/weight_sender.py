@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -35,7 +35,7 @@ from rl_platform.runtime.weights.weight_transfer import Ask, TensorShape, Weight
 
 logger = logging.getLogger(__name__)
 
-JOIN_S = 60.0  # longest wait for the other receivers of a publication: a dead process sends no request
+JOIN_S = 60.0  # longest wait for the other receivers of a publication
 
 
 class WeightSender:
@@ -90,9 +90,11 @@ class _Meeting:
     absent: int = 0
     group: WeightGroup | None = None
 
-    @property
-    def complete(self) -> bool:
-        return len(self.requests) + self.absent >= self.expected
+    def is_complete(self, lost: Collection[str]) -> bool:
+        """Whether every receiver has sent its request, gets the weights otherwise, or is among the `lost` ranks."""
+        components = {_component(one.receiver) for one in self.requests}
+        dead = sum(_component(rank) in components for rank in lost)
+        return bool(self.requests) and len(self.requests) + self.absent + dead >= self.expected
 
 
 class GroupTransfer:
@@ -108,6 +110,7 @@ class GroupTransfer:
         self._changed = threading.Condition()
         self._meetings: dict[str, tuple[int, _Meeting]] = {}  # by rank: of its last publication
         self._opened: dict[str, tuple[Rendezvous, WeightGroup]] = {}  # by name; a rendezvous lives as long as its group
+        self._lost: set[str] = set()  # ranks that died and were not started again yet
         self._count = 0
 
     def publish(self, token: WeightsToken, state: Mapping[str, Tensor], request: WeightGroup) -> list[bytes]:
@@ -149,17 +152,34 @@ class GroupTransfer:
             else:
                 others = [one for one in meeting.requests if one.receiver != request.receiver]
                 meeting.requests = [*others, request]  # a restarted receiver requests a second time
-            if meeting.complete and meeting.requests:
-                meeting.group = self._group_of(meeting.requests)
-            self._changed.notify_all()
+            self._complete(meeting)
             if isinstance(request, Absence):
                 return None
             self._changed.wait_for(lambda: meeting.group is not None, timeout=JOIN_S)
             if meeting.group is None:
                 logger.warning("%d of %d receivers requested weights", len(meeting.requests), meeting.expected)
-                meeting.group = self._group_of(meeting.requests)
+                meeting.group = self._group_of(meeting.requests or [request])
                 self._changed.notify_all()
             return meeting.group
+
+    def lost(self, rank: str) -> None:
+        """A rank died: its request is void, and the others wait for none of it until `restarted`."""
+        with self._changed:
+            self._lost.add(rank)
+            for _, meeting in self._meetings.values():
+                if meeting.group is None:
+                    meeting.requests = [one for one in meeting.requests if one.receiver != rank]
+                    self._complete(meeting)
+
+    def restarted(self) -> None:
+        """All ranks live again."""
+        with self._changed:
+            self._lost.clear()
+
+    def _complete(self, meeting: _Meeting) -> None:
+        if meeting.is_complete(self._lost):
+            meeting.group = self._group_of(meeting.requests)
+        self._changed.notify_all()
 
     def _group_of(self, requests: Sequence[JoinRequest]) -> WeightGroup:
         """Returns the open group of exactly these receivers, or a new one."""
@@ -186,3 +206,8 @@ class GroupTransfer:
             del self._opened[left]
         self._opened[group.name] = rendezvous, group
         return group
+
+
+def _component(rank: str) -> str:
+    """Returns `rollout` for `rollout[1]`."""
+    return rank.partition("[")[0]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from waiting import until
+from waiting import HANG_S, until
 from weight_readers import read_from_group, receive_in_turn
 from weight_senders import Learner, SendingProcess
 
@@ -293,3 +293,37 @@ def test_a_receiver_that_was_started_again_counts_once() -> None:
         assert group.world_size == 3
         assert group.receivers == {"rollout[0]", "rollout[1]"}
         assert {found.result().name for found in asked if found.result() is not None} == {group.name}
+
+
+def test_a_receiver_that_died_is_not_waited_for_until_it_is_started_again() -> None:
+    transfer = GroupTransfer(lambda: "127.0.0.1", pytest.fail)
+    token = WeightsToken("host0", "actor[0]", 1, 1, delta=False, tensors=TENSORS, receivers=2)
+    first, second = (JoinRequest(f"rollout[{rank}]", 1, "cpu", checked=False) for rank in (0, 1))
+    with ThreadPoolExecutor(4) as threads:
+        asked = threads.submit(transfer.meet, token, first)
+        until(lambda: len(transfer._changed._waiters) == 1)
+        transfer.lost("reward[1]")  # receives no weights
+        assert not asked.done()
+        transfer.lost("rollout[1]")
+        alone = asked.result(timeout=HANG_S)
+        assert alone is not None
+        assert alone.receivers == {"rollout[0]"}
+        transfer.restarted()
+        both = [threads.submit(transfer.meet, token, one) for one in (first, second)]
+        assert [found.result(timeout=HANG_S).receivers for found in both] == [{"rollout[0]", "rollout[1]"}] * 2
+
+
+def test_the_request_of_a_receiver_that_died_is_void() -> None:
+    transfer = GroupTransfer(lambda: "127.0.0.1", pytest.fail)
+    token = WeightsToken("host0", "actor[0]", 1, 1, delta=False, tensors=TENSORS, receivers=2)
+    first, second = (JoinRequest(f"rollout[{rank}]", 1, "cpu", checked=False) for rank in (0, 1))
+    with ThreadPoolExecutor(4) as threads:
+        dead = threads.submit(transfer.meet, token, second)
+        until(lambda: len(transfer._changed._waiters) == 1)
+        transfer.lost("rollout[1]")
+        transfer.restarted()
+        both = [threads.submit(transfer.meet, token, one) for one in (first, second)]
+        groups = [found.result(timeout=HANG_S) for found in (*both, dead)]
+    assert groups[0] == groups[1] == groups[2]
+    assert groups[0].receivers == {"rollout[0]", "rollout[1]"}
+    assert groups[0].world_size == 3
