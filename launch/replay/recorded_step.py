@@ -74,8 +74,9 @@ class RecordedPPO(PPO):
             numbers["loss_weights"] = batch.loss_weights
         batch = super()._estimate(batch)
         assert batch.advantages is not None
-        assert batch.returns is not None
-        numbers |= {"advantages": batch.advantages, "returns": batch.returns}
+        numbers["advantages"] = batch.advantages
+        if batch.returns is not None:  # estimators of groups have none
+            numbers["returns"] = batch.returns
         return batch
 
     def _train(self, batch: RolloutBatch, step: int) -> Metrics:

@@ -50,6 +50,14 @@ def test_a_step_of_a_language_model_repeats_whole_and_by_phase(recorded, tool) -
         assert "all numbers are equal" in part.out
 
 
+def test_a_step_of_an_estimator_without_returns_repeats(recorded, tool) -> None:
+    places = "cluster.component_placement={'actor,rollout,reward': all}"
+    recorded("reasoning.yaml", "algorithm={adv_type: grpo, group_size: 2}", "~critic", places)
+    whole = tool("replay", RECORDED)
+    assert whole.code == 0, whole.err
+    assert "all numbers are equal" in whole.out
+
+
 def test_a_step_of_an_embodied_policy_repeats(recorded, tool) -> None:
     recorded("embodied.yaml")
     whole = tool("replay", RECORDED)
