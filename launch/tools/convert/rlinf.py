@@ -19,7 +19,6 @@ from rl_platform.launch.tools.convert.outcome import (
     Table,
     Value,
     choice,
-    contained,
     dtype,
     lacking,
     loggers,
@@ -91,28 +90,6 @@ def _mini_batches(value: Value, source: ForeignConfig) -> Outcome:
     return write({"data.mini_batch_size": rows // number(value)}, f"{rows} sequences in {value} mini-batches")
 
 
-def _dynamic(source: ForeignConfig) -> bool:
-    return bool(source("runner.enable_dynamic_batch_size"))
-
-
-def _of_learners(name: str, value: Value, source: ForeignConfig) -> Outcome:
-    """The key of the actor and, if there is one, of the critic."""
-    critic = {f"critic.{name}": value} if source("critic.use_critic_model") else {}
-    return write({f"actor.{name}": value, **critic})
-
-
-def _micro(value: Value, source: ForeignConfig) -> Outcome:
-    if _dynamic(source):
-        return same("enable_dynamic_batch_size is true: the token budget limits micro-batches")
-    return _of_learners("micro_batch_size", value, source)
-
-
-def _tokens(value: Value, source: ForeignConfig) -> Outcome:
-    if not _dynamic(source):
-        return same("enable_dynamic_batch_size is false")
-    return _of_learners("max_tokens_per_micro_batch", value, source)
-
-
 def _response(value: Value, source: ForeignConfig) -> Outcome:
     if embodied(source):
         return same(_UNREAD)
@@ -168,10 +145,6 @@ def _entropy(value: Value, source: ForeignConfig) -> Outcome:
     return write({"algorithm.entropy_bonus": value})
 
 
-def _warmup_steps(value: Value, _: ForeignConfig) -> Outcome:
-    return write({"algorithm.policy_training_start_step": value}) if value else same("no warm-up")
-
-
 def _staleness(value: Value, source: ForeignConfig) -> Outcome:
     """The decoupled loss multiplies the clipped loss by pi_old / pi_rollout, where pi_old is the newest policy."""
     if not value:
@@ -222,12 +195,6 @@ def _scale(value: Value, source: ForeignConfig) -> Outcome:
     key, scale = "algorithm.reward_scaling", number(value)
     values = {"source_min": 0.0, "source_max": 1.0, "target_min": low * scale, "target_max": high * scale}
     return write({f"{key}.{name}": each for name, each in values.items()}, "scores of 0 and 1 become these")
-
-
-def _reward_type(value: Value, source: ForeignConfig) -> Outcome:
-    if embodied(source):
-        return same(_UNREAD)
-    return choice("reward.type", {"math": "math_verify"})(value, source)
 
 
 def _reward_setting(value: Value, source: ForeignConfig) -> Outcome:
@@ -370,17 +337,9 @@ RULES: Table = {
         "only wandb and swanlab have projects",
     ),
     "runner.logger.logger_backends": loggers("runner.logger_backends"),
-    "runner.max_tokens_per_mbs": _tokens,
     "cluster.component_placement": placement,
     "cluster.node_groups": node_groups,
     "algorithm.n_minibatches": _in_reasoning(_mini_batches),
-    "algorithm.training_batch_size_per_gpu": _micro,
-    "algorithm.logprob_forward_micro_batch_size": while_(
-        lambda source: not _dynamic(source),
-        "algorithm.logprob_forward_micro_batch_size",
-        "enable_dynamic_batch_size is true",
-    ),
-    "algorithm.critic_warmup_steps": _in_reasoning(_warmup_steps),
     "algorithm.staleness_threshold": _staleness,
     "algorithm.behave_weight_threshold": while_(
         lambda source: source("algorithm.loss_type") == "decoupled_actor_critic",
@@ -388,11 +347,6 @@ RULES: Table = {
         "only the decoupled loss reads it",
     ),
     "algorithm.importance_sampling_fix": _importance_sampling,
-    "algorithm.importance_sampling_clip": while_(
-        lambda source: bool(source("algorithm.importance_sampling_fix")),
-        contained("algorithm.rollout_is"),
-        "importance_sampling_fix is false",
-    ),
     "algorithm.loss_agg_func": _loss_agg,
     "algorithm.kl_beta": _in_reasoning(_kl_beta),
     "algorithm.reinpp_kl_beta": _in_reasoning(_reinpp_kl),
@@ -411,7 +365,6 @@ RULES: Table = {
     "data.seed": _seed,
     "data.train_data_paths": _train_files,
     "data.val_data_paths": _val_files,
-    "reward.reward_type": _reward_type,
     "reward.reward_scale": _scale,
     "reward.*": _reward_setting,
     "weight_syncer.type": while_(

@@ -143,11 +143,6 @@ def _clip_ratio(value: Value, source: ForeignConfig) -> Outcome:
     return untranslated(f"verl does not read it beside clip_ratio_low ({low}) and clip_ratio_high ({high})")
 
 
-def _clip_ratio_c(value: Value, source: ForeignConfig) -> Outcome:
-    mode = source(f"{ACTOR}.policy_loss.loss_mode")
-    return write({"algorithm.clip_ratio_c": value}) if mode == "vanilla" else same(f"not read by loss_mode {mode}")
-
-
 def _aggregation(value: Value, _: ForeignConfig) -> Outcome:
     if value not in _AGGREGATIONS:
         return unknown(value, _AGGREGATIONS)
@@ -219,14 +214,6 @@ def _dynamic(source: ForeignConfig, role: str) -> bool:
     return bool(own if own is not None or role == ACTOR else source(f"{ACTOR}.use_dynamic_bsz"))
 
 
-def _log_prob_rows(value: Value, source: ForeignConfig) -> Outcome:
-    if value is None:
-        return same("not set")
-    if _dynamic(source, ACTOR):
-        return same("use_dynamic_bsz is true: log-probs have the token budget of training")
-    return write({"algorithm.logprob_forward_micro_batch_size": value})
-
-
 def _log_prob_tokens(value: Value, source: ForeignConfig) -> Outcome:
     if not _dynamic(source, ACTOR) or value == source(f"{ACTOR}.ppo_max_token_len_per_gpu"):
         return same("log-probs have the token budget of training")
@@ -269,16 +256,6 @@ def _reward_model(value: Value, source: ForeignConfig) -> Outcome:
     if not any(source(key) for key in _REWARD_MODELS):
         return same("the reward model is off")
     return write({"reward.type": "model", "reward.model.path": value})
-
-
-def _validation_temperature(value: Value, source: ForeignConfig) -> Outcome:
-    if not source(f"{ROLLOUT}.val_kwargs.do_sample"):
-        return same("val_kwargs.do_sample is false: greedy")
-    return write({"rollout.val_sampling.temperature": value})
-
-
-def _balance(value: Value, source: ForeignConfig) -> Outcome:
-    return write({"actor.balance": value, **({"critic.balance": value} if _uses_critic(source) else {})})
 
 
 def _batches(role: str, ours: str) -> Table:
@@ -401,19 +378,15 @@ RULES: Table = {
         for key, rule in (_batches(role, ours) | _optimizer(role, ours) | _memory(role, ours, fsdp)).items()
     },
     f"{ACTOR}.clip_ratio": _clip_ratio,
-    f"{ACTOR}.clip_ratio_c": _clip_ratio_c,
     f"{ACTOR}.loss_agg_mode": _aggregation,
     f"{ACTOR}.kl_loss_type": _kl_loss_type,
-    **dict.fromkeys((f"{ARR}.{role}.log_prob_micro_batch_size*" for role in ("ref", "rollout")), _log_prob_rows),
     **dict.fromkeys((f"{ARR}.{role}.log_prob_max_token_len_per_gpu" for role in ("ref", "rollout")), _log_prob_tokens),
-    f"{ROLLOUT}.val_kwargs.temperature": _validation_temperature,
     "reward_model.model.path": _reward_model,
     "reward.reward_model.model_path": _reward_model,
     "reward_model.reward_manager": _reward_manager,
     "reward.reward_manager.name": _reward_manager,
     "trainer.n_gpus_per_node": _pool,
     "trainer.critic_warmup": _critic_warmup,
-    "trainer.balance_batch": _balance,
     "trainer.logger": loggers("runner.logger_backends"),
     "trainer.project_name": _project,
     "trainer.total_epochs": _epochs,
