@@ -139,6 +139,11 @@ def launch(arguments: Arguments) -> None:
 
 
 def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> None:
+    written = arguments.slurm is not None or arguments.kuberay is not None
+    if arguments.plan is not None or written:
+        from rl_platform.launch.env_check import check_env
+
+        check_env(loaded.config)
     if arguments.plan == "search":
         print(search(arguments, loaded, placement, inventory), end="")
     elif arguments.plan == "html":
@@ -159,7 +164,6 @@ def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement,
         text = manifest(loaded.config, arguments.config, arguments.overrides, arguments.kuberay)
         path = write_manifest(loaded.config, text)
         print(f"{path}: submit it with kubectl create -f {path}")
-    written = arguments.slurm is not None or arguments.kuberay is not None
     stops = arguments.print_config or arguments.plan is not None or written
     if stops and not arguments.check:
         return

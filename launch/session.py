@@ -35,7 +35,7 @@ from rl_platform.launch.preflight import (
 from rl_platform.launch.run_restarts import RunRestarts
 from rl_platform.launch.sharding import check_kernels
 from rl_platform.metrics import RunLog, user_loggers
-from rl_platform.models.embodied_policy import policy_problems
+from rl_platform.models.policy_fit import policy_problems
 from rl_platform.placement.decisions import decide, peak_flops
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement

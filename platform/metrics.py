@@ -142,7 +142,7 @@ def episode_lines(step: int, episodes: Sequence[Episode]) -> list[dict[str, obje
 def read_metrics(path: str | Path) -> list[dict[str, float]]:
     """The lines of a metrics.jsonl (or of the one in folder `path`), null as NaN; a torn last line is left out.
 
-    Raises DataError if there is no such file or another line is not JSON.
+    Raises DataError if there is no such file, another line is not JSON, or a value is not a finite number.
     """
     return list(iter_metrics(path))
 
@@ -152,9 +152,7 @@ def iter_metrics(path: str | Path) -> Iterator[dict[str, float]]:
     path = Path(path)
     path = path / "metrics.jsonl" if path.is_dir() else path
     try:
-        for row in read_lines(path):
-            if texts := [name for name, value in row.items() if isinstance(value, str)]:
-                raise DataError(f"{path}: step {row['step']}: {', '.join(texts)}: not a number: {row[texts[0]]!r:.80}")
+        for row in read_lines(path, texts=False):
             yield {name: math.nan if value is None else value for name, value in row.items()}
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}; name the output folder of a run or its metrics.jsonl") from error

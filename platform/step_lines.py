@@ -50,37 +50,45 @@ class StepLines:
         self._file.close()
 
 
-def read_lines(path: Path) -> Iterator[Line]:
-    """The records of a file, one at a time; a torn last line is left out.
+def read_lines(path: Path, *, texts: bool = True) -> Iterator[Line]:
+    """The records of a file, one at a time; a torn last line is left out. texts: values may be texts.
 
-    Raises DataError for a line that is not a JSON object with a step, OSError for a file that cannot be read.
+    Raises DataError for a line that is not a JSON object with a step or has another value, with line and key, OSError
+    for a file that cannot be read.
     """
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 return
-            if (record := _parsed(line)) is None:
-                shown = line[:80].decode("utf-8", "backslashreplace").rstrip("\n")
-                raise DataError(f"{path}:{number}: not a JSON object with a step: {shown!r}")
-            yield record
+            try:
+                yield _record(line, texts)
+            except ValueError as error:
+                raise DataError(f"{path}:{number}: {error}") from error
 
 
-def _parsed(line: bytes) -> Line | None:
-    """The record of a line, None if it is damaged."""
+def _record(line: bytes, texts: bool = True) -> Line:
+    """The record of a line. Raises ValueError, which says what is wrong with it."""
     try:
         record = json.loads(line.decode("utf-8"))
+        has_step = isinstance(record, dict) and type(record.get("step")) is int and record["step"] >= 0
     except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict) or type(record.get("step")) is not int or record["step"] < 0:
-        return None
-    return record if all(map(_is_value, record.values())) else None
+        has_step = False
+    if not has_step:
+        shown = line[:80].decode("utf-8", "backslashreplace").rstrip("\n")
+        raise ValueError(f"not a JSON object with a step: {shown!r}")
+    for name, value in record.items():
+        if not (_is_number(value) or value is None or (texts and isinstance(value, str))):
+            kinds = "a finite number, a text or null" if texts else "a finite number or null"
+            shown = f"a {type(value).__name__}" if isinstance(value, dict | list) else json.dumps(value)
+            raise ValueError(f"{name}: not {kinds}: {shown:.80}")
+    return record
 
 
-def _is_value(value: object) -> bool:
-    """Whether a line may hold `value`: a text, null, or a number that a float can hold."""
+def _is_number(value: object) -> bool:
+    """Whether a float can hold `value`. NaN is read as null."""
     if isinstance(value, int):
         return abs(value) <= _EXACT
-    return value is None or isinstance(value, str) or (isinstance(value, float) and not math.isinf(value))
+    return isinstance(value, float) and not math.isinf(value)
 
 
 def _restore(path: Path, last: int, contiguous: bool) -> None:
@@ -91,10 +99,13 @@ def _restore(path: Path, last: int, contiguous: bool) -> None:
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             if line.endswith(b"\n"):  # a kill may have torn the last line
-                if (record := _parsed(line)) is None:
+                try:
+                    step = _record(line)["step"]
+                except ValueError:
                     damaged.append((number, line))
-                elif record["step"] <= last:
-                    places.append((record["step"], offset))
+                else:
+                    if step <= last:
+                        places.append((step, offset))
             offset += len(line)
         missing: set[int] = set()
         if contiguous and places:

@@ -53,9 +53,11 @@ def plan(config: Source, overrides: Mapping[str, object] | None = None) -> Plan:
     with required("rl_platform.planner", "rl.plan"):
         from rl_platform.planner.calibration import stored_basis
         from rl_platform.planner.report import plan_report
+    from rl_platform.launch.env_check import check_env
     from rl_platform.launch.sharding import check_shards
 
     with located(loaded):
+        check_env(loaded.config)
         check_shards(loaded.config, placement)
         basis = stored_basis(loaded.config, inventory)
         return Plan(plan_report(loaded.config, placement, inventory, basis))

@@ -29,6 +29,7 @@ from rl_platform.launch.check.credit import credit, not_asked
 from rl_platform.launch.check.property import Property, PropertyOutcome
 from rl_platform.launch.check.samples import CheckedConfig
 from rl_platform.launch.console import run_console
+from rl_platform.launch.env_check import check_env
 from rl_platform.launch.extensions import check_extensions
 from rl_platform.launch.panels import print_lines
 from rl_platform.launch.preflight import check_reward_functions
@@ -56,7 +57,11 @@ def check(loaded: LoadedConfig, console: Console | None = None) -> list[Property
     """Returns the outcome of each property; prints them and the algorithm card. Raises PropertyFailed if one does not
     hold."""
     config, console, began = loaded.config, console or run_console(), time.monotonic()
-    check_all(partial(check_extensions, config), partial(check_reward_functions, config))
+    check_all(
+        partial(check_extensions, config),
+        partial(check_reward_functions, config),
+        partial(check_env, config, imports=True),
+    )
     if config.runner.task_type == "embodied" and (is_named(config.actor.model.type) or is_named(config.env.backend)):
         spaces_of(config)  # calls the network and the backend once
     print_lines(console, f"{config.runner.experiment_name}: algorithm", run_card(config))

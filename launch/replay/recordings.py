@@ -110,10 +110,13 @@ def record(folder: Path, step: int, output: Path | None, from_start: bool) -> It
 
     try:
         run(loaded, str(folder / CONFIG), placement, inventory, [at_the_step], ppo_of=ppo_of)
+    except FolderInUse:  # another recording
+        raise
     except (PlatformError, KeyboardInterrupt) as error:
-        if not failures and not isinstance(error, FolderInUse):  # of another recording
-            shutil.rmtree(target, ignore_errors=True)  # else the same command would be refused
         if isinstance(error, KeyboardInterrupt) or not any(failures):  # the run failed before the step, or after it
+            shutil.rmtree(target, ignore_errors=True)  # else the same command would be refused
+            if hasattr(error, "__notes__"):  # of a run, which goes on from its checkpoint
+                error.__notes__ = ["nothing was recorded; the same command begins again"]
             raise
         yield f"step {step} failed as it was recorded: {failures[0]}"
     if start is not None and start.name == folder_name(step - 1):  # a run does not write the checkpoint it began with

@@ -23,10 +23,10 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.data import Data, Task
 from rl_platform.config.schema.reward import Scoring
 from rl_platform.envs.reasoning.build import code_scorer
-from rl_platform.envs.reasoning.score import DIED, TIMEOUT, Score
+from rl_platform.envs.reasoning.score import Score
 from rl_platform.envs.reasoning.scoring import ScoringPool, ScoringStats
 from rl_platform.envs.reasoning.verifiers import DECIDING, ScoreItem, VerifierSpec
-from rl_platform.errors import ChannelClosed, Unreachable, WorkerError, problems_of
+from rl_platform.errors import ChannelClosed, problems_of
 from rl_platform.models.tokenizer import Tokenizer, load_tokenizer
 from rl_platform.records import Trajectory
 from rl_platform.runtime.channel import Channel
@@ -56,8 +56,7 @@ class Scorer(Protocol):
 
 class LanguageReward:
     """Scores trajectories by their text. A response without a score (timeout, exception, crash, refused) comes back
-    with `valid=False` and reward 0; if no response of a call gets a score, raises WorkerError with a traceback, or
-    Unreachable if a server did not answer.
+    with `valid=False`, reward 0, and its cause in `outcome` and `verdict`.
 
     `metric` is 1 for a full score and 0 otherwise with the built-in verifiers and with programs, the score itself with
     all others. Of several functions it is that of the first of these, or the sum if there is none.
@@ -66,10 +65,7 @@ class LanguageReward:
     def __init__(self, context: ComponentContext, config: Config) -> None:
         self._label, self._model = context.label, config.actor.model
         reward = config.reward
-        self._what = "reward.type " + reward.type if not reward.functions else "reward.functions"
         named = dict(zip(reward.labels or [""], (part for _, part in reward.parts), strict=True))
-        self._asks_server = {name for name, part in named.items() if part.address is not None}
-        self._names = set(named)
         self._verdict = next((name for name, part in named.items() if part.type in DECIDING), None)
         self._scorer = _scorer(context, config)
 
@@ -77,7 +73,6 @@ class LanguageReward:
         """The trajectories in their order, with reward, metric and valid set."""
         futures = self._submit(trajectories)
         scores = [future.result() for future in futures]
-        self._check_any_valid(scores)
         return [self._scored(trajectory, score) for trajectory, score in zip(trajectories, scores, strict=True)]
 
     def stream(self, source: Channel[Trajectory], sink: Channel[Trajectory]) -> int:
@@ -97,7 +92,7 @@ class LanguageReward:
                         future.add_done_callback(lambda future, trajectory=trajectory: done.put((trajectory, future)))
             finally:
                 done.put(count)
-        self._check_any_valid(writer.result())
+        writer.result()
         return count
 
     def stats(self) -> ScoringStats:
@@ -117,19 +112,18 @@ class LanguageReward:
 
     def _write(
         self, done: queue.SimpleQueue[tuple[Trajectory, Future[Score]] | int], sink: Channel[Trajectory]
-    ) -> list[Score]:
+    ) -> None:
         """Until as many are written as `stream` says at its end."""
-        scores: list[Score] = []
+        written = 0
         expected: int | None = None
-        while expected is None or len(scores) < expected:
+        while written != expected:
             message = done.get()
             if isinstance(message, int):
                 expected = message
                 continue
             trajectory, future = message
-            scores.append(future.result())
-            sink.put(self._scored(trajectory, scores[-1]))
-        return scores
+            sink.put(self._scored(trajectory, future.result()))
+            written += 1
 
     def _scored(self, trajectory: Trajectory, score: Score) -> Trajectory:
         if not trajectory.valid:  # a tool failed in it, so its result is unknown
@@ -150,19 +144,6 @@ class LanguageReward:
     def _tokenizer(self) -> Tokenizer:
         """Most verifiers reward no steps."""
         return load_tokenizer(self._model)
-
-    def _check_any_valid(self, scores: Sequence[Score]) -> None:
-        if not scores or any(score.valid for score in scores):
-            return
-        counts = ", ".join(
-            f"{reason} {sum(s.reason == reason for s in scores)}" for reason in sorted({s.reason for s in scores})
-        )
-        missing = {name for score in scores for name in self._names - dict(score.parts).keys()}
-        silent = missing <= self._asks_server and {score.reason for score in scores} <= {DIED, TIMEOUT}
-        raise (Unreachable if silent else WorkerError)(
-            f"{self._label}: {self._what} scored none of {len(scores)} responses ({counts}). "
-            f"The last one:\n{scores[-1].detail}"
-        )
 
 
 def _scorer(context: ComponentContext, config: Config) -> Scorer:

@@ -132,7 +132,10 @@ class HFTokenizer:
         before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _TURN}]
         _, _, after = self._chat_text([*before, *messages], tools).partition(_TURN)
         tokens = self._tokenizer.encode(after, add_special_tokens=False)
-        return tokens[1:] if ended and tokens[0] in self.eos_token_ids else tokens
+        end = next((place for place, token in enumerate(tokens) if token in self.eos_token_ids), None)
+        if not ended or end is None or self.decode(tokens[:end], special=True).strip():
+            return tokens
+        return tokens[end + 1 :]  # some templates write a space before the EOS of a turn
 
     def _chat_text(self, messages: Sequence[Message], tools: Sequence[object] | None = None) -> str:
         if self._tokenizer.chat_template is None:

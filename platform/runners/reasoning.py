@@ -43,6 +43,7 @@ from rl_platform.runners.streamed_evaluation import streamed_evaluation
 from rl_platform.runners.token_log import tokens_of
 from rl_platform.runners.trajectories import (
     by_source,
+    check_any_scored,
     conversation_metrics,
     cut_ends,
     function_metrics,
@@ -174,6 +175,7 @@ class ReasoningRunner:
             if self.partial is not None:
                 self.turns.before("generate")
                 trajectories, metrics = self.partial.collect(step)
+                check_any_scored(trajectories, self.config.reward)
             elif self.sampler is None:
                 trajectories = self._round(step, 0)
             else:
@@ -233,7 +235,9 @@ class ReasoningRunner:
         if self.streaming is not None:
             self.streaming.begin(prompts, samples)
         on_arrival = None if self.streaming is None else self.streaming.add
-        return self._generate(prompts, samples, sampling, purpose, step, on_arrival)
+        trajectories = self._generate(prompts, samples, sampling, purpose, step, on_arrival)
+        check_any_scored(trajectories, self.config.reward)
+        return trajectories
 
     def trained(self, batch: RolloutBatch) -> dict[str, float]:
         self.ledger.trained(batch.trajectory_ids)
@@ -268,7 +272,9 @@ class ReasoningRunner:
 
     def answers(self, sampling: Sampling, step: int) -> list[Trajectory]:
         """Scored responses to the validation prompts, one each, in their order."""
-        return self._generate(self.validation, 1, sampling, "validate", step)
+        trajectories = self._generate(self.validation, 1, sampling, "validate", step)
+        check_any_scored(trajectories, self.config.reward)
+        return trajectories
 
     def exhausted(self) -> bool:
         epochs = self.config.runner.max_epochs

@@ -13,7 +13,9 @@ from rl_platform.algorithms.filters import SAMPLES, SampleFilter, decision
 from rl_platform.algorithms.rewards import place_outcome_rewards, place_process_rewards
 from rl_platform.algorithms.shaping import ShapedRewards, shape_rewards
 from rl_platform.config.schema.algorithm import Algorithm
-from rl_platform.envs.reasoning.score import OUTCOMES
+from rl_platform.config.schema.reward import Reward
+from rl_platform.envs.reasoning.score import DIED, OUTCOMES, TIMEOUT
+from rl_platform.errors import Unreachable, WorkerError
 from rl_platform.models.tokenizer import Tokenizer
 from rl_platform.records import RolloutBatch, Trajectory
 from rl_platform.reporter import Sample
@@ -136,6 +138,23 @@ def cut_ends(trajectories: Sequence[Trajectory], action_mask: Tensor) -> Tensor:
     """[B,T] bool: the last sampled token of responses that the length limit cut."""
     truncated = torch.tensor([trajectory.finish_reason == "length" for trajectory in trajectories])
     return place_outcome_rewards(truncated, action_mask) > 0
+
+
+def check_any_scored(trajectories: Sequence[Trajectory], reward: Reward) -> None:
+    """Raises an error with the counts of all causes and the details of the last one if no response has a score:
+    Unreachable if only servers that did not answer are the cause, else WorkerError."""
+    if not trajectories or any(one.valid for one in trajectories):
+        return
+    causes = Counter(one.outcome or "a tool failed" for one in trajectories)
+    counts = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items()))
+    parts = dict(zip(reward.labels or [""], (part for _, part in reward.parts), strict=True))
+    missing = {name for one in trajectories for name in parts.keys() - dict(one.reward_parts).keys()}
+    silent = causes.keys() <= {DIED, TIMEOUT} and all(parts[name].address is not None for name in missing)
+    what = "reward.functions" if reward.functions else f"reward.type {reward.type}"
+    last = next((one.verdict for one in reversed(trajectories) if one.verdict), "")
+    raise (Unreachable if silent else WorkerError)(
+        f"{what} scored none of the {len(trajectories)} responses of a step ({counts}). The last one:\n{last}"
+    )
 
 
 def trajectory_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

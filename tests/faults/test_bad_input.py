@@ -192,7 +192,7 @@ def test_environment_without_a_time_limit(command, folder: Path, monkeypatch: py
 def test_reward_that_always_raises(command):
     ended = command("reasoning.yaml", "reward.type=rewards:never")
     assert ended.code == 70
-    assert "WorkerError: reward[0]: reward.type rewards:never scored none of 8 responses (raised 8)" in ended.err
+    assert "WorkerError: reward.type rewards:never scored none of the 8 responses of a step (raised 8)" in ended.err
     assert 'raise KeyError("my own mistake")' in ended.err
     assert not Path("out").exists()
 
@@ -212,7 +212,7 @@ def test_responses_without_a_score_are_masked_and_counted(command, name: str):
 def test_a_score_out_of_range_is_named_before_anything_is_trained(command):
     ended = command("reasoning.yaml", "reward.type=rewards:huge")
     assert ended.code == 70
-    assert "reward.type rewards:huge scored none of 8 responses (raised 8)" in ended.err
+    assert "reward.type rewards:huge scored none of the 8 responses of a step (raised 8)" in ended.err
     assert "a reward must be at most 1e+06 in size, not 1e+39" in ended.err
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -24,8 +25,9 @@ from rl_platform.config.schema.runner import Runner
 from rl_platform.envs.reasoning.score import DIED, RAISED, REFUSED, TIMEOUT
 from rl_platform.envs.reasoning.scoring import ScoringPool
 from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec
-from rl_platform.errors import ConfigError, WorkerDied, WorkerError
+from rl_platform.errors import ConfigError, Unreachable, WorkerDied, WorkerError
 from rl_platform.records import Prompt, Trajectory
+from rl_platform.runners.trajectories import check_any_scored
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.host import ComponentContext
 
@@ -426,15 +428,24 @@ def test_component_streams_what_is_ready(folder: Path, reward: LanguageReward, h
     assert sorted(outcome(trajectory) for trajectory in sink.get_many(64)) == EXPECTED[1:]
 
 
-def test_a_reward_that_always_raises_ends_the_run_with_its_traceback(folder: Path, reward: LanguageReward) -> None:
-    with pytest.raises(WorkerError, match=r"scored none of 3 responses \(raised 3\)") as caught:
-        reward.score(trajectories(folder, *["raise"] * 3))
-    assert "KeyError: 'my own mistake'" in str(caught.value)
-    source, sink = Channel("rollouts", 64, HANG_S), Channel("scored", 64, HANG_S)
-    source.put_many(trajectories(folder, *["raise"] * 3))
-    source.close()
-    with pytest.raises(WorkerError, match="my own mistake"):
-        reward.stream(source, sink)
+def test_a_step_without_any_score_ends_the_run_with_the_last_traceback(folder: Path, reward: LanguageReward) -> None:
+    scored = reward.score(trajectories(folder, *MIXED))
+    check_any_scored(scored, RewardConfig(type=SPEC.type))
+    check_any_scored([], RewardConfig(type=SPEC.type))
+    without = [each for each in scored if not each.valid]
+    with pytest.raises(WorkerError, match=r"none of the 3 responses of a step \(died 1, raised 1, timeout 1\)"):
+        check_any_scored(without, RewardConfig(type=SPEC.type))
+    raised = reward.score(trajectories(folder, *["raise"] * 3))
+    with pytest.raises(WorkerError, match=r"\(raised 3\)[^$]*KeyError: 'my own mistake'"):
+        check_any_scored(raised, RewardConfig(type=SPEC.type))
+
+
+@pytest.mark.parametrize(("second", "error"), [("timeout", Unreachable), ("raised", WorkerError)])
+def test_a_step_of_silent_servers_can_be_tried_again(folder: Path, second: str, error: type) -> None:
+    one, other = (replace(each, valid=False) for each in trajectories(folder, "a", "b"))
+    section = RewardConfig(type="http", url="http://127.0.0.1:9/score")
+    with pytest.raises(error, match=r"reward\.type http scored none of the 2 responses"):
+        check_any_scored([replace(one, outcome="died"), replace(other, outcome=second)], section)
 
 
 def test_stream_ends_with_the_error_of_its_channels(folder: Path, reward: LanguageReward) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
 from rl_platform.engines.rollout.decoder import _Layer
+from rl_platform.interrupts import Interrupted
 from rl_platform.launch.replay.recorded_step import RecordedPPO
 from rl_platform.launch.replay.replayed_step import Difference, compare
 
@@ -96,6 +98,24 @@ def test_the_first_number_that_differs_is_named(recorded, tool, monkeypatch: pyt
     for phase in ("log-probs", "values"):
         assert any(line.split() == [phase, "1", "tensors", "equal"] for line in ended.out.splitlines()), ended.out
     assert tool("replay", RECORDED, "--tolerance", "1e9").code == 0
+
+
+def test_an_interrupted_recording_leaves_nothing_and_says_so(command, tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command("embodied.yaml", *RUN).code == 0
+    update = RecordedPPO.update
+
+    def interrupted(self, batch, step):
+        update(self, batch, step)
+        raise Interrupted(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordedPPO, "update", interrupted)
+        ended = tool("record", "out", "--step", "4")
+    assert ended.code == 128 + signal.SIGINT
+    assert "nothing was recorded; the same command begins again" in ended.err
+    assert "runner." not in ended.err
+    assert not RECORDED.exists()
+    assert tool("record", "out", "--step", "4").code == 0
 
 
 FAILURES = {

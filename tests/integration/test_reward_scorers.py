@@ -113,7 +113,7 @@ def test_a_reward_server_that_dies_ends_the_run_with_a_checkpoint_to_go_on_from(
         options = section("reward_http.yaml", url=url, **change)
         ended = command("reasoning.yaml", *options, "runner.max_steps=20", "runner.save_interval=1")
         assert ended.code == 75, ended.err
-        assert "Unreachable: reward[0]: reward.type http scored none of 8 responses (died 8)" in ended.err
+        assert "Unreachable: reward.type http scored none of the 8 responses of a step (died 8)" in ended.err
         done = rows("metrics.jsonl")[-1]["step"]
         assert 0 <= done < 20
         for _ in range(100):

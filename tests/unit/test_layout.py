@@ -143,6 +143,7 @@ SEAMS = (
     "platform/models/saved_policy.py",
     "platform/runners/reasoning.py",
     "platform/models/embodied_policy.py",
+    "platform/models/policy_fit.py",
     "launch/cluster.py",
     "launch/tools/known_datasets.py",
     "envs/reasoning/verifiers.py",

@@ -25,6 +25,7 @@ from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.attention import Features, is_plain
 from rl_platform.models.draws import Among, choices
+from rl_platform.models.forward import tasks_of_rows
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.pretrained import load_causal_lm, quiet_transformers
 from rl_platform.models.tokenizer import load_tokenizer
@@ -137,9 +138,7 @@ class VisionLanguagePolicy(nn.Module):
     def _states(self, rest: Tensor, tasks: Tensor | None) -> Tensor:
         """rest [B,S,H]: embeddings that follow the instruction -> their last hidden states [B,S,H]."""
         (rows, length, width), device = rest.shape, rest.device
-        if tasks is None:
-            assert len(self.lengths) == 1, "a policy with several instructions needs the task of each row"
-            tasks = torch.zeros(rows, dtype=torch.int64, device=device)
+        tasks = tasks_of_rows(tasks, len(self.lengths), rest)
         count, longest, _ = self.words.shape
         lengths = torch.tensor(self.lengths, device=device)[tasks]
         after = lengths[:, None] + torch.arange(length, device=device)

@@ -40,14 +40,6 @@ class Instructions(nn.Module):
         return self.words[tasks], mask.long()
 
 
-def tasks_of_rows(tasks: Tensor | None, instructions: int, observations: Tensor) -> Tensor:
-    """[B] int64: the index of each row's instruction. tasks: these indices, or None with a single instruction."""
-    if tasks is not None:
-        return tasks
-    assert instructions == 1, "a policy with several instructions needs the task of each row"
-    return torch.zeros(len(observations), dtype=torch.int64, device=observations.device)
-
-
 def channels_of_image(shape: tuple[int, ...]) -> int:
     """3 if the channels of these images come in threes, which are color images; else 1, for gray images."""
     return 1 if ImageLayout(shape).stack_first or shape[-1] % 3 else 3

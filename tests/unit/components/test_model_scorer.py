@@ -10,7 +10,7 @@ from reward_parts import make_classifier
 
 from rl_platform.components.reward import LanguageReward
 from rl_platform.components.reward_models.classifier import SequenceClassifier
-from rl_platform.errors import WorkerDied, WorkerError
+from rl_platform.errors import WorkerDied
 from rl_platform.records import Prompt, Trajectory
 from rl_platform.runtime.channel import Channel
 
@@ -73,8 +73,8 @@ def test_a_conversation_beyond_the_context_costs_itself_only(build) -> None:
     assert (long.valid, long.reward) == (False, 0.0)
     assert good.valid
     assert (component.stats().raised, component.stats().scored) == (1, 1)
-    with pytest.raises(WorkerError, match=r"scored none of 1 responses \(raised 1\)[^$]*reads 1 to 48"):
-        component.score([trajectory("x" * 60)])
+    assert long.outcome == "raised"
+    assert "reads 1 to 48" in long.verdict
 
 
 @pytest.mark.parametrize("weight", [float("inf"), 1e12])
@@ -82,8 +82,9 @@ def test_scores_that_are_not_finite_or_out_of_range_are_invalid(build, weight: f
     component = build()
     with torch.no_grad():
         component._scorer._classifier._network.score.weight.fill_(weight)
-    with pytest.raises(WorkerError, match="the reward model gave"):
-        component.score([trajectory("good")])
+    (scored,) = component.score([trajectory("good")])
+    assert not scored.valid
+    assert "the reward model gave" in scored.verdict
 
 
 def test_an_error_of_the_model_reaches_who_waits(build, monkeypatch) -> None:

@@ -16,7 +16,7 @@ from rl_platform.config.rules.reward import TAKEN
 from rl_platform.envs.reasoning.score import RAISED, TIMEOUT, Score, unscored
 from rl_platform.envs.reasoning.scoring import ScoringStats
 from rl_platform.envs.reasoning.verifiers import ScoreItem
-from rl_platform.errors import ConfigError, WorkerError
+from rl_platform.errors import ConfigError
 from rl_platform.records import Prompt, Trajectory
 from rl_platform.runners.trajectories import function_metrics
 
@@ -147,11 +147,11 @@ def test_without_a_verifier_the_metric_is_the_sum(reward) -> None:
     assert (scored.reward, scored.metric, scored.step_rewards) == (3.0, 3.0, ((1, 3.0),))
 
 
-def test_a_function_that_scores_nothing_ends_the_run(reward) -> None:
+def test_a_response_without_a_score_of_one_function_has_none(reward) -> None:
     component = reward({"type": "several:length"}, {"type": "several:picky"})
-    with pytest.raises(WorkerError, match=r"reward.functions scored none of 1 responses \(raised 1\)") as caught:
-        component.score([trajectory("")])
-    assert "picky: Traceback" in str(caught.value)
+    (unscored,) = component.score([trajectory("")])
+    assert (unscored.valid, unscored.outcome) == (False, "raised")
+    assert unscored.verdict.startswith("picky: Traceback")
 
 
 def test_a_function_that_cannot_be_imported_names_its_key(reward) -> None:

@@ -70,6 +70,25 @@ def test_what_continues_a_conversation(folder: Path) -> None:
         ByteTokenizer().observation("7", chat=True, ended=True)
 
 
+def test_a_template_with_a_space_before_the_end_of_a_turn(folder: Path) -> None:
+    """As Llama 2's. A tokenizer of bytes encodes the space, where the other one has no token for it."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    inner.pre_tokenizer = pre_tokenizer
+    saved = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>")
+    saved.chat_template = TEMPLATE
+    saved.save_pretrained(folder)
+    tokenizer = load_tokenizer(Model(tokenizer=str(folder)))
+    cut = tokenizer.observation("one", chat=True, ended=False)
+    assert tokenizer.decode(cut, special=True) == " </s><s> user one </s><s> assistant"
+    ended = tokenizer.observation("one", chat=True, ended=True)
+    assert tokenizer.decode(ended, special=True) == "<s> user one </s><s> assistant"
+
+
 def test_tools_and_their_results_in_a_conversation(folder: Path) -> None:
     template = "{% if tools %}<s> system {{ tools[0]['name'] }} </s>{% endif %}" + TEMPLATE
     (folder / "chat_template.jinja").write_text(template)

@@ -114,6 +114,22 @@ def by_batch(log_probs, old_log_probs, advantages, mask, algorithm):
 """
 
 
+OWN_ENVIRONMENT = """
+import gymnasium, numpy as np
+
+
+class Steps(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), float(action), False, False, {}
+"""
+
+
 @pytest.fixture
 def functions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (folder / "mine.py").write_text(FUNCTIONS)
@@ -145,13 +161,45 @@ def test_shipped_configs_pass(command, folder: Path, path: Path) -> None:
 
 
 def test_nothing_of_the_world_is_needed(command) -> None:
-    """A model that is nowhere, a cluster that is not there, an engine that is not installed, an unknown environment."""
+    """A model, a cluster, an engine and packages of environments that this machine does not have."""
     cluster = ["cluster.num_nodes=2", "cluster.gpus_per_node=8"]
     placed = "cluster.component_placement={'actor,critic': 0-7, 'rollout': '8-15:0-3', 'reward': 0}"
     elsewhere = ["rollout.backend=sglang", "actor.training_backend=megatron"]
     model = "actor.model={path: /nowhere, dtype: bfloat16}"
     assert command(ROOT / REASONING, "--check", *cluster, placed, *elsewhere, model).code == 0
-    assert command("embodied.yaml", "--check", "env.id=Nowhere-v7").code == 0
+    for env_id in ("nowhere:Task-v7", "Nowhere/Task-v7"):
+        assert command("embodied.yaml", "--check", f"env.id={env_id}").code == 0
+
+
+MISFITS = [
+    ("env.id=CartPol-v1", "command line: env.id: no such environment", "did you mean CartPole-v1, CartPole-v0?"),
+    ("env.id=PickCube-v1", "no such environment", "write MODULE:PickCube-v1 with the module whose import registers it"),
+    ("actor.model.initial_log_std=-1", "command line: actor.model.initial_log_std: has no effect here", "remove it"),
+    ("env.kwargs.lenght=2", "env.kwargs: CartPole-v1 cannot be built", "unexpected keyword argument 'lenght'"),
+]
+
+
+@pytest.mark.parametrize("option", ["--check", "--plan", "--plan=json", "--slurm"])
+@pytest.mark.parametrize(("override", "message", "hint"), MISFITS)
+def test_what_the_environment_does_not_allow_is_said_before_a_start(
+    command, option: str, override: str, message: str, hint: str
+) -> None:
+    ended = command("embodied.yaml", option, override)
+    assert ended.code == 2
+    assert message in ended.err
+    assert hint in ended.err
+    assert ended.out == ""
+
+
+def test_an_environment_of_a_user_is_checked_and_a_plan_does_not_import_it(command, folder: Path) -> None:
+    (folder / "own.py").write_text(OWN_ENVIRONMENT)
+    own = ("embodied.yaml", "env.id=own.py:Steps", "env.max_episode_steps=9")
+    assert command(*own, "--check").code == 0
+    ended = command(*own, "--check", "actor.model.initial_log_std=-1")
+    assert ended.code == 2
+    assert "actor.model.initial_log_std: has no effect here" in ended.err
+    (folder / "own.py").write_text("raise RuntimeError('imported')")
+    assert command(*own, "--plan").code == 0
 
 
 @pytest.mark.parametrize(
@@ -274,7 +322,7 @@ def test_a_function_that_is_not_there_is_a_problem_of_the_config(command) -> Non
     assert "command line: algorithm.policy_loss: cannot be imported" in ended.err
 
 
-def test_neither_ray_nor_an_environment_is_imported_nor_a_gpu_touched(folder: Path) -> None:
+def test_neither_ray_nor_a_simulator_is_imported_nor_a_gpu_touched(folder: Path) -> None:
     code = (
         "import sys; from rl_platform.launch.cli import main\n"
         "sys.argv = ['platform-launch', '--check', 'embodied.yaml']\n"

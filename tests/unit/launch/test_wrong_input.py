@@ -30,7 +30,8 @@ CASES: dict[str, list[Case]] = {
         ("runs/run -o curves.xyz", 2, ("has the wrong ending", "did you mean curves.png?")),
         ("runs/run -o embodied.yaml/curves.png", 2, (INSIDE,)),
         ("torn.jsonl", 65, ("torn.jsonl:1: not a JSON object with a step",)),
-        ("words.jsonl", 65, ("words.jsonl: step 1: val/return: not a number: 'high'",)),
+        ("words.jsonl", 65, ('words.jsonl:1: val/return: not a finite number or null: "high"',)),
+        ("endless.jsonl", 65, ("endless.jsonl:2: reward/mean: not a finite number or null: Infinity",)),
     ],
     "environment": [
         ("", 2, ("NAME", USAGE)),
@@ -62,7 +63,7 @@ CASES: dict[str, list[Case]] = {
         ("runs/run -o view.png", 2, ("has the wrong ending", "did you mean view.svg?")),
         ("runs/run -o runs", 2, (A_FOLDER, "*.svg")),
         ("torn.jsonl", 65, ("torn.jsonl:1: not a JSON object with a step",)),
-        ("words.jsonl", 65, ("words.jsonl: step 1: val/return: not a number: 'high'",)),
+        ("words.jsonl", 65, ('words.jsonl:1: val/return: not a finite number or null: "high"',)),
     ],
     "rrd": [
         ("nix -o nix", 2, (NO_RUN, "did you mean nix.rrd?")),
@@ -131,6 +132,7 @@ def runs(folder: Path) -> Path:
     make_run(folder / "runs" / "pole", task="embodied")
     (folder / "torn.jsonl").write_text('{"step": 1,\n')
     (folder / "words.jsonl").write_text('{"step": 1, "val/return": "high"}\n')
+    (folder / "endless.jsonl").write_text('{"step": 0}\n{"step": 1, "reward/mean": Infinity}\n')
     (folder / "deep.json").write_text(DEEP)
     (folder / "torn.json").write_text('{"traceEvents": 3}')
     (folder / "quiet.json").write_text('{"traceEvents": []}')

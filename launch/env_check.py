@@ -1,0 +1,43 @@
+"""What `--plan`, `--check` and scripts of jobs find out about an environment: an unknown id, and settings of the policy
+that its spaces do not allow.
+
+Not covered, as this machine may lack what they need: other interpreters, backends of users, images. A start checks all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rl_platform.config.schema import Config
+from rl_platform.config.schema.models import VLM_POLICIES
+from rl_platform.envs.embodied.descriptions import EnvDescription, find_spec
+from rl_platform.envs.embodied.env_facts import inspect_env
+from rl_platform.errors import ConfigError
+from rl_platform.models.policy_fit import policy_problems
+from rl_platform.user_code import is_named
+
+
+def check_env(config: Config, *, imports: bool = False) -> None:
+    """Raises ConfigError for an environment that does not exist or does not fit the policy. Builds it once.
+
+    imports: import the module before the `:` of an id; without it such ids are not checked. An environment whose
+    packages are not installed is left to the start.
+    """
+    description, model = EnvDescription.of(config.env), config.actor.model
+    if config.runner.task_type != "embodied" or description.python is not None or description.own_backend:
+        return
+    if ":" in description.id and not imports:
+        return
+    from gymnasium.error import DependencyNotInstalled, NamespaceNotFound
+
+    try:
+        find_spec(description)
+        if description.pixels is not None:
+            return
+        spaces = inspect_env(replace(description, backend="mujoco")).spaces
+    except ConfigError as error:
+        if isinstance(error.__cause__, ImportError | DependencyNotInstalled | NamespaceNotFound):
+            return
+        raise
+    if model.type not in VLM_POLICIES and not is_named(model.type) and (found := policy_problems(model, spaces)):
+        raise ConfigError(found)
