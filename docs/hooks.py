@@ -17,6 +17,8 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(?<=\]\()(?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?=\))")
+CELL, CODE = re.compile(r"<td.*?</td>", re.DOTALL), re.compile(r"(?<=<code>)[^<]*")
+BREAKABLE = re.compile(r"([/_=]|(?<=\w{4})\.(?=\w{4}))(?=\w)")  # no break in rl.train or before .py
 LANGUAGES = {".yaml": "yaml", ".yml": "yaml", ".py": "python", ".toml": "toml", ".sh": "bash", ".jsonl": "json"}
 OUTSIDE = "repository"
 SOURCE = "---\nsearch: {{exclude: true}}\n---\n\n# {}\n\n````{}\n{}\n````\n"  # results of a search are pages
@@ -52,6 +54,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return relative + (match["anchor"] or "")
 
     return LINK.sub(site_link, markdown) if source.suffix == ".md" else markdown
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Lets keys and paths in tables break after `.`, `/`, `_` and `=`. The search index has them whole."""
+    return CELL.sub(lambda cell: CODE.sub(lambda code: BREAKABLE.sub(r"\1<wbr>", code[0]), cell[0]), output)
 
 
 def _page(path: Path, text: str) -> str:

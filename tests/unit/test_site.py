@@ -60,5 +60,7 @@ def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) 
     index = (tmp_path / "search" / "search_index.js").read_text(encoding="utf-8")  # a script: read from the disk too
     assert "reward_model.ground_truth" in index
     assert "repository/configs" not in index
+    assert "<wbr>" not in index  # keys are found whole; in tables they break between words
+    assert "<code>val_<wbr>check_<wbr>interval</code>" in (tmp_path / "configuration.html").read_text(encoding="utf-8")
     assert (tmp_path / "index.html").read_text(encoding="utf-8").count("<h2") > 3  # README.md
     assert (tmp_path / "repository" / "configs" / "reasoning" / "ppo_megatron.yaml.html").exists()
