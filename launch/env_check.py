@@ -6,10 +6,13 @@ Not covered, as this machine may lack what they need: other interpreters, backen
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import VLM_POLICIES
+from rl_platform.envs.embodied import descriptions
 from rl_platform.envs.embodied.descriptions import EnvDescription, find_spec
 from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.errors import ConfigError
@@ -34,10 +37,21 @@ def check_env(config: Config, *, imports: bool = False) -> None:
         find_spec(description)
         if description.pixels is not None:
             return
-        spaces = inspect_env(replace(description, backend="mujoco")).spaces
+        with _quiet():
+            spaces = inspect_env(replace(description, backend="mujoco")).spaces
     except ConfigError as error:
         if isinstance(error.__cause__, ImportError | DependencyNotInstalled | NamespaceNotFound):
             return
         raise
     if model.type not in VLM_POLICIES and not is_named(model.type) and (found := policy_problems(model, spaces)):
         raise ConfigError(found)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppresses MuJoCo's warnings about a model, which belong to a run."""
+    descriptions.logger.disabled = True
+    try:
+        yield
+    finally:
+        descriptions.logger.disabled = False
