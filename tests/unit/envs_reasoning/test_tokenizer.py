@@ -72,13 +72,13 @@ def test_what_continues_a_conversation(folder: Path) -> None:
 
 def test_a_template_with_a_space_before_the_end_of_a_turn(folder: Path) -> None:
     """As Llama 2's. A tokenizer of bytes encodes the space, where the other one has no token for it."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
-    inner.pre_tokenizer = pre_tokenizer
+    inner.pre_tokenizer, inner.decoder = pre_tokenizer, decoders.ByteLevel()
     saved = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>")
     saved.chat_template = TEMPLATE
     saved.save_pretrained(folder)
