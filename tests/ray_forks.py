@@ -2,7 +2,8 @@
 
 A worker imports for three seconds, and tests start hundreds of them. A node of Ray that starts in the block of
 `RayForks.start_workers` runs this file to start a worker: it gives its words, environment and streams to the process
-that forks, and ends. Commands that tests start as processes of their own have Ray's usual workers.
+that forks, and ends. Commands that tests start as processes of their own have Ray's usual workers, unless a test sets
+`forked_workers` (tests/launcher_forks.py).
 """
 
 from __future__ import annotations
@@ -51,17 +52,26 @@ class RayForks:
     def start_workers(self) -> Iterator[None]:
         """Of every node of Ray that this process starts in the block."""
         import pytest  # here, as each worker runs this file first
-        from ray._private.parameter import RayParams
-
-        update = RayParams.update_if_absent
-
-        def with_forks(params: RayParams, **values: Any) -> None:
-            update(params, **values | ({"setup_worker_path": __file__} if "setup_worker_path" in values else {}))
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(SOCKET, self.path)
-            patch.setattr(RayParams, "update_if_absent", with_forks)
+            patch.setattr(*fork_workers())
             yield
+
+
+def fork_workers() -> tuple[Any, str, Any]:
+    """Returns an attribute of Ray and its value with which nodes that this process starts have workers that are forks.
+
+    The environment holds `SOCKET`.
+    """
+    from ray._private.parameter import RayParams
+
+    update = RayParams.update_if_absent
+
+    def with_forks(params: RayParams, **values: Any) -> None:
+        update(params, **values | ({"setup_worker_path": __file__} if "setup_worker_path" in values else {}))
+
+    return RayParams, "update_if_absent", with_forks
 
 
 def ask(words: list[str]) -> None:

@@ -43,9 +43,9 @@ def killed(start: Callable[..., Launcher]) -> Callable[..., Checkpoint]:
     No process of it is left.
     """
 
-    def kill(*arguments: str, folder: str = "out", at: str = "step-*") -> Checkpoint:
+    def kill(*arguments: str, folder: str = "out", at: str = "step-*", **options: Any) -> Checkpoint:
         output = Path("output").absolute()
-        run = start(*arguments, f"runner.output_dir={folder}", output=output, stops_at=at)
+        run = start(*arguments, f"runner.output_dir={folder}", output=output, stops_at=at, **options)
         launcher = psutil.Process(run.pid)
 
         def stopped() -> bool:

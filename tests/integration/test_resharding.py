@@ -39,7 +39,7 @@ MIXTURE = ["actor.model={path: ./experts, tokenizer: bytes}"]
         ),
     ],
 )
-@pytest.mark.usefixtures("experts")
+@pytest.mark.usefixtures("experts", "forked_workers")
 def test_a_killed_run_goes_on_with_other_ranks(
     command,
     tool,
@@ -56,7 +56,7 @@ def test_a_killed_run_goes_on_with_other_ranks(
     whole = command("reasoning.yaml", *one_rank, *rest, "runner.output_dir=whole")
     assert whole.code == 0, whole.err
     for step, layout in enumerate(layouts[:-1], start=1):
-        checkpoint = killed("reasoning.yaml", *layout, *rest, at=f"step-{step:08d}")
+        checkpoint = killed("reasoning.yaml", *layout, *rest, at=f"step-{step:08d}", forked_workers=True)
         shards = [file.name for file in checkpoint.file("critic").glob("*.distcp")]
         assert sorted(shards) == [f"__{rank}_0.distcp" for rank in range(1 if layout is one_rank else 2)]
     ended = command("reasoning.yaml", *layouts[-1], *rest)

@@ -59,6 +59,7 @@ def model_of_run(config: Path, overrides: tuple[str, ...]) -> RunModel:
     ],
     ids=["reasoning", "embodied", "one ahead", "two ahead"],
 )
+@pytest.mark.usefixtures("forked_workers")
 def test_phases_follow_one_another_as_in_the_trace(command, config, overrides):
     ended = command(config, *RUN, *overrides)
     assert ended.code == 0, ended.err

@@ -190,7 +190,7 @@ def megatron_ranks() -> Any:
 def preload() -> None:
     """What both ranks import, before they are forked; the stand-in first."""
     install()
-    megatron_ranks().preload()
+    megatron_ranks().import_all()
 
 
 def main(rank: int, folder: Path) -> None:

@@ -8,6 +8,7 @@ Engine, with the stand-in of `fused_stand_in`.
 from __future__ import annotations
 
 import importlib.util
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,7 +26,7 @@ from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.models.forward import TokenPolicy, TokenValues
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.lora import add_adapters
-from rl_platform.models.pretrained import PACKAGED, export_causal_lm, load_causal_lm, model_folder
+from rl_platform.models.pretrained import PACKAGED, export_causal_lm, load_causal_lm, model_folder, packaged_gguf
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.records import RolloutBatch
 
@@ -265,6 +266,18 @@ def engine_of(
     return MegatronEngine(network, optim, dtype=dtype, parallel=LAYOUTS[layout], **CPU, **options)
 
 
+@cache
+def real_model() -> tuple[Any, Any, list[Tensor], list[Tensor]]:
+    """SmolLM2-135M, its tokenizer, the tokens of `TEXTS`, and their logits by transformers in float64."""
+    config = Model(path=PACKAGED)
+    network: Any = load_causal_lm(config, 0, 0, 0)
+    tokenizer = load_tokenizer(config)
+    texts = [torch.tensor(tokenizer.encode(text)) for text in TEXTS]
+    with torch.no_grad():
+        whole = [network.double()(text[None]).logits[0] for text in texts]
+    return network.float(), tokenizer, texts, whole  # the same weights again
+
+
 def real(layout: str) -> dict[str, Any]:
     """Of SmolLM2-135M in a layout: how far log-probs are from those of transformers in float64; on the last stage, how
     far logits are, at the first token of a text and after it; and on the first rank, which tensors of an exported
@@ -275,17 +288,11 @@ def real(layout: str) -> dict[str, Any]:
     row-parallel matrices cut in three, as tensor ranks do, up to 1.55e-4 (6.1e-5), and no less if the three parts are
     added in float64, or norms or any one kind of matrix computed in it. Only float64 in all matrices helps (5.4e-5).
     """
-    config = Model(path=PACKAGED)
-    network: Any = load_causal_lm(config, 0, 0, 0)
-    tokenizer = load_tokenizer(config)
-    texts = [torch.tensor(tokenizer.encode(text)) for text in TEXTS]
+    network, tokenizer, texts, whole = real_model()
     lengths = tuple(len(text) for text in texts)
     batch = ranks.batch("actor", 0, lengths)
     tokens = batch.inputs["tokens"] = nn.utils.rnn.pad_sequence(texts, batch_first=True)
     batch.sample_mask[:] = True
-    with torch.no_grad():
-        whole = [network.double()(text[None]).logits[0] for text in texts]
-    network.float()  # the same weights again
     engine = engine_of(TokenPolicy(LanguageModel(network), 1.0), layout)
     log_probs = engine.evaluate(batch, MicroBatches()).log_probs
     errors = []
@@ -406,12 +413,18 @@ def held(engine: Any, batches: str) -> dict[str, int]:
     return {"layers": len(layers), "tokens": seen[0], "moments": sum(moments), "parameters": sum(parameters)}
 
 
-def preload() -> None:
+def import_all() -> None:
     """What all ranks import, before they are forked."""
     import rl_platform.engines.training.megatron.engine  # noqa: F401
 
     for kind in KINDS:
         model(kind)
+
+
+def preload() -> None:
+    import_all()
+    if packaged_gguf():
+        real_model()
 
 
 def main(rank: int, folder: Path, *layouts: str) -> None:
