@@ -23,10 +23,31 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 ONE_ROW = Namespace(dry_run=True, rows=1, length=8)
 
 
-def run(script: str, *arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", str(FOLDER / script), *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def scripted(
+    script: Callable[[Path], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    """scripted("margins.py", "cartpole"): the script in this process, in a folder of its own; why it ended, if it
+    failed. Training runs that it starts are processes."""
+    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def run_here(name: str, *words: str) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *words])
+        try:
+            return str(script(FOLDER / name).main() or "")
+        except SystemExit as ended:
+            return str(ended.code or "")
+
+    return run_here
 
 
 def test_names_of_the_package_are_there() -> None:
@@ -246,15 +267,13 @@ def is_running(process: int) -> bool:
         return False
 
 
-def test_a_page_shows_every_limit_of_runs_that_are_made_once(tmp_path: Path) -> None:
+def test_a_page_shows_every_limit_of_runs_that_are_made_once(scripted, tmp_path: Path) -> None:
     changes = "--set", "runner.max_steps=1", "--set", "env.evaluation.episodes=2"
     page = "margins.py", "cartpole", "--variants", "avx2", "--output", "page.md"
-    ended = run(*page, *changes, "--seeds", "3", folder=tmp_path)
-    assert ended.returncode == 0, ended.stderr
+    assert scripted(*page, *changes, "--seeds", "3") == ""
     made = tmp_path / "runs" / "margins" / "cartpole" / "avx2-3" / "metrics.jsonl"
     before = made.stat().st_mtime_ns
-    ended = run(*page, *changes, "--seeds", "3", "4", folder=tmp_path)
-    assert ended.returncode == 0, ended.stderr
+    assert scripted(*page, *changes, "--seeds", "3", "4") == ""
     assert made.stat().st_mtime_ns == before
     lines = [line for line in (tmp_path / "page.md").read_text().splitlines() if line.startswith("| cartpole")]
     assert len(lines) == 2
@@ -263,22 +282,18 @@ def test_a_page_shows_every_limit_of_runs_that_are_made_once(tmp_path: Path) -> 
     assert first[9] == "all equal" or float(first[9]) > 3, "a pole that nobody balances falls early"
     assert last[3:5] == ["last `val/return` >= 475", "2"]
     assert float(last[9]) < 0, "one step is too few"
-    other = run(*page, "--seeds", "3", folder=tmp_path)
-    assert other.returncode != 0
-    assert "run of other settings" in other.stderr
+    assert "run of other settings" in scripted(*page, "--seeds", "3")
 
 
-def test_pages_are_made_of_runs_that_are_made_once(tmp_path: Path) -> None:
+def test_pages_are_made_of_runs_that_are_made_once(scripted, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     small = "runner.max_steps=2", "runner.val_check_interval=1", "env.evaluation.episodes=2"
     changes = [word for change in small for word in ("--set", change)]
     pages = "results.py", "cartpole", *changes, "--output", "pages"
-    ended = run(*pages, "--seeds", "3", folder=tmp_path)
-    assert ended.returncode == 0, ended.stderr
+    assert scripted(*pages, "--seeds", "3") == ""
     made = tmp_path / "runs" / "results" / "cartpole" / "seed-3" / "metrics.jsonl"
     before = made.stat().st_mtime_ns
-    ended = run(*pages, "--seeds", "3", "4", folder=tmp_path)
-    assert ended.returncode == 0, ended.stderr
+    assert scripted(*pages, "--seeds", "3", "4") == ""
     assert made.stat().st_mtime_ns == before
     page = (tmp_path / "pages" / "cartpole.md").read_text()
     for part in ("CartPole-v1", "| rl-platform | 2 | 2,048 |", "--seeds 3 4 --set runner.max_steps=2", "torch 2"):
@@ -293,9 +308,7 @@ def test_pages_are_made_of_runs_that_are_made_once(tmp_path: Path) -> None:
         ("4", "0", "0"),
     ]
     assert all(float(row["val/return"]) > 0 for row in rows)
-    other = run(*pages, "--seeds", "3", "--set", "algorithm.gamma=0.9", folder=tmp_path)
-    assert other.returncode != 0
-    assert "holds a run of other settings" in other.stderr
+    assert "holds a run of other settings" in scripted(*pages, "--seeds", "3", "--set", "algorithm.gamma=0.9")
 
 
 @pytest.fixture
