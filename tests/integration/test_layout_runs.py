@@ -54,7 +54,7 @@ LAYOUTS: dict[str, tuple[list[str], list[str]]] = {  # what is trained, and how 
 }
 
 
-@pytest.mark.usefixtures("experts")
+@pytest.mark.usefixtures("experts", "forked_workers")
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_run_in_a_layout(command, final_state, scored: str, folder: Path, name: str) -> None:
     """It ends as that of one process, which goes on from its checkpoints; and its export is what it has learned."""

@@ -135,6 +135,7 @@ def test_recomputed_layers_change_nothing(learned) -> None:
     ],
     ids=["two rollout ranks", "two ranks with FSDP"],
 )
+@pytest.mark.usefixtures("forked_workers")
 def test_the_number_of_ranks_changes_nothing(kind: tuple[str, ...], placement: str, learned) -> None:
     alone = learned("embodied.yaml", *kind)[0]["actor"]
     apart = learned("embodied.yaml", *kind, f"cluster.component_placement={placement}")[0]["actor"]
