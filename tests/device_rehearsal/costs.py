@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from device_rehearsal.pretended_device import CUDA, Device
 from device_rehearsal.runs import (
     OBSERVATIONS,
@@ -28,6 +30,7 @@ Cost = dict[str, int]
 Costs = dict[str, Cost]
 """By what the cost is paid for."""
 LENGTH, ROWS = 16, 2  # of a micro-batch
+TABLE = Path(__file__).with_name("ratchets.yaml")
 
 
 def combined(*terms: tuple[int, Cost]) -> Cost:
@@ -96,3 +99,31 @@ def of_decoding(device: Device, tokens: int) -> Costs:
     one, two = count(1), count(2)
     layer = combined((1, two), (-1, one))
     return {"layer": layer, "call": combined((1, one), (-1, layer))}
+
+
+def flat(costs: dict[str, Any], before: str = "") -> dict[str, int]:
+    """{"step": {"layer": {"launches": 3}}} -> {"step, layer, launches": 3}."""
+    found: dict[str, int] = {}
+    for name, value in costs.items():
+        found |= flat(value, f"{before}{name}, ") if isinstance(value, dict) else {f"{before}{name}": value}
+    return found
+
+
+def changes(name: str, found: dict[str, Any], allowed: dict[str, Any]) -> list[str]:
+    """Returns a line for every number that the table does not hold exactly."""
+    lines = []
+    now, table = flat(found), flat(allowed)
+    for key in sorted(now.keys() | table.keys()):
+        here, limit = now.get(key), table.get(key)
+        if here is None or limit is None:
+            lines.append(f"{name}, {key}: {here} measured, {limit} in {TABLE.name}; write the measured row there")
+        elif here > limit:
+            lines.append(f"{name}, {key}: {here}, at most {limit} allowed")
+        elif here < limit:
+            lines.append(f"{name}, {key}: {here} instead of {limit}; set {here} in {TABLE.name} so that it stays")
+    return lines
+
+
+def check(name: str, found: dict[str, Costs]) -> None:
+    lines = changes(name, found, yaml.safe_load(TABLE.read_text())[name])
+    assert not lines, "\n".join([*lines, "all numbers measured:", yaml.safe_dump({name: found})])

@@ -6,7 +6,6 @@ Not covered: parts that start processes.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from device_rehearsal.acceptance_parts import BENCHMARKS, figures_of
@@ -20,9 +19,3 @@ def test_part(name: str, device: Device, tmp_path: Path, monkeypatch: pytest.Mon
     assert found
     assert all(one["met"] is not False for one in found)
     assert device.counts.launches
-
-
-@pytest.mark.parametrize("name", ["training-megatron", "equality-megatron"])
-def test_part_with_megatron(name: str, megatron: dict[str, Any]) -> None:
-    assert megatron["parts"][name]
-    assert all(one["met"] is not False for one in megatron["parts"][name])

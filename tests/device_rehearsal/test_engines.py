@@ -52,11 +52,6 @@ def test_offloaded_learner() -> None:
     assert_same(*both(run))
 
 
-@pytest.mark.parametrize("case", ["actor", "critic", "recomputed", "bfloat16"])
-def test_megatron(megatron: dict[str, Any], case: str) -> None:
-    assert_same(megatron["pretended"][case], megatron["cpu"][case])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_torch_rollout(dtype: torch.dtype) -> None:
     """With an offload and an onload between the calls."""
