@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from ray_forks import fork_workers
 from waiting import HANG_S
 
 LAUNCH = "from rl_platform.launch.cli import main; main()"
@@ -152,8 +153,6 @@ def _become(job: Job) -> None:
     if job.stops_at:
         _stop_at(job.stops_at)
     if job.forked_workers:
-        from ray_forks import fork_workers
-
         setattr(*fork_workers())
 
 
