@@ -7,6 +7,7 @@ Engine, with the stand-in of `fused_stand_in`.
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from functools import cache
 from pathlib import Path
@@ -162,6 +163,13 @@ KINDS_OF = {  # in the other layouts: LLAMA
 
 
 def model(kind: str) -> nn.Module:
+    """Returns a copy: ranks need not build what is built before they are forked."""
+    torch.manual_seed(7)
+    return copy.deepcopy(built(kind))
+
+
+@cache
+def built(kind: str) -> nn.Module:
     """Like `ranks.model`; qwen2 has biases, qwen3 norms in its attention, all an output matrix of their own."""
     layers = 4 if kind.startswith("deep ") else 2
     if kind in BALANCED:
