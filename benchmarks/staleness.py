@@ -274,7 +274,8 @@ def page(runs: Path, picture: str) -> str:
             "## Pace",
             "",
             f"{MEASURED - 1} steps after the first {FILL}, on CPU workers that represent GPUs. Planned: `--plan` "
-            "with the rates that `--plan=calibrate` measured on this machine. Idle: share of the time without a call.",
+            "with the rates that `--plan=calibrate` measured on this machine. Idle: share of the time without a call. "
+            "Each row is one run, so other work on the machine moves its step time more than its idle shares.",
             "",
             *paces,
         ]

@@ -380,3 +380,48 @@ def test_memory_counts_live_tensors_once_each(memory: ModuleType) -> None:
         "freed, kept by the allocator": 100,
         "libraries, interpreter, data": 300,
     }
+
+
+@pytest.fixture
+def staleness(script: Callable[[Path], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(FOLDER)
+    return script(FOLDER / "staleness.py")
+
+
+def test_the_runs_of_staleness_are_valid(staleness: ModuleType, tmp_path: Path) -> None:
+    for part in ("pace", "curves"):
+        found = staleness.cases(part, tmp_path)
+        assert len(found) == len(staleness.AHEAD) * (
+            len(staleness.LOADS) if part == "pace" else 3 * len(staleness.TASKS)
+        )
+        for case in found.values():
+            staleness.load(str(staleness.ROOT / "configs" / case.config), staleness.settings_of(case))
+    with staleness.cache(tmp_path):
+        alternating, ahead = (staleness.planned("rollout apart", k, tmp_path) for k in (0, 2))
+    assert (alternating.age, ahead.age) == (0, 2)
+    assert ahead.seconds < alternating.seconds
+    assert ahead.idle[0] < alternating.idle[0]
+
+
+def test_idle_shares_of_a_timeline(staleness: ModuleType, tmp_path: Path) -> None:
+    """Calls of one worker overlap; the reward waits all the time; a call before the counted steps does not count."""
+    steps, lanes = staleness.MEASURED - 1, ["steps", "actor[0]", "critic[0]", "rollout[0]", "reward[0]"]
+    spans = [("step", 0, number * 1e6, 1e6) for number in range(steps + 2)]  # with the start and a first step
+    last = steps + 1
+    spans += [("call", 1, 0.5e6, 1.0e6), ("call", 1, last * 1e6, 0.5e6), ("call", 2, last * 1e6 + 0.25e6, 0.5e6)]
+    spans += [("call", 3, 2e6, steps * 1e6), ("call", 4, 0.0, 100e6)]
+    events = [
+        {"ph": "X", "name": kind, "cat": kind, "pid": 1, "tid": lane, "ts": ts, "dur": dur}
+        for kind, lane, ts, dur in spans
+    ]
+    events += [
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": lane, "args": {"name": name}}
+        for lane, name in enumerate(lanes)
+    ]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    rows = [{"step": step, "staleness/mean": 2.0, "perf/rollouts_ready": 1.0} for step in range(steps + 3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pace = staleness.measured(tmp_path, [("actor", "critic"), ("rollout", "reward")])
+    assert pace.seconds == pytest.approx(1.0)
+    assert pace.idle == pytest.approx((1 - 0.75 / steps, 0.0))
+    assert (pace.age, pace.ready) == (2.0, 1.0)
