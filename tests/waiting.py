@@ -17,7 +17,7 @@ def until(condition: Callable[[], T], seconds: float = HANG_S) -> T:
     end = time.monotonic() + seconds
     while not (result := condition()):
         assert time.monotonic() < end, "the condition never came true"
-        time.sleep(0.002)
+        time.sleep(0.01)
     return result
 
 
