@@ -116,6 +116,27 @@ def test_a_seed_determines_the_episode_and_a_saved_state_continues(task: str) ->
         second.close()
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "text"),
+    [
+        ("fetch_reach", ["env.python=nothing"], "`rl-platform environment manipulation`"),
+        ("fetch_reach", ["env.python=/nowhere/bin/python"], "no such interpreter"),
+        ("metaworld_reach", ["env.kwargs.env_name=reach-v9"], "Invalid MT env name"),
+        ("dm_walker", ["env.kwargs.task=fly"], "Level 'fly' does not exist in domain 'walker'"),
+        ("dm_walker", ["env.pixels={width: 64}", "actor.model.type=cnn"], "none of Gymnasium's MuJoCo tasks"),
+        ("robosuite_lift", ["~runner.warm_start", "env.kwargs.task=Lift2"], "Environment Lift2 not found"),
+        ("robosuite_lift", ["~runner.warm_start", "env.kwargs.observations=[cube]"], "Lift does not observe cube"),
+        ("robosuite_lift", ["runner.warm_start.demonstrations=nothing.hdf5"], "no such file or folder"),
+    ],
+)
+def test_wrong_input_is_refused_before_the_run(
+    name: str, settings: list[str], text: str, command, folder: Path
+) -> None:
+    ended = command(CONFIGS / f"{name}.yaml", *settings, "runner.output_dir=runs/robot")
+    assert (ended.code, text in ended.err) == (2, True), ended.err
+    assert not (folder / "runs" / "robot").exists()
+
+
 def test_an_episode_of_each_suite_ends_by_its_limit() -> None:
     limits = {"dm-control": 1_000, "robosuite Lift": 20}
     for task, steps in limits.items():

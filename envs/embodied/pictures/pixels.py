@@ -89,7 +89,7 @@ def drawing_kwargs(description: EnvDescription, spec: EnvSpec) -> dict[str, obje
     pixels = description.pixels
     assert pixels is not None
     if not _drawn_by_mujoco(spec):
-        message = f"{spec.id} is not drawn by MuJoCo"
+        message = f"{spec.id} is none of Gymnasium's MuJoCo tasks"
         hint = "an environment that observes images itself needs no env.pixels"
         raise ConfigError([Problem("env.pixels", message, allowed="Gymnasium's MuJoCo environments", hint=hint)])
     if taken := [name for name in _TAKEN if name in description.kwargs]:

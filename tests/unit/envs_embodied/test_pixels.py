@@ -137,7 +137,7 @@ def test_a_camera_of_the_model(drawing) -> None:
 
 
 def test_what_mujoco_does_not_draw_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"env.pixels: CartPole-v1 is not drawn by MuJoCo"):
+    with pytest.raises(ConfigError, match=r"env.pixels: CartPole-v1 is none of Gymnasium's MuJoCo tasks"):
         make_env(EnvDescription("CartPole-v1", pixels=PixelFormat(24, 20)))
     with pytest.raises(ConfigError, match=r"env.kwargs: width: env.pixels says it"):
         make_env(replace(PENDULUM, kwargs={"width": 100}))
