@@ -73,7 +73,7 @@ class Receiver:
 
 
 def token() -> Any:
-    from rl_platform.runtime.weights.weight_transfer import WeightsToken
+    from rl_platform.runtime.weights_token import WeightsToken
 
     return WeightsToken("bench", "actor", 0, 0, delta=False)
 

@@ -20,7 +20,7 @@ from rl_platform.records import Weights
 from rl_platform.runtime.ray.publications import Publications
 from rl_platform.runtime.weights import group as weight_group
 from rl_platform.runtime.weights.group import JoinRequest, WeightGroup, WeightsOffer, offer_fields
-from rl_platform.runtime.weights.weight_transfer import WeightsToken
+from rl_platform.runtime.weights_token import WeightsToken
 
 State = Mapping[str, Tensor]
 

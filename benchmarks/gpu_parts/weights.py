@@ -128,7 +128,7 @@ def offload(setup: Setup, report: Report) -> None:
     """Reports the GB/s of a learner's weights and optimizer state to host memory and back, and those of the link."""
     from rl_platform.algorithms.losses import actor_loss
     from rl_platform.config.schema.algorithm import Algorithm
-    from rl_platform.engines.training.offload import OffloadingEngine
+    from rl_platform.engines.offloading.offload import OffloadingEngine
 
     shape = gpu_shape(setup.small)
     trained = training_engine("fsdp", shape, dtype=torch.bfloat16, device=setup.device, recompute=True)

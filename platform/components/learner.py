@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,6 @@ from rl_platform.config.schema.models import Actor, Critic
 from rl_platform.engines.rollout.build import published_dtype
 from rl_platform.engines.training.base import Loss, MicroBatches, learning_rate
 from rl_platform.engines.training.build import training_engine
-from rl_platform.engines.training.offload import OffloadingEngine, onloaded
 from rl_platform.engines.training.sharded_state import ShardedState, ShardedTensor, state_bytes
 from rl_platform.errors import Diverged
 from rl_platform.models.lora import merged, merged_parts
@@ -79,6 +78,8 @@ class Evaluator:
     def offload(self, weights: bool) -> None:
         """Moves gradients and optimizer state off the device until they are used, and the weights too if `weights`.
         Only for a section with `offload: true`."""
+        from rl_platform.engines.offloading.offload import OffloadingEngine
+
         assert isinstance(self.engine, OffloadingEngine)
         self.engine.offload(weights=weights)
 
@@ -190,7 +191,7 @@ class Learner(Evaluator):
         """Every rank writes its part of the state into `folder`; returns its files. Raises CheckpointError."""
         from rl_platform.engines.training.state_files import write  # takes a second to import
 
-        with onloaded(self.engine):
+        with self._onloaded():
             return write(self._state(torch.tensor(self.failures)), folder)
 
     def load_state(self, folder: str) -> None:
@@ -198,14 +199,22 @@ class Learner(Evaluator):
         from rl_platform.engines.training.state_files import read
 
         failures = torch.tensor(0)
-        with onloaded(self.engine):
+        with self._onloaded():
             read(self._state(failures), folder)
         self.failures = int(failures)
 
     def state_bytes(self) -> int:
         """Approximate size of this rank's part of the state on disk."""
-        with onloaded(self.engine):
+        with self._onloaded():
             return state_bytes(self.engine.sharded_state())
+
+    def _onloaded(self) -> AbstractContextManager[None]:
+        """All of the engine's state is on the device within the block."""
+        if self.section.offload is not True:
+            return nullcontext()
+        from rl_platform.engines.offloading.offload import onloaded
+
+        return onloaded(self.engine)
 
     def _state(self, failures: Tensor) -> ShardedState:
         return self.engine.sharded_state() | {"failures": ShardedTensor.of(failures)}

@@ -24,11 +24,11 @@ from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights, Wei
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.host import ComponentContext
-from rl_platform.runtime.weights.group import WeightsOffer
 
 if TYPE_CHECKING:
     from rl_platform.components.agents.agent_runs import AgentRuns
     from rl_platform.components.agents.conversations import Conversations
+    from rl_platform.runtime.weights.group import WeightsOffer
 
 NO_DEADLINE_S = 1e8  # training may take any time until it publishes weights
 Group = Sequence[Trajectory]  # the responses to one prompt, complete or not

@@ -21,7 +21,7 @@ from rl_platform.envs.embodied.evaluate import EvaluationResult
 from rl_platform.envs.reasoning.scoring import ScoringStats
 from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory, Weights, WeightsReceived
 from rl_platform.runtime.channel import Channel
-from rl_platform.runtime.weights.weight_transfer import WeightsToken
+from rl_platform.runtime.weights_token import WeightsToken
 from rl_platform.runtime.worker_group import Handle
 
 

@@ -27,7 +27,7 @@ from rl_platform.runners.recovery import EnvPart, Recovery, Simulation
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runners.sample_ledger import SampleLedger, held_rows
 from rl_platform.runtime import ComponentSpec, Runtime
-from rl_platform.runtime.weights.weight_transfer import WeightsToken
+from rl_platform.runtime.weights_token import WeightsToken
 from rl_platform.runtime.worker_group import Handle, WorkerGroup
 
 T = TypeVar("T")

@@ -40,7 +40,7 @@ from rl_platform.runners.step_callbacks import Callback, stopped_by
 from rl_platform.runners.stragglers import Stragglers
 from rl_platform.runners.utilization import Utilization
 from rl_platform.runtime.cpu import compute_alone
-from rl_platform.runtime.weights.weight_transfer import WeightsToken
+from rl_platform.runtime.weights_token import WeightsToken
 from rl_platform.runtime.worker_group import Handle, WorkerGroup
 
 Metrics = dict[str, float]

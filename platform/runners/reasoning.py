@@ -61,7 +61,7 @@ from rl_platform.runners.trajectories import (
 )
 from rl_platform.runtime import ComponentSpec, Runtime
 from rl_platform.runtime.channel import Channel
-from rl_platform.runtime.weights.weight_transfer import WeightsToken, merge_published
+from rl_platform.runtime.weights_token import WeightsToken, merge_published
 from rl_platform.runtime.worker_group import WorkerGroup
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from rl_platform.records import StateDict, Weights, WeightsReceived
 from rl_platform.runners.component_groups import EnvGroup, RolloutGroup
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.channel import Channel
-from rl_platform.runtime.weights.weight_transfer import WeightsToken
+from rl_platform.runtime.weights_token import WeightsToken
 from rl_platform.runtime.worker_group import Handle
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from rl_platform.records import RolloutBatch, StateDict, Weights
 from rl_platform.reporter import Sample
-from rl_platform.runtime.weights.weight_transfer import WeightsToken
+from rl_platform.runtime.weights_token import WeightsToken
 from rl_platform.tracing import recorder
 
 

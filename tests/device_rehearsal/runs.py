@@ -15,11 +15,11 @@ from rl_platform.algorithms.losses import actor_critic_loss, actor_loss, critic_
 from rl_platform.components.policy_rollout import Observations, PolicyInference
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.config.schema.models import Optim, Parallel
+from rl_platform.engines.offloading.offload import OffloadingEngine
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.engines.training.base import Loss, MicroBatches, TrainingEngine
 from rl_platform.engines.training.fsdp import FSDPEngine
-from rl_platform.engines.training.offload import OffloadingEngine
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models import packed
 from rl_platform.models.forward import EmbodiedActorCritic, TokenPolicy, TokenValues

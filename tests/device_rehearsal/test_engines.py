@@ -26,7 +26,7 @@ from stand_ins import context
 
 from rl_platform.components.reference import LanguageReference
 from rl_platform.config.schema import Config
-from rl_platform.engines.training.offload import OffloadingEngine
+from rl_platform.engines.offloading.offload import OffloadingEngine
 
 RECOMPUTED = {"dtype": torch.bfloat16, "gradient_checkpointing": True}
 

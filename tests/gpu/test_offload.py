@@ -11,10 +11,10 @@ import torch
 from rl_platform.algorithms.losses import actor_loss
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.config.schema.models import Actor, Model, Optim, RandomLM
-from rl_platform.engines.swap import Swap
+from rl_platform.engines.offloading.offload import OffloadingEngine
+from rl_platform.engines.offloading.swap import Swap
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.build import training_engine
-from rl_platform.engines.training.offload import OffloadingEngine
 from rl_platform.models.forward import TokenPolicy
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.pretrained import load_causal_lm

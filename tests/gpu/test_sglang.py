@@ -18,7 +18,7 @@ from rl_platform.engines.rollout.sglang.sglang_client import SGLangEngine
 from rl_platform.records import SamplingParams, Weights
 from rl_platform.runtime.ray.weight_sender import GroupTransfer
 from rl_platform.runtime.weights.group import JoinRequest, WeightGroup, offer_fields, place_of
-from rl_platform.runtime.weights.weight_transfer import WeightsToken
+from rl_platform.runtime.weights_token import WeightsToken
 
 GPUS = torch.cuda.device_count()
 pytestmark = [

@@ -15,6 +15,8 @@ from rl_platform.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = (
+    "engines/offloading",
+    "runtime/weights",
     "placement/estimates",
     "python",
     "components/agents",

@@ -64,6 +64,8 @@ LEVEL = {area: number for number, areas in enumerate(LEVELS) for area in areas}
 EXTRAS = {  # folders that may be removed: the core imports them only when a config needs them
     "rl_platform.python": "api/python",
     "rl_platform.placement.estimates": "platform/placement/estimates",
+    "rl_platform.runtime.weights": "platform/runtime/weights",
+    "rl_platform.engines.offloading": "platform/engines/offloading",
     "rl_platform.components.agents": "platform/components/agents",
     "rl_platform.components.demonstrations": "platform/components/demonstrations",
     "rl_platform.components.reward_models": "platform/components/reward_models",
@@ -99,12 +101,14 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.launch.tools": "launch/tools",
 }
 NEEDS = {  # extras that an extra imports freely
+    "rl_platform.engines.rollout.hosted": ("rl_platform.runtime.weights",),
+    "rl_platform.runtime.ray": ("rl_platform.runtime.weights",),
     "rl_platform.planner": ("rl_platform.placement.estimates",),
     "rl_platform.launch.replay": ("rl_platform.placement.estimates",),
     "rl_platform.components.agents": ("rl_platform.envs.reasoning.sandbox",),
     "rl_platform.components.reward_models": ("rl_platform.envs.reasoning.servers",),
-    "rl_platform.engines.rollout.sglang": ("rl_platform.engines.rollout.hosted",),
-    "rl_platform.engines.rollout.vllm": ("rl_platform.engines.rollout.hosted",),
+    "rl_platform.engines.rollout.sglang": ("rl_platform.engines.rollout.hosted", "rl_platform.runtime.weights"),
+    "rl_platform.engines.rollout.vllm": ("rl_platform.engines.rollout.hosted", "rl_platform.runtime.weights"),
     "rl_platform.engines.training.megatron": (
         "rl_platform.models.context",
         "rl_platform.models.experts",
@@ -130,6 +134,7 @@ NEEDS = {  # extras that an extra imports freely
     ),
 }
 SEAMS = (
+    "platform/components/learner.py",
     "platform/placement/compute_type.py",
     "platform/placement/decisions.py",
     "platform/runners/utilization.py",

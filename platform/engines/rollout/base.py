@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from rl_platform.records import SamplingParams, Weights, WeightsReceived
-from rl_platform.runtime.weights.group import WeightsOffer
 from rl_platform.user_code import Extension
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+    from rl_platform.runtime.weights.group import WeightsOffer
 
 
 @dataclass(frozen=True)

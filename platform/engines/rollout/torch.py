@@ -27,18 +27,17 @@ from rl_platform.engines.rollout.decoder import FusedDecoder, decoder_for
 from rl_platform.engines.rollout.kv_cache import KVCache
 from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.engines.rollout.unfinished import UnfinishedResponses
-from rl_platform.engines.swap import Swap
 from rl_platform.extras import required
 from rl_platform.models.attention import cached_heads, is_plain
 from rl_platform.models.language import LanguageModel
 from rl_platform.records import SamplingParams, Weights, WeightsReceived
-from rl_platform.runtime.weights.group import WeightReceiver, WeightsOffer, reachable
-from rl_platform.runtime.weights.weight_transfer import empty
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+    from rl_platform.engines.offloading.swap import Swap
     from rl_platform.models.experts.routers import RecordedRouters
+    from rl_platform.runtime.weights.group import WeightReceiver, WeightsOffer
 
 
 class TorchRolloutEngine:
@@ -84,13 +83,22 @@ class TorchRolloutEngine:
             with required("rl_platform.models.experts", "actor.router_replay"):
                 from rl_platform.models.experts.routers import RecordedRouters
             self._recorder = RecordedRouters(self.model.backbone)
-        self._swap = Swap(self.model.parameters, device)
-        self._receiver = WeightReceiver(label, device)
+        self._swap: Swap | None = None  # of the weights, from the first `offload` on
+        self.label = label
+        self._receiver: WeightReceiver | None = None  # of weights that another process offers
 
     def offload(self) -> None:
         """Moves the weights to host memory until they are used. They must not be references to the trainer's."""
+        if self._swap is None:
+            with required("rl_platform.engines.offloading", "rollout.offload"):
+                from rl_platform.engines.offloading.swap import Swap
+            self._swap = Swap(self.model.parameters, self.device)
         self._swap.leave()
         self._unpack()
+
+    def _onload(self) -> None:
+        if self._swap is not None:
+            self._swap.enter()
 
     def _pack(self) -> None:
         """Packs the matrices that are not packed. 135 M parameters take 0.15 s on two cores."""
@@ -105,7 +113,8 @@ class TorchRolloutEngine:
             linear.packed = None
 
     def receive(self, weights: Weights | WeightsOffer) -> WeightsReceived:
-        weights = reachable(weights, [self.device])
+        if not isinstance(weights, Weights) and not weights.reaches([self.device]):
+            weights = weights.fetch()
         with self._turn, self._lock:
             self._receive(weights)
             self._again = True
@@ -117,16 +126,19 @@ class TorchRolloutEngine:
     def close(self) -> None: ...
 
     def _receive(self, weights: Weights | WeightsOffer) -> None:
-        self._swap.enter()
+        self._onload()
         if self.version < 0:
-            if isinstance(weights, WeightsOffer):
-                state = self._own(empty(weights.tensors, self.device))
-            else:
+            if isinstance(weights, Weights):
                 state = self._own(weights.state, self._only_packed())
+            else:
+                state = self._own(weights.empty(self.device))
             self.model.load_state_dict(state, assign=True)
             self.model.to(self.device)  # buffers, which are not among the weights
         own = self.model.state_dict(keep_vars=True)
-        if isinstance(weights, WeightsOffer):
+        if not isinstance(weights, Weights):
+            from rl_platform.runtime.weights.group import WeightReceiver
+
+            self._receiver = self._receiver or WeightReceiver(self.label, self.device)
             self._receiver.receive(weights, own)
         elif self.version >= 0:
             for name, tensor in weights.state.items():
@@ -171,7 +183,7 @@ class TorchRolloutEngine:
     ) -> None:
         work = UnfinishedResponses(requests, sampling)
         with self._lock:
-            self._swap.enter()
+            self._onload()
             self._pack()
             batch, version = self._new_batch(requests, sampling, arrivals), self.version
             self._again = self._aborted = False

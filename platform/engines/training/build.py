@@ -12,7 +12,7 @@ from rl_platform import acceleration
 from rl_platform.config.schema.models import Trainable
 from rl_platform.engines.training.base import TrainingEngine
 from rl_platform.engines.training.fsdp import FSDPEngine
-from rl_platform.engines.training.offload import OffloadingEngine
+from rl_platform.extras import required
 
 
 def training_engine(
@@ -55,7 +55,11 @@ def training_engine(
             router_aux_loss_coef=section.router_aux_loss_coef,
             **options,
         )
-    return OffloadingEngine(engine, device, constant=constant) if section.offload is True else engine
+    if section.offload is not True:
+        return engine
+    with required("rl_platform.engines.offloading", "offload"):
+        from rl_platform.engines.offloading.offload import OffloadingEngine
+    return OffloadingEngine(engine, device, constant=constant)
 
 
 def _plain(section: Trainable) -> bool:

@@ -37,7 +37,7 @@ from rl_platform.runtime.ray.process_group import Rendezvous, join_group, leave_
 from rl_platform.runtime.ray.serialization import NO_REFERENCES, Answer, Packed, pack, pack_error, unpack, unpack_error
 from rl_platform.runtime.ray.transport import RayTransport
 from rl_platform.runtime.waits import waiting_on
-from rl_platform.runtime.weights.weight_transfer import WeightsToken
+from rl_platform.runtime.weights_token import WeightsToken
 from rl_platform.tracing import recorder
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from rl_platform.runtime.host import Progress
 from rl_platform.runtime.ray.channel_proxy import ChannelAddress, ChannelProxy, ChannelRegistry
 from rl_platform.runtime.ray.publications import Publications
 from rl_platform.runtime.ray.serialization import Packed
-from rl_platform.runtime.weights.weight_transfer import WeightsToken
+from rl_platform.runtime.weights_token import WeightsToken
 from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:

@@ -33,7 +33,8 @@ from rl_platform.runtime.weights.group import (
     offer_fields,
     place_of,
 )
-from rl_platform.runtime.weights.weight_transfer import TensorShape, WeightsToken, WeightTransfer
+from rl_platform.runtime.weights.weight_transfer import TensorShape, WeightTransfer
+from rl_platform.runtime.weights_token import WeightsToken
 
 if TYPE_CHECKING:
     from rl_platform.runtime.ray.transport import RayTransport

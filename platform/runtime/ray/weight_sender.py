@@ -31,7 +31,8 @@ from rl_platform.runtime.weights.group import (
     join,
     leave,
 )
-from rl_platform.runtime.weights.weight_transfer import Ask, TensorShape, WeightsToken, checksum
+from rl_platform.runtime.weights.weight_transfer import Ask, TensorShape, checksum
+from rl_platform.runtime.weights_token import WeightsToken
 
 logger = logging.getLogger(__name__)
 

@@ -24,15 +24,8 @@ from torch import Tensor
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime.waits import caller
-from rl_platform.runtime.weights.weight_transfer import (
-    Ask,
-    TensorShape,
-    WeightsToken,
-    bytes_of,
-    checksum_of,
-    empty,
-    shapes_of,
-)
+from rl_platform.runtime.weights.weight_transfer import Ask, TensorShape, bytes_of, checksum_of, empty, shapes_of
+from rl_platform.runtime.weights_token import WeightsToken
 
 if TYPE_CHECKING:
     from rl_platform.runtime.ray.transport import RayTransport

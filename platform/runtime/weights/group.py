@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
-from rl_platform.runtime.weights.weight_transfer import TensorShape, checksum, shapes_of
+from rl_platform.runtime.weights.weight_transfer import TensorShape, checksum, empty, shapes_of
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +111,10 @@ class WeightsOffer:
     @property
     def buckets(self) -> int:
         return sum(1 for _ in buckets_of(self.tensors, BUCKET))
+
+    def empty(self, device: torch.device) -> dict[str, Tensor]:
+        """Returns a state of uninitialised tensors for these weights."""
+        return empty(self.tensors, device)
 
     def reaches(self, devices: Iterable[torch.device]) -> bool:
         """Whether a group can transfer the weights to these devices: gloo connects CPUs, NCCL distinct GPUs."""

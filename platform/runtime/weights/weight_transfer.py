@@ -1,4 +1,4 @@
-"""The interface of weight transfers to other processes, their token, and functions that all of them use.
+"""The interface of weight transfers to other processes, and functions that all of them use.
 
 A rank of a learner publishes weights. Components in its process get references. Other processes get the weights by one
 of two transfers behind this interface: a process group (`group.py`) or Ray's object store
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -18,37 +18,12 @@ import torch
 import xxhash
 from torch import Tensor
 
-from rl_platform.records import Weights
+from rl_platform.runtime.weights_token import WeightsToken
 
 ROW = 4096  # bytes that are summed up together
 
 Ask = Callable[[object], Any]  # sends a request to the process of the sender; returns the answer of its transfer
 Received = TypeVar("Received", covariant=True)
-
-
-@dataclass(frozen=True)
-class WeightsToken:
-    """A message that stands for published weights: their rank, the number of the publication, and their version.
-
-    copies: tokens of the same weights from other ranks of a learner. tensors: those that a process group can send, on
-    `device` (see `WeightsOffer`); None: no group can. held: the process of the rank holds the tensors; otherwise only
-    the object store does. receivers: number of receivers that get the token at the same time and join one group.
-    """
-
-    host: str
-    label: str
-    number: int
-    version: int
-    delta: bool
-    copies: tuple[WeightsToken, ...] = ()
-    tensors: tuple[TensorShape, ...] | None = None
-    device: str = "cpu"
-    held: bool = True
-    receivers: int = 1
-
-    def at(self, host: str) -> WeightsToken | None:
-        """Returns the publication in the process of `host`; None if that process holds none."""
-        return next((token for token in (self, *self.copies) if token.host == host and token.held), None)
 
 
 class WeightTransfer(Protocol[Received]):
@@ -65,16 +40,6 @@ class WeightTransfer(Protocol[Received]):
 
         ask: sends a request and returns the result of `publish`. Raises WorkerError for a failed or damaged transfer.
         """
-
-
-def merge_published(published: Sequence[Weights | WeightsToken]) -> Weights | WeightsToken:
-    """Returns one token for the publications of all ranks of a learner.
-
-    A receiver reads from the rank in its own process, if there is one.
-    """
-    first = published[0]
-    copies = tuple(token for token in published[1:] if token.held) if isinstance(first, WeightsToken) else ()
-    return replace(first, copies=copies) if isinstance(first, WeightsToken) else first
 
 
 @dataclass(frozen=True)

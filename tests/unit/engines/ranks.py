@@ -21,10 +21,10 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from rl_platform.algorithms.losses import actor_critic_loss, actor_loss, critic_loss
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.config.schema.models import Lora, Optim
-from rl_platform.engines.swap import storages
+from rl_platform.engines.offloading.offload import OffloadingEngine
+from rl_platform.engines.offloading.swap import storages
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine
-from rl_platform.engines.training.offload import OffloadingEngine
 from rl_platform.engines.training.state_files import _Reader, read, write
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.attention import Features

@@ -17,9 +17,9 @@ from process_groups import end_process_groups
 from torch import nn
 
 from rl_platform.config.schema.models import Actor
-from rl_platform.engines.swap import Swap, pinned_sizes, storages
+from rl_platform.engines.offloading.offload import OffloadingEngine, onloaded
+from rl_platform.engines.offloading.swap import Swap, pinned_sizes, storages
 from rl_platform.engines.training.build import training_engine
-from rl_platform.engines.training.offload import OffloadingEngine, onloaded
 from rl_platform.engines.training.state_files import read, write
 
 CPU = torch.device("cpu")

@@ -28,7 +28,7 @@ from rl_platform.runtime import ComponentSpec, lifecycle
 from rl_platform.runtime.host import ComponentContext
 from rl_platform.runtime.ray import runtime as ray_runtime
 from rl_platform.runtime.ray.fingerprint import code_fingerprint
-from rl_platform.runtime.weights.weight_transfer import merge_published
+from rl_platform.runtime.weights_token import merge_published
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

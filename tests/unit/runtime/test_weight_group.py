@@ -29,7 +29,7 @@ from rl_platform.runtime.weights.group import (
     distinct,
     offer_fields,
 )
-from rl_platform.runtime.weights.weight_transfer import WeightsToken
+from rl_platform.runtime.weights_token import WeightsToken
 
 pytestmark = pytest.mark.timeout(120, method="thread")  # who waits in a collective hears no signal
 CPU = torch.device("cpu")

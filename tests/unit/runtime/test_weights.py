@@ -26,15 +26,8 @@ from rl_platform.runtime.ray.publications import Publications
 from rl_platform.runtime.ray.weight_store import BUCKET, publish, publish_gathered, receive
 from rl_platform.runtime.weights import group as weight_group
 from rl_platform.runtime.weights.group import WeightGroup, WeightReceiver, WeightsOffer
-from rl_platform.runtime.weights.weight_transfer import (
-    ROW,
-    WeightsToken,
-    _sums,
-    checksum,
-    checksum_of,
-    empty,
-    merge_published,
-)
+from rl_platform.runtime.weights.weight_transfer import ROW, _sums, checksum, checksum_of, empty
+from rl_platform.runtime.weights_token import WeightsToken, merge_published
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

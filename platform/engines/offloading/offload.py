@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics
-from rl_platform.engines.swap import Swap, storage_of, storages
+from rl_platform.engines.offloading.swap import Swap, storage_of, storages
 from rl_platform.engines.training.base import Loss, MicroBatches, Offloadable, TrainingEngine
 from rl_platform.engines.training.sharded_state import ShardedState
 from rl_platform.records import RolloutBatch
