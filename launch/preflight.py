@@ -283,7 +283,6 @@ def _model_config(config: Config, name: str) -> tuple[PretrainedConfig, Model, s
 
 def _parameters(config: Config, name: str) -> tuple[int, int]:
     """Returns the numbers of frozen and trained parameters of a component's language model, built without memory."""
-    from rl_platform.models.lora import adapter_parameters
     from rl_platform.models.pretrained import empty_causal_lm
 
     model_config, section, key = _model_config(config, name)
@@ -295,7 +294,11 @@ def _parameters(config: Config, name: str) -> tuple[int, int]:
     if name == "reference":
         return count, 0
     lora = getattr(config, name).lora
-    return (0, count + head) if lora is None else (count, adapter_parameters(network.base_model, lora) + head)
+    if lora is None:
+        return 0, count + head
+    from rl_platform.models.adapters.lora import adapter_parameters
+
+    return count, adapter_parameters(network.base_model, lora) + head
 
 
 def _reward_bytes(section: RewardModel) -> int:

@@ -32,11 +32,13 @@ def shape_problems(config: Config, placement: Placement) -> Iterator[Problem]:
 
 def device_problems(config: Config, placement: Placement) -> Iterator[Problem]:
     """Yields problems of the models' devices, and libraries that this machine lacks."""
-    from rl_platform.models.lora import not_installed
-
     for role in _placed(placement):
-        if config.section(role).lora is not None and (missing := not_installed(f"{role}.lora")) is not None:
-            yield missing
+        if config.section(role).lora is not None:
+            with required("rl_platform.models.adapters", f"{role}.lora"):
+                from rl_platform.models.adapters.lora import not_installed
+
+            if (missing := not_installed(f"{role}.lora")) is not None:
+                yield missing
     if (megatron := _megatron(config, placement)) is not None:
         yield from megatron.device_problems(config, placement)
 

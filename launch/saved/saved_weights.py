@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rl_platform.config.schema.models import Lora
 from rl_platform.engines.training.state_files import read_whole
 from rl_platform.errors import CheckpointError
-from rl_platform.models.lora import merged
+from rl_platform.models.adapters.lora import merged
 
 
 def trained_weights(folder: str | Path) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from rl_platform.algorithms.aggregation import Denominators, aggregate, select
 from rl_platform.algorithms.kl import kl_loss_estimate
 from rl_platform.algorithms.metrics import Metrics, active_positions, over
-from rl_platform.algorithms.policy_losses import LOG_RATIO_LIMIT, at_covariant, policy_loss_function, positive_nll
+from rl_platform.algorithms.policy_losses import LOG_RATIO_LIMIT, policy_loss_function, positive_nll
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
 
@@ -111,6 +111,8 @@ def actor_loss(
     policy_loss = policy_loss_function(algorithm.policy_loss)
     per_token, metrics = policy_loss(outputs.log_probs, old_log_probs, batch.advantages, mask, algorithm)
     if batch.covariant is not None:
+        from rl_platform.algorithms.variants.policy_loss_kinds import at_covariant
+
         covariant = batch.covariant & batch.mask  # a row may be masked out for a rank without work
         per_token = at_covariant(per_token, outputs.log_probs, old_log_probs, covariant, algorithm)
     if batch.loss_weights is not None:

@@ -25,7 +25,6 @@ from rl_platform.extras import required
 from rl_platform.models.build import language_model, token_temperature
 from rl_platform.models.embodied_policy import build_policy, trainable
 from rl_platform.models.forward import TokenPolicy
-from rl_platform.models.lora import add_adapters, without_adapters
 from rl_platform.models.pretrained import export_causal_lm
 from rl_platform.models.saved_policy import Normalizer, PolicyDescription, SavedPolicy, language_of
 from rl_platform.models.tokenizer import load_tokenizer
@@ -68,6 +67,8 @@ class LanguageActor(Learner):
 
         Returns the batch's `reference_log_probs` [B,T], and `reference_states` [B,T,H] if a KL is `full`.
         """
+        from rl_platform.models.adapters.lora import without_adapters
+
         policy = self.engine.model
         full_kl = self.config.algorithm.full_kl_in_reward or self.config.algorithm.full_kl_in_loss
         with without_adapters(policy), keeping_states(policy, full_kl):
@@ -191,6 +192,8 @@ def trained_policy(config: Config, spaces: EnvSpaces, seed: int) -> EmbodiedPoli
     """The policy whose parameters an embodied run trains: with adapters if it has any. The rollout gets merged ones."""
     policy = embodied_policy(config, spaces, seed)
     if config.actor.lora is not None:  # of a policy on a language model
+        from rl_platform.models.adapters.lora import add_adapters
+
         add_adapters(policy.adapted, config.actor.lora, derive_seed(seed, "lora"), "actor.lora")
     return policy
 

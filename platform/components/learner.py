@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from rl_platform.algorithms.covariance import covariant_positions
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics
 from rl_platform.algorithms.schedule import MiniBatches, ShuffleBuffers
@@ -30,7 +29,6 @@ from rl_platform.engines.training.base import Loss, MicroBatches, learning_rate
 from rl_platform.engines.training.build import training_engine
 from rl_platform.engines.training.sharded_state import ShardedState, ShardedTensor, state_bytes
 from rl_platform.errors import Diverged
-from rl_platform.models.lora import merged, merged_parts
 from rl_platform.records import RolloutBatch, Weights
 from rl_platform.rng import generator
 from rl_platform.runtime.host import ComponentContext
@@ -123,6 +121,8 @@ class Learner(Evaluator):
             if some_masked and not bool(counted.any()):
                 continue
             if self.kind == "actor" and self.config.algorithm.policy_loss in COVARIANCE:
+                from rl_platform.algorithms.variants.covariance import covariant_positions
+
                 draw = generator(self.context.seed, "covariance", step, done)
                 mini_batch = replace(mini_batch, covariant=covariant_positions(mini_batch, self.config.algorithm, draw))
             began = time.monotonic()
@@ -242,6 +242,8 @@ class Learner(Evaluator):
             )
         weights = {name.removeprefix("model."): tensor for name, tensor in self.engine.weights().items()}
         if self.section.lora is not None:
+            from rl_platform.models.adapters.lora import merged
+
             weights = merged(weights, self.section.lora)
         state = {name: tensor.clone() for name, tensor in weights.items()} if copy else weights
         types = {
@@ -265,6 +267,8 @@ class Learner(Evaluator):
             ([name.removeprefix("model.") for name in names], tensor) for names, tensor in self.engine.gathered(sent)
         )
         if self.section.lora is not None:
+            from rl_platform.models.adapters.lora import merged_parts
+
             parts = merged_parts(parts, self.section.lora)
         for names, tensor in parts:
             yield names, tensor.to(dtype) if self._converts(names[0], tensor) else tensor

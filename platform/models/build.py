@@ -14,7 +14,6 @@ from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.families import readable_positions
 from rl_platform.models.folder_files import reading
 from rl_platform.models.language import LanguageModel
-from rl_platform.models.lora import add_adapters
 from rl_platform.models.pretrained import load_causal_lm, load_config, model_folder, read_causal_lm
 from rl_platform.models.probe import own_forward, probe
 from rl_platform.models.tokenizer import load_tokenizer
@@ -65,6 +64,8 @@ def language_model(
         with reading(f"{key}.path", "computes nothing", section.path):
             probe(network, partial(own_forward, network, language), section.path, f"{key}.path")
     if lora is not None:
+        from rl_platform.models.adapters.lora import add_adapters
+
         add_adapters(language.backbone, lora, derive_seed(seed, "lora"), "critic.lora" if value_head else "actor.lora")
         language.head.requires_grad_(value_head)
     return language

@@ -21,7 +21,6 @@ from rl_platform.algorithms.advantages import advantages, reverse_kl
 from rl_platform.algorithms.groups import outcome_scores
 from rl_platform.algorithms.kl import KLController, sequence_mean_kl
 from rl_platform.algorithms.mismatch import mismatch_weights
-from rl_platform.algorithms.pf_ppo import apply_pf_ppo
 from rl_platform.algorithms.rewards import penalized
 from rl_platform.algorithms.rollout_metrics import rollout_metrics
 from rl_platform.algorithms.statistics import masked_mean
@@ -248,6 +247,8 @@ class PPO:
             self.logged = batch.select(torch.arange(min(self.log_samples, len(batch))))
         batch = replace(batch, token_versions=None)  # the updates read none
         if scores is not None:
+            from rl_platform.algorithms.variants.pf_ppo import apply_pf_ppo
+
             batch, filtration = apply_pf_ppo(batch, scores, self.algorithm.pf_ppo, generator(self.seed, "pf_ppo", step))
             metrics |= filtration
         if batch.ends is not None:

@@ -66,6 +66,8 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.placement.estimates": "platform/placement/estimates",
     "rl_platform.runtime.weights": "platform/runtime/weights",
     "rl_platform.engines.offloading": "platform/engines/offloading",
+    "rl_platform.models.adapters": "platform/models/adapters",
+    "rl_platform.algorithms.variants": "platform/algorithms/variants",
     "rl_platform.components.agents": "platform/components/agents",
     "rl_platform.components.demonstrations": "platform/components/demonstrations",
     "rl_platform.components.reward_models": "platform/components/reward_models",
@@ -110,12 +112,14 @@ NEEDS = {  # extras that an extra imports freely
     "rl_platform.engines.rollout.sglang": ("rl_platform.engines.rollout.hosted", "rl_platform.runtime.weights"),
     "rl_platform.engines.rollout.vllm": ("rl_platform.engines.rollout.hosted", "rl_platform.runtime.weights"),
     "rl_platform.engines.training.megatron": (
+        "rl_platform.models.adapters",
         "rl_platform.models.context",
         "rl_platform.models.experts",
         "rl_platform.placement.estimates",
     ),
     "rl_platform.envs.reasoning.sandbox": ("rl_platform.envs.reasoning.servers",),
-    "rl_platform.launch.check": ("rl_platform.launch.card",),
+    "rl_platform.launch.check": ("rl_platform.algorithms.variants", "rl_platform.launch.card"),
+    "rl_platform.launch.saved": ("rl_platform.models.adapters",),
     "rl_platform.launch.rehearse": (
         "rl_platform.envs.reasoning.sources",
         "rl_platform.launch.tools",
@@ -134,6 +138,12 @@ NEEDS = {  # extras that an extra imports freely
     ),
 }
 SEAMS = (
+    "platform/algorithms/losses.py",
+    "platform/algorithms/policy_losses.py",
+    "platform/components/actor.py",
+    "platform/engines/training/model_problems.py",
+    "platform/models/build.py",
+    "platform/runners/ppo.py",
     "platform/components/learner.py",
     "platform/placement/compute_type.py",
     "platform/placement/decisions.py",

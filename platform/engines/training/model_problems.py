@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from rl_platform.config.schema.models import Actor, Trainable
 from rl_platform.errors import Problem
-from rl_platform.models.lora import unknown_targets
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,6 +39,8 @@ def model_problems(config: PretrainedConfig, section: Trainable, role: str) -> I
     if role == "actor" and isinstance(section, Actor) and section.router_replay:
         yield from _replay_problems(config)
     if section.lora is not None:
+        from rl_platform.models.adapters.lora import unknown_targets
+
         yield from unknown_targets(_empty(config), section.lora, f"{role}.lora")
         if section.training_backend == "megatron" and _GATE in section.lora.target_modules:
             message = "Megatron keeps the gate of the shared experts as a vector, which has no adapter"

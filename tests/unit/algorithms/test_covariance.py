@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rl_platform.algorithms.aggregation import Denominators
-from rl_platform.algorithms.covariance import covariant_positions
 from rl_platform.algorithms.losses import ModelOutputs, actor_loss
+from rl_platform.algorithms.variants.covariance import covariant_positions
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
 

@@ -27,11 +27,11 @@ from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.engines.training.state_files import _Reader, read, write
 from rl_platform.envs.embodied.spaces import ActionSpace
+from rl_platform.models.adapters.lora import add_adapters, without_adapters
 from rl_platform.models.attention import Features
 from rl_platform.models.context.context_parallel import ContextParallel, UlyssesAttention
 from rl_platform.models.forward import EmbodiedActorCritic, TokenPolicy, TokenValues
 from rl_platform.models.language import LanguageModel
-from rl_platform.models.lora import add_adapters, without_adapters
 from rl_platform.models.packed import pack
 from rl_platform.models.policy import ActorCriticPolicy, PolicyConfig
 from rl_platform.records import RolloutBatch

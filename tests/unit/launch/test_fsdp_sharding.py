@@ -58,7 +58,7 @@ def test_adapters_belong_to_linear_layers() -> None:
 
 
 def test_without_peft_the_command_names_the_extra(folder: Path, command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl_platform.models.lora.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("rl_platform.models.adapters.lora.importlib.util.find_spec", lambda name: None)
     ended = command("reasoning.yaml", "actor.lora={}")
     assert ended.code == 2
     assert "rl-platform[lora]" in ended.err

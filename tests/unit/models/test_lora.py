@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from rl_platform.config.schema.models import Lora
 from rl_platform.errors import ConfigError
+from rl_platform.models.adapters.lora import add_adapters, merged, without_adapters
 from rl_platform.models.language import LanguageModel
-from rl_platform.models.lora import add_adapters, merged, without_adapters
 from rl_platform.models.packed import pack
 from rl_platform.models.pretrained import export_causal_lm
 

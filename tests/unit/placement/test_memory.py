@@ -318,8 +318,8 @@ def test_layouts_of_a_placement_and_of_its_sizes_agree() -> None:
 
 def test_adapters_are_all_that_has_gradients_and_optimizer_state() -> None:
     from rl_platform.config.schema.models import Lora
+    from rl_platform.models.adapters.lora import add_adapters
     from rl_platform.models.language import LanguageModel
-    from rl_platform.models.lora import add_adapters
     from rl_platform.models.pretrained import load_causal_lm
 
     config = loaded(MANY)

@@ -11,8 +11,8 @@ import torch
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Lora, Model, RandomLM
+from rl_platform.models.adapters.lora import adapter_parameters
 from rl_platform.models.attention import cached_heads
-from rl_platform.models.lora import adapter_parameters
 from rl_platform.placement.estimates.component_shapes import IMAGE, from_options, language_shape, shapes
 from rl_platform.placement.estimates.model_shape import ModelShape
 from rl_platform.placement.estimates.policy_shape import ACTIONS, OBSERVATIONS, PolicyShape

@@ -16,7 +16,7 @@ from megatron.core import tensor_parallel
 from torch import Tensor, nn
 
 from rl_platform.engines.training.megatron.weight_map import TensorSource, adapter_name, base_name
-from rl_platform.models.lora import ADAPTER
+from rl_platform.models.adapters.lora import ADAPTER
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rl_platform.engines.training.megatron.supported import is_latent
 from rl_platform.engines.training.sharded_state import Offsets
-from rl_platform.models.lora import ADAPTER, BASE
+from rl_platform.models.adapters.lora import ADAPTER, BASE
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
