@@ -31,7 +31,8 @@ from typing import Any
 
 from _common import machine
 
-from rl_platform.launch.command import load, plan
+from rl_platform.launch.command import load
+from rl_platform.launch.plans.plan_forms import plan
 from rl_platform.metrics import read_metrics
 
 ROOT = Path(__file__).parents[1]

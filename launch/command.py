@@ -6,13 +6,10 @@ codes are in `cli`.
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -20,7 +17,6 @@ import typer
 from rl_platform.config import LoadedConfig, load_config
 from rl_platform.config.rollout_backend import chosen_backend
 from rl_platform.config.schema.cluster import Cluster
-from rl_platform.disk import replacing_file
 from rl_platform.errors import ConfigError, PlacementError, Problem
 from rl_platform.extras import required
 from rl_platform.launch import options
@@ -144,14 +140,11 @@ def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement,
         from rl_platform.launch.env_check import check_env
 
         check_env(loaded.config)
-    if arguments.plan == "search":
-        print(search(arguments, loaded, placement, inventory), end="")
-    elif arguments.plan == "html":
-        print(page(arguments, loaded, placement, inventory), end="")
-    elif arguments.plan == "simulate":
-        print(simulation(arguments, loaded, placement, inventory), end="")
-    elif arguments.plan is not None:
-        print(plan(arguments.plan, loaded, placement, inventory, arguments.calibrate), end="")
+    if arguments.plan is not None:
+        with required("rl_platform.launch.plans", "--plan"):
+            from rl_platform.launch.plans.plan_forms import planned
+
+        print(planned(arguments, loaded, placement, inventory), end="")
     if arguments.slurm is not None:
         from rl_platform.launch.jobs.slurm import sbatch_script, submit, write_script
 
@@ -183,84 +176,6 @@ def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement,
 
         keep_freed_memory()
         run(loaded, arguments.config, placement, inventory)
-
-
-def plan(
-    form: PlanForm, loaded: LoadedConfig, placement: Placement, inventory: Inventory, calibrate: str | None = None
-) -> str:
-    """Returns the text of `--plan`, but for that of a search. Raises ConfigError for models that cannot be sharded as
-    configured."""
-    if form == "calibrate":
-        with required("rl_platform.launch.tools", "--plan=calibrate"):
-            from rl_platform.launch.tools.calibrate import calibrate as measure  # loads torch
-
-        return measure(loaded.config, inventory)
-    with required("rl_platform.planner", "--plan"):
-        from rl_platform.planner.plan_text import plan_text
-
-    from rl_platform.launch.sharding import check_shards
-
-    check_shards(loaded.config, placement)
-    return plan_text(form, (loaded, placement, inventory), calibrate, load)
-
-
-def page(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> str:
-    """Returns the HTML of `--plan=html`. Raises ConfigError as `plan` does."""
-    with required("rl_platform.planner", "--plan"), required("rl_platform.launch.tools", "--plan=html"):
-        from rl_platform.launch.tools.plan_page import plan_page
-    from rl_platform.launch.sharding import check_shards
-
-    check_shards(loaded.config, placement)
-    given = loaded, placement, inventory
-    return plan_page(arguments.config, arguments.overrides, given, arguments.calibrate, load)
-
-
-def simulation(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> str:
-    """Returns the text of `--plan=simulate`. Raises ConfigError as `plan` does."""
-    with required("rl_platform.planner", "--plan"):
-        from rl_platform.planner.plan_text import plan_simulation
-    from rl_platform.launch.sharding import check_shards
-
-    def changed(overrides: Sequence[str]) -> tuple[LoadedConfig, Placement, Inventory]:
-        larger = load(arguments.config, [*arguments.overrides, *overrides])
-        check_shards(larger[0].config, larger[1])
-        return larger
-
-    check_shards(loaded.config, placement)
-    return plan_simulation((loaded, placement, inventory), arguments.calibrate, load, changed)
-
-
-def search(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> str:
-    """Returns the text of `--plan=search`; writes the config with the best candidate to the file of `--write`.
-
-    Raises ConfigError if no candidate can run, or if the file exists or cannot be written.
-    """
-    with required("rl_platform.planner", "--plan"):
-        from rl_platform.planner.plan_text import plan_search
-        from rl_platform.planner.search import Candidate
-    from rl_platform.launch.sharding import check_shards
-
-    def changed(candidate: Candidate) -> LoadedConfig:
-        proposed, placed, _ = load(arguments.config, [*arguments.overrides, *candidate.overrides])
-        check_shards(proposed.config, placed)
-        return proposed
-
-    text, best = plan_search((loaded, placement, inventory), arguments.calibrate, load, changed)
-    if arguments.write is None:
-        return text
-    written = changed(best).resolved_yaml()
-    path = Path(arguments.write)
-    try:
-        if path.exists():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        with replacing_file(path) as stage:
-            stage.write_text(written, encoding="utf-8")
-    except OSError as error:
-        exists = isinstance(error, FileExistsError)
-        hint = "name a file that does not exist yet" if exists else "name a file in a folder that you may write to"
-        reason = f"cannot be written: {error.strerror or error}"
-        raise ConfigError([Problem("--write", reason, value=arguments.write, hint=hint)]) from error
-    return f"{text}\nThe config with the first is in {arguments.write}\n"
 
 
 def evaluate_run(name: str, overrides: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ Exit codes: 2 bad config or placement, 65 bad data or checkpoint, 70 diverged or
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -49,6 +50,11 @@ class Problem:
 def shortened(text: str) -> str:
     """Returns a value for a message, cut after 80 characters."""
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def shown(value: object) -> str:
+    """A value as it could be written in YAML, text in quotes, cut after 80 characters."""
+    return shortened(json.dumps(value, ensure_ascii=False, default=str))
 
 
 class ConfigError(PlatformError):

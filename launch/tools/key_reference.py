@@ -9,7 +9,7 @@ from typing import get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from rl_platform.config.describe import allowed, choices, section_of
-from rl_platform.config.foreign_names import foreign_keys
+from rl_platform.config.explanations.foreign_names import foreign_keys
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.section import Section
 
@@ -79,7 +79,7 @@ _REPEATED = 3  # rows that two sections have in common, from which on the second
 _NAMES = """## Names of other systems
 
 The loader refuses key names of {systems}. The message gives the key to use
-and the difference in meaning. [names.yaml](../platform/config/names.yaml) lists all of them by system.
+and the difference in meaning. [names.yaml](../platform/config/explanations/names.yaml) lists all of them by system.
 [`rl-platform convert`](convert.md) writes a whole config from one of five systems.
 """
 

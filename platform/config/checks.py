@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from rl_platform.config.explain import show
 from rl_platform.config.layers import steps_of, value_at
 from rl_platform.config.rules import broken, without_effect
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.section import Section
 from rl_platform.config.source import Tree
-from rl_platform.errors import Problem
+from rl_platform.errors import Problem, shown
 
 
 def check(config: Config, written: Tree, where: Callable[[str], str], doubtful: Collection[str] = ()) -> list[Problem]:
@@ -29,7 +28,7 @@ def check(config: Config, written: Tree, where: Callable[[str], str], doubtful: 
 
     def value(key: str) -> str:
         partly = any(_is_within_any(other, [key]) for other in doubtful)  # defaults stand for what is wrong
-        return show(value_at(written if partly else values, steps_of(key)))
+        return shown(value_at(written if partly else values, steps_of(key)))
 
     return [replace(problem, where=where(problem.key), value=value(problem.key)) for problem in (*problems, *unread)]
 

@@ -95,6 +95,14 @@ class Layers:
                 self.put(below, name, key, value, where)
 
 
+def dotted(location: Sequence[int | str]) -> str:
+    """pydantic's location as a key path: ("a", "b", 0, "c") is a.b[0].c."""
+    path = ""
+    for step in location:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path
+
+
 def steps_of(key: str) -> list[str | int]:
     """The steps of a key path: `a.b[0].c` is a, b, 0, c."""
     return [int(index) if index else name for index, name in re.findall(r"\[(\d+)\]|([^.\[\]]+)", key)]

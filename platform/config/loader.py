@@ -17,11 +17,10 @@ from pydantic import ValidationError
 
 from rl_platform.config.checks import check, without
 from rl_platform.config.describe import default_tree, field_at, is_known
-from rl_platform.config.explain import dotted, explain
 from rl_platform.config.extends import read_config
 from rl_platform.config.inheritance import stale_keys
 from rl_platform.config.interpolation import resolve_references
-from rl_platform.config.layers import Layers, steps_of, value_at
+from rl_platform.config.layers import Layers, dotted, steps_of, value_at
 from rl_platform.config.overrides import apply_overrides
 from rl_platform.config.python_values import OVERRIDES, Dumper, as_arguments
 from rl_platform.config.rules import without_effect
@@ -32,6 +31,7 @@ from rl_platform.config.schema.config import complete_models
 from rl_platform.config.schema.runner import Runner
 from rl_platform.config.source import COMMAND_LINE, Tree
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.extras import is_present
 from rl_platform.redact import without_secrets
 
 Resolved = tuple[Tree, Config, list[Problem], set[str], dict[str, str]]
@@ -186,12 +186,22 @@ def _validate(tree: Tree, where: Callable[[str], str], known: set[str]) -> tuple
             return Config.model_validate(completed), problems or []
         except ValidationError as error:
             if problems is None:
-                problems = [problem for problem in explain(error, where) if problem.key not in known]
+                problems = [problem for problem in _explained(error, where) if problem.key not in known]
             for detail in error.errors(include_url=False):
                 _remove(tree, detail["loc"])
                 _remove(completed, detail["loc"])
                 if detail["type"] == "missing":
                     _fill_in(completed, detail["loc"])
+
+
+def _explained(error: ValidationError, where: Callable[[str], str]) -> list[Problem]:
+    """One problem for each of pydantic's errors, in pydantic's words if the explanations are not installed."""
+    if is_present("rl_platform.config.explanations"):
+        from rl_platform.config.explanations.explain import explain
+
+        return explain(error, where)
+    keys = [(dotted(detail["loc"]), detail["msg"]) for detail in error.errors(include_url=False)]
+    return [Problem(key, message, where(key)) for key, message in keys]
 
 
 def _remove(tree: object, path: Sequence[str | int]) -> None:

@@ -13,6 +13,7 @@ from fuzz import values
 
 from rl_platform.config.describe import walk
 from rl_platform.launch import command
+from rl_platform.launch.plans.plan_forms import plan
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 LAUGHS = "".join(f"{to}: &{to} [{', '.join([f'*{of}'] * 9)}]\n" for of, to in pairwise("abcdefghi"))
@@ -99,4 +100,4 @@ class Configs:
         loaded, placement, inventory = command.load(str(self.file), overrides)
         loaded.resolved_yaml()
         if plans:
-            command.plan("text", loaded, placement, inventory)
+            plan("text", loaded, placement, inventory)

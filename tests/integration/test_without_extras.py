@@ -15,6 +15,8 @@ from rl_platform.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = (
+    "config/explanations",
+    "launch/plans",
     "algorithms/variants",
     "models/adapters",
     "engines/offloading",

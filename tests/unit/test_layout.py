@@ -68,6 +68,8 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.engines.offloading": "platform/engines/offloading",
     "rl_platform.models.adapters": "platform/models/adapters",
     "rl_platform.algorithms.variants": "platform/algorithms/variants",
+    "rl_platform.launch.plans": "launch/plans",
+    "rl_platform.config.explanations": "platform/config/explanations",
     "rl_platform.components.agents": "platform/components/agents",
     "rl_platform.components.demonstrations": "platform/components/demonstrations",
     "rl_platform.components.reward_models": "platform/components/reward_models",
@@ -103,6 +105,7 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.launch.tools": "launch/tools",
 }
 NEEDS = {  # extras that an extra imports freely
+    "rl_platform.launch.plans": ("rl_platform.launch.tools", "rl_platform.planner"),
     "rl_platform.engines.rollout.hosted": ("rl_platform.runtime.weights",),
     "rl_platform.runtime.ray": ("rl_platform.runtime.weights",),
     "rl_platform.planner": ("rl_platform.placement.estimates",),
@@ -126,11 +129,13 @@ NEEDS = {  # extras that an extra imports freely
         "rl_platform.placement.estimates",
     ),
     "rl_platform.launch.tools": (
+        "rl_platform.config.explanations",
         "rl_platform.envs.embodied.pictures",
         "rl_platform.envs.embodied.processes",
         "rl_platform.envs.reasoning.sources",
         "rl_platform.launch.card",
         "rl_platform.launch.live",
+        "rl_platform.launch.plans",
         "rl_platform.launch.replay",
         "rl_platform.launch.saved",
         "rl_platform.placement.estimates",
@@ -138,6 +143,7 @@ NEEDS = {  # extras that an extra imports freely
     ),
 }
 SEAMS = (
+    "platform/config/loader.py",
     "platform/algorithms/losses.py",
     "platform/algorithms/policy_losses.py",
     "platform/components/actor.py",

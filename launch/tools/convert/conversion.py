@@ -11,7 +11,7 @@ from functools import cached_property
 from pydantic import ValidationError
 
 from rl_platform.config.describe import default_tree
-from rl_platform.config.foreign_names import translate
+from rl_platform.config.explanations.foreign_names import translate
 from rl_platform.config.layers import steps_of, value_at
 from rl_platform.config.rules import without_effect
 from rl_platform.config.schema import Config

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from rl_platform.config.explain import dotted, show
+from rl_platform.config.layers import dotted
 from rl_platform.config.schema.section import Section
 from rl_platform.config.source import YamlReader
 from rl_platform.disk import read_regular
-from rl_platform.errors import ConfigError, DataError, Problem
+from rl_platform.errors import ConfigError, DataError, Problem, shown
 from rl_platform.launch.tools.run_groups import SEED, short_names
 from rl_platform.launch.tools.sweep.grid import RESERVED, Point
 from rl_platform.launch.tools.sweep.summary import last_value
@@ -179,7 +179,7 @@ def _explained(detail: ErrorDetails) -> dict[str, str]:
         message = "must be a number"
     else:
         message = detail["msg"].removeprefix("Value error, ").replace("Input should", "must", 1)
-    return {"key": dotted(place), "message": message, "value": show(value)}
+    return {"key": dotted(place), "message": message, "value": shown(value)}
 
 
 class Search:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from rl_platform.config.describe import section_of
-from rl_platform.config.foreign_names import foreign_keys, foreign_sections
+from rl_platform.config.explanations.foreign_names import foreign_keys, foreign_sections
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.section import Section
 from rl_platform.launch.tools.key_reference import render

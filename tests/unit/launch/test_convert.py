@@ -15,7 +15,7 @@ import yaml
 
 import rl_platform as rl
 from rl_platform.config.describe import is_known
-from rl_platform.config.foreign_names import translate
+from rl_platform.config.explanations.foreign_names import translate
 from rl_platform.config.loader import load_config
 from rl_platform.launch.tools.convert.conversion import convert
 from rl_platform.launch.tools.convert.converted_yaml import as_yaml, report

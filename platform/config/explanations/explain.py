@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rl_platform.config.describe import allowed, choices, field_at, section_at, walk
-from rl_platform.config.foreign_names import ForeignName, foreign_sections, of_component, translate
+from rl_platform.config.explanations.foreign_names import ForeignName, foreign_sections, of_component, translate
+from rl_platform.config.layers import dotted
 from rl_platform.config.suggest import ALIKE, SURE, nearest
-from rl_platform.errors import Problem, shortened
+from rl_platform.errors import Problem, shown
 
 Where = Callable[[str], str]
 
@@ -33,19 +33,6 @@ def explain(error: ValidationError, where: Where) -> list[Problem]:
             explained = [_wrong(detail, key, where)]
         problems.update({(problem.key, problem.message): problem for problem in explained})
     return list(problems.values())
-
-
-def dotted(location: Sequence[int | str]) -> str:
-    """pydantic's location as a key path: ("a", "b", 0, "c") is a.b[0].c."""
-    path = ""
-    for step in location:
-        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
-    return path
-
-
-def show(value: object) -> str:
-    """A value as it could be written in YAML, text in quotes, cut after 80 characters."""
-    return shortened(json.dumps(value, ensure_ascii=False, default=str))
 
 
 def _missing(detail: ErrorDetails, key: str, where: Where) -> Problem:
@@ -78,7 +65,7 @@ def _wrong(detail: ErrorDetails, key: str, where: Where) -> Problem:
         message = "too many entries"
     else:
         message = detail["msg"]
-    return Problem(key, message, where(key), show(value), _allowed(key), hint)
+    return Problem(key, message, where(key), shown(value), _allowed(key), hint)
 
 
 def _allowed(key: str) -> str:

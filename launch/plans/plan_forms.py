@@ -1,0 +1,98 @@
+"""The forms of `--plan`: text, page, simulation, search and calibration."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rl_platform.config import LoadedConfig
+from rl_platform.disk import replacing_file
+from rl_platform.errors import ConfigError, Problem
+from rl_platform.launch.command import load
+from rl_platform.launch.options import PlanForm
+from rl_platform.launch.sharding import check_shards
+from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.scheduler import Placement
+from rl_platform.planner.plan_text import plan_search, plan_simulation, plan_text
+from rl_platform.planner.search import Candidate
+
+if TYPE_CHECKING:
+    from rl_platform.launch.command import Arguments
+
+
+def planned(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> str:
+    """Returns the text of `--plan` in the form of the command line."""
+    if arguments.plan == "search":
+        return search(arguments, loaded, placement, inventory)
+    if arguments.plan == "html":
+        return page(arguments, loaded, placement, inventory)
+    if arguments.plan == "simulate":
+        return simulation(arguments, loaded, placement, inventory)
+    assert arguments.plan is not None
+    return plan(arguments.plan, loaded, placement, inventory, arguments.calibrate)
+
+
+def plan(
+    form: PlanForm, loaded: LoadedConfig, placement: Placement, inventory: Inventory, calibrate: str | None = None
+) -> str:
+    """Returns the text of `--plan`, but for that of a search. Raises ConfigError for models that cannot be sharded as
+    configured."""
+    if form == "calibrate":
+        from rl_platform.launch.tools.calibrate import calibrate as measure  # loads torch
+
+        return measure(loaded.config, inventory)
+    check_shards(loaded.config, placement)
+    return plan_text(form, (loaded, placement, inventory), calibrate, load)
+
+
+def page(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> str:
+    """Returns the HTML of `--plan=html`. Raises ConfigError as `plan` does."""
+    from rl_platform.launch.tools.plan_page import plan_page
+
+    check_shards(loaded.config, placement)
+    given = loaded, placement, inventory
+    return plan_page(arguments.config, arguments.overrides, given, arguments.calibrate, load)
+
+
+def simulation(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> str:
+    """Returns the text of `--plan=simulate`. Raises ConfigError as `plan` does."""
+
+    def changed(overrides: Sequence[str]) -> tuple[LoadedConfig, Placement, Inventory]:
+        larger = load(arguments.config, [*arguments.overrides, *overrides])
+        check_shards(larger[0].config, larger[1])
+        return larger
+
+    check_shards(loaded.config, placement)
+    return plan_simulation((loaded, placement, inventory), arguments.calibrate, load, changed)
+
+
+def search(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> str:
+    """Returns the text of `--plan=search`; writes the config with the best candidate to the file of `--write`.
+
+    Raises ConfigError if no candidate can run, or if the file exists or cannot be written.
+    """
+
+    def changed(candidate: Candidate) -> LoadedConfig:
+        proposed, placed, _ = load(arguments.config, [*arguments.overrides, *candidate.overrides])
+        check_shards(proposed.config, placed)
+        return proposed
+
+    text, best = plan_search((loaded, placement, inventory), arguments.calibrate, load, changed)
+    if arguments.write is None:
+        return text
+    written = changed(best).resolved_yaml()
+    path = Path(arguments.write)
+    try:
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        with replacing_file(path) as stage:
+            stage.write_text(written, encoding="utf-8")
+    except OSError as error:
+        exists = isinstance(error, FileExistsError)
+        hint = "name a file that does not exist yet" if exists else "name a file in a folder that you may write to"
+        reason = f"cannot be written: {error.strerror or error}"
+        raise ConfigError([Problem("--write", reason, value=arguments.write, hint=hint)]) from error
+    return f"{text}\nThe config with the first is in {arguments.write}\n"
