@@ -206,7 +206,7 @@ def main() -> None:
     if options.quick:
         options.prompts, options.tokens, options.rounds = 4, 4, 2
 
-    from rl_platform.models.pretrained import model_folder
+    from rl_platform.models.pretrained.model_folder import model_folder
 
     found = machine(PACKAGES)
     results: dict[str, Any] = {}

@@ -38,7 +38,7 @@ from _language import sglang_installed, sglang_on_cpu
 
 from rl_platform.config.schema.data import Data, Task
 from rl_platform.config.schema.models import Model
-from rl_platform.models.pretrained import model_folder
+from rl_platform.models.pretrained.model_folder import model_folder
 from rl_platform.models.tokenizer import load_tokenizer
 
 MODEL = "smollm2-135m-instruct"

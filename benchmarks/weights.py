@@ -266,7 +266,7 @@ def main() -> None:
     from transformers import AutoModelForCausalLM
 
     from rl_platform.models.language import LanguageModel
-    from rl_platform.models.pretrained import model_folder
+    from rl_platform.models.pretrained.model_folder import model_folder
     from rl_platform.runtime.cpu import keep_freed_memory
     from rl_platform.runtime.ray.process_group import leave_group
     from rl_platform.runtime.ray.weight_store import publish

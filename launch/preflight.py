@@ -271,7 +271,7 @@ def _model_config(config: Config, name: str) -> tuple[PretrainedConfig, Model, s
 
     Raises ConfigError for a model that the platform does not compute.
     """
-    from rl_platform.models.pretrained import load_config
+    from rl_platform.models.causal_lm import load_config
     from rl_platform.models.tokenizer import load_tokenizer
 
     section, key = getattr(config, name).model, f"{name}.model"
@@ -283,10 +283,15 @@ def _model_config(config: Config, name: str) -> tuple[PretrainedConfig, Model, s
 
 def _parameters(config: Config, name: str) -> tuple[int, int]:
     """Returns the numbers of frozen and trained parameters of a component's language model, built without memory."""
-    from rl_platform.models.pretrained import empty_causal_lm
+    from rl_platform.models.causal_lm import meta_causal_lm
 
     model_config, section, key = _model_config(config, name)
-    network = empty_causal_lm(model_config, section.path or "random_init", f"{key}.path")
+    if section.path is None:
+        network = meta_causal_lm(model_config)
+    else:
+        from rl_platform.models.pretrained.pretrained_lm import empty_causal_lm
+
+        network = empty_causal_lm(model_config, section.path, f"{key}.path")
     head = 0
     if name == "critic":  # a scalar head replaces the vocabulary's; it is trained beside adapters too
         network, head = network.base_model, model_config.hidden_size + 1

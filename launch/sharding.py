@@ -52,7 +52,7 @@ def check_shards(config: Config, placement: Placement) -> None:
 def check_sharding(config: Config, placement: Placement) -> None:
     """Raises ConfigError for a model that cannot be shared as its layout says. Reads the models' configs only."""
     from rl_platform.engines.training.model_problems import model_problems
-    from rl_platform.models.pretrained import load_config
+    from rl_platform.models.causal_lm import load_config
     from rl_platform.models.tokenizer import load_tokenizer
 
     problems: list[Problem] = []

@@ -45,7 +45,7 @@ def _unfit(config: Config, placement: Placement, known: dict[str, Architecture])
 
     from rl_platform.engines.training.model_problems import model_problems
     from rl_platform.models.families import architecture_problems, readable_positions
-    from rl_platform.models.folder_files import reading
+    from rl_platform.models.pretrained.folder_files import reading
 
     real = {}
     for role, model in models(config):

@@ -23,7 +23,8 @@ from rl_platform.launch.rehearse.small_models import (
     options_of,
     small_options,
 )
-from rl_platform.models.pretrained import PACKAGED, packaged_gguf, quiet_transformers
+from rl_platform.models.causal_lm import quiet_transformers
+from rl_platform.models.pretrained.model_folder import PACKAGED, packaged_gguf
 from rl_platform.placement.estimates.architectures import known_options
 
 if TYPE_CHECKING:

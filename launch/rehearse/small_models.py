@@ -14,7 +14,7 @@ from rl_platform.config.schema.models import Trainable
 from rl_platform.disk import cache_folder
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.rehearse.rehearsal_sizes import small_heads, small_layers
-from rl_platform.models.pretrained import MODELSCOPE, PACKAGED
+from rl_platform.models.pretrained.model_folder import MODELSCOPE, PACKAGED
 from rl_platform.placement.estimates.architectures import Options, family_of
 
 HEAD, INNER, EXPERT = 32, 128, 32  # widths of small models; vLLM's attention on a CPU has no smaller heads

@@ -24,7 +24,7 @@ from rl_platform.launch.saved.loaded_policy import find_policy
 from rl_platform.launch.saved.saved_run import SavedRun, find_run
 from rl_platform.launch.saved.saved_weights import trained_weights, whole_weights
 from rl_platform.models.build import language_model
-from rl_platform.models.pretrained import export_causal_lm, load_config
+from rl_platform.models.causal_lm import export_causal_lm, load_config
 from rl_platform.models.saved_policy import DESCRIPTION, SavedPolicy
 from rl_platform.models.tokenizer import load_tokenizer
 

@@ -23,9 +23,9 @@ from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.extras import required
 from rl_platform.models.build import language_model, token_temperature
+from rl_platform.models.causal_lm import export_causal_lm
 from rl_platform.models.embodied_policy import build_policy, trainable
 from rl_platform.models.forward import TokenPolicy
-from rl_platform.models.pretrained import export_causal_lm
 from rl_platform.models.saved_policy import Normalizer, PolicyDescription, SavedPolicy, language_of
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.records import RolloutBatch, StateDict

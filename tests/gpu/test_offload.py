@@ -15,9 +15,9 @@ from rl_platform.engines.offloading.offload import OffloadingEngine
 from rl_platform.engines.offloading.swap import Swap
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.build import training_engine
+from rl_platform.models.causal_lm import load_causal_lm
 from rl_platform.models.forward import TokenPolicy
 from rl_platform.models.language import LanguageModel
-from rl_platform.models.pretrained import load_causal_lm
 from rl_platform.records import RolloutBatch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]

@@ -15,6 +15,7 @@ from rl_platform.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = (
+    "models/pretrained",
     "config/explanations",
     "launch/plans",
     "algorithms/variants",

@@ -70,6 +70,7 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.algorithms.variants": "platform/algorithms/variants",
     "rl_platform.launch.plans": "launch/plans",
     "rl_platform.config.explanations": "platform/config/explanations",
+    "rl_platform.models.pretrained": "platform/models/pretrained",
     "rl_platform.components.agents": "platform/components/agents",
     "rl_platform.components.demonstrations": "platform/components/demonstrations",
     "rl_platform.components.reward_models": "platform/components/reward_models",
@@ -105,14 +106,20 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.launch.tools": "launch/tools",
 }
 NEEDS = {  # extras that an extra imports freely
+    "rl_platform.models.policies": ("rl_platform.models.pretrained",),
+    "rl_platform.models.vlas": ("rl_platform.models.pretrained",),
     "rl_platform.launch.plans": ("rl_platform.launch.tools", "rl_platform.planner"),
     "rl_platform.engines.rollout.hosted": ("rl_platform.runtime.weights",),
     "rl_platform.runtime.ray": ("rl_platform.runtime.weights",),
     "rl_platform.planner": ("rl_platform.placement.estimates",),
     "rl_platform.launch.replay": ("rl_platform.placement.estimates",),
     "rl_platform.components.agents": ("rl_platform.envs.reasoning.sandbox",),
-    "rl_platform.components.reward_models": ("rl_platform.envs.reasoning.servers",),
-    "rl_platform.engines.rollout.sglang": ("rl_platform.engines.rollout.hosted", "rl_platform.runtime.weights"),
+    "rl_platform.components.reward_models": ("rl_platform.envs.reasoning.servers", "rl_platform.models.pretrained"),
+    "rl_platform.engines.rollout.sglang": (
+        "rl_platform.models.pretrained",
+        "rl_platform.engines.rollout.hosted",
+        "rl_platform.runtime.weights",
+    ),
     "rl_platform.engines.rollout.vllm": ("rl_platform.engines.rollout.hosted", "rl_platform.runtime.weights"),
     "rl_platform.engines.training.megatron": (
         "rl_platform.models.adapters",
@@ -126,6 +133,7 @@ NEEDS = {  # extras that an extra imports freely
     "rl_platform.launch.rehearse": (
         "rl_platform.envs.reasoning.sources",
         "rl_platform.launch.tools",
+        "rl_platform.models.pretrained",
         "rl_platform.placement.estimates",
     ),
     "rl_platform.launch.tools": (
@@ -143,6 +151,8 @@ NEEDS = {  # extras that an extra imports freely
     ),
 }
 SEAMS = (
+    "platform/models/causal_lm.py",
+    "platform/models/tokenizer.py",
     "platform/config/loader.py",
     "platform/algorithms/losses.py",
     "platform/algorithms/policy_losses.py",

@@ -24,10 +24,10 @@ from rl_platform.config.schema.models import Model
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.attention import Features, is_plain
+from rl_platform.models.causal_lm import load_causal_lm, quiet_transformers
 from rl_platform.models.draws import Among, choices
 from rl_platform.models.forward import tasks_of_rows
 from rl_platform.models.language import LanguageModel
-from rl_platform.models.pretrained import load_causal_lm, quiet_transformers
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.models.vision import ImageEncoder
 

@@ -11,8 +11,9 @@ from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.config.schema.models import Model, RandomLM
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.models.folder_files import check_options, check_weights, reading
-from rl_platform.models.pretrained import model_folder, quiet_transformers
+from rl_platform.models.causal_lm import quiet_transformers
+from rl_platform.models.pretrained.folder_files import check_options, check_weights, reading
+from rl_platform.models.pretrained.model_folder import model_folder
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.models.vlas.flow_policy import FlowPolicy
 from rl_platform.models.vlas.inputs import ActionRange, action_range

@@ -22,7 +22,7 @@ from rl_platform.components.agents.tool_loop import schemas_of
 from rl_platform.components.rollout import LanguageRollout
 from rl_platform.config.schema.rollout import Agent, EnvironmentOptions, ToolOptions
 from rl_platform.errors import ConfigError, WorkerError
-from rl_platform.models.tokenizer import HFTokenizer
+from rl_platform.models.pretrained.hf_tokenizer import HFTokenizer
 from rl_platform.records import Prompt, Trajectory
 from rl_platform.runners.trajectories import conversation_metrics, rollout_batch
 
@@ -32,7 +32,8 @@ ENGINE = """
 from pathlib import Path
 
 from rl_platform.engines.rollout.base import Completion
-from rl_platform.models.tokenizer import ByteTokenizer, HFTokenizer
+from rl_platform.models.tokenizer import ByteTokenizer
+from rl_platform.models.pretrained.hf_tokenizer import HFTokenizer
 from rl_platform.records import WeightsReceived
 
 class Scripted:

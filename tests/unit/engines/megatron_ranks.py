@@ -25,9 +25,10 @@ from rl_platform.config.schema.models import Lora, Model, Optim, Parallel
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.models.adapters.lora import add_adapters
+from rl_platform.models.causal_lm import export_causal_lm, load_causal_lm
 from rl_platform.models.forward import TokenPolicy, TokenValues
 from rl_platform.models.language import LanguageModel
-from rl_platform.models.pretrained import PACKAGED, export_causal_lm, load_causal_lm, model_folder, packaged_gguf
+from rl_platform.models.pretrained.model_folder import PACKAGED, model_folder, packaged_gguf
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.records import RolloutBatch
 

@@ -27,9 +27,10 @@ from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.state_files import read, write
 from rl_platform.errors import ConfigError
 from rl_platform.models import language
+from rl_platform.models.causal_lm import export_causal_lm, load_causal_lm
 from rl_platform.models.forward import TokenPolicy
 from rl_platform.models.language import LanguageModel
-from rl_platform.models.pretrained import export_causal_lm, load_causal_lm, packaged_gguf
+from rl_platform.models.pretrained.model_folder import packaged_gguf
 from rl_platform.models.tokenizer import ByteTokenizer
 from rl_platform.placement.estimates.memory import state_bytes
 from rl_platform.placement.estimates.model_shape import ModelShape

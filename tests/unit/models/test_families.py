@@ -21,7 +21,7 @@ from rl_platform.models.attention import is_plain
 from rl_platform.models.families import FAMILIES, architecture_problems, readable_positions, unsupported_features
 from rl_platform.models.forward import TokenPolicy
 from rl_platform.models.language import LanguageModel
-from rl_platform.models.probe import own_forward, probe
+from rl_platform.models.pretrained.probe import own_forward, probe
 from rl_platform.records import RolloutBatch, SamplingParams, Weights
 
 TEMPERATURE = 0.7

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from rl_platform.config.schema.models import Lora
 from rl_platform.errors import ConfigError
 from rl_platform.models.adapters.lora import add_adapters, merged, without_adapters
+from rl_platform.models.causal_lm import export_causal_lm
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.packed import pack
-from rl_platform.models.pretrained import export_causal_lm
 
 LORA = Lora(rank=3, alpha=5.0, target_modules=["q_proj", "v_proj", "gate_proj"])
 TOKENS = torch.arange(1, 20)

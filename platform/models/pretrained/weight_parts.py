@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,14 +20,46 @@ import torch
 from torch import Tensor, nn
 
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.models.folder_files import LAYER, reading, refuse_layers, refuse_not_finite
+from rl_platform.models.causal_lm import quiet_transformers
 from rl_platform.models.language import LanguageModel
-from rl_platform.models.pretrained import empty_causal_lm, quiet_transformers
+from rl_platform.models.pretrained.folder_files import LAYER, reading, refuse_layers, refuse_not_finite
+from rl_platform.models.pretrained.model_folder import model_folder
+from rl_platform.models.pretrained.pretrained_lm import empty_causal_lm, read_causal_lm
+from rl_platform.models.pretrained.probe import own_forward, probe
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 T = TypeVar("T")
+
+
+def model_in_parts(
+    path: str, config: PretrainedConfig, key: str, *, value_head: bool, probed: bool
+) -> LanguageModel | None:
+    """Returns the model of `path` on the meta device, with the parts that fill it; None without safetensors files.
+
+    `probed`: its first layers are compared with transformers, see `probe`. Raises DataError if that fails.
+    """
+    folder = model_folder(path, key)
+    if not safetensors_files(folder):
+        return None
+    if probed:
+        network = read_causal_lm(folder, first_layers(config), key, partly=True)
+        with reading(key, "computes nothing", folder):
+            probe(network, partial(own_forward, network, LanguageModel(network)), path, key)
+    return WeightParts(folder, config, key, value_head=value_head).empty()
+
+
+def first_layers(config: PretrainedConfig) -> PretrainedConfig:
+    """Returns the config of a model with the first layers of this one, two or as many as have all kinds of layers."""
+    kinds = getattr(config, "layer_types", None) or []
+    number = max([2, *(kinds.index(kind) + 1 for kind in kinds)])
+    number = max(number, getattr(config, "first_k_dense_replace", 0) + 1)
+    first = deepcopy(config)
+    first.num_hidden_layers = min(number, config.num_hidden_layers)
+    if kinds:
+        first.layer_types = kinds[: first.num_hidden_layers]
+    return first
 
 
 class WeightParts:

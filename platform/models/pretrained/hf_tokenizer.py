@@ -1,0 +1,98 @@
+"""Tokenizers of transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rl_platform.errors import ConfigError, Problem
+from rl_platform.models.pretrained.folder_files import reading
+from rl_platform.models.pretrained.model_folder import model_folder
+from rl_platform.models.tokenizer import no_template
+from rl_platform.records import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_TURN = "WORDS OF THE ASSISTANT"  # placeholder that marks the assistant's turn in a rendered template
+
+
+class HFTokenizer:
+    """A tokenizer of transformers. Responses end at its own EOS token and at those of the model's generation config."""
+
+    def __init__(self, folder: str, key: str) -> None:
+        from transformers import AutoTokenizer
+
+        with reading(key, "no tokenizer can be loaded", folder):
+            self._tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            if not isinstance(self._tokenizer.model_max_length, int | float):
+                raise ValueError(f"model_max_length is {self._tokenizer.model_max_length!r}")
+            ends = {self._tokenizer.eos_token_id, *_generation_eos(folder)} - {None}
+        self._folder = folder
+        if not ends:
+            raise ConfigError([Problem(key, "the tokenizer has no EOS token: responses would never end", value=folder)])
+        self.eos_token_ids: tuple[int, ...] = tuple(sorted(ends))
+        pad = self._tokenizer.pad_token_id
+        self.pad_token_id: int = pad if pad is not None else self.eos_token_ids[0]
+        self.vocab_size = len(self._tokenizer)
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text)
+
+    def decode(self, token_ids: Iterable[int], *, special: bool = False) -> str:
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=not special)
+
+    def save(self, folder: Path) -> None:
+        self._tokenizer.save_pretrained(folder)
+
+    def apply_chat(self, messages: Sequence[Message], tools: Sequence[object] | None = None) -> list[int]:
+        return self._tokenizer.encode(self._chat_text(messages, tools), add_special_tokens=False)
+
+    def observation(self, text: str, chat: bool, ended: bool) -> list[int]:
+        if not chat:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        return self.continuation([{"role": "user", "content": text}], ended)
+
+    def continuation(
+        self, messages: Sequence[Message], ended: bool, tools: Sequence[object] | None = None
+    ) -> list[int]:
+        # The text that the template adds after the assistant's turn; earlier turns are not encoded again.
+        before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _TURN}]
+        _, _, after = self._chat_text([*before, *messages], tools).partition(_TURN)
+        tokens = self._tokenizer.encode(after, add_special_tokens=False)
+        end = next((place for place, token in enumerate(tokens) if token in self.eos_token_ids), None)
+        if not ended or end is None or self.decode(tokens[:end], special=True).strip():
+            return tokens
+        return tokens[end + 1 :]  # some templates write a space before the EOS of a turn
+
+    def _chat_text(self, messages: Sequence[Message], tools: Sequence[object] | None = None) -> str:
+        if self._tokenizer.chat_template is None:
+            raise no_template(self._folder)
+        try:
+            options = {"tools": list(tools)} if tools else {}
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True, **options
+            )
+            return str(text)
+        except Exception as error:  # of any type, as a template is a program
+            raise ValueError(f"the chat template refuses it: {error}") from error
+
+
+def tokenizer_folder(name: str, key: str) -> str:
+    """Returns `name` if it is a folder with a tokenizer, which needs no model; else resolves it as a model's path."""
+    folder = Path(name).expanduser()
+    return str(folder) if (folder / "tokenizer_config.json").is_file() else model_folder(name, key)
+
+
+def _generation_eos(folder: str) -> list[int]:
+    """EOS ids of the generation config. Chat models often end turns with another token than the tokenizer's EOS."""
+    file = Path(folder) / "generation_config.json"
+    if not file.is_file():
+        return []
+    ids = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+    ids = ids if isinstance(ids, list) else [ids]
+    if wrong := [each for each in ids if each is not None and (type(each) is not int or each < 0)]:
+        raise ValueError(f"{file.name}: eos_token_id is {json.dumps(wrong[0])[:80]}, no number of a token")
+    return ids
