@@ -16,7 +16,7 @@ from rl_platform.algorithms.aggregation import Denominators, aggregate
 from rl_platform.algorithms.losses import ModelOutputs, actor_loss
 from rl_platform.algorithms.metrics import Metrics
 from rl_platform.algorithms.policy_losses import policy_loss_function, positive_nll, ppo_clip
-from rl_platform.algorithms.variants.policy_loss_kinds import KINDS
+from rl_platform.algorithms.variants import policy_loss_kinds
 from rl_platform.config.schema.algorithm import POLICY_LOSSES, Algorithm
 from rl_platform.errors import ConfigError
 from rl_platform.records import RolloutBatch
@@ -27,6 +27,8 @@ OLD = -torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) - 0.5
 STEP = torch.tensor([[0.1, -0.3, 0.5, 0.0], [0.4, 0.6, 0.0, 0.0], [0.0] * 4])
 ADVANTAGES = torch.tensor([[1.0, -2.0, 0.5, 0.0], [2.0, 3.0, 0.0, 0.0], [1.0] * 4])
 CLIP: dict[str, Any] = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28}
+
+KINDS = {"ppo_clip": ppo_clip, **policy_loss_kinds.KINDS}
 
 
 def run(kind: str, mask: Tensor | None = MASK, **keys: Any) -> tuple[Tensor, Tensor, dict[str, float]]:
