@@ -23,8 +23,8 @@ from rl_platform.engines.rollout.base import Request
 from rl_platform.engines.rollout.build import generation_dtype
 from rl_platform.engines.rollout.decoder import FusedDecoder
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
-from rl_platform.models.language import LanguageModel
 from rl_platform.models.causal_lm import load_config
+from rl_platform.models.language import LanguageModel
 from rl_platform.models.tokenizer import Tokenizer, load_tokenizer, stops
 from rl_platform.records import RolloutBatch, SamplingParams
 
