@@ -106,6 +106,7 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.launch.tools": "launch/tools",
 }
 NEEDS = {  # extras that an extra imports freely
+    "rl_platform.components.demonstrations": ("rl_platform.engines.offloading",),
     "rl_platform.models.policies": ("rl_platform.models.pretrained",),
     "rl_platform.models.vlas": ("rl_platform.models.pretrained",),
     "rl_platform.launch.plans": ("rl_platform.launch.tools", "rl_platform.planner"),

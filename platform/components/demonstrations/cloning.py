@@ -19,8 +19,8 @@ from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics, over
 from rl_platform.components.demonstrations.demonstration_files import read_demonstrations
 from rl_platform.config.schema import Config
+from rl_platform.engines.offloading.offload import onloaded
 from rl_platform.engines.training.base import Loss, MicroBatches, TrainingEngine
-from rl_platform.engines.training.offload import onloaded
 from rl_platform.envs.embodied.normalize import ObservationNormalizer
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import Diverged
