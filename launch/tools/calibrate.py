@@ -1,15 +1,16 @@
 """`--plan=calibrate`: measures this machine for later plans, in about a minute.
 
-Of the machine it measures: products of matrices by type, width and rows; memory bandwidth; the operators of a layer; a
-training pass; the built-in generation engine at three batch sizes; the disk; the start of a process. It measures
-all-reduce by size if the config has several devices. Of the config it measures the environments, or reads a sample of
-the prompts. `rl_platform.planner.rates` reads the file. Not covered: other engines, transfers between nodes.
+Once it measures the machine: products of matrices by type, width and rows; memory bandwidth; the operators of a layer;
+a training pass; the built-in generation engine at three batch sizes; two short runs; the disk; the start of a process;
+all-reduce by size, as soon as a config has several devices. Of each config it measures the environments, or reads a
+sample of the prompts. `rl_platform.planner.rates` reads the file. Not covered: other engines, transfers between nodes.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -37,21 +37,54 @@ from rl_platform.envs.embodied.vector import VectorEnv
 from rl_platform.envs.reasoning.prompts import build_prompts
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.launch.command import load
 from rl_platform.models.forward import TokenPolicy
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.placement.estimates.hardware import Device, device_of
 from rl_platform.placement.estimates.model_shape import FLOAT, ModelShape
 from rl_platform.placement.inventory import Inventory
+from rl_platform.planner.calibration import read_measured
+from rl_platform.planner.cost import ADVANTAGES, BACKWARD, Basis, arithmetic, elementwise
+from rl_platform.planner.lengths import expected, sampled
+from rl_platform.planner.rates import (
+    FORM,
+    Machine,
+    Measured,
+    Rates,
+    data_sheet,
+    fingerprint,
+    machine_file,
+    matrix_of,
+    unusable,
+)
+from rl_platform.planner.report import plan_report
 from rl_platform.records import RolloutBatch, SamplingParams, Weights
+from rl_platform.runtime.cpu import keep_freed_memory
 from rl_platform.runtime.host import ComponentContext
-
-if TYPE_CHECKING:
-    from rl_platform.planner.rates import Measured, Rates
 
 OPTION = "--plan=calibrate"
 WIDTHS, ROWS, TYPES = (64, 128, 256, 512, 1024), (1, 16, 256, 2048), ("float32", "bfloat16")
 LEAST_S, MOST_S = 0.002, 0.3  # seconds of one round, which repeats short calls; seconds of all rounds
+RUN_ROWS, RUN_STEPS, MINI_BATCHES = (64, 256), 8, 2  # responses of a step of the two runs, steps, mini-batches
+# a model so small that a run takes what the runner, the engines and the components take beside the model
+RUN = """
+runner:
+  {task_type: reasoning, experiment_name: calibration, trace_steps: 0, logger_backends: [], val_check_interval: 0}
+cluster: {component_placement: {'actor,critic,rollout,reward': 0}}
+algorithm: {loss_type: actor}
+data:
+  task: {type: digits, params: {operation: last, length: 4}}
+  train_size: 1000
+  max_prompt_length: 16
+  max_response_length: 4
+  use_chat_template: false
+actor:
+  model:
+    random_init: {hidden_size: 64, num_layers: 2, num_heads: 4, intermediate_size: 256, max_positions: 64}
+    tokenizer: bytes
+critic: {use_critic_model: true}
+"""
 ROUNDS, ENOUGH_S = 4, 15.0  # rollouts of an embodied policy; none begins after so many seconds
 EPISODES_S = 0.03  # seconds of one round of an environment, which has to begin new episodes in it
 BATCHES, DECODED = (1, 8, 32), 32
@@ -68,22 +101,15 @@ def calibrate(config: Config, inventory: Inventory) -> str:
     Raises ConfigError for GPUs that this machine does not have and for a cache folder that cannot be written; DataError
     for questions that cannot be read.
     """
-    from rl_platform.planner.rates import FORM, data_sheet, fingerprint, machine_file, unusable
-
     began, kind = time.monotonic(), device_of(inventory)
     device = _device(kind, inventory)
     file = machine_file(kind.kind)
-    tree: Measured = {"form": FORM, "date": f"{datetime.now():%Y-%m-%d}", "disk": _disk(file)}
-    known = _known(file, unusable)
-    tree["start"] = _seconds_of_start()
-    tree["matrix"] = {dtype: _matrix(getattr(torch, dtype), device) for dtype in TYPES}
-    source = torch.ones(STREAM_BYTES // FLOAT, device=device)
-    target = torch.empty_like(source)
-    tree["memory"] = 2 * STREAM_BYTES / _seconds(lambda: target.copy_(source), device)
-    tree |= _language(data_sheet(kind), tree, device)
+    keep_freed_memory()  # as a run does
+    known = _known(file)
+    tree = known or _machine(kind, device, file)
     several = inventory.accelerators > 1 and (device.type == "cpu" or torch.cuda.device_count() > 1)
-    tree["all_reduce"] = _all_reduce(device.type) if several else known.get("all_reduce", {})
-    tree |= {kind: known.get(kind, {}) for kind in ("environments", "policies", "prompts")}
+    if several and not tree["all_reduce"]:
+        tree["all_reduce"] = _all_reduce(device.type)
     names = {kind: fingerprint(config, kind) for kind in ("env", "policy", "data")}
     if config.runner.task_type == "embodied":
         tree["environments"][names["env"]] = _environment(config)
@@ -92,7 +118,24 @@ def calibrate(config: Config, inventory: Inventory) -> str:
         tree["prompts"][names["data"]] = _prompts(config)
     _write(file, json.dumps(tree, indent=1))
     stored = f"{time.monotonic() - began:.0f} s; later plans read {file}"
+    if known:
+        stored += f"; the machine itself was measured on {tree['date']}, and will be again without that file"
     return "\n".join((*_lines(tree, config, names), stored)) + "\n"
+
+
+def _machine(kind: Device, device: torch.device, file: Path) -> Measured:
+    """Returns the measurement of the machine, without that of a config."""
+    tree: Measured = {"form": FORM, "date": f"{datetime.now():%Y-%m-%d}", "disk": _disk(file)}
+    tree["start"] = _seconds_of_start()
+    tree["matrix"] = {dtype: _matrix(getattr(torch, dtype), device) for dtype in TYPES}
+    source = torch.ones(STREAM_BYTES // FLOAT, device=device)
+    target = torch.empty_like(source)
+    tree["memory"] = 2 * STREAM_BYTES / _seconds(lambda: target.copy_(source), device)
+    tree |= _language(data_sheet(kind), tree, device)
+    tree |= {kind: {} for kind in ("all_reduce", "environments", "policies", "prompts", "overheads")}
+    tree["runs"] = {str(rows): _run(rows) for rows in RUN_ROWS}
+    tree["overheads"] = _overheads(tree, file)
+    return tree
 
 
 def _device(kind: Device, inventory: Inventory) -> torch.device:
@@ -104,7 +147,7 @@ def _device(kind: Device, inventory: Inventory) -> torch.device:
     return torch.device("cuda")
 
 
-def _known(file: Path, unusable: Callable[[object], str]) -> Measured:
+def _known(file: Path) -> Measured:
     """Returns the stored measurement, whose entries of other configs are kept; an empty one if no plan can use it."""
     try:
         tree: Measured = json.loads(file.read_text(encoding="utf-8"))
@@ -130,10 +173,7 @@ def _not_written(file: Path, error: OSError) -> Problem:
 
 
 def _seconds(work: Callable[[], object], device: torch.device, least: float = LEAST_S) -> float:
-    """Returns the seconds of one call: of the shortest round of at least `least` seconds, after a warm-up call.
-
-    Other processes disturb the shortest of many short rounds the least.
-    """
+    """Returns the seconds of one call: the median of rounds of at least `least` seconds, after a warm-up call."""
 
     def round_of(calls: int) -> float:
         began = time.perf_counter()
@@ -147,7 +187,7 @@ def _seconds(work: Callable[[], object], device: torch.device, least: float = LE
     calls, rounds = max(1, round(least / max(first, 1e-7))), []
     while not rounds or time.perf_counter() - began < MOST_S:
         rounds.append(round_of(calls))
-    return min(rounds)
+    return statistics.median(rounds)
 
 
 def _disk(file: Path) -> float:
@@ -187,14 +227,12 @@ def _matrix(dtype: torch.dtype, device: torch.device) -> dict[str, list[tuple[in
 
 def _language(nominal: Rates, tree: Measured, device: torch.device) -> Measured:
     """Returns the overhead of passes and decoding: their seconds beyond products and memory traffic."""
-    from rl_platform.planner.cost import BACKWARD, arithmetic
-    from rl_platform.planner.rates import Rates, matrix_of
-
     launch = _training(SMALL, 1, 2, device) / (BACKWARD * SMALL.layers)
     rates = Rates(matrix_of(tree["matrix"]), 1.0, tree["memory"], nominal.link, nominal.network)
     rows, length = 16, 64
     products = BACKWARD * arithmetic(rates, USUAL, rows * length, length, "float32", rows * length)
-    measured = _training(USUAL, rows, length, device) - BACKWARD * USUAL.layers * launch
+    between = _training(USUAL, rows, length, device) - products - BACKWARD * USUAL.layers * launch
+    bytes_between = elementwise(replace(rates, elements=1.0), USUAL, rows * length, "float32")
     engine = _engine(USUAL, device)
     steps, beyond = {}, []
     for batch in BATCHES:
@@ -206,11 +244,63 @@ def _language(nominal: Rates, tree: Measured, device: torch.device) -> Measured:
     slope, constant = np.polyfit(BATCHES, beyond, 1)
     return {
         "launch": launch,
-        "passes": min(1.0, products / max(measured, 1e-9)),
+        "elements": max(between, 0.0) / bytes_between,
         "decode_layer": max(float(constant), 0.0) / USUAL.layers,
         "decode_sequence": max(float(slope), 0.0),
         "tokens_per_second": {str(batch): batch / seconds for batch, seconds in steps.items()},
     }
+
+
+def _run(rows: int) -> dict[str, float]:
+    """Returns medians of a short run with `rows` responses in a step: seconds of each phase and of a step."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder, "run.yaml")
+        config.write_text(RUN, encoding="utf-8")
+        settings = [*_sizes(rows), f"runner.max_steps={RUN_STEPS}", f"runner.output_dir={folder}/run"]
+        code = "from rl_platform.launch.cli import main; main()"
+        command = [sys.executable, "-c", code, str(config), *settings]
+        ended = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        if ended.returncode:
+            message = f"a short run failed: {ended.stderr.strip()[-300:]}"
+            raise ConfigError([Problem(OPTION, message, hint="rl-platform doctor checks the installation")])
+        measured = read_measured(Path(folder, "run"))
+    return {**measured.seconds, "prompt": measured.metrics["len/prompt_mean"]}
+
+
+def _sizes(rows: int) -> list[str]:
+    return [f"data.train_batch_size={rows}", f"data.mini_batch_size={rows // MINI_BATCHES}"]
+
+
+def _overheads(tree: Measured, file: Path) -> dict[str, tuple[float, float]]:
+    """Returns the overheads of the phases: what the two runs took beyond their prediction, of a call or an optimizer
+    step and of each row.
+    """
+    beyond: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder, "run.yaml")
+        config.write_text(RUN, encoding="utf-8")
+        for rows in RUN_ROWS:
+            loaded, placement, inventory = load(str(config), _sizes(rows))
+            measured, known = tree["runs"][str(rows)], expected(loaded.config)
+            lengths = replace(known, prompts=(round(measured["prompt"]),))
+            basis = Basis(lengths, Machine(file, tree).rates(device_of(inventory), loaded.config, 1.0))
+            spans = plan_report(loaded.config, placement, inventory, basis).spans
+            predicted = {span.phase: span.seconds for span in spans if not span.note}
+            predicted.pop(ADVANTAGES, None)
+            rest = measured["step"] - sum(measured[phase] for phase in predicted)
+            over = {phase: measured[phase] - seconds for phase, seconds in predicted.items()}
+            for name, value in (
+                ("generate", over["generate"]),
+                ("evaluate", (over["log-probs"] + over["values"]) / 2),
+                ("train", (over["train critic"] + over["train actor"]) / 2),
+                ("advantages", rest),
+            ):
+                beyond.setdefault(name, []).append(value)
+    (few, many), found = RUN_ROWS, {}
+    for name, (first, second) in beyond.items():
+        row = max(0.0, (second - first) / (many - few))
+        found[name] = max(0.0, first - few * row) / (MINI_BATCHES if name == "train" else 1), row
+    return found
 
 
 def _network(shape: ModelShape) -> LanguageModel:
@@ -362,8 +452,6 @@ def _policy(config: Config, device: torch.device) -> dict[str, float]:
 
 def _prompts(config: Config) -> list[int]:
     """Returns the lengths of a sample of the training prompts."""
-    from rl_platform.planner.lengths import sampled
-
     few = {"train_size": min(PROMPTS, config.data.train_size)}
     questions = build_questions(config.data.model_copy(update=few), config.runner.seed).train
     chosen = questions[:: max(1, len(questions) // PROMPTS)][:PROMPTS]
@@ -378,7 +466,8 @@ def _lines(tree: Measured, config: Config, names: Mapping[str, str]) -> list[str
     lines = [
         "products of matrices: " + ", ".join(f"{dtype} up to {rate / 1e9:.0f} GFLOP/s" for dtype, rate in best.items()),
         f"memory: {tree['memory'] / 1e9:.1f} GB/s; disk: {tree['disk'] / 1e6:.0f} MB/s",
-        f"training passes: {tree['passes']:.0%} of the products' rate, {tree['launch'] * 1e6:.0f} us for each layer",
+        f"training passes: {tree['launch'] * 1e6:.0f} us for each layer, {tree['overheads']['train'][0] * 1e3:.2g} ms "
+        "for each optimizer step",
         "generation, tokens/s: "
         + ", ".join(f"{rate:.0f} at batch {batch}" for batch, rate in tree["tokens_per_second"].items()),
     ]

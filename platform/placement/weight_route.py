@@ -22,17 +22,33 @@ def held_publications(config: Config, layout: Layout, *, on_gpu: bool) -> int:
     """Returns how many whole published models a rank of a sharded learner holds, beside the rollout's weights.
 
     Ranks with a rollout in their process hold them for that rollout. Rank 0 holds them for a process group if it trains
-    while a restarted rollout may request them.
+    while a restarted rollout may request them. As `components.learner.Learner.publish`.
     """
     ahead = config.runner.max_staleness
-    readable = 1 if ahead < 2 else ahead + 1
+    readable = ahead + 1 if ahead > 1 or config.updates_at_once else 1
     if "rollout" not in layout.parts or layout.parts[layout.policy].ranks == 1:
         return 0
     policy, rollout = layout.parts[layout.policy], layout.parts["rollout"]
-    if policy.key == rollout.key:  # the built-in engine generates with that copy, unless it converts it
-        own = config.rollout.backend not in HOSTED and published_type(config, on_gpu=on_gpu) == config.actor.model.dtype
-        return readable - own
-    return int(_by_group(config, layout, on_gpu) and ahead == 1)
+    if policy.key == rollout.key:
+        return readable - _generates_with_published(config, on_gpu)
+    return int(sends_by_group(config, layout, on_gpu=on_gpu) and ahead == 1)
+
+
+def gathers_a_second(config: Config, layout: Layout, *, on_gpu: bool) -> bool:
+    """Returns whether a rank gathers a whole model while the rollout in its process still holds the former one.
+
+    Without staleness the new weights overwrite the former ones.
+    """
+    if "rollout" not in layout.parts or layout.parts[layout.policy].ranks == 1:
+        return False
+    together = layout.parts[layout.policy].key == layout.parts["rollout"].key
+    return together and config.runner.max_staleness == 1 and _generates_with_published(config, on_gpu)
+
+
+def _generates_with_published(config: Config, on_gpu: bool) -> bool:
+    """Whether the engine uses the tensors that were gathered. Hosted engines copy them; others may convert them."""
+    own_type = published_type(config, on_gpu=on_gpu) == config.actor.model.dtype
+    return config.rollout.backend not in HOSTED and own_type
 
 
 def sent_while_gathered(config: Config, layout: Layout, *, on_gpu: bool) -> bool:
@@ -40,10 +56,11 @@ def sent_while_gathered(config: Config, layout: Layout, *, on_gpu: bool) -> bool
     if "rollout" not in layout.parts or layout.parts[layout.policy].ranks == 1:
         return False
     apart = layout.parts[layout.policy].key != layout.parts["rollout"].key
-    return apart and config.runner.max_staleness == 0 and _by_group(config, layout, on_gpu)
+    return apart and config.runner.max_staleness == 0 and sends_by_group(config, layout, on_gpu=on_gpu)
 
 
-def _by_group(config: Config, layout: Layout, on_gpu: bool) -> bool:
+def sends_by_group(config: Config, layout: Layout, *, on_gpu: bool) -> bool:
+    """Returns whether a process group of the policy's and the rollout's ranks broadcasts the weights."""
     return weight_transfer(config, layout) != "memory" and may_go_by_group(config, on_gpu)
 
 

@@ -49,6 +49,16 @@ def micro_batch_rows(config: Config, component: str, ranks: int, length: float |
     return rows
 
 
+def forward_rows(config: Config, component: str, ranks: int, length: float | None = None) -> int:
+    """Returns the rows of one forward without gradient on one rank. length: as of `micro_batch_rows`."""
+    rows, section = -(-rows_per_step(config) // ranks), config.section(component)
+    if limit := config.algorithm.logprob_forward_micro_batch_size:
+        return min(rows, limit)
+    if section.micro_batch_size or section.max_tokens_per_micro_batch:
+        return micro_batch_rows(config, component, ranks, length)
+    return rows
+
+
 def running_sequences(config: Config, ranks: int) -> int:
     """Returns how many sequences one rollout rank decodes together, in training or validation."""
     return min(config.rollout.running_limit, rows_of_rollout(config, ranks))

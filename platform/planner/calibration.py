@@ -17,7 +17,7 @@ from rl_platform.disk import read_regular
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.estimates.hardware import Device, device_of
 from rl_platform.placement.inventory import Inventory
-from rl_platform.planner.cost import Basis, Correction
+from rl_platform.planner.cost import ADVANTAGES, Basis, Correction
 from rl_platform.planner.lengths import of_metrics
 from rl_platform.planner.rates import stored_machine
 from rl_platform.planner.report import Report
@@ -103,6 +103,14 @@ def corrections(measured: Measured, earlier: Report, device: Device) -> dict[str
         for span in earlier.spans
         if not span.note and measured.seconds.get(span.phase, 0.0) > 0 and span.seconds > 0
     }
+    phases = [span for span in earlier.spans if not span.note]
+    if earlier.layout.one_process and "step" in measured.seconds:  # its phases follow one another
+        rest = measured.seconds["step"] - sum(measured.seconds.get(span.phase, 0.0) for span in phases)
+        factors |= {
+            span.phase: Correction(rest / span.seconds, span.bound)
+            for span in phases
+            if span.phase == ADVANTAGES and rest > 0
+        }
     if not factors:
         raise ConfigError([Problem(OPTION, "none of its phases is one of a plan", value=str(measured.file))])
     for work in earlier.other_work:

@@ -1,10 +1,10 @@
 """Estimates the seconds of each phase of a PPO step from arithmetic, memory traffic and transfers.
 
-A phase takes as long as the slowest of its parts: products, bytes moved, transfers between ranks. On a CPU launches
-and products follow one another. Decoding reads all weights and the cache and launches all kernels for every token; the
-batch shrinks when the last responses end. Scores of a reward model count; other scoring runs beside generation. fsdp
-gathers the weights for every micro-batch. Megatron exchanges activations, and once per optimizer step gradients
-and weights. `Basis` holds the lengths, the rates and the corrections of an earlier run.
+A phase takes as long as the slowest of its parts: products, bytes moved, transfers between ranks. On a CPU launches,
+products and transfers follow one another. Decoding reads all weights and the cache and launches all kernels for every
+token; the batch shrinks when the last responses end. Scores of a reward model count; other scoring runs beside
+generation. fsdp gathers the weights for every micro-batch. Megatron exchanges activations, and once per optimizer step
+gradients and weights. `Basis` holds the lengths, the rates and the corrections of an earlier run.
 """
 
 from __future__ import annotations
@@ -20,13 +20,21 @@ from rl_platform.config.schema.algorithm import estimator_needs
 from rl_platform.config.schema.models import Parallel
 from rl_platform.placement.estimates.component_shapes import Shape
 from rl_platform.placement.estimates.hardware import Devices
-from rl_platform.placement.estimates.memory import MemoryModel, bytes_of, trained_parameters
+from rl_platform.placement.estimates.memory import (
+    LOGIT_COPIES,
+    MemoryModel,
+    bytes_of,
+    saved_bytes_per_token,
+    trained_parameters,
+)
 from rl_platform.placement.estimates.model_shape import FLOAT, ModelShape
+from rl_platform.placement.estimates.policy_device import with_policy_device
 from rl_platform.placement.estimates.policy_shape import PolicyShape
 from rl_platform.placement.layout import LEARNERS, Layout, Part
 from rl_platform.placement.offload_order import OffloadOrder, PhaseMoves
 from rl_platform.placement.workload import (
     copies,
+    forward_rows,
     layout_of_learner,
     micro_batch_rows,
     optimizer_steps,
@@ -34,12 +42,13 @@ from rl_platform.placement.workload import (
     running_sequences,
 )
 from rl_platform.planner.lengths import Lengths, decoding, expected
-from rl_platform.planner.rates import Rates, data_sheet
+from rl_platform.planner.rates import OVERHEADS, Rates, data_sheet
 
 BACKWARD = 3  # forward and backward, in forwards
 BACKWARD_OF_ADAPTERS = 2  # without gradients of the frozen matrices
 OPTIMIZER_BYTES = 7 * FLOAT  # AdamW reads weight, gradient and two moments of a parameter and writes three of them
 COMPUTE = {"arithmetic", "memory traffic", "launches"}  # bounds of work without other devices
+ADVANTAGES = "advantages and metrics"  # the runner's work between the phases of components
 SAVED_BYTES = 3 * FLOAT  # of a trained parameter in a checkpoint: weight and two moments
 
 Bounds = dict[str, float]
@@ -152,12 +161,16 @@ class CostModel:
         """Returns phase -> (component, cost) in the order of a step, without phases of unknown models."""
         embodied = self.config.runner.task_type == "embodied"
         policy = layout.policy
+        host = self.devices.host
+        if host not in (None, self.device) and with_policy_device(self.config, layout).actor.device == "cpu":
+            return CostModel(self.config, self.shapes, Devices(host), replace(self.basis, rates=None)).phases(layout)
         wanted: list[tuple[str, str, Estimate]] = [("sync weights", policy, CostModel._sync)]
         collected, collect = ("collect", CostModel._collect) if embodied else ("generate", CostModel._generate)
         wanted += [(collected, "rollout", collect), ("score", "reward", CostModel._score)]
         reference = policy if self.config.reference_is_base else "reference"
         evaluated = (("reference", reference), ("log-probs", policy), ("values", "critic"))
         wanted += [(phase, name, partial(CostModel._evaluate, name=name)) for phase, name in evaluated]
+        wanted.append((ADVANTAGES, policy, CostModel._advantages))
         trained = (("train critic", "critic"), ("train actor", policy))
         wanted += [(phase, name, partial(CostModel._train, name=name)) for phase, name in trained]
         costs: dict[str, tuple[str, Cost]] = {}
@@ -168,6 +181,8 @@ class CostModel:
                 if phase == "sync weights":
                     nodes |= layout.parts["rollout"].nodes
                 costs[phase] = (name, self._cost(estimate(self._on(nodes), layout), correction))
+        if not costs.get(ADVANTAGES, ("", Cost(0.0, "")))[1].seconds:  # not measured
+            costs.pop(ADVANTAGES, None)
         return costs
 
     def _on(self, nodes: frozenset[int]) -> CostModel:
@@ -268,7 +283,12 @@ class CostModel:
                 shape.layers * rates.decode_layer + batch * rates.decode_sequence,
             )
             parts.append({bound: steps * seconds for bound, seconds in each.items()})
-        return parts
+        return [*parts, {"launches": rates.overhead("generate", 1, share)}]
+
+    def _advantages(self, layout: Layout) -> list[Bounds]:
+        """What the runner does between the phases: rewards, advantages, metrics."""
+        rows = 0 if self.config.runner.task_type == "embodied" else self.rows
+        return [{"launches": self.rates.overhead("advantages", 1, rows)}]
 
     def _collect(self, layout: Layout) -> list[Bounds]:
         """The simulation and the policy in turns, `rollout_steps` times."""
@@ -298,7 +318,16 @@ class CostModel:
         """One forward of every row, without gradient."""
         if self.rates.evaluate and self._is_measured(name, layout):
             return [{"arithmetic": self.rows * self.rates.evaluate}]
-        return [self._passes(name, layout, self.rows, 1)]
+        batches = copies(self.config, name, layout.parts[name].ranks)
+        passes = self._passes(name, layout, self.rows, 1, forward_rows(self.config, name, batches, self._length(name)))
+        return [passes, {"launches": self._overhead("evaluate", name, 1, self.rows / batches)}]
+
+    def _length(self, name: str) -> float | None:
+        """Returns the mean tokens of a row; None for an embodied policy."""
+        return self.lengths.sequence if isinstance(self.shapes[name], ModelShape) else None
+
+    def _overhead(self, phase: OVERHEADS, name: str, calls: float, rows: float) -> float:
+        return self.rates.overhead(phase, calls, rows) if isinstance(self.shapes[name], ModelShape) else 0.0
 
     def _train(self, layout: Layout, name: str) -> list[Bounds]:
         """All epochs: forward and backward of every row, and an optimizer step per mini-batch."""
@@ -308,7 +337,9 @@ class CostModel:
         steps = optimizer_steps(self.config, name)
         if self.rates.update and self._is_measured(name, layout):
             return [{"arithmetic": steps * self.rates.update}]
-        passes = self._passes(name, layout, self.rows * epochs, forwards)
+        batches = copies(self.config, name, layout.parts[name].ranks)
+        rows_each = micro_batch_rows(self.config, name, batches, self._length(name))
+        passes = self._passes(name, layout, self.rows * epochs, forwards, rows_each)
         shard = trained_parameters(self.config, name, self.shapes[name]) / layout.parts[name].ranks
         optimizer = steps * shard * OPTIMIZER_BYTES / self.rates.memory
         section, part = self.config.section(name), layout.parts[name]
@@ -317,14 +348,15 @@ class CostModel:
             own = self.shapes[name].parameters / section.parallel.ranks
             dtype = (section.model or self.config.actor.model).dtype
             optimizer += steps * own * (FLOAT + bytes_of(dtype)) / self._rate(part)
+        optimizer += self._overhead("train", name, steps, self.rows * epochs / batches)
         return [{bound: seconds + optimizer for bound, seconds in passes.items()}]
 
     def _is_measured(self, name: str, layout: Layout) -> bool:
         """Whether the rates of the embodied policy hold for a component."""
         return isinstance(self.shapes[name], PolicyShape) and layout.parts[name].ranks == 1
 
-    def _passes(self, name: str, layout: Layout, rows: int, forwards: int) -> Bounds:
-        """Returns the bounds of `forwards` passes over `rows` rows, shared by the ranks.
+    def _passes(self, name: str, layout: Layout, rows: int, forwards: int, rows_each: int) -> Bounds:
+        """Returns the bounds of `forwards` passes over `rows` rows, shared by the ranks; `rows_each` rows at a time.
 
         Sharded weights are gathered for every micro-batch while the previous layer computes.
         """
@@ -333,24 +365,42 @@ class CostModel:
         batches = copies(self.config, name, part.ranks)
         dtype = (section.model or self.config.actor.model).dtype
         length, context = (self.lengths.sequence, self.lengths.context) if isinstance(shape, ModelShape) else (1.0, 1.0)
-        rows_each = micro_batch_rows(self.config, name, batches, length if isinstance(shape, ModelShape) else None)
         micro_batches = math.ceil(math.ceil(rows / batches) / rows_each)
         split = parallel.tensor * parallel.pipeline
         waiting = 1 + (parallel.pipeline - 1) / micro_batches  # stages without work at both ends of a schedule
         tokens = math.ceil(rows / part.ranks) * length
-        products = forwards * arithmetic(self.rates, shape, tokens, context, dtype, rows_each * length) * waiting
+        products = arithmetic(self.rates, shape, tokens, context, dtype, rows_each * length)
+        products += elementwise(self.rates, shape, tokens, dtype) / BACKWARD
+        products *= forwards * waiting
         # every micro-batch reads the weights, and writes and reads gradients
         traffic = forwards * micro_batches * shape.parameters / split * FLOAT / self.rates.memory
-        launches = forwards * micro_batches * shape.layers / parallel.pipeline * self.rates.launch
+        launches = forwards * micro_batches * self._layers(shape) / parallel.pipeline
         bounds = self._computed(products, traffic, launches)
         if part.ranks > 1 and section.training_backend == "megatron" and isinstance(shape, ModelShape):
-            tokens = math.ceil(rows / batches) * length
-            bounds["transfers"] = forwards * self._exchanges(shape, part, parallel, tokens, micro_batches, dtype)
+            together = math.ceil(rows / batches) * length / parallel.context
+            bounds["transfers"] = forwards * self._exchanges(shape, part, parallel, together, micro_batches, dtype)
         elif part.ranks > 1:
             moved = shape.parameters * FLOAT * (part.ranks - 1) / part.ranks
             seconds = moved / self._rate(part) + (shape.layers + 1) * self.rates.transfer
             bounds["transfers"] = forwards * micro_batches * seconds
+        if isinstance(shape, ModelShape) and (context_ranks := section.parallel.context) > 1:
+            # in each layer a token's queries, keys, values and outputs go to the ranks that have its heads, and back
+            width = 2 * shape.attention_width + shape.kv_width * 2
+            sent = tokens * width * bytes_of(dtype) * (context_ranks - 1) / context_ranks
+            exchanged = shape.layers / parallel.pipeline * sent / self._rate(part)
+            exchanged += shape.layers / parallel.pipeline * micro_batches * 2 * self.rates.transfer
+            bounds["transfers"] = bounds.get("transfers", 0.0) + forwards * exchanged
+        if self.device.kind == "cpu" and "transfers" in bounds:  # the cores that compute move the bytes, too
+            moved = bounds.pop("transfers")
+            bounds = {bound: seconds + moved for bound, seconds in bounds.items()}
         return bounds
+
+    def _layers(self, shape: Shape) -> float:
+        """Returns the seconds of the launches of all layers."""
+        if isinstance(shape, ModelShape):
+            return shape.layers * self.rates.launch
+        language = shape.language.layers if shape.language else 0
+        return language * self.rates.launch + (shape.layers - language) * self.rates.policy_layer
 
     def _exchanges(
         self, shape: ModelShape, part: Part, parallel: Parallel, tokens: float, micro_batches: int, dtype: str
@@ -372,6 +422,14 @@ class CostModel:
     def _rate(self, part: Part) -> float:
         """Returns the bytes per second between the ranks of a component."""
         return self.rates.link if len(part.nodes) == 1 else self.rates.network
+
+
+def elementwise(rates: Rates, shape: Shape, tokens: float, dtype: str) -> float:
+    """Returns the seconds between the products of a forward and backward pass: norms, activations, the loss."""
+    if not isinstance(shape, ModelShape):
+        return 0.0
+    logits = 0 if shape.value_head else LOGIT_COPIES * shape.vocabulary * FLOAT
+    return tokens * (shape.layers * saved_bytes_per_token(shape, dtype) + logits) * rates.elements
 
 
 def arithmetic(rates: Rates, shape: Shape, tokens: float, length: float, dtype: str, rows: float) -> float:

@@ -1,8 +1,8 @@
 """Distributions of prompt and response lengths, and the sizes of the batches during decoding.
 
-Without a measurement every prompt has its greatest length, and every response too unless
-`data.expected_response_length` is set. `calibration` reads the lengths of other runs,
-`rates` those of samples of the data.
+Without a measurement prompts have half of their greatest length, because the limit is that of the longest one.
+Responses have their greatest length unless `data.expected_response_length` is set. `calibration` reads the lengths of
+other runs, `rates` those of samples of the data.
 """
 
 from __future__ import annotations
@@ -70,8 +70,10 @@ def limits(config: Config) -> Lengths:
 
 
 def expected(config: Config) -> Lengths:
-    """Returns the lengths before a measurement: the greatest ones, or responses of `data.expected_response_length`."""
+    """Returns the lengths before a measurement: prompts of half the limit, and responses of the greatest length or of
+    `data.expected_response_length`."""
     known, mean = limits(config), config.data.expected_response_length
+    known = replace(known, prompts=(-(-known.prompts[0] // 2),), prompt_source="half of their limit")
     if mean is None:
         return known
     source = "data.expected_response_length"

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rl_platform.placement.layout import Layout
-from rl_platform.planner.step_timeline import EVALUATION, Span, step_seconds
+from rl_platform.planner.cost import ADVANTAGES
+from rl_platform.planner.step_timeline import EVALUATION, TRAINING, Span, step_seconds
 
-TRAINING = (*EVALUATION, "train critic", "train actor")
+UPDATE = (*EVALUATION, ADVANTAGES, *TRAINING)
 SYNC = "sync weights"
 
 
@@ -35,8 +36,8 @@ def overlap(spans: Sequence[Span], layout: Layout, staleness: int) -> Overlap | 
     if not staleness or not whole:
         return None
     busy = {name: _busy(spans, {name, *layout.sharing[name]}) for name in layout.parts}
-    training = [span for span in spans if span.phase in TRAINING]
-    generation = [span for span in spans if span.phase not in TRAINING and span.phase != SYNC]
+    training = [span for span in spans if span.phase in UPDATE]
+    generation = [span for span in spans if span.phase not in UPDATE and span.phase != SYNC]
     sync = sum(span.seconds for span in spans if span.phase == SYNC)
     # max(sync + generation, sync + training, the busiest devices): the slower side sets the pace
     seconds = max(sync + _length(generation), sync + _length(training), *busy.values())

@@ -49,8 +49,9 @@ def plan_search(
     loaded, placement, inventory = planned
     basis, source = basis_of(loaded.config, inventory, calibrate, load)
     report = plan_report(loaded.config, placement, inventory, basis)
+    present = report.overlap.seconds if report.overlap else report.seconds
     result = search(loaded.config, inventory, basis).checked(check)
-    return search_text(result, inventory, report.spans, source, report.source), result.candidates[0]
+    return search_text(result, inventory, present, source, report.source), result.candidates[0]
 
 
 def plan_simulation(

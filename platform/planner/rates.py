@@ -14,7 +14,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,18 +28,21 @@ from rl_platform.placement.estimates.hardware import Device
 from rl_platform.placement.inventory import Inventory
 from rl_platform.planner.lengths import Lengths, expected
 
-FORM = 2  # version of the file's form
+FORM = 3  # version of the file's form
 FOLDER = "machines"
 OPTION = "--plan=calibrate"
 
 TRAINING_SHARE = 0.4  # of the peak arithmetic, reached by forward and backward passes
+# the same of a CPU's peak at its reported clock: about two thirds of the peak, at a clock that is a third higher
+CPU_SHARE = 0.85
 STREAM_SHARE = 0.7  # of the peak bandwidth, reached by reading weights and caches
 TRANSFER_SHARE = 0.7  # of a link's bandwidth, reached by collectives
 HOST_LINK = 20e9  # bytes/s between a GPU and pinned host memory, one way: PCIe 4.0 x16
 TRANSFER_S = 50e-6  # an empty collective or broadcast
 LAUNCH_S = 250e-6  # launches of the operators of one layer, for any batch; measured on a CPU core
-ENV_STEP_S = 30e-6  # a step of one environment on one core: MuJoCo's HalfCheetah
-ACT_S = 150e-6  # the policy's forward for one step of all environments
+POLICY_LAYER_S = 20e-6  # the same of a layer of a small policy, whose loops are compiled on a CPU
+ENV_STEP_S = 15e-6  # a step of one environment: MuJoCo's HalfCheetah, on the cores of a laptop
+ACT_S = 100e-6  # the policy's forward for one step of all environments
 DISK = 500e6  # bytes/s of a checkpoint
 START_S = 10.0  # from the command to the first step, without reading the weights
 
@@ -47,6 +50,9 @@ Measured = dict[str, Any]  # the stored measurement of a machine
 ENVIRONMENT = {"id", "backend", "kwargs", "tasks", "pixels", "num_envs", "num_workers"}  # keys of a measurement
 
 Points = Sequence[tuple[int, float]]
+Overhead = tuple[float, float]
+"""Seconds of a call or an optimizer step, and of each of its rows, beside products and traffic."""
+OVERHEADS = Literal["generate", "evaluate", "train", "advantages"]
 _Positive = Annotated[float, Field(gt=0)]
 _Least = Annotated[float, Field(ge=0)]
 _Rows = Annotated[int, Field(gt=0)]
@@ -59,10 +65,11 @@ class _Stored(BaseModel):
     date: str
     matrix: dict[str, Annotated[dict[_Rows, _Points], Field(min_length=1)]]
     memory: _Positive
-    passes: _Positive
+    elements: _Least
     launch: _Least
     decode_layer: _Least
     decode_sequence: _Least
+    overheads: dict[OVERHEADS, tuple[_Least, _Least]]
     disk: _Positive
     start: _Least
     all_reduce: dict[_Rows, _Least]
@@ -76,11 +83,13 @@ class Rates:
     """The rates of one device. Times are in seconds, bandwidths in bytes/s.
 
     matrix: FLOP/s of a product by type, width of the matrix and number of rows, in ascending order.
-    passes: share of `matrix` that forward and backward passes reach.
+    passes: share of `matrix` that forward and backward passes reach. elements: seconds of a forward and backward pass
+    for each byte of the tensors between its products.
     memory, link, network, host: bandwidth of device memory, between devices, between nodes, to host memory.
     transfer: an empty collective.
-    launch: the operators of one layer; decode_layer: the same in the generation engine.
-    decode_sequence: overhead of one running sequence for each token.
+    launch: the operators of one layer; policy_layer: of one layer of an embodied policy;
+    decode_layer: of one layer in the generation engine.
+    decode_sequence: overhead of one running sequence for each token. overheads: of the phases of language models.
     env_step: a step of one environment on one worker; act: the policy's forward for one step of all environments.
     collect, evaluate, update: of an embodied policy in one process, 0 if not measured: a step of all environments with
     its actions, the log-probs of a row, and an optimizer step.
@@ -95,8 +104,11 @@ class Rates:
     host: float = HOST_LINK
     transfer: float = TRANSFER_S
     launch: float = LAUNCH_S
+    policy_layer: float = LAUNCH_S
     decode_layer: float = LAUNCH_S
     decode_sequence: float = 0.0
+    elements: float = 0.0
+    overheads: Mapping[str, Overhead] = field(default_factory=dict)
     env_step: float = ENV_STEP_S
     act: float = ACT_S
     collect: float = 0.0
@@ -105,6 +117,11 @@ class Rates:
     disk: float = DISK
     start: float = START_S
     source: str = ""
+
+    def overhead(self, phase: OVERHEADS, calls: float, rows: float) -> float:
+        """Returns the seconds of `calls` calls or optimizer steps with `rows` rows in all."""
+        call, row = self.overheads.get(phase, (0.0, 0.0))
+        return calls * call + rows * row
 
     def flops(self, dtype: str, rows: float, width: int) -> float:
         """Returns the FLOP/s of a pass with `rows` rows through matrices of this width, interpolated between the
@@ -135,8 +152,9 @@ def data_sheet(device: Device) -> Rates:
     """Returns the rates of a device's data sheet times the usual shares."""
     return Rates(
         matrix={"float32": {1: [(1, device.fp32)]}, "bfloat16": {1: [(1, device.bf16)]}},
-        passes=TRAINING_SHARE,
+        passes=CPU_SHARE if device.kind == "cpu" else TRAINING_SHARE,
         memory=device.hbm * STREAM_SHARE,
+        policy_layer=POLICY_LAYER_S if device.kind == "cpu" else LAUNCH_S,
         link=device.link * TRANSFER_SHARE,
         network=device.network * TRANSFER_SHARE,
     )
@@ -152,11 +170,12 @@ class Machine:
     def rates(self, device: Device, config: Config, share: float) -> Rates:
         """Returns the rates of a device. share: its part of the machine, as a CPU worker has a part of the cores."""
         tree = self.tree
-        names = ("launch", "decode_layer", "decode_sequence", "disk", "start")
+        names = ("launch", "decode_layer", "decode_sequence", "overheads", "disk", "start")
         rates = replace(
             data_sheet(device),
             matrix=matrix_of(tree["matrix"], share),
-            passes=tree["passes"],
+            passes=1.0,
+            elements=tree["elements"] / share,
             memory=tree["memory"] * share,
             source=f"rates of this machine, measured on {tree['date']}",
             **{name: tree[name] for name in names},

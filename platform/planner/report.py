@@ -15,9 +15,11 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.chains import streaming_chains
 from rl_platform.placement.estimates.component_shapes import Shape, shapes
+from rl_platform.placement.estimates.engine_memory import engine_memory, with_engine_memory
 from rl_platform.placement.estimates.hardware import ASSUMED, GIB, Device, Devices, devices_of
 from rl_platform.placement.estimates.memory import MemoryModel, Usage
 from rl_platform.placement.estimates.occupancy import NEARLY_FULL, chosen_order, occupancy_of
+from rl_platform.placement.estimates.policy_device import policy_device_text, with_policy_device
 from rl_platform.placement.estimates.recomputation import recomputation_text, with_recomputation
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout
@@ -52,7 +54,7 @@ class Report:
     """The report. unknown: components with an unknown model, and why. streams: components that evaluate early.
 
     works: component and seconds of each phase, with its moves, without waiting. other_work: work outside the phases of
-    a step.
+    a step. decisions: values that the run chooses for `auto`, in words.
     """
 
     config: Config
@@ -71,7 +73,7 @@ class Report:
     other_work: tuple[OtherWork, ...]
     lengths: Lengths
     source: str  # of the rates
-    recomputation: str | None
+    decisions: tuple[str, ...]
 
     @cached_property
     def device(self) -> Device:
@@ -118,9 +120,12 @@ def check_known(unknown: Mapping[str, str]) -> None:
 
 def plan_report(config: Config, placement: Placement, inventory: Inventory, basis: Basis | None = None) -> Report:
     """Returns the report on `placement`, computed from `inventory`."""
-    config, asked = with_recomputation(config, placement, inventory), config
+    devices, layout, asked = devices_of(inventory), placement.layout, config
+    placed = config if inventory.stands_in else with_policy_device(config, layout)
+    config = with_recomputation(placed, placement, inventory)
+    decided = recomputation_text(placed, config), policy_device_text(asked, config)
     known_shapes, unknown = shapes(config)
-    devices, layout = devices_of(inventory), placement.layout
+    engine, config = _engine(config, placement, inventory)
     order = chosen_order(config, placement, known_shapes, inventory)
     streams = frozenset(name for chain in streaming_chains(config, layout, order.leaving) for name in chain)
     memory = MemoryModel(config, known_shapes, layout, on_gpu=True)
@@ -147,8 +152,17 @@ def plan_report(config: Config, placement: Placement, inventory: Inventory, basi
         other_work=model.other_work(layout),
         lengths=model.lengths,
         source=model.rates.source,
-        recomputation=recomputation_text(asked, config),
+        decisions=tuple(text for text in (*decided, engine) if text is not None),
     )
+
+
+def _engine(config: Config, placement: Placement, inventory: Inventory) -> tuple[str | None, Config]:
+    """Returns the share of a GPU that a hosted engine takes, or why it has none, in words; and the config with it."""
+    try:
+        derived = engine_memory(config, placement, inventory)
+    except ConfigError as error:
+        return f"rollout: {error.problems[0].message}", config
+    return (None if derived is None else str(derived)), with_engine_memory(config, derived)
 
 
 def _devices(
@@ -246,7 +260,8 @@ def _rank_warnings(report: Report) -> Iterator[str]:
 
 
 def _idle_warnings(report: Report) -> Iterator[str]:
-    idle = [use for use in report.devices if use.number is not None and not use.ranks]
+    owned = frozenset[tuple[int, int]]().union(*report.placement.accelerators.values())
+    idle = [use for use in report.devices if use.local is not None and (use.node, use.local) not in owned]
     if idle:
         names = names_of(idle, report.inventory)
         yield f"{names} {'is' if len(idle) == 1 else 'are'} used by no component"

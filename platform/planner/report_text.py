@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rl_platform.errors import ConfigError
 from rl_platform.placement.chains import part_rows
-from rl_platform.placement.estimates.engine_memory import engine_memory
 from rl_platform.placement.estimates.hardware import GIB
 from rl_platform.placement.estimates.memory import Memory
 from rl_platform.planner.placement_text import render
@@ -60,23 +58,11 @@ def _memory(report: Report) -> Iterator[str]:
     yield f"  weights and optimizer {stay}; {passing}"
     if held:
         yield "  published: the whole model, gathered for the rollout, on rank 0 or every rank with a rollout; it stays"
-    if report.recomputation is not None:
-        yield f"  {report.recomputation}"
-    yield from _engine(report)
+    yield from (f"  {text}" for text in report.decisions)
     for name, shape in report.shapes.items():
         if shape.active_parameters < shape.parameters:
             total, active = shape.parameters / 1e9, shape.active_parameters / 1e9
             yield f"  {name}: {total:.3g} billion parameters, {active:.3g} billion of which a token goes through"
-
-
-def _engine(report: Report) -> Iterator[str]:
-    try:
-        memory = engine_memory(report.config, report.placement, report.inventory)
-    except ConfigError as error:
-        yield f"  rollout: {error.problems[0].message}"
-    else:
-        if memory is not None:
-            yield f"  {memory}"
 
 
 def _limits(report: Report) -> str:

@@ -3,8 +3,9 @@ memory, ranked by the predicted time of a step.
 
 The ranking is an estimate. Every component gets one rank per device; only rollout ranks of a hosted engine may have
 several. Splits into sizes 1, 2, 3, 4, 6, 8, 12 ... devices are tried, also with idle devices: a small model trains
-faster on fewer. Layouts of the models and micro-batches are searched as well (`variants`). A placement whose plan would
-warn of nearly full memory does not fit.
+faster on fewer. Layouts of the models, `offload` and micro-batches are searched as well (`variants`), and a hosted
+engine gets the share of its GPU that a run would give it. A placement whose plan would warn of nearly full memory does
+not fit. Placements that generate one update ahead are ranked apart, because they change results.
 """
 
 from __future__ import annotations
@@ -22,22 +23,27 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.chains import streaming_chains
 from rl_platform.placement.estimates.component_shapes import Shape, shapes
+from rl_platform.placement.estimates.engine_memory import derived_memory, derives_memory, with_engine_memory
 from rl_platform.placement.estimates.hardware import GIB, Device, Devices, devices_of
 from rl_platform.placement.estimates.memory import MemoryModel
-from rl_platform.placement.estimates.occupancy import NEARLY_FULL, resolved_order
+from rl_platform.placement.estimates.occupancy import NEARLY_FULL, Crowd, resolved_order
+from rl_platform.placement.estimates.policy_device import with_policy_device
 from rl_platform.placement.estimates.recomputation import resolved_recomputation
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import LEARNERS, layout_of_split
+from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.placement.scheduler import schedule
 from rl_platform.placement.workload import layout_of_learner
 from rl_platform.planner.cost import Basis, CostModel, swaps, waves
+from rl_platform.planner.overlap import overlap
 from rl_platform.planner.placement_text import number_ranges
 from rl_platform.planner.report import check_known
 from rl_platform.planner.step_timeline import Span, duration, step_seconds, timeline
-from rl_platform.planner.variants import Changes, Variant, layouts, micro_batches
+from rl_platform.planner.variants import Changes, Variant, contexts, layouts, micro_batches, one_update_older
 
 MANY = 64  # from this number of devices on only powers of two are tried
 COARSE = 16  # splits of the first pass give a group at least one device in so many
+TRIES = 8  # candidates with other results that are checked
 FOLLOWED = 3  # layouts besides the config's that are tried on all splits
 FEWEST = 256  # then also, each of three groups gets at least one device in so many (of four: in MANY)
 Keys = tuple[tuple[tuple[str, ...], range], ...]
@@ -47,7 +53,8 @@ Keys = tuple[tuple[tuple[str, ...], range], ...]
 class Candidate:
     """A placement, its predicted step, the bytes of its fullest device, and whether it fits into memory.
 
-    rollout_devices: of a rollout rank. changes: other keys of the config that it changes.
+    rollout_devices: of a rollout rank. changes: other keys of the config that it changes. overlapping: seconds from
+    step to step if the generation is ahead of the training. worked: seconds of work in a step, summed over the devices.
     """
 
     keys: Keys
@@ -56,10 +63,21 @@ class Candidate:
     fits: bool = True
     rollout_devices: int = 1
     changes: Changes = field(default_factory=dict)
+    overlapping: float | None = None
+    worked: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return step_seconds(self.spans)
+        return step_seconds(self.spans) if self.overlapping is None else self.overlapping
+
+    @property
+    def ahead(self) -> bool:
+        """Whether it changes results: it generates with weights that are one update older."""
+        return "runner.max_staleness" in self.changes
+
+    def idle(self, available: int) -> float:
+        """Returns the share of the time of `available` devices in which none of their components works."""
+        return max(0.0, 1 - self.worked / (self.seconds * available))
 
     @property
     def devices(self) -> int:
@@ -95,7 +113,8 @@ class Candidate:
 class SearchResult:
     """Candidates that fit, best first. too_large: number of others. smallest_peak: bytes of the smallest of these.
 
-    device: of several kinds (`mixed`) the least memory and the lowest rates.
+    ahead: candidates that fit, best first, and change results. device: of several kinds (`mixed`) the least memory and
+    the lowest rates.
     """
 
     candidates: tuple[Candidate, ...]
@@ -104,6 +123,7 @@ class SearchResult:
     device: Device
     mixed: bool
     available: int
+    ahead: tuple[Candidate, ...] = ()
 
     @property
     def best_of_groupings(self) -> list[Candidate]:
@@ -111,10 +131,25 @@ class SearchResult:
         best = {frozenset(names for names, _ in candidate.keys): candidate for candidate in reversed(self.candidates)}
         return sorted(best.values(), key=lambda candidate: candidate.order)
 
+    @property
+    def best_ahead(self) -> Candidate | None:
+        """The best candidate that changes results, if it is faster than all that do not."""
+        faster = self.ahead and (not self.candidates or self.ahead[0].seconds < self.candidates[0].seconds)
+        return self.ahead[0] if faster else None
+
     def checked(self, check: Callable[[Candidate], object]) -> SearchResult:
         """Returns the result without the candidates for which `check` raises ConfigError, as far as they are the best
         of a grouping. Raises the last error if none is left."""
         left, passed = self, set[int]()
+        for candidate in self.ahead[:TRIES]:
+            try:
+                check(candidate)
+            except ConfigError:
+                left = replace(left, ahead=left.ahead[1:])
+            else:
+                break
+        else:
+            left = replace(left, ahead=())
         while True:
             refused = set[int]()
             for candidate in left.best_of_groupings:
@@ -144,7 +179,7 @@ class Search:
         self.available = inventory.accelerators or len(inventory.nodes)
         self.rollout_devices = max(1, schedule(config.cluster, inventory).layout.parts["rollout"].per_rank)
         self.first_kind = _devices_of_first_kind(self.devices, inventory)
-        self.tried: dict[str, Candidate] = {}
+        self.emulated, self.tried = inventory.stands_in, dict[str, Candidate]()
 
     def run(self) -> SearchResult:
         """Tries every layout of the models on few splits, then the best ones on all and with other micro-batches."""
@@ -153,19 +188,30 @@ class Search:
         ranked = sorted((seconds, number) for number, seconds in best.items() if seconds < math.inf)
         for variant in (configured, *(others[number] for _, number in ranked[:FOLLOWED])):
             self._try(variant, coarse=False)
-            for other in micro_batches(variant):
+            for other in (*micro_batches(variant), *contexts(self.config, variant, self.shapes, self.per_node)):
                 self._try(other, coarse=True)
+        if changes := one_update_older(self.config):
+            self._try(Variant(changed(self.config, changes), self.rollout_devices, changes), coarse=False)
         fitting = sorted((one for one in self.tried.values() if one.fits), key=lambda candidate: candidate.order)
         peaks = [candidate.peak for candidate in self.tried.values() if not candidate.fits]
         return SearchResult(
-            tuple(fitting), len(peaks), min(peaks, default=0), self.device, bool(self.devices.others), self.available
+            tuple(one for one in fitting if not one.ahead),
+            len(peaks),
+            min(peaks, default=0),
+            self.device,
+            bool(self.devices.others),
+            self.available,
+            tuple(one for one in fitting if one.ahead),
         )
 
     def _try(self, variant: Variant, *, coarse: bool) -> float:
         """Adds the candidates of a variant; returns the seconds of its best that fits."""
         model = CostModel(variant.config, self.shapes, self.devices, self.basis)
         best = math.inf
-        for keys in _splits(self._groupings(), self.available, self.first_kind, coarse=coarse):
+        groupings = self._groupings()
+        if variant.config.runner.max_staleness > self.config.runner.max_staleness:  # who generates must not train
+            groupings = [one for one in groupings if not any("rollout" in names and "actor" in names for names in one)]
+        for keys in _splits(groupings, self.available, self.first_kind, coarse=coarse):
             if _hold_whole_copies(variant.config, keys, variant.rollout_devices):
                 identity = f"{keys} {variant.rollout_devices} {variant.changes}"
                 if identity not in self.tried:
@@ -182,15 +228,36 @@ class Search:
             for names, devices in keys
             for device in self._kinds(devices)
         ]
-        config = resolved_recomputation(variant.config, self.shapes, layout, crowds)
+        config = variant.config
+        if self.per_node and not self.emulated:
+            config = with_policy_device(config, layout)
+            if config.actor.device == "cpu":  # its memory is that of the node
+                crowds = []
+        config = resolved_recomputation(config, self.shapes, layout, crowds)
         memory = MemoryModel(config, self.shapes, layout, on_gpu=self.per_node > 0)
         order = resolved_order(config, memory, crowds)
+        if derives_memory(config, self.device, self.per_node):
+            try:
+                derived = derived_memory(config, memory, order, crowds, self.device.memory or 0)
+            except ConfigError:  # no room for one sequence
+                return Candidate(keys, (), _most(memory, crowds, order), False, wide, variant.changes)
+            config = with_engine_memory(config, derived)
+            memory = MemoryModel(config, self.shapes, layout, on_gpu=True)
+            order = resolved_order(config, memory, crowds)
+            model = CostModel(config, self.shapes, self.devices, self.basis)
         streams = {name for chain in streaming_chains(config, layout, order.leaving) for name in chain}
         moves, full_kl = swaps(order, memory, model.rates), config.algorithm.full_kl_in_reward
-        spans = timeline(model.phases(layout), layout, streams, waves(config, layout), moves, full_kl)
-        peaks = [(memory.usage(crowd, order).peak, device.memory) for crowd, device in crowds]
-        fits = all(held is None or peak <= NEARLY_FULL * held for peak, held in peaks)
-        return Candidate(keys, spans, max(peak for peak, _ in peaks), fits, wide, variant.changes)
+        costs = model.phases(layout)
+        spans = timeline(costs, layout, streams, waves(config, layout), moves, full_kl)
+        fits = all(
+            device.memory is None or memory.usage(crowd, order).peak <= NEARLY_FULL * device.memory
+            for crowd, device in crowds
+        )
+        ahead = overlap(spans, layout, config.runner.max_staleness)
+        overlapping = None if ahead is None else ahead.seconds
+        worked = sum(cost.seconds * layout.parts[name].devices for name, cost in costs.values())
+        peak = _most(memory, crowds, order)
+        return Candidate(keys, spans, peak, fits, wide, variant.changes, overlapping, worked)
 
     def _kinds(self, devices: range) -> set[Device]:
         """Returns the kinds of devices with these numbers."""
@@ -224,6 +291,23 @@ def search(config: Config, inventory: Inventory, basis: Basis | None = None) -> 
         hint = "more GPUs, smaller micro-batches (actor.micro_batch_size), or fewer rollout.max_running_requests"
         raise ConfigError([Problem("cluster.component_placement", message, hint=hint)])
     return result
+
+
+def _most(memory: MemoryModel, crowds: Sequence[Crowd], order: OffloadOrder) -> int:
+    """Returns the bytes of the fullest device."""
+    return max((memory.usage(crowd, order).peak for crowd, _ in crowds), default=0)
+
+
+def changed(config: Config, changes: Changes) -> Config:
+    """Returns the config with other values of keys, as `runner.max_staleness`."""
+    tree = config.model_dump()
+    for key, value in changes.items():
+        *sections, name = key.split(".")
+        branch = tree
+        for section in sections:
+            branch = branch[section]
+        branch[name] = value
+    return Config.model_validate(tree)
 
 
 def _devices_of_first_kind(devices: Devices, inventory: Inventory) -> int:
@@ -298,13 +382,11 @@ def _sizes(available: int) -> list[int]:
     return sorted(sizes)
 
 
-def search_text(
-    result: SearchResult, inventory: Inventory, present: Sequence[Span], source: str = "", rates: str = ""
-) -> str:
+def search_text(result: SearchResult, inventory: Inventory, present: float, source: str = "", rates: str = "") -> str:
     """Returns the best split of every grouping with reasons, the present placement, and the YAML of the best.
 
-    `present`: the spans of the config's own placement. `source`: the run that corrected the predictions. `rates`: the
-    source of the rates.
+    `present`: seconds of a step on the config's own placement; 0 if unknown. `source`: the run that corrected the
+    predictions. `rates`: the source of the rates.
     """
     noun = result.device.kind if result.device.known and not result.mixed else inventory.noun
     if result.device.kind == "cpu":
@@ -318,13 +400,21 @@ def search_text(
         text = ", ".join(f"{key}: {value}" for key, value in candidate.component_placement.items())
         lines += [f"{place:3}  {duration(candidate.seconds):>8}  {text}", f"{'':15}{_why(candidate, result)}"]
         if candidate.changes:
-            changed = ", ".join(f"{key}: {json.dumps(value)}" for key, value in candidate.changes.items())
-            lines.append(f"{'':15}with {changed}")
+            lines.append(f"{'':15}with {_changes_text(candidate.changes)}")
     if present:
-        lines += ["", f"{duration(step_seconds(present)):>13}  the placement of the config"]
+        lines += ["", f"{duration(present):>13}  the placement of the config"]
+    if (ahead := result.best_ahead) is not None:
+        text = ", ".join(f"{key}: {value}" for key, value in ahead.component_placement.items())
+        lines += ["", "Faster, but with other results, because responses are one update older:"]
+        lines += [f"{duration(ahead.seconds):>13}  {text}", f"{'':15}{_why(ahead, result)}"]
+        lines.append(f"{'':15}with {_changes_text(ahead.changes)}")
     lines += ["", *_remarks(result, len(shown))]
     lines += ["To use the first:", *_yaml(shown[0], len(inventory.nodes))]
     return "\n".join(lines) + "\n"
+
+
+def _changes_text(changes: Changes) -> str:
+    return ", ".join(f"{key}: {json.dumps(value)}" for key, value in changes.items())
 
 
 def _yaml(candidate: Candidate, nodes: int) -> list[str]:
@@ -350,12 +440,13 @@ def _why(candidate: Candidate, result: SearchResult) -> str:
         for span in counted
         if span.phase != longest.phase and span.start < longest.stop and longest.start < span.stop and span.seconds
     ]
-    parts = [f"{longest.phase} takes {longest.seconds / candidate.seconds:.0%} ({longest.bound})"]
+    share = longest.seconds / step_seconds(candidate.spans)
+    parts = [f"{longest.phase} takes {share:.0%} ({longest.bound})"]
     parts += [f"beside it {', '.join(beside)}"] if beside else []
     limit = f" of {result.device.memory / GIB:.0f}" if result.device.memory and not result.mixed else ""
-    parts += [f"at most {candidate.peak / GIB:.1f}{limit} GiB"]
+    parts += [f"at most {candidate.peak / GIB:.1f}{limit} GiB", f"devices idle {candidate.idle(result.available):.0%}"]
     if candidate.devices < result.available:
-        parts += [f"{result.available - candidate.devices} idle"]
+        parts[-1] += f", {result.available - candidate.devices} of them always"
     return "; ".join(parts)
 
 

@@ -22,12 +22,11 @@ from statistics import NormalDist
 
 from rl_platform.placement.layout import LEARNERS
 from rl_platform.placement.workload import CHANNEL_CAPACITY, optimizer_steps, rows_per_step
-from rl_platform.planner.cost import waves
+from rl_platform.planner.cost import ADVANTAGES, waves
 from rl_platform.planner.discrete_events import Clock, Process
 from rl_platform.planner.report import Report
-from rl_platform.planner.step_timeline import EVALUATION
+from rl_platform.planner.step_timeline import EVALUATION, TRAINING
 
-TRAINING = ("train critic", "train actor")
 SYNC = "sync weights"
 LONGEST_PAUSE_S = 60.0  # before a restart
 MOST_FAILURES = 10_000  # a run with more of them is given up
@@ -262,8 +261,8 @@ class Attempt:
         for step in range(self.first, model.steps):
             self._admitted = step + model.staleness
             yield partial(self._is_ready, step)
-            yield from self._stage(EVALUATION, step)
-            yield from self._stage(TRAINING, step)
+            for stage in (EVALUATION, (ADVANTAGES,), TRAINING):
+                yield from self._stage(stage, step)
             if model.staleness < 2:
                 yield self._settled
             yield from self._phase(SYNC, step)

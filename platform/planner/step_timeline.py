@@ -5,7 +5,7 @@
 
 Phases between two arrows are independent: on different devices they run side by side, on shared ones in this order.
 Early evaluations, and a reward model apart from the rollout, begin while responses are still generated. Components that
-leave a device or come back take time at the beginning of a phase. The time of advantages is negligible.
+leave a device or come back take time at the beginning of a phase. Advantages take time if this machine was measured.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rl_platform.placement.layout import Layout
-from rl_platform.planner.cost import Cost, SwapCost
+from rl_platform.planner.cost import ADVANTAGES, Cost, SwapCost
 
 BARS = 64  # characters of the longest step
 EVALUATION = ("reference", "log-probs", "values")
-STAGES = (("sync weights",), ("generate", "collect"), ("score",), EVALUATION, ("train critic", "train actor"))
+TRAINING = ("train critic", "train actor")
+STAGES = (("sync weights",), ("generate", "collect"), ("score",), EVALUATION, (ADVANTAGES,), TRAINING)
 
 
 @dataclass(frozen=True)

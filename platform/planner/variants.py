@@ -1,13 +1,14 @@
 """Variants of a config that compute the same update: other splits of the models, and other micro-batches.
 
-A variant changes tensor, pipeline and expert parallelism of models that Megatron trains, the GPUs of a rollout rank of
-a hosted engine, or the size of the learners' micro-batches. Keys that change results, as `runner.max_staleness`, stay.
+A variant changes tensor, pipeline and expert parallelism of models that Megatron trains, context parallelism of long
+sequences, the GPUs of a rollout rank of a hosted engine, `offload`, or the size of the learners' micro-batches.
+`one_update_older` is the only one that changes results.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rl_platform.config.rollout_backend import HOSTED
@@ -16,10 +17,12 @@ from rl_platform.config.schema.models import Parallel
 from rl_platform.placement.estimates.component_shapes import Shape
 from rl_platform.placement.estimates.model_shape import ModelShape
 from rl_platform.placement.layout import LEARNERS
-from rl_platform.placement.workload import longest
+from rl_platform.placement.workload import layout_of_learner, longest
 
 STAGES = (1, 2, 4, 8)  # tried pipeline sizes
 FACTORS = (0.25, 0.5, 2, 4, 8)  # tried sizes of a micro-batch, in multiples of the config's
+
+LONG = 4096  # tokens of a sequence from which on context parallelism is tried
 
 Changes = Mapping[str, object]
 """Key of a config -> its new value."""
@@ -37,19 +40,51 @@ class Variant:
 def layouts(config: Config, shapes: Mapping[str, Shape], per_node: int, rollout_devices: int) -> Iterator[Variant]:
     """Yields the config itself, then its variants with other splits of the models on nodes of `per_node` GPUs."""
     yield Variant(config, rollout_devices)
+    if kept := {name: "auto" for name, asked in config.offload_keys.items() if asked != "auto"}:
+        changed = config.model_copy(
+            update={name: getattr(config, name).model_copy(update={"offload": "auto"}) for name in kept}
+        )
+        yield Variant(changed, rollout_devices, {f"{name}.offload": value for name, value in kept.items()})
     known = {name: shape for name, shape in shapes.items() if isinstance(shape, ModelShape)}
     roles = [name for name in LEARNERS if name in known and config.section(name).training_backend == "megatron"]
     splits = _splits(config, [known[role] for role in roles], per_node) if roles else [None]
     for split, devices in itertools.product(splits, _rollout_sizes(config, known, per_node, rollout_devices)):
         changed = config if split is None else _with_split(config, roles, split)
-        changes: dict[str, object] = {}
-        for role in roles:
-            before, after = (each.section(role).parallel.model_dump() for each in (config, changed))
-            if role != "reference" or config.reference.parallel is not None:
-                names = (name for name in after if after[name] != before[name])
-                changes |= {f"{role}.parallel.{name}": after[name] for name in names}
+        changes = _changes(config, changed, roles)
         if changes or devices != rollout_devices:
             yield Variant(changed, devices, changes)
+
+
+def contexts(config: Config, variant: Variant, shapes: Mapping[str, Shape], per_node: int) -> Iterator[Variant]:
+    """Yields variants of `variant` in which other numbers of ranks split the tokens of long sequences."""
+    models = {name: shape for name in LEARNERS if isinstance(shape := shapes.get(name), ModelShape)}
+    if not models or longest(config) < LONG:
+        return
+    for size in (2**exponent for exponent in range(per_node.bit_length()) if 2**exponent <= per_node):
+        changed = _with_context(variant.config, models, size)
+        if all(_divides(layout_of_learner(changed.section(role)), model) for role, model in models.items()):
+            changes = _changes(variant.config, changed, list(models))
+            if changes:
+                yield Variant(changed, variant.rollout_devices, {**variant.changes, **changes})
+
+
+def _changes(before: Config, after: Config, roles: list[str]) -> dict[str, object]:
+    """Returns the changed keys `parallel` of these models; a reference without its own follows the actor."""
+    changes: dict[str, object] = {}
+    for role in roles:
+        if role != "reference" or before.reference.parallel is not None:
+            old, new = (config.section(role).parallel.model_dump() for config in (before, after))
+            changes |= {f"{role}.parallel.{name}": new[name] for name in new if new[name] != old[name]}
+    return changes
+
+
+def one_update_older(config: Config) -> Changes:
+    """Returns the changes by which responses are generated beside the training on earlier ones, if they may be."""
+    if config.runner.max_staleness or config.runner.task_type != "reasoning":
+        return {}
+    algorithm = config.algorithm
+    corrected = algorithm.rollout_is is not None or algorithm.old_log_probs == "rollout"
+    return {"runner.max_staleness": 1} | ({} if corrected else {"algorithm.rollout_is": {}})
 
 
 def micro_batches(variant: Variant) -> Iterator[Variant]:
@@ -82,6 +117,18 @@ def _splits(config: Config, models: list[ModelShape], per_node: int) -> Iterator
             split = base.model_copy(update=sizes)
             if all(_divides(split, model) for model in models):
                 yield split
+
+
+def _with_context(config: Config, roles: Iterable[str], size: int) -> Config:
+    """Returns the config with `size` context ranks of these models."""
+    sections = {}
+    for role in roles:
+        section = getattr(config, role)
+        if section.parallel is not None:
+            sections[role] = section.model_copy(
+                update={"parallel": section.parallel.model_copy(update={"context": size})}
+            )
+    return config.model_copy(update=sections)
 
 
 def _divides(split: Parallel, model: ModelShape) -> bool:

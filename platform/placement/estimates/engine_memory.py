@@ -7,7 +7,7 @@ the largest that fits, up to MOST_RUNNING.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rl_platform.config.rollout_backend import HOSTED
@@ -15,9 +15,9 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.rollout import RUNNING
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.estimates.component_shapes import shapes
-from rl_platform.placement.estimates.hardware import GIB, devices_of
-from rl_platform.placement.estimates.memory import PROCESS_ON_GPU, MemoryModel
-from rl_platform.placement.estimates.occupancy import NEARLY_FULL, Occupant, chosen_order, occupancy_of
+from rl_platform.placement.estimates.hardware import GIB, Device, devices_of
+from rl_platform.placement.estimates.memory import COMMUNICATOR, PROCESS_ON_GPU, Counted, MemoryModel
+from rl_platform.placement.estimates.occupancy import NEARLY_FULL, Crowd, chosen_order, crowds_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.placement.scheduler import Placement
@@ -50,21 +50,32 @@ def engine_memory(config: Config, placement: Placement, inventory: Inventory) ->
 
     Raises ConfigError if the other components leave no memory for a single sequence.
     """
-    rollout, known_shapes = config.rollout, shapes(config)[0]
+    known_shapes = shapes(config)[0]
     device = devices_of(inventory).on(placement.layout.parts["rollout"].nodes)
-    if rollout.gpu_memory_utilization is not None or rollout.backend not in HOSTED or "rollout" not in known_shapes:
+    if not derives_memory(config, device, placement.layout.parts["rollout"].per_rank) or "rollout" not in known_shapes:
         return None
-    if device.memory is None or not placement.accelerators["rollout"]:
-        return None
-    layout = placement.layout
-    part, memory = layout.parts["rollout"], MemoryModel(config, known_shapes, layout, on_gpu=True)
+    assert device.memory is not None
+    memory = MemoryModel(config, known_shapes, placement.layout, on_gpu=True)
     order = chosen_order(config, placement, known_shapes, inventory)
-    crowds = {
-        tuple(occupants)
-        for occupants in occupancy_of(config, placement).values()
-        if any(one.component == "rollout" for one in occupants)
-    }
-    room = min(_room(crowd, memory, order, device.memory, part.per_rank) for crowd in crowds)
+    return derived_memory(config, memory, order, crowds_of(config, placement, inventory), device.memory)
+
+
+def derives_memory(config: Config, device: Device, gpus: int) -> bool:
+    """Returns whether the share of the engine on `device` follows from the estimate. gpus: of a rank."""
+    hosted = config.rollout.backend in HOSTED and config.rollout.gpu_memory_utilization is None
+    return hosted and device.memory is not None and gpus > 0
+
+
+def derived_memory(
+    config: Config, memory: MemoryModel, order: OffloadOrder, crowds: Iterable[Crowd], capacity: int
+) -> EngineMemory:
+    """Returns the share of an engine without `rollout.gpu_memory_utilization`, on GPUs of `capacity` bytes.
+
+    Raises ConfigError if the other components leave no memory for a single sequence.
+    """
+    rollout, part = config.rollout, memory.layout.parts["rollout"]
+    together = [crowd for crowd, _ in crowds if any(name == "rollout" for name, _, _ in crowd)]
+    room = min(_room(crowd, memory, order, capacity, part.per_rank) for crowd in together)
     whole, estimated = memory.rank("rollout"), running_sequences(config, part.ranks)
     weights, each = whole.weights // part.per_rank, whole.kv_cache // part.per_rank // estimated
     wanted = estimated
@@ -74,7 +85,7 @@ def engine_memory(config: Config, placement: Placement, inventory: Inventory) ->
     sequences = min(wanted, max(0, taken - weights) // each)
     if sequences == 0:
         raise ConfigError([_no_room(room, weights, each)])
-    return EngineMemory(taken / device.memory, weights, taken - weights, sequences, wanted)
+    return EngineMemory(taken / capacity, weights, taken - weights, sequences, wanted)
 
 
 def with_engine_memory(config: Config, derived: EngineMemory | None) -> Config:
@@ -87,17 +98,19 @@ def with_engine_memory(config: Config, derived: EngineMemory | None) -> Config:
     return config.model_copy(update={"rollout": rollout})
 
 
-def _room(crowd: Sequence[Occupant], memory: MemoryModel, order: OffloadOrder, capacity: int, per_rank: int) -> int:
+def _room(crowd: Sequence[Counted], memory: MemoryModel, order: OffloadOrder, capacity: int, per_rank: int) -> int:
     """Returns the bytes of a GPU that its occupants leave to each engine, without its process and activations."""
-    others = [one.counted for one in crowd if one.component != "rollout"]
+    others = [one for one in crowd if one[0] != "rollout"]
     usage = memory.usage(others, order)
     used = usage.peak
     if "rollout" in order.leaving:  # it stays while others work, but without this memory
         held = next(moves.held for moves in order.phases if moves.phase == "generate")
         used = usage.processes + sum(one.held(held.get(name, "all")) for name, one in usage.components.items())
         used += usage.components["reward"].passing if "reward" in usage.components else 0
-    engines = sum(len(one.ranks) for one in crowd if one.component == "rollout")
-    own = PROCESS_ON_GPU + memory.rank("rollout").activations // per_rank
+    engines = sum(ranks for name, _, ranks in crowd if name == "rollout")
+    own = (
+        PROCESS_ON_GPU + memory.communicators("rollout") * COMMUNICATOR + memory.rank("rollout").activations // per_rank
+    )
     return max(0, (int(NEARLY_FULL * capacity) - used) // engines - own)
 
 

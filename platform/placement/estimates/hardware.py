@@ -9,6 +9,8 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 
 from rl_platform.placement.inventory import Inventory, ask_driver
 
@@ -60,17 +62,23 @@ GPUS = {
         _gpu("rtx4090", 23, 165, 82.6, 1008, 32, 3),
     )
 }
-_CORE_FLOPS, _CORE_BYTES, _ASSUMED_CORES = 100e9, 5e9, 8  # of one core of a server; bandwidth is shared by the socket
-_MOST_BYTES = 100e9
+CPUINFO = Path("/proc/cpuinfo")
+_CORE_BYTES, _MOST_BYTES, _ASSUMED_CORES = 5e9, 100e9, 8  # of a core of a server; bandwidth is shared by the socket
+# float32 operations of a core in a clock cycle, by the flags of Linux, the fastest first: multiply-adds of two units
+_CYCLE = (("avx512f", 64), ("avx2", 32), ("asimd", 16), ("sse2", 8))
+_HALF_WIDTH = "25"  # the family of AMD's Zen 3 and 4, which compute AVX-512 in two parts
+_TIMES_IN_BFLOAT16 = (("amx_bf16", 16), ("avx512_bf16", 2))
+_ASSUMED_FLOPS = 32 * 2.5e9  # of a core with AVX2
 _ETHERNET = 1.25e9
 
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices of a cluster: `main` on all nodes except for those in `others`."""
+    """The devices of a cluster: `main` on all nodes except for those in `others`. host: the CPU of a node."""
 
     main: Device
     others: Mapping[int, Device] = field(default_factory=dict)
+    host: Device | None = None
 
     def on(self, nodes: Iterable[int]) -> Device:
         """Returns the device on these nodes. That of several kinds has the least memory and the lowest rates."""
@@ -92,7 +100,7 @@ def devices_of(inventory: Inventory) -> Devices:
     others = {
         number: GPUS[node.gpu] for number, node in enumerate(inventory.nodes) if node.gpu and node.gpu != main.kind
     }
-    return Devices(main, others)
+    return Devices(main, others, _cpu(inventory))
 
 
 def device_of(inventory: Inventory) -> Device:
@@ -118,8 +126,33 @@ def _cpu(inventory: Inventory) -> Device:
     share = max(1, node.accelerators) if node.emulated else 1  # a node group may have none
     cores = (node.cpus or _ASSUMED_CORES) / share
     memory = node.memory // share if node.memory else None
-    flops, bandwidth = cores * _CORE_FLOPS, min(cores * _CORE_BYTES, _MOST_BYTES)
-    return Device("cpu", memory, flops, flops, bandwidth, bandwidth, _ETHERNET)
+    own, times = _core() if node.cpus else (_ASSUMED_FLOPS, 1)  # a detected node is like this machine
+    bandwidth = min(cores * _CORE_BYTES, _MOST_BYTES)
+    return Device("cpu", memory, cores * own * times, cores * own, bandwidth, bandwidth, _ETHERNET)
+
+
+@cache
+def _core() -> tuple[float, int]:
+    """Returns the float32 FLOPS of one CPU that the system counts, and the factor for bfloat16, by /proc/cpuinfo.
+
+    The clock is the one reported, in a virtual machine the base clock. CPUs of one core share its units.
+    """
+    try:
+        lines = CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0].splitlines()
+    except OSError:
+        return _ASSUMED_FLOPS, 1
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    flags = {*facts.get("flags", facts.get("Features", "")).split()}
+    cycle = next((count for flag, count in _CYCLE if flag in flags), 0)
+    if cycle > 32 and (facts.get("vendor_id"), facts.get("cpu family")) == ("AuthenticAMD", _HALF_WIDTH):
+        cycle = 32
+    try:
+        clock = float(facts.get("cpu MHz", 2500)) * 1e6
+        threads = max(1.0, int(facts.get("siblings", 1)) / int(facts.get("cpu cores", 1)))
+    except (ValueError, ZeroDivisionError):
+        return _ASSUMED_FLOPS, 1
+    times = next((count for flag, count in _TIMES_IN_BFLOAT16 if flag in flags), 1)
+    return (cycle * clock / threads or _ASSUMED_FLOPS), times
 
 
 def _driver() -> tuple[str, int | None]:

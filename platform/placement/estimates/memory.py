@@ -23,15 +23,21 @@ from rl_platform.placement.estimates.component_shapes import Shape
 from rl_platform.placement.estimates.hardware import GIB
 from rl_platform.placement.estimates.model_shape import FLOAT, ModelShape
 from rl_platform.placement.estimates.policy_shape import PolicyShape
-from rl_platform.placement.layout import Layout
+from rl_platform.placement.layout import LEARNERS, Layout
 from rl_platform.placement.offload_order import PHASES, Held, Move, OffloadOrder
-from rl_platform.placement.weight_route import held_publications, published_type, sent_while_gathered
+from rl_platform.placement.weight_route import (
+    gathers_a_second,
+    held_publications,
+    published_type,
+    sends_by_group,
+    sent_while_gathered,
+)
 from rl_platform.placement.workload import (
     copies,
+    forward_rows,
     layout_of_learner,
     longest,
     micro_batch_rows,
-    rows_per_step,
     running_sequences,
 )
 
@@ -41,7 +47,11 @@ LOGIT_COPIES = 3  # logits, their exponentials and a gradient
 PREFILL_TOKENS = 1024  # of engines.rollout.prefill
 PAGES_BESIDE = 2 * 64  # tokens: of engines.rollout.kv_cache, what a slot takes beside the tokens it holds
 SENT_BUCKET = 256 * 2**20  # bytes: BUCKET of runtime.weights.group
-PROCESS_ON_GPU = int(0.6 * GIB)  # CUDA context and libraries' workspaces
+# CUDA context: 543 MiB in a process that allocated nothing (github.com/pytorch/pytorch/issues/81257), and a workspace
+# of cuBLAS, 32 MiB on Hopper
+PROCESS_ON_GPU = 575 * 2**20
+# NCCL's buffers of one group with more than two A100s (github.com/NVIDIA/nccl/issues/964); an all-to-all takes more
+COMMUNICATOR = 688 * 2**20
 PROCESS_IN_MEMORY = int(0.5 * GIB)  # interpreter, libraries, data: benchmarks/memory.py
 
 Counted = tuple[str, float, int]
@@ -105,14 +115,32 @@ class MemoryModel:
         """Returns the usage of one device. `order` None: no component leaves."""
         parts: dict[str, Memory] = {}
         processes: dict[str, int] = {}
+        groups: dict[str, int] = {}
         for name, ranks, hosts in occupants:
             parts[name] = self.rank(name) * ranks
             key = self.layout.parts[name].key
             processes[key] = max(processes.get(key, 0), hosts)
+            groups[key] = max(groups.get(key, 0), self.communicators(name))
         count = min(sum(processes.values()), 1) if self.layout.one_process else sum(processes.values())
-        overhead = count * (PROCESS_ON_GPU if self.on_gpu else PROCESS_IN_MEMORY)
+        overhead = count * PROCESS_IN_MEMORY
+        if self.on_gpu:
+            communicators = sum(hosts * groups[key] for key, hosts in processes.items())
+            overhead = count * PROCESS_ON_GPU + communicators * COMMUNICATOR
         peak = _peak(parts) if order is None or not order.leaving & parts.keys() else _peak_with_order(parts, order)
         return Usage(parts, overhead, overhead + peak)
+
+    def communicators(self, name: str) -> int:
+        """Returns the number of NCCL groups of a component's process: of learners with several ranks, which share them,
+        of an engine on several GPUs, and of weights on their way to the rollout."""
+        part, groups = self.layout.parts[name], 0
+        if name in LEARNERS and part.ranks > 1:
+            parallel = layout_of_learner(self.config.section(name))
+            sizes = (parallel.tensor, parallel.pipeline, parallel.context, parallel.expert)
+            groups = sum(size > 1 for size in (*sizes, copies(self.config, name, part.ranks)))
+        if name == "rollout" and part.per_rank > 1 and self.config.rollout.backend in HOSTED:
+            groups = 1
+        by_group = sends_by_group(self.config, self.layout, on_gpu=self.on_gpu)
+        return groups + (name in (self.layout.policy, "rollout") and by_group)
 
     def moved(self, moves: Iterable[Move]) -> int:
         """Returns the bytes that one rank of each component sends to host memory or fetches from there."""
@@ -133,6 +161,8 @@ class MemoryModel:
             assert isinstance(shape, ModelShape)
             # a bucket, and a tensor that is gathered and then converted
             activations = max(activations, SENT_BUCKET + 2 * shape.largest_tensor * FLOAT)
+        if name == self.layout.policy and gathers_a_second(self.config, self.layout, on_gpu=self.on_gpu):
+            activations = max(activations, self._whole(shape))
         if isinstance(shape, ModelShape) and section.training_backend == "megatron":
             kept, optimized = state_bytes(shape, section.parallel, self._dtype(name), ranks)
             if section.lora is not None:
@@ -156,8 +186,11 @@ class MemoryModel:
 
     def _published(self, shape: Shape) -> int:
         """Returns the bytes of gathered models on a rank that holds them. The estimate is of rank 0."""
-        held = held_publications(self.config, self.layout, on_gpu=self.on_gpu)
-        return held * shape.parameters * bytes_of(published_type(self.config, on_gpu=self.on_gpu))
+        return held_publications(self.config, self.layout, on_gpu=self.on_gpu) * self._whole(shape)
+
+    def _whole(self, shape: Shape) -> int:
+        """Returns the bytes of one gathered model."""
+        return shape.parameters * bytes_of(published_type(self.config, on_gpu=self.on_gpu))
 
     def _dtype(self, name: str) -> str:
         return (self.config.section(name).model or self.config.actor.model).dtype
@@ -224,13 +257,7 @@ class MemoryModel:
 
     def _forward(self, name: str, shape: Shape) -> int:
         """Returns the bytes of a forward pass: without a backward pass only the tensors of one layer are alive."""
-        shares, forward_rows = self._copies(name), self.config.algorithm.logprob_forward_micro_batch_size
-        rows = -(-rows_per_step(self.config) // shares)
-        section = self.config.section(name)
-        if forward_rows:
-            rows = min(rows, forward_rows)
-        elif section.micro_batch_size or section.max_tokens_per_micro_batch:
-            rows = micro_batch_rows(self.config, name, shares)
+        rows, section = forward_rows(self.config, name, self._copies(name)), self.config.section(name)
         if isinstance(shape, PolicyShape):
             language = 0 if shape.language is None else shape.tokens * _live_elements(shape.language)
             return rows * (max(shape.elements) * 2 + language) * FLOAT

@@ -37,14 +37,16 @@ class Occupant:
 def occupancy_of(config: Config, placement: Placement) -> dict[tuple[int, int | None], tuple[Occupant, ...]]:
     """Returns the components on every used GPU (node, local number), and on nodes for ranks without one (node, None).
 
-    A rank computes on the first of its GPUs, a rollout engine for several GPUs on all of them.
+    A rank computes on the first of its GPUs, a rollout engine for several GPUs on all of them. With `actor.device: cpu`
+    an embodied run uses no GPU.
     """
     ranks: dict[tuple[int, int | None], dict[str, list[int]]] = {}
     shares: dict[tuple[int, int | None], dict[str, float]] = {}
     spread = config.rollout.backend in HOSTED
+    on_cpu = config.actor.device == "cpu" and not placement.emulated
     for name, slots in placement.components.items():
         for slot in slots:
-            for position, local in enumerate(slot.accelerators or (None,)):
+            for position, local in enumerate((not on_cpu and slot.accelerators) or (None,)):
                 key = (slot.node, local)
                 ranks.setdefault(key, {}).setdefault(name, []).append(slot.rank)
                 even = spread and name == "rollout"

@@ -8,18 +8,20 @@ from __future__ import annotations
 from rl_platform.config.schema import Config
 from rl_platform.placement.estimates.component_shapes import shapes
 from rl_platform.placement.estimates.policy_shape import SMALL, PolicyShape
-from rl_platform.placement.scheduler import Placement
+from rl_platform.placement.layout import Layout
 
 
-def with_policy_device(config: Config, placement: Placement) -> Config:
+def with_policy_device(config: Config, layout: Layout) -> Config:
     """Returns the config of an embodied run with cpu or gpu in place of auto; unchanged if the policy has no GPU."""
-    name = placement.layout.policy
-    if config.actor.device != "auto" or not (placement.accelerators[name] or placement.accelerators["rollout"]):
+    if config.runner.task_type != "embodied" or config.actor.device != "auto":
+        return config
+    name = layout.policy
+    if not (layout.parts[name].per_rank or layout.parts["rollout"].per_rank):
         return config
     shape = shapes(config)[0].get(name)
     small = isinstance(shape, PolicyShape) and not shape.convolutions and shape.parameters <= SMALL
     # ranks of a learner on GPUs communicate by NCCL, which takes no tensors of the CPU
-    device = "cpu" if small and placement.world_size(name) == 1 else "gpu"
+    device = "cpu" if small and layout.parts[name].ranks == 1 else "gpu"
     return config.model_copy(update={"actor": config.actor.model_copy(update={"device": device})})
 
 

@@ -21,7 +21,7 @@ def from_estimates(config: Config, placement: Placement, inventory: Inventory) -
         notes.append(None if memory is None else str(memory))
         config = with_engine_memory(config, memory)
     else:
-        config, asked = with_policy_device(config, placement), config
+        config, asked = with_policy_device(config, placement.layout), config
         notes.append(policy_device_text(asked, config))
     order = offload_order(config, placement, inventory)
     return Decisions(config, order, tuple(note for note in notes if note is not None))

@@ -8,7 +8,8 @@ from typing import get_args
 import pytest
 
 from rl_platform.config.schema.cluster import GPU
-from rl_platform.placement.estimates.hardware import GPUS, device_of
+from rl_platform.placement.estimates import hardware
+from rl_platform.placement.estimates.hardware import GPUS, _core, device_of
 from rl_platform.placement.inventory import Inventory
 
 
@@ -51,3 +52,34 @@ def test_every_kind_of_gpu_of_the_schema_is_known() -> None:
     for device in GPUS.values():
         assert device.fp32 < device.bf16
         assert device.network <= device.link < device.hbm
+
+
+@pytest.mark.parametrize(
+    ("facts", "gigaflops", "times"),
+    [
+        ({"flags": "sse2 avx2 fma avx512f avx512_bf16 amx_bf16", "cpu MHz": "2000"}, 128, 16),
+        ({"flags": "sse2 avx2 avx512f", "siblings": "8", "cpu cores": "4", "cpu MHz": "2000"}, 64, 1),
+        (
+            {"vendor_id": "AuthenticAMD", "cpu family": "25", "flags": "avx2 avx512f avx512_bf16", "cpu MHz": "2600"},
+            83.2,
+            2,
+        ),
+        ({"flags": "sse2 avx2", "cpu MHz": "3000"}, 96, 1),
+        ({"Features": "fp asimd"}, 40, 1),
+        ({"model name": "unknown"}, 80, 1),
+        ({"flags": "avx2", "cpu MHz": "?"}, 80, 1),
+    ],
+)
+def test_the_peak_of_a_core_follows_from_its_flags_and_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: dict[str, str], gigaflops: float, times: int
+) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text(
+        "".join(f"{name}\t: {value}\n" for name, value in facts.items()) + "\nprocessor : 1\nflags : sse2\n"
+    )
+    monkeypatch.setattr(hardware, "CPUINFO", file)
+    _core.cache_clear()
+    try:
+        assert _core() == (pytest.approx(gigaflops * 1e9), times)
+    finally:
+        _core.cache_clear()

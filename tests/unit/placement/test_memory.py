@@ -15,6 +15,7 @@ from rl_platform.config.schema.models import Model, Parallel, RandomLM
 from rl_platform.config.schema.reward import Reward, RewardModel
 from rl_platform.placement.estimates.component_shapes import language_shape, shapes
 from rl_platform.placement.estimates.memory import (
+    COMMUNICATOR,
     PROCESS_ON_GPU,
     SENT_BUCKET,
     Memory,
@@ -209,11 +210,39 @@ def test_on_a_gpu_lasting_parts_add_up_and_the_largest_passing_one_counts() -> N
     names = ("actor", "critic", "rollout")
     parts = [estimate.rank(name) for name in names]
     usage = estimate.usage([(name, 1.0, 1) for name in names])
-    assert usage.processes == PROCESS_ON_GPU  # one process holds the components of one key
-    assert usage.peak == PROCESS_ON_GPU + sum(p.lasting for p in parts) + max(p.passing for p in parts)
-    assert usage.peak < PROCESS_ON_GPU + sum(part.total for part in parts)
+    process = PROCESS_ON_GPU + COMMUNICATOR  # one process holds the components of one key, and one group their ranks
+    assert usage.processes == process
+    assert usage.peak == process + sum(p.lasting for p in parts) + max(p.passing for p in parts)
+    assert usage.peak < process + sum(part.total for part in parts)
     apart = model(config, layout({"actor": "0-3", "critic,reference": "0-3", "rollout,reward": "4-7"}))
-    assert apart.usage([("actor", 1.0, 1), ("critic", 1.0, 1)]).processes == 2 * PROCESS_ON_GPU
+    two = apart.usage([("actor", 1.0, 1), ("critic", 1.0, 1)]).processes
+    assert two == 2 * PROCESS_ON_GPU + 3 * COMMUNICATOR, "the actor has a second group, with the rollout"
+
+
+def test_communicators_of_learners_of_megatrons_layout_and_of_weights_on_their_way() -> None:
+    apart = {"actor,critic,reference": "0-3", "rollout,reward": "4-7"}
+    split = {"actor.training_backend": "megatron", "actor.parallel.tensor": "2", "actor.parallel.pipeline": "2"}
+    expected = [
+        ({"rollout.weight_transfer": "memory"}, {"actor": 1, "critic": 1, "rollout": 0}),
+        ({"rollout.weight_transfer": "group"}, {"actor": 2, "critic": 1, "rollout": 1}),
+        (split | {"rollout.weight_transfer": "memory"}, {"actor": 2, "critic": 1, "rollout": 0}),
+    ]
+    for changes, counts in expected:
+        estimate = model(loaded(MANY | changes), layout(apart))
+        assert {name: estimate.communicators(name) for name in counts} == counts
+        process = estimate.usage([("actor", 1.0, 1), ("critic", 1.0, 1)]).processes
+        assert process == PROCESS_ON_GPU + counts["actor"] * COMMUNICATOR
+
+
+def test_with_staleness_a_second_model_is_gathered_beside_the_one_that_the_rollout_uses() -> None:
+    together, ahead = {"actor,critic,reference,rollout,reward": "0-3"}, {"algorithm.rollout_is": "{}"}
+    estimates = [
+        model(loaded(MANY | ahead | {"runner.max_staleness": str(ages)}), layout(together)) for ages in (0, 1, 2)
+    ]
+    none, one, two = (estimate.rank("actor") for estimate in estimates)
+    whole = 4 * estimates[0].shapes["actor"].parameters
+    assert (none.published, one.published, two.published) == (0, 0, 2 * whole)
+    assert one.activations == max(none.activations, whole)
 
 
 def test_megatrons_layout_shares_the_state_and_what_a_micro_batch_keeps() -> None:

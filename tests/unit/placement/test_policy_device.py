@@ -14,8 +14,9 @@ from rl_platform.config import load_config
 from rl_platform.config.schema import Config
 from rl_platform.launch.preflight import rank_problems
 from rl_platform.placement.estimates.policy_device import policy_device_text, with_policy_device
-from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.inventory import Inventory, Node
 from rl_platform.placement.scheduler import Placement, schedule
+from rl_platform.planner.report import plan_report
 
 CONFIGS = Path(__file__).parents[3] / "configs/embodied"
 
@@ -43,7 +44,7 @@ SEVERAL = "cluster.component_placement={actor_critic: 0-1, 'env,rollout': 2}"
 )
 def test_where_a_policy_with_a_gpu_works(name: str, overrides: list[str], device: str) -> None:
     config, placement = placed(name, 4, *overrides)
-    resolved = with_policy_device(config, placement)
+    resolved = with_policy_device(config, placement.layout)
     assert resolved.actor.device == device
     text = policy_device_text(config, resolved)
     assert (text is not None) == (device == "cpu")
@@ -52,9 +53,24 @@ def test_where_a_policy_with_a_gpu_works(name: str, overrides: list[str], device
     assert used == torch.device(*(("cuda", 0) if device == "gpu" else ("cpu",)))
 
 
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_the_plan_counts_a_policy_where_it_works(device: str) -> None:
+    inventory = Inventory((replace(Inventory.declared(1, 1).nodes[0], cpus=8),), gpu="h100")
+    config, _ = placed("cartpole.yaml", 1, ONE, *(["actor.device=gpu"] if device == "gpu" else []))
+    placement = schedule(config.cluster, inventory)
+    report = plan_report(config, placement, inventory)
+    used = {use.local for use in report.devices if use.usage.peak}
+    assert used == ({None} if device == "cpu" else {0})
+    assert any("actor.device cpu" in text for text in report.decisions) == (device == "cpu")
+    assert not any("used by no component" in warning for warning in report.warnings), "its process owns the GPU"
+    laptop = Inventory((Node("laptop", cpus=8),))
+    alone = plan_report(config, schedule(config.cluster, laptop), laptop) if device == "cpu" else None
+    assert alone is None or alone.seconds == pytest.approx(report.seconds)
+
+
 def test_without_a_gpu_nothing_is_decided() -> None:
     config, placement = placed("cartpole.yaml", 0)
-    assert with_policy_device(config, placement) is config
+    assert with_policy_device(config, placement.layout) is config
     assert policy_device_text(config, config) is None
     assert device_of(context("actor_critic"), config).type == "cpu"
 

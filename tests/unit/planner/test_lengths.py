@@ -77,7 +77,7 @@ def test_lengths_of_a_run_replace_the_limits_and_never_exceed_them(plans: Any) -
     assert max(lengths.prompts) <= 32
     assert lengths.response == pytest.approx(6, rel=0.05)
     assert lengths.inserted == 3
-    assert of_metrics({}, config, "x") == limits(config)
+    assert of_metrics({}, config, "x") == expected(config)
 
 
 def test_shorter_sequences_are_faster_in_every_phase_and_a_tail_is_slower(plans: Any) -> None:
@@ -91,3 +91,9 @@ def test_shorter_sequences_are_faster_in_every_phase_and_a_tail_is_slower(plans:
     assert slower == set(longest) - {"sync weights"}
     tail = seconds(Lengths((64,), (48,) * 31 + (256,)))
     assert tail["generate"] > short["generate"]
+
+
+def test_before_a_measurement_prompts_have_half_of_their_limit(plans: Any) -> None:
+    lengths = expected(plans.config("data.max_prompt_length=33", "data.max_response_length=16"))
+    assert (lengths.prompts, lengths.responses) == ((17,), (16,))
+    assert str(lengths) == "prompts 17 tokens (half of their limit), responses 16 (their limit)"

@@ -15,7 +15,7 @@ from rl_platform.placement.estimates.hardware import device_of
 from rl_platform.placement.inventory import Inventory, Node
 from rl_platform.placement.scheduler import schedule
 from rl_platform.planner.calibration import stored_basis
-from rl_platform.planner.rates import FORM, Rates, data_sheet, fingerprint, machine_file
+from rl_platform.planner.rates import CPU_SHARE, FORM, Rates, data_sheet, fingerprint, machine_file
 from rl_platform.planner.report import Report, plan_report
 from rl_platform.planner.report_json import as_tree
 from rl_platform.planner.report_text import report_text
@@ -41,10 +41,11 @@ def store(**changes: Any) -> None:
         "date": "2026-01-02",
         "matrix": {"float32": {"256": POINTS}},
         "memory": 1e10,
-        "passes": 0.5,
+        "elements": 1e-10,
         "launch": 1e-3,
         "decode_layer": 1e-4,
         "decode_sequence": 1e-5,
+        "overheads": {"generate": [0.01, 1e-4], "train": [0.02, 2e-4]},
         "disk": 1e8,
         "start": 7.0,
         "all_reduce": {},
@@ -142,7 +143,7 @@ def test_a_worker_has_a_share_of_the_cores_and_gpus_have_their_own_file(plans: A
     whole, half = (stored_basis(config_of(), machines).rates for machines in (LAPTOP, halves))
     assert whole is not None
     assert half is not None
-    assert half.flops("float32", 100, 64) == whole.flops("float32", 100, 64) / 2 == 1e10
+    assert half.flops("float32", 100, 64) == whole.flops("float32", 100, 64) / 2 == 2e10
     config = plans.config()
     assert stored_basis(config, Inventory((Node("n", 8),), gpu="h100")).rates is None
 
@@ -152,7 +153,7 @@ def test_rates_between_measured_rows_are_interpolated_and_clamped() -> None:
     assert [rates.flops("float32", rows, 64) for rows in (0.1, 1, 10, 100, 9999)] == [0.5, 0.5, 1.0, 1.5, 1.5]
     assert rates.flops("bfloat16", 1, 2000) == 5  # of the nearest width; float32 where a type was not measured
     device = device_of(LAPTOP)
-    assert data_sheet(device).flops("float32", 7, 7) == pytest.approx(0.4 * device.fp32)
+    assert data_sheet(device).flops("float32", 7, 7) == pytest.approx(CPU_SHARE * device.fp32)
 
 
 def test_a_plan_needs_no_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_what_does_not_fit_is_left_out(tmp_path: Path, plans: Any) -> None:
     assert memory is not None
     assert all(candidate.peak <= 0.9 * memory for candidate in result.candidates)
     assert result.smallest_peak > 0.9 * memory
-    assert f"{result.too_large} do not fit into 79.0 GiB" in search_text(result, inventory_for(config.cluster), ())
+    assert f"{result.too_large} do not fit into 79.0 GiB" in search_text(result, inventory_for(config.cluster), 0.0)
     roomy = result_for(plans.config(*plans.large, huge, nodes=2, gpu="b200"))
     assert roomy.too_large < result.too_large
     with pytest.raises(ConfigError, match=r"none of .* placements fits into memory: the leanest needs"):
@@ -203,14 +203,14 @@ def test_a_model_that_cannot_be_counted_ends_the_search(plans: Any) -> None:
 def test_the_text_says_why_and_gives_yaml_to_paste(tmp_path: Path, plans: Any) -> None:
     config = plans.config(*plans.large, plans.llama(tmp_path), nodes=2)
     result = result_for(config)
-    text = search_text(result, inventory_for(config.cluster), plans.report(config).spans)
+    text = search_text(result, inventory_for(config.cluster), plans.report(config).seconds)
     assert "Placements on 16 h100s by predicted seconds per step (not measured" in text
     assert text.count("% (") == 4  # one reason for every grouping
     assert "of 79 GiB" in text
     assert "the placement of the config" in text
     pasted = yaml.safe_load(text[text.index("\ncluster:") :])
     assert pasted["cluster"]["component_placement"] == result.candidates[0].component_placement
-    assert "corrected by 3 steps of x" in search_text(result, inventory_for(config.cluster), (), "3 steps of x")
+    assert "corrected by 3 steps of x" in search_text(result, inventory_for(config.cluster), 0.0, "3 steps of x")
 
 
 def test_an_embodied_run_keeps_one_rank_of_env_and_rollout() -> None:
