@@ -294,6 +294,6 @@ def test_tensor_ranks_add_up_two_results_of_each_layer(tmp_path: Path, plans: An
         f"{role}.{key}" for role in ("actor", "critic") for key in ("training_backend=megatron", "parallel.tensor=8")
     ]
     config = plans.config(*plans.large, plans.llama(tmp_path), *megatron, gpu="a10")
-    sums, size = 3 * 16 * 2, 16384 * 2560 * 2048 * 2  # passes, layers; tokens, width, bytes
+    sums, size = 3 * 16 * 2, 16384 * 2304 * 2048 * 2  # passes, layers; tokens, width, bytes
     found = seconds(plans.report(config))["train actor"]
     assert found == pytest.approx(sums * 2 * 7 / 8 * size / (0.7 * 32e9), rel=0.03)  # a ring, at 32 GB/s

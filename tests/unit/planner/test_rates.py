@@ -76,7 +76,7 @@ def test_a_later_plan_reads_rates_and_prompts_and_shows_their_date() -> None:
     step: Any = as_tree(after)["step"]
     assert step["lengths"] == {"prompt": 12, "response": 12}
     assert step["rates"] == "rates of this machine, measured on 2026-01-02"
-    assert report(config_of("reasoning/ppo.yaml", "data.max_prompt_length=65")).lengths.prompt == 65  # other prompts
+    assert report(config_of("reasoning/ppo.yaml", "data.max_prompt_length=65")).lengths.prompt == 33  # other prompts
 
 
 def test_validation_checkpoints_and_start_have_their_share_of_a_step() -> None:

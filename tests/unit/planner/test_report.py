@@ -155,7 +155,7 @@ def test_json_has_every_gpu_and_is_stable(plans: Any) -> None:
     assert (first["node"], first["gpu"], first["ranks"]) == ("node-0", 0, {"actor": [0], "critic": [0]})
     memory = first["memory_bytes"]
     assert set(memory) == {"components", "processes", "peak", "expected"}
-    assert memory["expected"] == memory["peak"]  # nothing is known of the lengths
+    assert memory["expected"] < memory["peak"]  # prompts of half the limit
     lasting = {"weights", "published", "optimizer"}
     assert set(memory["components"]["actor"]) == lasting | {"gradients", "activations", "kv_cache"}
     assert first["capacity_bytes"] == 79 * 2**30 > memory["peak"]
