@@ -286,9 +286,10 @@ class CostModel:
         return [*parts, {"launches": rates.overhead("generate", 1, share)}]
 
     def _advantages(self, layout: Layout) -> list[Bounds]:
-        """What the runner does between the phases: rewards, advantages, metrics."""
-        rows = 0 if self.config.runner.task_type == "embodied" else self.rows
-        return [{"launches": self.rates.overhead("advantages", 1, rows)}]
+        """What the runner does between the phases: rewards, advantages, metrics. Not known of embodied runs."""
+        if self.config.runner.task_type == "embodied":
+            return [{"launches": 0.0}]
+        return [{"launches": self.rates.overhead("advantages", 1, self.rows)}]
 
     def _collect(self, layout: Layout) -> list[Bounds]:
         """The simulation and the policy in turns, `rollout_steps` times."""

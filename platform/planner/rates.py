@@ -32,6 +32,11 @@ FORM = 3  # version of the file's form
 FOLDER = "machines"
 OPTION = "--plan=calibrate"
 
+Points = Sequence[tuple[int, float]]
+Overhead = tuple[float, float]
+"""Seconds of a call or an optimizer step, and of each of its rows, beside products and traffic."""
+OVERHEADS = Literal["generate", "evaluate", "train", "advantages"]
+
 TRAINING_SHARE = 0.4  # of the peak arithmetic, reached by forward and backward passes
 # the same of a CPU's peak at its reported clock: about two thirds of the peak, at a clock that is a third higher
 CPU_SHARE = 0.85
@@ -43,16 +48,14 @@ LAUNCH_S = 250e-6  # launches of the operators of one layer, for any batch; meas
 POLICY_LAYER_S = 20e-6  # the same of a layer of a small policy, whose loops are compiled on a CPU
 ENV_STEP_S = 15e-6  # a step of one environment: MuJoCo's HalfCheetah, on the cores of a laptop
 ACT_S = 100e-6  # the policy's forward for one step of all environments
+# beside the work of a language model: a response, an optimizer step, and a PPO step; on a core of an AMD EPYC
+CPU_OVERHEADS: Mapping[str, Overhead] = {"generate": (0.0, 3e-4), "train": (5e-3, 0.0), "advantages": (0.02, 0.0)}
 DISK = 500e6  # bytes/s of a checkpoint
 START_S = 10.0  # from the command to the first step, without reading the weights
 
 Measured = dict[str, Any]  # the stored measurement of a machine
 ENVIRONMENT = {"id", "backend", "kwargs", "tasks", "pixels", "num_envs", "num_workers"}  # keys of a measurement
 
-Points = Sequence[tuple[int, float]]
-Overhead = tuple[float, float]
-"""Seconds of a call or an optimizer step, and of each of its rows, beside products and traffic."""
-OVERHEADS = Literal["generate", "evaluate", "train", "advantages"]
 _Positive = Annotated[float, Field(gt=0)]
 _Least = Annotated[float, Field(ge=0)]
 _Rows = Annotated[int, Field(gt=0)]
@@ -150,11 +153,13 @@ def _between(points: Points, at: float) -> float:
 
 def data_sheet(device: Device) -> Rates:
     """Returns the rates of a device's data sheet times the usual shares."""
+    cpu = device.kind == "cpu"
     return Rates(
         matrix={"float32": {1: [(1, device.fp32)]}, "bfloat16": {1: [(1, device.bf16)]}},
-        passes=CPU_SHARE if device.kind == "cpu" else TRAINING_SHARE,
+        passes=CPU_SHARE if cpu else TRAINING_SHARE,
         memory=device.hbm * STREAM_SHARE,
-        policy_layer=POLICY_LAYER_S if device.kind == "cpu" else LAUNCH_S,
+        policy_layer=POLICY_LAYER_S if cpu else LAUNCH_S,
+        overheads=CPU_OVERHEADS if cpu else {},
         link=device.link * TRANSFER_SHARE,
         network=device.network * TRANSFER_SHARE,
     )
