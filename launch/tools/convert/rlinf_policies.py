@@ -31,7 +31,10 @@ _FILE = "policies.py"  # that the user writes
 _KIND, _IS_LORA = "actor.model.model_type", "actor.model.is_lora"
 _MLP: dict[str, Value] = {"type": "mlp", "hidden_sizes": [256, 256, 256], "activation": "tanh", "initial_log_std": -0.5}
 _BINS = 256  # of OpenVLA
-_VLAS = {"openpi": "pi0", "dexbotic_pi": "pi0", "openvla": "vlm_tokens", "openvla_oft": "vlm_tokens"}
+_VLAS = {
+    **dict.fromkeys(("openpi", "openpi_rlinf", "dexbotic_pi"), "pi0"),
+    **dict.fromkeys(("openvla", "openvla_oft"), "vlm_tokens"),
+}
 _ONLY_HERE = "RLinf reads it in embodied runs only"
 _PI0 = ("openpi", "dexbotic")  # sections with its settings
 _CONTROL_MODES = {  # RLinf's choice for ManiSkill
@@ -170,7 +173,7 @@ def _value_type(value: Value, source: ForeignConfig) -> Outcome:
 
 
 def _flow(kind: str) -> Table:
-    """Settings of pi0 that depend on others: of openpi or dexbotic."""
+    """Settings of pi0, in the section of openpi or dexbotic."""
 
     def noise_level(value: Value, source: ForeignConfig) -> Outcome:
         if source(f"actor.model.{kind}.noise_method") == "flow_noise":
@@ -190,7 +193,40 @@ def _flow(kind: str) -> Table:
             return same("the value reads the frozen vision-language model")
         return untranslated("the value reads the vision-language model, and its gradient reaches what is trained of it")
 
-    return {"noise_level": noise_level, "joint_logprob": joint, "detach_critic_input": detached}
+    key, section = f"actor.model.{kind}", "actor.model.flow"
+    after = "the value reads the vision-language model and not the action expert"
+    table: dict[str, Rule] = {
+        "num_steps": to(f"{section}.denoising_steps"),
+        "noise_method": choice(f"{section}.method", {name: name for name in ("flow_sde", "flow_cps", "flow_noise")}),
+        "noise_level": noise_level,
+        "joint_logprob": joint,
+        "train_expert_only": choice("actor.model.train_backbone", {True: False, False: True}),
+        "detach_critic_input": detached,
+        "value_after_vlm": only(True, None, why="the value reads the vision-language model", otherwise=after),
+        "value_vlm_mode": only("mean_token", None, why="the mean of its states", otherwise="the mean of its states"),
+        "action_chunk": contained("actor.model.num_action_chunks"),
+        "add_value_head": contained("algorithm.loss_type"),
+        "config_name": lacking("its transforms of a data set: the environment gives observations, unnorm_key a scale"),
+        "max_token_len": detail("instructions are padded to the longest"),
+        "chunk_critic_input": off("the value reads the vision-language model"),
+        "safe_get_logprob": off("log-probs are Gaussian"),
+        "noise_anneal": off("the noise is constant"),
+        "noise_params": _while(f"{key}.noise_anneal", lacking("the noise is constant")),
+        "dsrl_*": _while(f"{key}.use_dsrl", lacking("PPO and its relatives only")),
+        **dict.fromkeys(("ignore_last", "double_layer"), off("a random step of all draws noise")),
+        **dict.fromkeys(("use_dsrl", "is_nft", "use_rlt"), off("PPO and its relatives only")),
+        **dict.fromkeys(("action_env_dim", "num_images_in_input"), detail("read from the environment's spaces")),
+        **dict.fromkeys(
+            ("action_horizon", "model_action_dim", "paligemma_variant", "action_expert_variant"),
+            detail(REASONS["architecture"]),
+        ),
+    }
+    return {f"{key}.{name}": _of_policy(f"{key}.{name}", rule) for name, rule in table.items()}
+
+
+def _while(switch: str, rule: Rule) -> Rule:
+    """Applies `rule` while the key `switch` is true."""
+    return while_(lambda source: bool(source(switch)), rule, f"{switch.rpartition('.')[2]} is false")
 
 
 _READ_FROM_MODEL = (
@@ -209,13 +245,9 @@ _OF_POLICY: dict[str, Rule] = {
     "max_prompt_length": detail("instructions are padded to the longest"),
     "num_images_in_input": detail("each image of an observation is a camera"),
     "implement_version": detail("which code its folder has"),
-    "proprio_dim": while_(
-        lambda source: bool(source("actor.model.use_proprio")), lacking("see use_proprio"), "use_proprio is false"
-    ),
+    "proprio_dim": _while("actor.model.use_proprio", lacking("see use_proprio")),
     "num_steps": contained("actor.model.flow.denoising_steps"),
-    "lora_rank": while_(
-        lambda source: bool(source(_IS_LORA)), to("actor.lora.rank", "actor.lora.alpha"), "is_lora is false"
-    ),
+    "lora_rank": _while(_IS_LORA, to("actor.lora.rank", "actor.lora.alpha")),
     **dict.fromkeys(_READ_FROM_MODEL.split(), detail(REASONS["architecture"])),
 }
 _OF_ROLLOUT: dict[str, Rule] = {
@@ -236,7 +268,7 @@ POLICIES: Table = {
     "actor.model.trust_remote_code": detail(REASONS["trusted"]),
     "actor.model.attn_implementation": detail(REASONS["engine"]),
     **{f"actor.model.{name}": _of_policy(f"actor.model.{name}", rule) for name, rule in _OF_POLICY.items()},
-    **{f"actor.model.{kind}.{name}": rule for kind in _PI0 for name, rule in _flow(kind).items()},
+    **{key: rule for kind in _PI0 for key, rule in _flow(kind).items()},
     "actor.model.*": Named(
         lambda key: _of_policy(key, while_(embodied, lacking("a setting of its policy networks"), _ONLY_HERE))
     ),
