@@ -289,6 +289,13 @@ _CLUSTER = Rule("cluster", lambda sizes: None, "CPU workers of this machine in t
 RULES: tuple[Rule, ...] = (
     Rule("runner.output_dir", lambda sizes: str(sizes.materials.folder / "run"), "a temporary folder", "replaced"),
     Rule("runner.resume", lambda sizes: "auto", "the rehearsal resumes its own checkpoint", "replaced"),
+    Rule(
+        "runner.trust_checkpoint",
+        lambda sizes: True,
+        "the checkpoint is the rehearsal's own",
+        "replaced",
+        lambda sizes: sizes.embodied and sizes.config.env.python is not None,
+    ),
     _least("runner.max_steps", STEPS),
     Rule("runner.max_epochs", lambda sizes: None, "the run has 2 steps"),
     Rule("runner.save_interval", lambda sizes: 1, "a checkpoint to resume from"),
