@@ -1,4 +1,4 @@
-"""Typed errors a user can meet, each with the exit code `platform-launch` ends with.
+"""Errors that a user may see, each with the exit code of `platform-launch`.
 
 Exit codes: 2 bad config or placement, 65 bad data or checkpoint, 70 diverged or bug, 75 try again later.
 """
@@ -35,7 +35,7 @@ class Problem:
     hint: str = ""
 
     def __str__(self) -> str:
-        """The message, without secrets."""
+        """Returns the message without secrets."""
         place = f"{self.where}: " if self.where else ""
         lines = [redacted(f"{place}{self.key}: {self.message}")]
         value = MARK if self.value and is_secret(self.key) else redacted(self.value)
@@ -53,7 +53,7 @@ def shortened(text: str) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as it could be written in YAML, text in quotes, cut after 80 characters."""
+    """Returns a value as YAML could write it, with text in quotes, cut after 80 characters."""
     return shortened(json.dumps(value, ensure_ascii=False, default=str))
 
 

@@ -47,9 +47,9 @@ class Prompt:
 
 
 def numbered(prompts: Sequence[Prompt], samples: int) -> list[tuple[Prompt, int]]:
-    """`samples` responses to each prompt, with a number each that selects its random numbers.
+    """Returns each prompt `samples` times, with the number of the response, which selects its random numbers.
 
-    A prompt that comes again counts on, so that no number of it comes twice.
+    The numbers of a prompt that occurs again go on, so none of them occurs twice.
     """
     seen: Counter[int] = Counter()
     responses = []
@@ -137,7 +137,7 @@ class Trajectory:
         return tuple(not observed for observed in self.conversation.observed)
 
     def state_dict(self) -> StateDict:
-        """Plain values, the prompt by its index: for checkpoints."""
+        """Returns plain values for checkpoints, with the index in place of the prompt."""
         turns = None if self.conversation is None else vars(self.conversation)
         context = {} if self.conversation is None else {"context": self.prompt.token_ids}
         rows = [row.state_dict() for row in self.rows]
@@ -145,7 +145,7 @@ class Trajectory:
 
     @classmethod
     def from_state(cls, state: StateDict, prompts: Mapping[int, Prompt]) -> Trajectory:
-        """The trajectory of a `state_dict`. `prompts` by their index."""
+        """Returns the trajectory of a `state_dict`. `prompts`: by their index."""
         turns = state["conversation"]
         conversation = None if turns is None else Conversation(**turns)
         prompt = prompts[state["prompt"]]
@@ -230,15 +230,15 @@ class RolloutBatch:
         return self.mask if self.value_mask is None else self.value_mask & self.sample_mask[:, None]
 
     def select(self, rows: Int[Tensor, " selected"]) -> RolloutBatch:
-        """The given rows (int64 indices), in that order, every field together."""
+        """Returns the given rows (int64 indices) of every field, in that order."""
         return self._map(lambda tensor: tensor.index_select(0, rows))
 
     def empty_like(self) -> RolloutBatch:
-        """A batch of the same fields with uninitialised numbers."""
+        """Returns a batch of the same fields with uninitialised numbers."""
         return self._map(torch.empty_like)
 
     def split(self, size: int) -> list[RolloutBatch]:
-        """The rows in their order, `size` at a time; the tensors are views."""
+        """Returns the rows in their order, in parts of `size`; the tensors are views."""
         fields: dict[str, Any] = {name: getattr(self, name) for name in _TENSOR_FIELDS}
         parts = {name: tensor.split(size) for name, tensor in fields.items() if tensor is not None}
         inputs = {name: tensor.split(size) for name, tensor in self.inputs.items()}
@@ -251,9 +251,9 @@ class RolloutBatch:
         ]
 
     def to(self, device: torch.device) -> RolloutBatch:
-        """Every field of a batch in main memory on `device`, by one copy; the batch itself if it is there already.
+        """Returns the batch on `device`, after one copy from main memory; the batch itself if it is there already.
 
-        `host` of the result is this batch: indices computed from it do not wait for the device.
+        `host` of the result is this batch, so that computing indices from it does not wait for the device.
         """
         if self.action_mask.device == device:
             return self
@@ -261,18 +261,18 @@ class RolloutBatch:
         return dataclasses.replace(self._map(lambda _: next(copies)), host=self)
 
     def flatten(self) -> RolloutBatch:
-        """One row per choice of the policy, or per sequence of a recurrent one: B*C rows of T/C positions, row-major,
-        without the fields that only the estimator reads."""
+        """Returns one row per choice of the policy, or per sequence of a recurrent one: B*C rows of T/C positions,
+        row-major, without the fields that only the estimator reads."""
         choices = self.inputs.get("hidden_states", self.inputs["observations"]).shape[1]
         kept = dataclasses.replace(self, ends=None, bootstrapped=None, end_observations=None, end_values=None)
         return kept.cut(choices)
 
     def cut(self, parts: int) -> RolloutBatch:
-        """Every row cut into equal parts: B*parts rows of T/parts positions, row-major."""
+        """Returns the rows, each cut into equal parts: B*parts rows of T/parts positions, row-major."""
         return self._map(lambda tensor: _cut(tensor, parts))
 
     def tensors(self) -> list[Tensor]:
-        """All tensors, in the order of the fields."""
+        """Returns all tensors, in the order of the fields."""
         fields = (getattr(self, name) for name in _TENSOR_FIELDS)
         return [*self.inputs.values(), *(tensor for tensor in fields if tensor is not None)]
 

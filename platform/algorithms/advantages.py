@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def advantages(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, FloatBT | None]:
-    """Advantages and returns [B,T] of the batch, exactly 0 outside `batch.mask`; returns None: there is no critic.
+    """Computes advantages and returns [B,T] of the batch, 0 outside `batch.mask`; returns None without a critic.
 
     Advantages are whitened over all active positions of the batch if the estimator always whitens; for other
     estimators, `algorithm.normalize_advantages` decides. With `distillation_coef` the reverse KL to the teacher is
@@ -61,7 +61,7 @@ def advantages(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, Floa
 
 
 def reverse_kl(batch: RolloutBatch) -> FloatBT:
-    """log pi_old - log pi_teacher of each sampled token [B,T], 0 outside `batch.mask`: on-policy distillation.
+    """Returns log pi_old - log pi_teacher of each sampled token [B,T], 0 outside `batch.mask`: on-policy distillation.
 
     Its expectation is the reverse KL(pi || teacher) of the next token, without what follows it (a discount of 0): GKD
     (Agarwal et al. 2024), MiniLLM (Gu et al. 2024), "On-Policy Distillation" (Thinking Machines Lab 2025).
@@ -73,7 +73,7 @@ def reverse_kl(batch: RolloutBatch) -> FloatBT:
 
 
 def estimator(adv_type: str) -> Estimate:
-    """The function behind `algorithm.adv_type`. Raises ConfigError for a user's function that cannot be imported."""
+    """Returns the function of `adv_type`. Raises ConfigError for a user's function that cannot be imported."""
     return BUILT_IN_ESTIMATORS.get(adv_type) or load_estimator(adv_type)
 
 

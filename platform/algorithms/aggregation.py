@@ -61,7 +61,7 @@ def aggregate(
     sequence_lengths: Shaped[Tensor, " batch"] | None = None,
     zero_outside: bool = False,
 ) -> Float[Tensor, ""]:
-    """The part of the mini-batch's loss that lies in these positions [B,T], as scalar with gradient.
+    """Returns the part of the mini-batch's loss of these positions [B,T], as a scalar with gradient.
 
     `mask` None: every position counts. `sequence_lengths` [B]: active positions of each whole row, where the rows here
     are cut; None: counted from `mask`. `zero_outside`: losses and their gradients are 0 outside the mask as they come.
@@ -85,5 +85,5 @@ def aggregate(
 
 
 def select(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"] | None) -> Float[Tensor, "*shape"]:
-    """`x` with 0 outside `mask`, NaN or not; gradients are 0 there too. None: `x` itself."""
+    """Returns `x` with 0 outside `mask`, also in place of NaN; gradients are 0 there too. None: `x` itself."""
     return x if mask is None else torch.where(mask, x, 0.0)

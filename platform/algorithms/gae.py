@@ -59,7 +59,7 @@ def decoupled_gae(
     ends: BoolBT | None = None,
     end_values: FloatBT | None = None,
 ) -> tuple[FloatBT, FloatBT]:
-    """Advantages with `lam_policy`, returns with `lam_value` (VAPO, Yue et al. 2025); otherwise as `gae`."""
+    """Computes advantages with `lam_policy` and returns with `lam_value` (VAPO, Yue et al. 2025); else as `gae`."""
     estimated, returns = gae(rewards, values, mask, gamma, lam_policy, ends, end_values)
     if isinstance(lam_policy, Tensor) or lam_policy != lam_value:
         returns = gae(rewards, values, mask, gamma, lam_value, ends, end_values)[1]
@@ -67,7 +67,7 @@ def decoupled_gae(
 
 
 def length_adaptive_lambda(mask: BoolBT, alpha: float) -> FloatB:
-    """[B] clip(1 - 1 / (alpha l), 0, 1) with l active positions in the row of `mask` [B,T] (VAPO, Yue et al. 2025).
+    """Returns [B]: clip(1 - 1 / (alpha l), 0, 1) with l active positions in a row of `mask` [B,T] (VAPO, 2025).
 
     0 for l <= 1 / alpha: of such a response only the last position sees an outcome reward.
     """
@@ -112,7 +112,7 @@ def _plain_gae(
     ends: BoolBT | None,
     end_values: FloatBT | None,
 ) -> tuple[FloatBT, FloatBT]:
-    """`gae` by `_scan`."""
+    """Computes `gae` by `_scan`."""
     estimated = _scan(*_coefficients(rewards, values, mask, gamma, lam, ends, end_values))
     advantages = torch.where(mask, estimated, 0.0)
     return advantages.to(values.dtype), torch.where(mask, advantages + values, 0.0).to(values.dtype)
@@ -127,7 +127,7 @@ def _coefficients(
     ends: BoolBT | None,
     end_values: FloatBT | None,
 ) -> tuple[FloatBT, FloatBT]:
-    """b_t and a_t of the linear recursion A_t = b_t + a_t A_{t+1}.
+    """Returns b_t and a_t of the linear recursion A_t = b_t + a_t A_{t+1}.
 
     float64: in float32 an advantage is rounded at the size of V, such as 10^4.
     """
@@ -146,7 +146,7 @@ def _coefficients(
 
 
 def _scan(errors: FloatBT, decays: FloatBT) -> FloatBT:
-    """A_t = errors_t + decays_t A_{t+1} for all positions, from the last one. May overwrite `errors`."""
+    """Returns A_t = errors_t + decays_t A_{t+1} of all positions, from the last one. May overwrite `errors`."""
     estimated = errors.T.contiguous()
     columns = list(zip(estimated.unbind(), decays.T.contiguous().unbind(), strict=True))
     for (following_advantage, _), (advantage, decay) in pairwise(reversed(columns)):

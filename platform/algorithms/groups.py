@@ -138,7 +138,7 @@ def reward_to_go(rewards: FloatBT, mask: BoolBT, gamma: float) -> FloatBT:
 
 
 def local_penalties(rewards: FloatBT, penalties: FloatBT, mask: BoolBT, gamma: float) -> FloatBT:
-    """`reward_to_go` of the task's rewards alone, minus each position's own penalty that `rewards` contain.
+    """Returns `reward_to_go` of the task's rewards alone, minus the penalty of each position that `rewards` contain.
 
     The KL penalty of REINFORCE++ in NeMo-RL: a token pays for its own drift, not for that of later tokens.
     """
@@ -147,7 +147,7 @@ def local_penalties(rewards: FloatBT, penalties: FloatBT, mask: BoolBT, gamma: f
 
 
 def outcome_scores(rewards: FloatBT, mask: BoolBT) -> FloatB:
-    """[B] float64: S = sum of r_t over the active positions."""
+    """Returns [B] float64: S = sum of r_t over the active positions."""
     return torch.where(mask, rewards, 0.0).sum(dim=1, dtype=torch.float64)
 
 
@@ -167,7 +167,7 @@ class _Groups:
         self.centred = torch.where(self.varied, centred, 0.0)
 
     def sums(self, x: FloatB) -> FloatB:
-        """[B]: the sum of `x` over the rows of the same group that count."""
+        """Returns [B]: the sum of `x` over the rows of the same group that count."""
         total = x.new_zeros(self._number)
         return total.index_add_(0, self._group, torch.where(self._counted, x, 0.0))[self._group]
 

@@ -59,7 +59,7 @@ def kl_estimate(
 def _with_gradient_of_k2(
     estimate: Float[Tensor, "*shape"], difference: Float[Tensor, "*shape"]
 ) -> Float[Tensor, "*shape"]:
-    """stop(K) + k2 - stop(k2), in an order in which the value is K exactly."""
+    """Returns stop(K) + k2 - stop(k2), in an order in which the value is exactly K."""
     k2 = 0.5 * difference.square()
     return estimate.detach() + (k2 - k2.detach())
 

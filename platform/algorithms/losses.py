@@ -1,6 +1,6 @@
 """PPO losses: clipped value loss, and the sums of policy, value, entropy, KL and likelihood terms that engines call.
 
-`value_loss` gives one number per position, as the functions of policy_losses.py do; `actor_loss`, `critic_loss` and
+`value_loss` returns one number per position, as the functions of policy_losses.py do; `actor_loss`, `critic_loss` and
 `actor_critic_loss` add the terms up for a micro-batch, with denominators of its whole mini-batch. Embodied and
 reasoning runs call the same functions. Positions outside the mask may hold anything: they change neither losses nor
 gradients.
@@ -65,7 +65,9 @@ def value_loss(
     clip: float | None = None,
     huber_delta: float | None = None,
 ) -> tuple[FloatBT, Metrics]:
-    """max(phi(V - R), phi(V_clipped - R)) per position [B,T], V_clipped = V_old + clip(V - V_old, -clip, clip).
+    """Returns max(phi(V - R), phi(V_clipped - R)) per position [B,T], and metrics.
+
+    V_clipped = V_old + clip(V - V_old, -clip, clip).
 
     phi(e) = e^2 / 2, or with `huber_delta` e^2 / 2 up to delta and delta (|e| - delta / 2) beyond.
     `clip` None: phi(V - R). `mask` None: all positions. `old_values` are those the estimator used. Gradient flows to
@@ -148,7 +150,7 @@ def actor_loss(
 def critic_loss(
     outputs: ModelOutputs, batch: RolloutBatch, denominators: Denominators, algorithm: Algorithm
 ) -> tuple[Float[Tensor, ""], Metrics]:
-    """value_loss_scale * value loss of a micro-batch. `batch` needs values and returns, `outputs` values."""
+    """Returns value_loss_scale * value loss of a micro-batch. `batch` needs values and returns, `outputs` values."""
     mask = None if denominators.full else batch.mask  # None: every position is active
     assert outputs.values is not None
     assert batch.values is not None
@@ -167,14 +169,14 @@ def critic_loss(
 def actor_critic_loss(
     outputs: ModelOutputs, batch: RolloutBatch, denominators: Denominators, algorithm: Algorithm
 ) -> tuple[Float[Tensor, ""], Metrics]:
-    """`actor_loss` + `critic_loss`, for a model with policy and value heads and one backward."""
+    """Returns `actor_loss` + `critic_loss`, for a model with policy and value heads and one backward."""
     actor, actor_metrics = actor_loss(outputs, batch, denominators, algorithm)
     critic, critic_metrics = critic_loss(outputs, batch, denominators, algorithm)
     return actor + critic, actor_metrics.merge(critic_metrics)
 
 
 def _old_log_probs(outputs: ModelOutputs, batch: RolloutBatch, algorithm: Algorithm) -> FloatBT:
-    """[B,T] log pi_old. `current` is right as long as no step has changed the model since the rollout."""
+    """Returns log pi_old [B,T]. `current` is right as long as no step has changed the model since the rollout."""
     if algorithm.old_log_probs == "current":
         assert outputs.log_probs is not None
         return outputs.log_probs.detach()
@@ -183,7 +185,7 @@ def _old_log_probs(outputs: ModelOutputs, batch: RolloutBatch, algorithm: Algori
 
 
 def _kl_term(outputs: ModelOutputs, batch: RolloutBatch, mask: BoolBT | None, algorithm: Algorithm) -> FloatBT:
-    """[B,T], 0 outside `mask`."""
+    """Returns the KL per position [B,T], 0 outside `mask`."""
     if algorithm.kl_loss_type == "full":
         assert outputs.full_kl is not None
         return select(outputs.full_kl, mask)
@@ -203,6 +205,6 @@ def _kl_term(outputs: ModelOutputs, batch: RolloutBatch, mask: BoolBT | None, al
 def _loss_metrics(
     terms: dict[str, Float[Tensor, ""]], like: FloatBT, mask: BoolBT | None, denominators: Denominators
 ) -> Metrics:
-    """Parts of mini-batch losses, weighted by their share of the mini-batch, so that the mean is over mini-batches."""
+    """Returns parts of mini-batch losses, weighted by their share of the mini-batch: the mean is over mini-batches."""
     share = active_positions(like, mask) / max(denominators.tokens, 1.0)
     return Metrics(means=over(share, {name: term.detach() for name, term in terms.items()}))

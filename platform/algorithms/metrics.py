@@ -46,12 +46,12 @@ class Metrics:
     maxima: dict[str, Float[Tensor, ""] | float] = field(default_factory=dict)
 
     def merge(self, other: Metrics) -> Metrics:
-        """Both together: sums and counts add up, extrema are compared."""
+        """Returns both together: sums and counts add up, extrema are compared."""
         return Metrics.together([self, other])
 
     @classmethod
     def together(cls, parts: Sequence[Metrics]) -> Metrics:
-        """All of them merged, in one pass."""
+        """Returns all of them merged, in one pass."""
         return cls(
             _merged((part.means for part in parts), _sum_of),
             _merged((part.minima for part in parts), lambda values: _extremum(values, min, torch.minimum)),
@@ -59,7 +59,7 @@ class Metrics:
         )
 
     def mean(self, name: str) -> float | None:
-        """One of the means; None if no position contributed to it. Waits for the device."""
+        """Returns one of the means; None if no position contributed to it. Waits for the device."""
         return self._means().get(name)
 
     def finalize(self) -> dict[str, float]:
@@ -105,10 +105,10 @@ def _extremum(
 
 
 def over(count: Shaped[Tensor, ""] | float, totals: dict[str, Shaped[Tensor, ""]]) -> dict[Names, Sums]:
-    """Some scalars of one type, to be divided by `count` in the end."""
+    """Returns the sums of some scalars of one type, to be divided by `count` in the end."""
     return {tuple(totals): Sums(torch.stack(list(totals.values())), count)}
 
 
 def active_positions(like: FloatBT, mask: BoolBT | None) -> Int[Tensor, ""] | float:
-    """How many positions of a tensor [B,T] count; `mask` None: all."""
+    """Returns the number of positions of a tensor [B,T] that count; `mask` None: all."""
     return float(like.numel()) if mask is None else torch.count_nonzero(mask)

@@ -62,7 +62,7 @@ LOSS = Extension(
 def ppo_clip(
     log_probs: FloatBT, old_log_probs: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
 ) -> tuple[FloatBT, Metrics]:
-    """`clipped_surrogate` of the ratio of every position."""
+    """Returns the `clipped_surrogate` of the ratio of every position, and metrics."""
     log_ratio = select(log_probs.detach() - old_log_probs, mask)
     loss, gradient, metrics = clipped_surrogate(log_ratio, advantages, mask, algorithm)
     return with_gradient(log_probs, loss, gradient), metrics
@@ -84,7 +84,7 @@ def policy_loss_function(name: str) -> PolicyLoss:
 
 
 def _user_policy_loss(name: str) -> PolicyLoss:
-    """The user's function. Its inputs are 0 outside the mask, so that its gradient is finite there."""
+    """Returns the user's function, with inputs that are 0 outside the mask, so that its gradient is finite there."""
     function = LOSS.load(name)
 
     def loss(
@@ -110,7 +110,7 @@ def positive_nll(
     denominators: Denominators,
     norm: PositiveNLLNorm = "correct_tokens",
 ) -> Float[Tensor, ""]:
-    """-log_probs [B,T] of the `correct` [B] rows over all active positions of correct rows of the mini-batch; scalar.
+    """Returns the mean of -log_probs over all active positions of the `correct` [B] rows of the mini-batch, a scalar.
 
     The positive-example loss of VAPO (Yue et al. 2025, eq. 10). No correct row: 0 that still has a graph. `norm`
     all_tokens divides by the active positions of every row, so that the term weighs less where few rows are correct.
@@ -155,7 +155,7 @@ def clipped_surrogate(
 
 
 def with_gradient(variable: FloatBT, loss: FloatBT, gradient: FloatBT) -> FloatBT:
-    """`loss` as a function of `variable`, with `gradient` as its elementwise derivative; all of one shape."""
+    """Returns `loss` as a function of `variable` with the elementwise derivative `gradient`; all of one shape."""
     result: Tensor = _KnownGradient.apply(variable, loss, gradient)  # type: ignore[no-untyped-call]
     return result
 
@@ -174,7 +174,7 @@ class _KnownGradient(torch.autograd.Function):
 
 
 def clip_counts(high: BoolBT, low: BoolBT) -> dict[str, Int[Tensor, ""]]:
-    """Of flags [B,T] that are False outside the mask, and never both True."""
+    """Counts flags [B,T], which are False outside the mask and never both True."""
     above, below = torch.count_nonzero(high), torch.count_nonzero(low)
     return {"actor/clip_frac": above + below, "actor/clip_frac_high": above, "actor/clip_frac_low": below}
 

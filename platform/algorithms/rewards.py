@@ -77,7 +77,7 @@ def penalize_kl(
 
 
 def penalized(batch: RolloutBatch, algorithm: Algorithm, coefficient: float) -> tuple[RolloutBatch, FloatBT]:
-    """The batch with the penalty of `use_kl_in_reward` subtracted from its rewards, and K [B,T].
+    """Returns the batch with the penalty of `use_kl_in_reward` subtracted from its rewards, and K [B,T].
 
     Rows that do not count but serve as a baseline pay as the others do.
     """

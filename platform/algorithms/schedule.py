@@ -48,7 +48,7 @@ class MiniBatches:
         assert len(batch) % size == 0, f"mini-batches of {size} do not divide {len(batch)} rows"
 
     def epochs(self, count: int, orders: Orders) -> Iterator[list[RolloutBatch]]:
-        """The mini-batches of `count` epochs; every epoch has every row once."""
+        """Yields the mini-batches of `count` epochs; every epoch has every row once."""
         parts = self._epoch(0, orders)
         try:
             for number in range(1, count):
@@ -88,7 +88,7 @@ def _alike(one: RolloutBatch, other: RolloutBatch) -> bool:
 
 
 def _take(source: Shaped[Tensor, "rows ..."], order: Int[Tensor, " rows"], target: Shaped[Tensor, "rows ..."]) -> None:
-    """The rows of `source` in another order."""
+    """Returns the rows of `source` in another order."""
     if source.device.type != "cpu":
         torch.index_select(source, 0, order, out=target)
         return
@@ -99,5 +99,5 @@ def _take(source: Shaped[Tensor, "rows ..."], order: Int[Tensor, " rows"], targe
 
 
 def mini_batches(batch: RolloutBatch, size: int, generator: torch.Generator | None) -> list[RolloutBatch]:
-    """One epoch of `MiniBatches`."""
+    """Returns one epoch of `MiniBatches`."""
     return next(MiniBatches(batch, size).epochs(1, lambda _: generator))

@@ -70,7 +70,7 @@ def shape_rewards(
 
 
 def scale_rewards(rewards: FloatB, scaling: RewardScaling) -> tuple[FloatB, BoolB]:
-    """The linear map of [source_min, source_max] onto [target_min, target_max], and which [B] lay outside the source.
+    """Maps [source_min, source_max] linearly onto [target_min, target_max]; returns also which [B] lay outside.
 
     target_min + (clip(R, source_min, source_max) - source_min) / (source_max - source_min) (target_max - target_min)
     """
@@ -81,7 +81,7 @@ def scale_rewards(rewards: FloatB, scaling: RewardScaling) -> tuple[FloatB, Bool
 
 
 def overlong_penalty(lengths: IntB, max_length: int, buffer_length: int, penalty: float) -> FloatB:
-    """clip((l - (max_length - buffer_length)) / buffer_length, 0, 1) * penalty for lengths l [B], to be subtracted.
+    """Returns clip((l - (max_length - buffer_length)) / buffer_length, 0, 1) * penalty [B], to be subtracted.
 
     The soft punishment of DAPO (Yu et al. 2025). It is never more than `penalty`, also beyond `max_length`.
     """
@@ -91,7 +91,7 @@ def overlong_penalty(lengths: IntB, max_length: int, buffer_length: int, penalty
 
 
 def whiten_rewards(rewards: FloatB, counted: BoolB) -> FloatB:
-    """mean + (R - mean) / sqrt(var + 1e-8), with mean and unbiased variance of the rewards that are `counted` [B].
+    """Returns mean + (R - mean) / sqrt(var + 1e-8), with mean and unbiased variance of the `counted` [B] rewards.
 
     The mean stays, so that a reward of the right sign keeps it (`whiten` with shift_mean=False), and rewards that are
     not counted are mapped by the same numbers. Rewards that are all alike have no scale and stay as they are.

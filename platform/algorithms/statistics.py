@@ -69,7 +69,7 @@ def whiten(
 
 
 def whiten_rows(x: FloatBT, mask: BoolBT) -> FloatBT:
-    """As `whiten`, with mean and unbiased variance of the means of the rows: a long row counts as much as a short one.
+    """Whitens by mean and unbiased variance of the means of the rows: a long row counts as much as a short one.
 
     `x` [B,T] is meant to be the same at every active position of a row; rows without any take no part.
     """
@@ -96,7 +96,7 @@ def explained_variance(
 
 
 def active_numbers(mask: Bool[Tensor, ...]) -> Callable[[Tensor], Tensor]:
-    """A function from a tensor to its numbers where `mask` is set, in one dimension."""
+    """Returns a function from a tensor to its numbers where `mask` is set, in one dimension."""
     return torch.flatten if bool(mask.all()) else lambda x: x[mask]
 
 

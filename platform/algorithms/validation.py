@@ -76,7 +76,7 @@ def check_finite(name: str, tensor: Float[Tensor, "*shape"], mask: Bool[Tensor, 
 
 
 def first_not_finite(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> tuple[int, ...] | None:
-    """The first index of [B,T] where `mask` is set and `x` is NaN or infinite."""
+    """Returns the first index of [B,T] where `mask` is set and `x` is NaN or infinite."""
     wrong = mask & ~torch.isfinite(x)
     return tuple(wrong.nonzero()[0].tolist()) if bool(wrong.any()) else None
 

@@ -53,7 +53,7 @@ class LanguageActor(Learner):
         super().__init__(context, config, config.actor, model, loss, "actor", config.algorithm.ppo_epochs)
 
     def evaluate(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        """The batch's `log_probs` [B,T] under the policy as it is now, `full_kl` [B,T] if the reward needs it, and
+        """Returns the batch's `log_probs` [B,T] under the present policy, `full_kl` [B,T] if the reward reads it, and
         `squared_probs` [B,T] if the estimator does."""
         full_kl = self.config.algorithm.full_kl_in_reward
         outputs = self.outputs(batch if full_kl else replace(batch, reference_states=None))
@@ -77,7 +77,7 @@ class LanguageActor(Learner):
         return fields | ({"reference_states": present(outputs.states)} if full_kl else {})
 
     def receive_reference_head(self, head: Tensor) -> None:
-        """The reference's output matrix [vocabulary, H], once before the first batch of a run with a `full` KL.
+        """Stores the reference's output matrix [vocabulary, H], once before the first batch of a run with a `full` KL.
 
         Raises ConfigError if the reference has another vocabulary.
         """
@@ -123,8 +123,8 @@ class EmbodiedActor(Learner):
         return super().update(batch if self.cloning is None else self.cloning.beside(batch, step), step)
 
     def evaluate(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        """The batch's `log_probs` [B,T]; if values are trained, `values` and the `end_values` of the states that follow
-        ends."""
+        """Returns the batch's `log_probs` [B,T]. If values are trained, also `values`, and the `end_values` of the
+        states after ends."""
         recurrent = "hidden_states" in batch.inputs
         with keeping_states(self.engine.model, recurrent):
             outputs = self.outputs(batch)
@@ -159,7 +159,7 @@ class EmbodiedActor(Learner):
 
 @contextmanager
 def keeping_states(model: nn.Module, keep: bool) -> Iterator[None]:
-    """Outputs of the model have its hidden states if `keep`."""
+    """Makes the outputs of the model contain its hidden states within the block, if `keep`."""
     model.keep_states = keep
     try:
         yield
@@ -168,7 +168,7 @@ def keeping_states(model: nn.Module, keep: bool) -> Iterator[None]:
 
 
 def action_levels(config: Config, spaces: EnvSpaces) -> ActionLevels:
-    """The levels of the config for the actions of these spaces."""
+    """Returns the levels of the config for the actions of these spaces."""
     return ActionLevels.of(config.algorithm, config.actor.model.num_action_chunks, spaces.action.components)
 
 
@@ -181,7 +181,7 @@ def demonstrations_of(config: Config, spaces: EnvSpaces, seed: int) -> Cloning:
 
 
 def embodied_policy(config: Config, spaces: EnvSpaces, seed: int) -> EmbodiedPolicy:
-    """The policy of an embodied run; equal for equal seeds."""
+    """Returns the policy of an embodied run. Equal seeds give equal policies."""
     derived = derive_seed(seed, "actor", "model")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived)
@@ -189,7 +189,7 @@ def embodied_policy(config: Config, spaces: EnvSpaces, seed: int) -> EmbodiedPol
 
 
 def trained_policy(config: Config, spaces: EnvSpaces, seed: int) -> EmbodiedPolicy:
-    """The policy whose parameters an embodied run trains: with adapters if it has any. The rollout gets merged ones."""
+    """Returns the policy that an embodied run trains, with its adapters. The rollout receives merged weights."""
     policy = embodied_policy(config, spaces, seed)
     if config.actor.lora is not None:  # of a policy on a language model
         from rl_platform.models.adapters.lora import add_adapters
@@ -206,7 +206,7 @@ def saved_policy(
     step: int,
     normalizer: StateDict | None,
 ) -> SavedPolicy:
-    """The policy of a run after `step`, with whole weights and the state of its observation normaliser."""
+    """Returns the policy of a run after `step`, with whole weights and the state of its observation normaliser."""
     description = PolicyDescription(
         environment=config.env.name,
         step=step,

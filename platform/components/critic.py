@@ -29,7 +29,7 @@ class LanguageCritic(Learner):
         super().__init__(context, config, section, model, loss, "critic", config.algorithm.critic_epochs)
 
     def evaluate(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        """The batch's `values` [B,T] under the critic as it is now, and `end_values` [B,T] where it is bootstrapped."""
+        """Returns the batch's `values` [B,T] of the present critic, and `end_values` [B,T] where it is bootstrapped."""
         if batch.bootstrapped is None:
             return {"values": present(self.outputs(batch).values)}
         # one position more: the value of the state that follows the last token

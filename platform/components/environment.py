@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,13 +13,13 @@ from rl_platform.components.actor import action_levels, demonstrations_of
 from rl_platform.components.env_ranks import AllEnvs, Peers, Shares, follow_orders
 from rl_platform.components.env_tasks import EnvTasks
 from rl_platform.components.policy_rollout import Actions, LocalPolicy, Observations, Policy
+from rl_platform.components.recent_episodes import RecentEpisodes
 from rl_platform.components.recording import ChunkRecording, HiddenStates, Recording, RecurrentRecording
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import INSTRUCTED
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.evaluate import EvaluationResult, evaluate
 from rl_platform.envs.embodied.normalize import ObservationNormalizer, RewardNormalizer
-from rl_platform.envs.embodied.success import Success, success_rates
 from rl_platform.envs.embodied.vector import StepResult, VectorEnv
 from rl_platform.errors import ConfigError, PlatformError, Problem
 from rl_platform.extras import required
@@ -31,7 +30,6 @@ from rl_platform.runtime.host import ComponentContext, label
 if TYPE_CHECKING:
     from rl_platform.envs.embodied.pictures.video import Video
 
-RECENT_EPISODES = 100  # metrics `episode/` and `env/success_` are means over the last ones
 _POLICY = label("rollout", 0)
 
 
@@ -69,15 +67,13 @@ class Environment:
         self.episode_steps = self.env.max_episode_steps if config.whole_episodes else None
         self.groups = self.env.num_envs // config.algorithm.group_size
         self.tasks = EnvTasks(self.env, reads_instructions=model.type in INSTRUCTED)
-        self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT_EPISODES)  # returns and lengths
-        self.recent_numbers: deque[int] = deque(maxlen=RECENT_EPISODES)  # of their environments
-        self.recent_successes: deque[Success | None] = deque(maxlen=RECENT_EPISODES)
+        self.recent = RecentEpisodes(self.tasks)
         self.observations: np.ndarray | None = None  # normalised; None before the first use
         self.evaluated: VectorEnv | None = None  # environments of the last evaluation, where they can be used again
         self.video: Video | None = None  # made for the first one
 
     def _open(self, seeds: list[int]) -> VectorEnv:
-        """The environments of this rank, in their first episodes. Raises ConfigError if they cannot be drawn here."""
+        """Starts the environments of this rank. Raises ConfigError if they cannot be drawn here."""
         workers = self.env.num_workers // self.context.world_size
 
         def start(variables: dict[str, str]) -> VectorEnv:
@@ -113,7 +109,7 @@ class Environment:
     def collect(
         self, step: int, policy: Policy | None, peers: Peers | None = None
     ) -> tuple[RolloutBatch, dict[str, float]]:
-        """`env.rollout_steps` steps of every environment: one row each, and metrics of the episodes that ended.
+        """Steps every environment `env.rollout_steps` times; returns one row each, and metrics of ended episodes.
 
         With whole episodes a row is one episode, and an environment has as many as fit; from its end to the latest end
         that is possible the environment is idle.
@@ -173,7 +169,7 @@ class Environment:
             self.memory.array[:] = 0.0
 
     def _one_row_each(self, batch: RolloutBatch, invalid: np.ndarray, episodes: int) -> RolloutBatch:
-        """The batch with a row per episode. An episode with an invalid step has no score, so its row does not count."""
+        """Returns the batch with a row per episode. The row of an episode with an invalid step does not count."""
         number, env = np.meshgrid(np.arange(episodes), np.arange(self.env.num_envs))
         groups = torch.from_numpy(number * self.groups + env % self.groups)
         broken = torch.from_numpy(invalid.reshape(groups.numel(), -1).any(axis=1))
@@ -232,7 +228,7 @@ class Environment:
         self._current(AllEnvs(self.envs, self.shares, None))  # the normalisers count the observations after the reset
 
         def begin(num_envs: int) -> None:
-            """All environments begin an episode, so hidden states start at 0."""
+            """Sets the hidden states to 0, because all environments begin an episode."""
             nonlocal memory
             memory = None if self.memory is None else HiddenStates(num_envs, self.memory.array.shape[1])
 
@@ -308,10 +304,9 @@ class Environment:
         if self.context.rank > 0:
             return state
         state["observations"] = torch.from_numpy(self._current(AllEnvs(self.envs, self.shares, None)).copy())
-        state["recent_episodes"], state["recent_numbers"] = list(self.recent), list(self.recent_numbers)
+        state |= self.recent.state_dict()
         if self.memory is not None:
             state["hidden_states"] = torch.from_numpy(self.memory.array.copy())
-        state["recent_successes"] = [success and tuple(success) for success in self.recent_successes]
         if self.observation_normalizer:
             state["observation_normalizer"] = self.observation_normalizer.state_dict()
         if self.reward_normalizer:
@@ -322,19 +317,16 @@ class Environment:
         """Loads the state of all environments, which any number of ranks may have saved."""
         self.envs.load_state_dict(state["envs"], self.numbers)
         self.observations = state["observations"].numpy().copy()
-        self.recent = deque(state["recent_episodes"], maxlen=RECENT_EPISODES)
-        self.recent_numbers = deque(state.get("recent_numbers", ()), maxlen=RECENT_EPISODES)
+        self.recent.load_state_dict(state)
         if self.memory is not None:
             self.memory.array = state["hidden_states"].numpy().copy()
-        successes = (success and Success(*success) for success in state.get("recent_successes", ()))
-        self.recent_successes = deque(successes, maxlen=RECENT_EPISODES)
         if self.observation_normalizer:
             self.observation_normalizer.load_state_dict(state["observation_normalizer"])
         if self.reward_normalizer:
             self.reward_normalizer.load_state_dict(state["reward_normalizer"])
 
     def normalizer(self) -> StateDict | None:
-        """The state of the observation normaliser, as checkpoints have it; None without one."""
+        """Returns the state of the observation normaliser, as checkpoints have it; None without one."""
         self._current(AllEnvs(self.envs, self.shares, None))
         return self.observation_normalizer and self.observation_normalizer.state_dict()
 
@@ -352,20 +344,14 @@ class Environment:
             self.evaluated.close()
 
     def _metrics(self, rollout: Recording, failures: int) -> dict[str, float]:
-        self.recent.extend((episode.return_, episode.length) for episode in rollout.episodes)
-        self.recent_successes.extend(episode.success for episode in rollout.episodes)
-        self.recent_numbers.extend(episode.env_index for episode in rollout.episodes)
+        self.recent.add(rollout.episodes)
         metrics = {
             "episode/count": float(len(rollout.episodes)),
             "episode/invalid": float(rollout.invalid.sum()),
             "env/failures": float(failures),
             "perf/env_steps": float(rollout.env_steps),
         }
-        if self.recent:
-            metrics["episode/return"], metrics["episode/length"] = np.mean(self.recent, axis=0).tolist()
-        returns = [return_ for return_, _ in self.recent]
-        metrics |= self.tasks.metrics("env", self.recent_numbers, returns, self.recent_successes)
-        return metrics | success_rates(list(self.recent_successes), "env")
+        return metrics | self.recent.metrics()
 
     def _rewards(self, result: StepResult, rows: slice, stepped: np.ndarray | None) -> np.ndarray:
         """Normalised rewards of the environments `rows`, after counting those that were `stepped`."""

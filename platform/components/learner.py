@@ -67,7 +67,7 @@ class Evaluator:
         self.forward_micro_batches = MicroBatches(forward_rows) if forward_rows else self.training_micro_batches
 
     def outputs(self, batch: RolloutBatch) -> ModelOutputs:
-        """Outputs [B,T] of the model as it is now, without gradient."""
+        """Returns the outputs [B,T] of the present model, without gradient."""
         began = time.monotonic()
         outputs = self.engine.evaluate(batch, self.forward_micro_batches)
         recorder.add("work", "inference", began)
@@ -163,7 +163,7 @@ class Learner(Evaluator):
         self.buffers.thread.shutdown()
 
     def _mini_batches(self, batch: RolloutBatch, step: int) -> Iterator[tuple[int, RolloutBatch]]:
-        """The mini-batches of all epochs, with the number of the epoch."""
+        """Yields the mini-batches of all epochs, each with the number of its epoch."""
         shuffled = self.config.algorithm.shuffle_mini_batches
 
         def order(epoch: int) -> torch.Generator | None:
@@ -188,7 +188,7 @@ class Learner(Evaluator):
             )
 
     def save_state(self, folder: str) -> dict[str, Written]:
-        """Every rank writes its part of the state into `folder`; returns its files. Raises CheckpointError."""
+        """Writes this rank's part of the state into `folder`; returns its files. Raises CheckpointError."""
         from rl_platform.engines.training.state_files import write  # takes a second to import
 
         with self._onloaded():
@@ -204,12 +204,12 @@ class Learner(Evaluator):
         self.failures = int(failures)
 
     def state_bytes(self) -> int:
-        """Approximate size of this rank's part of the state on disk."""
+        """Returns the approximate size of this rank's part of the state on disk, in bytes."""
         with self._onloaded():
             return state_bytes(self.engine.sharded_state())
 
     def _onloaded(self) -> AbstractContextManager[None]:
-        """All of the engine's state is on the device within the block."""
+        """Moves all of the engine's state to the device within the block."""
         if self.section.offload is not True:
             return nullcontext()
         from rl_platform.engines.offloading.offload import onloaded
@@ -220,9 +220,12 @@ class Learner(Evaluator):
         return self.engine.sharded_state() | {"failures": ShardedTensor.of(failures)}
 
     def publish(self, version: int, copy: bool = False, on_request: bool = False) -> Weights:
-        """The parameters under the model's own names, by reference in one process unless `copy`: a copy does not
-        change while training goes on. Adapters are merged into new matrices. `version`: updates so far. `on_request`:
-        the ranks gather when weights are requested; no call of the learner may run at that time."""
+        """Returns the parameters under the model's own names, with adapters merged into new matrices.
+
+        Within one process they are references, unless `copy`: a copy does not change while training goes on. version:
+        number of updates so far. on_request: the ranks gather when weights are requested; no call of the learner may
+        run at that time.
+        """
         delta, ahead = self.config.rollout.sync == "delta", self.config.runner.max_staleness
         # the ones to come, and those of a rollout rank that starts again
         readable = ahead + 1 if ahead > 1 or self.config.updates_at_once else 1
@@ -279,7 +282,7 @@ class Learner(Evaluator):
 
 
 def _ends(which: str, metrics: Metrics) -> dict[str, float]:
-    """Distance of the policy to that of the rollout in the first or the last optimizer step of an update."""
+    """Returns the distance of the policy to the rollout's, in the first or the last optimizer step of an update."""
     means = {name: metrics.mean(name) for name in ("actor/approx_kl", "actor/clip_frac")}
     return {f"{name}_{which}": value for name, value in means.items() if value is not None}
 
@@ -315,6 +318,6 @@ def _tensors(batch: RolloutBatch) -> dict[str, Tensor]:
 
 
 def present(tensor: Tensor | None) -> Tensor:
-    """An output that this kind of model always has."""
+    """Returns an output that this kind of model always has."""
     assert tensor is not None
     return tensor

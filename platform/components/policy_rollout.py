@@ -160,7 +160,7 @@ class PolicyRollout(PolicyInference):
         return WeightsReceived(weights.version, weights.bytes, weights.buckets)
 
     def serve(self, source: Channel[Observations], sink: Channel[Actions]) -> None:
-        """Answers until `source` is closed. Raises WorkerError without a complete set of weights."""
+        """Answers observations until `source` is closed. Raises WorkerError without a complete set of weights."""
         self.check_complete()
         key = self.context.rank if self.context.world_size > 1 else None
         while True:
@@ -200,7 +200,7 @@ class RemotePolicy:
             self.to_policy.put(part, key=rank)
 
     def actions(self, count: int) -> Actions:
-        """The actions for the `count` observations that were sent first."""
+        """Returns the actions for the `count` observations that were sent first."""
         if self.ranks == 1:
             return self.from_policy.get()
         parts = [self.from_policy.get(key=rank) for rank, _ in self._parts(count)]
@@ -227,11 +227,11 @@ class LocalPolicy:
         self._pending: deque[Actions] = deque()
 
     def request(self, observations: Observations) -> None:
-        """Acts; several batches of actions may wait for `actions`."""
+        """Computes actions; several batches of them may wait for `actions`."""
         self._pending.append(self._rollout.act(observations))
 
     def actions(self, count: int) -> Actions:
-        """The actions for the `count` observations that were given first."""
+        """Returns the actions for the `count` observations that were given first."""
         return self._pending.popleft()
 
 

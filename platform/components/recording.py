@@ -53,7 +53,7 @@ class Recording:
         return int(self.skipped.size - self.skipped.sum())
 
     def next_actions(self, actions: np.ndarray, where: Where) -> tuple[np.ndarray, np.ndarray | None]:
-        """The actions of one step at `where`, and which environments skip it (None: no environment does)."""
+        """Returns the actions of one step at `where`, and the environments that skip it (None: no environment does)."""
         return actions, self._idle(where)
 
     def _idle(self, where: Where) -> np.ndarray | None:
@@ -63,11 +63,11 @@ class Recording:
         return self.idle[rows] if self.turn > 1 else None
 
     def stepped(self, rows: slice) -> np.ndarray | None:
-        """The environments among `rows` that took the current step; None: all did."""
+        """Returns the environments among `rows` that took the current step; None: all did."""
         return np.flatnonzero(~self.idle[rows]) if self.turn > 1 and self.idle[rows].any() else None
 
     def add(self, where: Where, observations: np.ndarray, actions: Actions, result: StepResult) -> None:
-        """One step: what the policy saw and chose, and its result with normalised rewards and final observations."""
+        """Adds one step: observations, actions, and results with normalised rewards and final observations."""
         self.observations[where] = observations
         self._actions_like(actions)[where], self.log_probs[where] = actions.array, actions.log_probs
         self.rewards[where] = result.rewards
@@ -80,13 +80,13 @@ class Recording:
             self.idle[where[0]] |= result.ended
 
     def _actions_like(self, actions: Actions) -> np.ndarray:
-        """The array of actions [num_envs, choices, ...]."""
+        """Returns the array of actions [num_envs, choices, ...]."""
         if self.actions is None:
             self.actions = np.zeros((*self.ends.shape, *actions.array.shape[1:]), actions.array.dtype)
         return self.actions
 
     def finish(self, next_observations: np.ndarray, kind: Bootstrap) -> RolloutBatch:
-        """The batch; a row that stops in the middle of an episode continues with `next_observations`."""
+        """Returns the batch. A row that stops in the middle of an episode continues with `next_observations`."""
         followed = self._close(next_observations, kind)
         return self._batch(
             action_mask=torch.from_numpy(~self.invalid & ~self.skipped),
@@ -97,7 +97,7 @@ class Recording:
         )
 
     def _batch(self, **fields: torch.Tensor | None) -> RolloutBatch:
-        """The batch of these fields, one row per environment."""
+        """Returns the batch of these fields, one row per environment."""
         assert self.actions is not None
         num_envs = len(self.ends)
         return RolloutBatch(
@@ -217,7 +217,7 @@ class ChunkRecording(Recording):
         return batch
 
     def _at_last_position(self, of_choices: np.ndarray) -> torch.Tensor:
-        """[num_envs, C] bool -> [num_envs, C P]: behind actions that were not executed, which estimators skip."""
+        """Maps [num_envs, C] bool to [num_envs, C P], after actions that were not executed, which estimators skip."""
         placed = torch.zeros(*of_choices.shape, self.levels.positions, dtype=torch.bool)
         placed[..., -1] = torch.from_numpy(of_choices)
         return placed.flatten(1)

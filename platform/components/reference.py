@@ -38,12 +38,14 @@ class LanguageReference(Evaluator):
         super().__init__(context, config, section, policy.requires_grad_(False))
 
     def evaluate(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        """The batch's `reference_log_probs` [B,T], and `reference_states` [B,T,H] if a KL is `full`; on every rank."""
+        """Returns the batch's `reference_log_probs` [B,T], and `reference_states` [B,T,H] if a KL is `full`."""
         outputs = self.outputs(batch)
         fields = {"reference_log_probs": present(outputs.log_probs)}
         return fields | ({"reference_states": present(outputs.states)} if self.full_kl else {})
 
     def head(self) -> Tensor:
-        """The output matrix [vocabulary, H], which makes logits of `reference_states`; by reference in one process.
-        Called on all ranks."""
+        """Returns the output matrix [vocabulary, H], which turns `reference_states` into logits. Called on all ranks.
+
+        In one process it is a reference.
+        """
         return self.engine.weights()["model.head.weight"]

@@ -43,7 +43,7 @@ class Scorer(Protocol):
     """Scores responses; thread-safe."""
 
     def submit(self, items: Sequence[ScoreItem]) -> list[Future[Score]]:
-        """A future per response. A response that cannot be scored gets an invalid score, not an exception."""
+        """Returns a future per response. The score of a response that cannot be scored is invalid, and no exception."""
         ...
 
     @property
@@ -70,7 +70,7 @@ class LanguageReward:
         self._scorer = _scorer(context, config)
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """The trajectories in their order, with reward, metric and valid set."""
+        """Returns the trajectories in their order, with reward, metric and valid set."""
         futures = self._submit(trajectories)
         scores = [future.result() for future in futures]
         return [self._scored(trajectory, score) for trajectory, score in zip(trajectories, scores, strict=True)]
@@ -104,7 +104,7 @@ class LanguageReward:
         self._scorer.close()
 
     def _submit(self, trajectories: Sequence[Trajectory]) -> list[Future[Score]]:
-        """A future per trajectory; that of an agent that returned a reward has it already."""
+        """Returns a future per trajectory. That of an agent that returned a reward is done."""
         given = [one.conversation.reward if one.conversation else None for one in trajectories]
         left = [one for one, reward in zip(trajectories, given, strict=True) if reward is None]
         scored = iter(self._scorer.submit([_item(one) for one in left]))
@@ -136,7 +136,7 @@ class LanguageReward:
         return replace(scored, reward_parts=score.parts, outcome=score.reason, verdict=score.detail)
 
     def _token_at(self, token_ids: Sequence[int], end: int) -> int:
-        """The position of the token with which the text has `end` characters."""
+        """Returns the position of the token with which the text reaches `end` characters."""
         counts = range(1, len(token_ids))
         return bisect_left(counts, end, key=lambda count: len(self._tokenizer.decode(token_ids[:count])))
 
@@ -172,7 +172,7 @@ def _scorer_of(context: ComponentContext, config: Config, scoring: Scoring) -> S
 
 
 def process_scorer(data: Data, scoring: Scoring) -> ScoringPool | HttpScorer:
-    """Of a verifier or of programs, see `code_scorer`. Raises ConfigError or WorkerError if it cannot be loaded."""
+    """Returns the scorer of a verifier or of programs. Raises ConfigError or WorkerError if it cannot be loaded."""
     if scoring.type == "code":
         return code_scorer(scoring)
     spec = verifier_spec(data, scoring)
@@ -180,7 +180,7 @@ def process_scorer(data: Data, scoring: Scoring) -> ScoringPool | HttpScorer:
 
 
 def http_scorer(data: Data, scoring: Scoring) -> HttpScorer:
-    """Of a scoring that `asks_server`. Raises Unreachable or ConfigError when no such server is at its `url`."""
+    """Returns the scorer of a server. Raises Unreachable or ConfigError if no such server is at its `url`."""
     from rl_platform.envs.reasoning.servers.http_scorer import HttpScorer
 
     if scoring.judge is not None:
@@ -200,7 +200,7 @@ def http_scorer(data: Data, scoring: Scoring) -> HttpScorer:
 
 
 def verifier_spec(data: Data, scoring: Scoring) -> VerifierSpec:
-    """What the scoring processes of a function read."""
+    """Returns the verifier that the scoring processes of a function build."""
 
     def of(task: Task) -> VerifierSpec:
         return VerifierSpec(scoring.type, task.type, task.name, task.params, exact=scoring.exact)

@@ -89,7 +89,7 @@ class LanguageRollout:
         answered: Sequence[tuple[int, int]] = (),
         updates: Channel[Weights | WeightsOffer] | None = None,
     ) -> None:
-        """`samples` responses to each prompt into `sink`, in the order they finish.
+        """Generates `samples` responses to each prompt and puts them into `sink` in the order they finish.
 
         A response's random numbers depend on the run's seed, `purpose`, `step`, the prompt, the sample and the turn
         alone, not on ranks, placement or other responses. answered: (prompt index, sample) of responses
@@ -207,7 +207,7 @@ class LanguageRollout:
 
 
 def share_of(groups: Sequence[Group], needed: int, rank: int, ranks: int) -> tuple[list[Group], int]:
-    """The groups of one rank, and how many of them it is to complete; over all ranks that makes `needed`."""
+    """Returns the groups of one rank and how many of them it must complete. These numbers add up to `needed`."""
     return list(groups[rank::ranks]), len(range(needed)[rank::ranks])
 
 
@@ -263,7 +263,7 @@ def generate_until(
 def continued(
     before: Trajectory, completion: Completion, version: int, longest: int, eos: Collection[int]
 ) -> Trajectory:
-    """`before` extended by a completion of weights `version`; without its text."""
+    """Returns `before`, extended by a completion of weights `version`, without the text."""
     tokens, reason = before.token_ids + completion.token_ids, completion.finish_reason
     if reason == "abort" and tokens:  # the engine may have sampled the last token just before it was stopped
         reason = "stop" if tokens[-1] in eos else "length" if len(tokens) >= longest else "abort"
@@ -279,7 +279,7 @@ def continued(
 
 
 def _segments(before: Trajectory, version: int, count: int) -> tuple[tuple[int, int], ...]:
-    """The segments of `before` and `count` more tokens of this version."""
+    """Returns the segments of `before` and `count` more tokens of this version."""
     known = before.segments or ((before.weights_version, len(before.token_ids)),)
     segments = [segment for segment in known if segment[1]]
     if segments and segments[-1][0] == version:

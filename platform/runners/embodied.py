@@ -89,7 +89,7 @@ class EmbodiedRunner:
         return Collected(batch, metrics | self.recovery.metrics())
 
     def _groups(self, step: int) -> range:
-        """The group ids of a rollout, which no other rollout of the run has."""
+        """Returns the group ids of a rollout, which no other rollout of the run has."""
         env, count = self.config.env, self.config.env.num_envs
         if self.config.whole_episodes:
             assert env.max_episode_steps is not None
@@ -112,7 +112,7 @@ class EmbodiedRunner:
         return metrics | success_rates(evaluation.successes, "val")
 
     def evaluate(self, step: int, video: Path | None, deterministic: bool, *, last: bool) -> EvaluationResult:
-        """The result of `Environment.evaluate`. Equal steps sample equal actions."""
+        """Returns the result of `Environment.evaluate`. Equal steps sample equal actions."""
         file = str(video) if video else None
 
         def evaluate(policy: RemotePolicy | None) -> EvaluationResult:
@@ -127,7 +127,7 @@ class EmbodiedRunner:
             return self._alone(lambda: self.typed["env"].rank(0).drawn())
 
     def _episodes(self, evaluation: EvaluationResult) -> list[Episode]:
-        """The episodes of an evaluation, invalid ones included."""
+        """Returns the episodes of an evaluation, with the invalid ones."""
         settings, tasks = self.config.env.evaluation, [task.name for task in self.config.env.tasks] or [""]
         valid = {number: place for place, number in enumerate(evaluation.numbers)}
         episodes = []
@@ -151,7 +151,7 @@ class EmbodiedRunner:
         self.ledger.check(held_rows(waiting))
 
     def log_tokens(self, step: int, batch: RolloutBatch) -> None:
-        """A transition has no tokens."""
+        """Does nothing: a transition has no tokens."""
 
     def exhausted(self) -> bool:
         return False
@@ -185,12 +185,15 @@ class EmbodiedRunner:
                 self.reporter.note(f"video of an evaluation episode: {self.video}")
 
     def _collect(self, step: int) -> tuple[RolloutBatch, dict[str, float]]:
-        """One rollout, which all env ranks simulate."""
+        """Returns one rollout, which all env ranks simulate."""
         env = self.typed["env"].rank(0)
         return self._with_policy(lambda policy: self._with_peers(lambda peers: env.collect(step, policy, peers)))
 
     def _with_policy(self, work: Callable[[RemotePolicy | None], T]) -> T:
-        """The result of `work` on env rank 0 while the rollout serves; None: the policy is in that rank's process."""
+        """Returns the result of `work` on env rank 0 while the rollout serves.
+
+        The argument of `work` is None if the policy is in the process of that rank.
+        """
         rollout = self.typed["rollout"]
         if self.acts_there:
             return work(None)
@@ -206,13 +209,16 @@ class EmbodiedRunner:
         return result
 
     def _alone(self, call: Callable[[], Handle[T]]) -> T:
-        """The result of a call on env rank 0."""
+        """Returns the result of a call on env rank 0."""
         with self.recovery.working() as calls:
             calls.append(working := call())
             return working.wait(on_progress=self.reporter.progress)[0]
 
     def _with_peers(self, call: Callable[[Peers | None], Handle[T]]) -> T:
-        """The result of a call on env rank 0 while the other env ranks simulate; None: there are no others."""
+        """Returns the result of a call on env rank 0 while the other env ranks simulate.
+
+        The argument of the call is None if there are no other ranks.
+        """
         env = self.typed["env"]
         if env.world_size == 1:
             return self._alone(lambda: call(None))

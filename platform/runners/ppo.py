@@ -43,7 +43,7 @@ from rl_platform.runtime.weights_token import WeightsToken
 from rl_platform.runtime.worker_group import Handle, WorkerGroup
 
 Metrics = dict[str, float]
-# Above these NeMo-RL's own tests and guide call a run unhealthy.
+# The tests and the guide of NeMo-RL call a run above these values unhealthy.
 MISMATCH_LIMITS = {"mismatch/prob_error": 1.05, "mismatch/k3": 1e-3}
 
 
@@ -73,16 +73,16 @@ class TaskRunner(Protocol):
         """Called once before the first step, with the models as they were built (`runner.warm_start`)."""
 
     def sync_weights(self, version: int) -> Metrics:
-        """Gives the rollout the actor's weights as they are now."""
+        """Sends the present weights of the actor to the rollout."""
 
     def publish(self, version: int) -> Weights | WeightsToken:
-        """The actor's weights as they are now. They stay readable while the models are trained."""
+        """Returns the present weights of the actor. They stay readable while the models are trained."""
 
     def receive(self, weights: Weights | WeightsToken) -> Metrics:
-        """Gives the rollout published weights."""
+        """Sends published weights to the rollout."""
 
     def update(self, weights: Weights | WeightsToken) -> bool:
-        """Gives the rollout published weights while it generates; False if it does not generate."""
+        """Sends published weights to the rollout while it generates; returns False if it does not generate."""
 
     def collect(self, step: int) -> Collected:
         """Returns one rollout batch, scored."""
@@ -126,7 +126,7 @@ def train(
     callbacks: Sequence[Callback] = (),
     ppo_of: Callable[[Config, Learners, Reporter], PPO] | None = None,
 ) -> str:
-    """Runs PPO steps until `runner.max_steps` or a callback asks to stop, from the step `state` was resumed at.
+    """Runs PPO steps from the step of `state` until `runner.max_steps` or until a callback returns True.
 
     ppo_of: makes the object that updates the models; None: `PPO`.
 
@@ -210,7 +210,7 @@ def due(step: int, interval: int) -> bool:
 
 
 class PPO:
-    """From a scored rollout batch to updated models."""
+    """Updates the models with a scored rollout batch."""
 
     def __init__(self, config: Config, learners: Learners, reporter: Reporter) -> None:
         self.algorithm, self.learners, self.reporter = config.algorithm, learners, reporter
@@ -226,11 +226,11 @@ class PPO:
         return step >= self.algorithm.policy_training_start_step
 
     def version(self, step: int) -> int:
-        """Version of the actor's weights at the beginning of `step`: the number of its updates so far."""
+        """Returns the version of the actor's weights at the beginning of `step`: the number of its updates so far."""
         return max(0, step - self.algorithm.policy_training_start_step)
 
     def update(self, batch: RolloutBatch, step: int) -> Metrics:
-        """All of PPO step `step` (from 0) after collection.
+        """Updates the models in PPO step `step` (from 0), after collection; returns the metrics.
 
         Raises Diverged when no action in the batch counts or its numbers are not finite, DataError when its fields do
         not belong together.
@@ -264,7 +264,7 @@ class PPO:
             )
 
     def _evaluate(self, batch: RolloutBatch) -> RolloutBatch:
-        """The batch with log pi_old, log pi_ref and V. Fields that the collection has filled stay."""
+        """Returns the batch with log pi_old, log pi_ref and V. Keeps fields that the collection has filled."""
         algorithm, learners, stage = self.algorithm, self.learners, list[Phase]()
         if algorithm.old_log_probs == "rollout":
             batch = replace(batch, log_probs=batch.rollout_log_probs)
@@ -282,7 +282,7 @@ class PPO:
         return batch
 
     def _penalize(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
-        """The batch with r_t - beta K_t for its rewards, with `use_kl_in_reward`; adapts beta afterwards."""
+        """Returns the batch with rewards r_t - beta K_t if `use_kl_in_reward` is on, and adapts beta."""
         metrics: Metrics = {}
         if self.algorithm.use_kl_in_reward:
             coefficient = self.kl_controller.coefficient
@@ -295,7 +295,7 @@ class PPO:
         return batch, metrics
 
     def _estimate(self, batch: RolloutBatch) -> RolloutBatch:
-        """The batch with advantages and returns."""
+        """Returns the batch with advantages and returns."""
         with self.reporter.phase("advantages"):
             estimated, returns = advantages(batch, self.algorithm)
         if batch.ends is None:  # only the estimator reads these two; `flatten` drops them in an embodied run
@@ -307,7 +307,7 @@ class PPO:
         return batch
 
     def _measure(self, batch: RolloutBatch, step: int) -> Metrics:
-        """Metrics of the rollout. Notes once in a run that the two engines differ by more than rounding."""
+        """Returns metrics of the rollout. Reports once in a run that the two engines differ by more than rounding."""
         recomputed = self.algorithm.old_log_probs == "recompute"
         metrics = rollout_metrics(batch if recomputed else replace(batch, log_probs=None))  # else nothing to compare
         if self.algorithm.distillation_coef:
@@ -334,14 +334,14 @@ class PPO:
             self.reporter.note(f"{message}: {values}{advice}")
 
     def _correct_mismatch(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
-        """The batch with importance weights w_t = pi_old / pi_rollout on its policy loss, with `rollout_is`."""
+        """Returns the batch with importance weights w_t = pi_old / pi_rollout of `rollout_is`, and their metrics."""
         if (correction := self.algorithm.rollout_is) is None:
             return batch, {}
         weights, metrics = mismatch_weights(batch.log_probs, batch.rollout_log_probs, batch.mask, correction)
         return replace(batch, loss_weights=weights), metrics
 
     def _train(self, batch: RolloutBatch, step: int) -> Metrics:
-        """All critic epochs, then all actor epochs."""
+        """Trains all epochs of the critic, then all epochs of the actor."""
         stage: list[Phase] = []
         if self.learners.critic is not None:
             stage.append(_training("critic", self.learners.critic, batch, step))
@@ -368,8 +368,10 @@ def _training(name: str, group: LearnerGroup, batch: RolloutBatch, step: int) ->
 
 
 def without_rejected(batch: RolloutBatch, *, values_too: bool) -> RolloutBatch:
-    """The batch whose policy terms count positions with a weight only. `values_too`: the batch trains a value head as
-    well, whose loss still counts every position."""
+    """Returns the batch with an action mask of the positions whose weight is not 0.
+
+    values_too: the batch also trains a value head, whose loss still counts every position.
+    """
     assert batch.loss_weights is not None
     weighted = batch.loss_weights > 0
     accepted = replace(batch, action_mask=batch.action_mask & weighted)
@@ -381,7 +383,7 @@ def without_rejected(batch: RolloutBatch, *, values_too: bool) -> RolloutBatch:
 
 
 def sync_metrics(received: Sequence[WeightsReceived]) -> Metrics:
-    """The bytes and buckets that all rollout ranks got from other processes."""
+    """Returns the bytes and buckets that all rollout ranks received from other processes."""
     return {
         "weights/bytes": float(sum(receipt.bytes for receipt in received)),
         "weights/buckets": float(sum(receipt.buckets for receipt in received)),

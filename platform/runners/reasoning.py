@@ -159,7 +159,7 @@ class ReasoningRunner:
         return sync_metrics(self.recovery.sync(weights))
 
     def update(self, weights: Weights | WeightsToken) -> bool:
-        """Gives the rollout weights while it generates. False: it does not generate, so they wait."""
+        """Sends weights to the rollout while it generates. Returns False if it does not generate."""
         with self.updating:
             if self.updates is None:
                 return False
@@ -209,7 +209,7 @@ class ReasoningRunner:
     def _with_baselines(
         self, batch: RolloutBatch, trajectories: Sequence[Trajectory], step: int
     ) -> tuple[RolloutBatch, dict[str, float]]:
-        """The batch with rewards of one greedy response to each prompt, which is scored and not trained on."""
+        """Returns the batch with the reward of one greedy response per prompt, which is scored and not trained on."""
         prompts = list({trajectory.prompt.index: trajectory.prompt for trajectory in trajectories}.values())
         sampling = self.config.rollout.sampling.model_copy(update={"temperature": 0.0})
         with self.reporter.phase("generate"):
@@ -220,14 +220,14 @@ class ReasoningRunner:
         return shaped_rewards(trajectories, self.config.algorithm, self.config.data.max_response_length, kept)
 
     def _batch(self, trajectories: Sequence[Trajectory], shaped: ShapedRewards | None = None) -> RolloutBatch:
-        """The batch of `trajectories`. Without `shaped`: for evaluations, which read no rewards."""
+        """Returns the batch of `trajectories`. `shaped` None: for evaluations, which read no rewards."""
         batch = rollout_batch(trajectories, shaped or self._shaped(trajectories), self.tokenizer.pad_token_id)
         if self.config.algorithm.bootstrap_truncated:
             batch = replace(batch, bootstrapped=cut_ends(trajectories, batch.action_mask))
         return batch
 
     def _round(self, step: int, number: int) -> list[Trajectory]:
-        """Scored responses to the next batch of prompts. Rounds of one step draw different random numbers."""
+        """Returns scored responses to the next batch of prompts. Rounds of a step draw different random numbers."""
         purpose = f"train-{number}" if number else "train"
         samples, sampling = self.config.algorithm.group_size, self.config.rollout.sampling
         prompts = self.loader.next_batch()
@@ -271,7 +271,7 @@ class ReasoningRunner:
         self.reporter.tokens(step, list(tokens_of(batch, after, text_of)))
 
     def answers(self, sampling: Sampling, step: int) -> list[Trajectory]:
-        """Scored responses to the validation prompts, one each, in their order."""
+        """Returns one scored response to each validation prompt, in the order of the prompts."""
         trajectories = self._generate(self.validation, 1, sampling, "validate", step)
         check_any_scored(trajectories, self.config.reward)
         return trajectories
@@ -324,10 +324,10 @@ class ReasoningRunner:
         step: int,
         on_arrival: Callable[[Sequence[Trajectory]], None] | None = None,
     ) -> list[Trajectory]:
-        """Scored responses in the order of prompts and samples; some are scored while others are generated.
+        """Returns scored responses in the order of prompts and samples; some are scored while others are generated.
 
-        `on_arrival` gets them as they arrive. After the death of a process the missing ones are generated again, from
-        the same random numbers.
+        on_arrival: called with responses as they arrive. If a process dies, the missing responses are generated again,
+        with the same random numbers.
         """
         self.turns.before("generate")
         trajectories: list[Trajectory] = []
@@ -363,7 +363,7 @@ class ReasoningRunner:
 
     @contextmanager
     def _takes(self, updates: Channel[Weights | WeightsToken] | None) -> Iterator[None]:
-        """`update` sends weights into this channel until `_takes_no_more`."""
+        """Makes `update` send weights into this channel until `_takes_no_more`."""
         with self.updating:
             self.updates = updates
         try:
@@ -380,8 +380,10 @@ class ReasoningRunner:
 
 
 def restore(partial: PartialRollouts | None, state: StateDict | None, prompts: Mapping[int, Prompt]) -> None:
-    """Gives `partial` its state of a checkpoint. `state` None: the checkpoint is of a run without partial rollouts;
-    `partial` None: this run is, and CheckpointError is raised if prompts would be lost."""
+    """Loads the state of partial rollouts. `state` None: the checkpoint has none; `partial` None: this run has none.
+
+    Raises CheckpointError if prompts of the checkpoint would be lost.
+    """
     if partial is not None and state is not None:
         partial.load_state_dict(state, prompts)
     elif state is not None and state["open"]:
@@ -396,5 +398,5 @@ def _text_of(tokenizer: Tokenizer, token: int) -> str:
 
 
 def validation_metric(config: Config) -> str:
-    """`val/accuracy` of a verifier with scores 0 and 1; `val/score` if no function that scores is one."""
+    """Returns `val/accuracy` if a verifier has scores 0 and 1, else `val/score`."""
     return "val/accuracy" if any(part.type in DECIDING for _, part in config.reward.parts) else "val/score"

@@ -176,7 +176,7 @@ class RankThread:
         return idle.future
 
     def close(self) -> Future[None]:
-        """After `retire`: calls the component's `close`, if it has one, and ends the thread."""
+        """Calls the component's `close`, if it has one, and ends the thread. Called after `retire`."""
         function = getattr(self._component, "close", lambda: None)
         call = _QueuedCall(Future(), "close", function, control=True, last=True)
         self._calls.put(call)

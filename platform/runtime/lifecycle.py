@@ -124,7 +124,7 @@ def close_channels(channels: Iterable[Channel[T]], error: PlatformError | None) 
 
 
 def raise_first(failures: Sequence[PlatformError]) -> None:
-    """Nothing for no failures; the others become notes of the first."""
+    """Raises the first failure with the others as its notes; returns if there is none."""
     if failures:
         for other in failures[1:]:
             failures[0].add_note(str(other))

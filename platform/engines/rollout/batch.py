@@ -129,7 +129,7 @@ class ContinuousBatch:
             yield entry.completion("stop" if stopped else "length")
 
     def cut(self) -> Iterator[Completion]:
-        """What there is of all others."""
+        """Returns the unfinished responses with their tokens so far."""
         for entry in (*self.running, *self.prefill.entering):
             yield entry.completion("abort")
         for request in self.waiting:

@@ -113,7 +113,7 @@ class Prefill(Generic[T]):
 
 
 def _common(prompts: Sequence[Tokens]) -> int:
-    """The number of leading tokens that all share, at most one less than the shortest length."""
+    """Returns the number of leading tokens that all share, at most one less than the shortest length."""
     first, last = min(prompts), max(prompts)  # all others lie between these two in lexicographic order
     limit = min(map(len, prompts)) - 1
     return next((place for place in range(limit) if first[place] != last[place]), limit)

@@ -214,7 +214,7 @@ def _copy(part: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """The decoder layers of a language model."""
+    """Returns the decoder layers of a language model."""
     return [layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module]
 
 
@@ -226,7 +226,7 @@ def _recomputed(forward: Callable[Arguments, Output], *args: Arguments.args, **k
 
 
 def _balanced_routers(model: nn.Module, coefficient: float, world_size: int) -> BalancedRouters | None:
-    """The routers that add a load-balancing loss with this coefficient; None without one."""
+    """Returns the routers that add a load-balancing loss with this coefficient; None without one."""
     if not coefficient:
         return None
     with required("rl_platform.models.experts", "router_aux_loss_coef"):
