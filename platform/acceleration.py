@@ -39,7 +39,7 @@ def accelerating(mode: str) -> AbstractContextManager[None]:
 
 
 def environment() -> dict[str, str]:
-    """The variable of the switch, for processes that do not inherit the environment of this one."""
+    """Returns the variable of the switch, for processes that do not inherit the environment of this one."""
     return {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
 
 

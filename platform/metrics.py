@@ -140,7 +140,7 @@ def episode_lines(step: int, episodes: Sequence[Episode]) -> list[dict[str, obje
 
 
 def read_metrics(path: str | Path) -> list[dict[str, float]]:
-    """The lines of a metrics.jsonl (or of the one in folder `path`), null as NaN; a torn last line is left out.
+    """Returns the lines of a metrics.jsonl (or of the one in folder `path`), null as NaN; a torn last line is left out.
 
     Raises DataError if there is no such file, another line is not JSON, or a value is not a finite number.
     """
@@ -184,5 +184,5 @@ class UserLogger:
 
 
 def user_loggers(backends: Sequence[str]) -> list[Reporter]:
-    """The loggers of `runner.logger_backends` that are classes of the user."""
+    """Returns the loggers of `runner.logger_backends` that are classes of the user."""
     return [cast(Reporter, UserLogger(name)) for name in backends if ":" in name]

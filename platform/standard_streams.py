@@ -30,7 +30,7 @@ def never_fail() -> None:
 
 
 def _tolerant(stream: TextIO | None, descriptor: int, errors: str) -> TextIO:
-    """A stream like `stream`, which is None for a descriptor that was closed."""
+    """Returns a stream like `stream`, which is None for a descriptor that was closed."""
     buffer = io.BufferedWriter(_Descriptor(descriptor, "w", closefd=False))
     if not isinstance(stream, io.TextIOWrapper):
         return io.TextIOWrapper(buffer, "utf-8", errors, line_buffering=True)
@@ -40,7 +40,7 @@ def _tolerant(stream: TextIO | None, descriptor: int, errors: str) -> TextIO:
 
 class _Descriptor(io.FileIO):
     def write(self, data: Any) -> int:
-        """The length of `data`, also if it could not be written."""
+        """Returns the length of `data`, also if it could not be written."""
         try:
             written = super().write(data)
         except OSError:

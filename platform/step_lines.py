@@ -51,7 +51,7 @@ class StepLines:
 
 
 def read_lines(path: Path, *, texts: bool = True) -> Iterator[Line]:
-    """The records of a file, one at a time; a torn last line is left out. texts: values may be texts.
+    """Yields the records of a file, one at a time; a torn last line is left out. texts: values may be texts.
 
     Raises DataError for a line that is not a JSON object with a step or has another value, with line and key, OSError
     for a file that cannot be read.

@@ -57,7 +57,7 @@ class Recorder:
         self._spans.append((host, lane or own, kind, name, _EPOCH + began, time.monotonic() - began))
 
     def drain(self) -> list[TraceSpan]:
-        """The spans since the last call."""
+        """Returns the spans since the last call."""
         spans, self._spans = self._spans, []
         return [TraceSpan(*span) for span in spans]
 
@@ -117,7 +117,8 @@ class Timeline(Reporter):
 
 
 def trace_events(spans: Iterable[TraceSpan]) -> dict[str, object]:
-    """The content of `trace.json`: times in microseconds since the first span, hosts as processes, lanes as threads."""
+    """Returns the content of `trace.json`: times in microseconds since the first span, hosts as processes, lanes as
+    threads."""
     ordered = sorted(spans, key=lambda span: span.began)
     first = ordered[0].began if ordered else 0.0
     hosts: dict[str, int] = {}

@@ -138,7 +138,8 @@ def is_imported(name: str) -> bool:
 
 
 def files_behind(pickled: bytes) -> list[str]:
-    """The files of `import_user_module` whose modules the pickle names: a child imports them before it unpickles."""
+    """Returns the files of `import_user_module` whose modules the pickle names: a child imports them before it
+    unpickles."""
     return [file for file in _files if _module_name(Path(file)).encode() in pickled]
 
 
@@ -148,7 +149,7 @@ def _module_name(path: Path) -> str:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """The module of a file, imported once. Modules beside it can be imported by their names."""
+    """Returns the module of a file, imported once. Modules beside it can be imported by their names."""
     name = _module_name(path)
     if name in sys.modules:
         return sys.modules[name]
@@ -174,7 +175,7 @@ def _is_missing(method: object) -> bool:
 
 
 def _methods(protocol: type) -> dict[str, Callable[..., object]]:
-    """The public methods of a protocol and its bases."""
+    """Returns the public methods of a protocol and its bases."""
     names = {name: None for base in reversed(protocol.__mro__) if base is not object for name in vars(base)}
     found = {name: inspect.getattr_static(protocol, name) for name in names if not name.startswith("_")}
     found = {name: each.__func__ if isinstance(each, classmethod) else each for name, each in found.items()}

@@ -276,7 +276,7 @@ class EnvBlock:
 
 
 def _physics_failures(env: AnyEnv) -> np.ndarray | None:
-    """A view of MuJoCo's counters of bad states that it has reset; None for other environments."""
+    """Returns a view of MuJoCo's counters of bad states that it has reset; None for other environments."""
     data = getattr(env.unwrapped, "data", None)
     mujoco = sys.modules.get("mujoco")
     if mujoco is None or not isinstance(data, mujoco.MjData):

@@ -56,7 +56,7 @@ def inspect_there(description: EnvDescription) -> EnvFacts:
 
 
 def user_envs(description: EnvDescription, spaces: EnvSpaces, num_envs: int) -> UserEnvs:
-    """The environments of the user's backend."""
+    """Returns the environments of the user's backend."""
     with required("rl_platform.envs.embodied.user_envs", "env.backend"):
         from rl_platform.envs.embodied.user_envs.user_envs import UserEnvs
 
@@ -64,7 +64,7 @@ def user_envs(description: EnvDescription, spaces: EnvSpaces, num_envs: int) -> 
 
 
 def user_spaces(description: EnvDescription, *, tried: bool = False) -> EnvSpaces:
-    """The spaces of the user's backend. tried: after it has simulated two environments. Raises ConfigError."""
+    """Returns the spaces of the user's backend. tried: it simulates two environments first. Raises ConfigError."""
     with required("rl_platform.envs.embodied.user_envs", "env.backend"):
         from rl_platform.envs.embodied.user_envs.user_envs import backend_spaces, try_backend
 

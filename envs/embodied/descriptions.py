@@ -142,7 +142,8 @@ def find_spec(description: EnvDescription) -> EnvSpec:
 
 
 def _similar_ids(name: str, known: Sequence[str]) -> list[str]:
-    """At most three registered ids whose names are close in spelling, whatever their namespaces and versions."""
+    """Returns at most three registered ids whose names are close in spelling, whatever their namespaces and
+    versions."""
     by_name: dict[str, list[str]] = {}
     for each in known:
         by_name.setdefault(_bare(each), []).append(each)

@@ -135,7 +135,7 @@ def _live_objects(layers: list[AnyEnv]) -> tuple[dict[Key, object], dict[Key, mu
 
 
 def _model_of(layers: list[AnyEnv], key: Key) -> mujoco.MjModel:
-    """The MuJoCo model of the layer that has the data."""
+    """Returns the MuJoCo model of the layer that has the data."""
     return layers[key[0]].model  # type: ignore[attr-defined]
 
 

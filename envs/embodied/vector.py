@@ -312,7 +312,7 @@ class VectorEnv:
             return [value for part in parts for value in part or ()]
 
     def _part(self, stage: int) -> range:
-        """The indices of the blocks or workers of a stage."""
+        """Returns the indices of the blocks or workers of a stage."""
         size = (len(self._bounds) - 1) // len(self.rows)
         return range(stage * size, (stage + 1) * size)
 
@@ -339,5 +339,5 @@ def _spaces_of(description: EnvDescription, spec: EnvSpec) -> EnvSpaces:
 
 
 def _shares(total: int, parts: int) -> list[int]:
-    """The bounds of `parts` equal shares of `total`, [parts + 1]."""
+    """Returns the bounds of `parts` equal shares of `total`, [parts + 1]."""
     return np.linspace(0, total, parts + 1).astype(int).tolist()

@@ -76,7 +76,7 @@ def _run(function: Callable[[], float], pipe: int) -> NoReturn:
 
 
 def _line(pipe: int) -> bytes:
-    """The first line; a child of the copy may hold the pipe open."""
+    """Returns the first line; a child of the copy may hold the pipe open."""
     line = b""
     while len(line) < LONGEST_RESULT and b"\n" not in line and (arrived := os.read(pipe, LONGEST_RESULT)):
         line += arrived

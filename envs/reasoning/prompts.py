@@ -98,7 +98,7 @@ def _encode(question: Question, tokenizer: PromptEncoder, data: Data) -> list[in
 
 
 def messages_of(text: str, data: Data) -> list[Message]:
-    """The question `text` as a conversation: `data.system_prompt` and `data.prompt_template`."""
+    """Returns the question `text` as a conversation: `data.system_prompt` and `data.prompt_template`."""
     system = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
     return [*system, {"role": "user", "content": data.prompt_template.replace(PLACEHOLDER, text)}]
 
@@ -171,7 +171,7 @@ class PromptLoader:
         return prompts[self._orders[source][1][position]]
 
     def _order(self, source: str, number: int) -> list[int]:
-        """The order of a source's prompts in the pass `number`."""
+        """Returns the order of a source's prompts in the pass `number`."""
         count = len(self._prompts[source])
         if not self._shuffle:
             return list(range(count))
@@ -180,7 +180,7 @@ class PromptLoader:
 
 
 def _fingerprint(prompts: Sequence[Prompt]) -> str:
-    """A hash of the prompts' tokens and their order."""
+    """Returns a hash of the prompts' tokens and their order."""
     digest = hashlib.sha256()
     for prompt in prompts:
         digest.update(np.asarray(prompt.token_ids, dtype=np.int64).tobytes() + b"|")

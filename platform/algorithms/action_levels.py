@@ -74,16 +74,16 @@ class ActionLevels:
         return self._placed(values)
 
     def mask(self, executed: Bool[Tensor, "*rows actions"]) -> Bool[Tensor, "*rows positions"]:
-        """[...,P] bool: positions with an executed action."""
+        """Returns [...,P] bool: positions with an executed action."""
         return self._active(executed, self.log_probs)
 
     def value_mask(self, executed: Bool[Tensor, "*rows actions"]) -> Bool[Tensor, "*rows positions"] | None:
-        """[...,P] bool: positions of executed rewards and their values; None: every position of `mask`."""
+        """Returns [...,P] bool: positions of executed rewards and their values; None: every position of `mask`."""
         return None if self.values == self.positions else self._placed(self._active(executed, self.rewards))
 
     def entropy_units(self, executed: Bool[Tensor, "*rows actions"]) -> Float[Tensor, "*rows positions"] | None:
-        """[...,P]: how many executed chunks, actions or components (the entropy's level) are counted at a position;
-        None: one at each of `mask`."""
+        """Returns [...,P]: how many executed chunks, actions or components (the entropy's level) are counted at a
+        position; None: one at each of `mask`."""
         units = self._active(executed, self.entropy).float()
         if units.shape[-1] == self.positions:
             return None
@@ -111,7 +111,7 @@ def _added_up(x: Float[Tensor, "*rows units"], count: int) -> Float[Tensor, "*ro
 
 
 def to_log_prob_level(advantages: FloatBT, batch: RolloutBatch) -> FloatBT:
-    """[B,T]: the advantage of a chunk or action at each of its positions, 0 outside `batch.mask`."""
+    """Returns [B,T]: the advantage of a chunk or action at each of its positions, 0 outside `batch.mask`."""
     if batch.value_mask is None:
         return advantages
     # the first position of an executed chunk or action has the value: the last such position at or before each other

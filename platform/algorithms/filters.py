@@ -14,7 +14,10 @@ class GroupFilter(Protocol):
     """Selects groups, in place of the comparison of their scores."""
 
     def __call__(self, group: Sequence[Trajectory], /) -> bool:
-        """True: the group is trained on; False: another prompt replaces it. group: all scored responses to a prompt."""
+        """Returns True if the group is trained on, False if another prompt replaces it.
+
+        group: all scored responses to a prompt.
+        """
 
 
 @runtime_checkable
@@ -22,7 +25,7 @@ class SampleFilter(Protocol):
     """Selects responses. One that it drops is still compared to by its group, unless `group_ignore_masked`."""
 
     def __call__(self, response: Trajectory, /) -> bool:
-        """True: the scored response is trained on; False: it is masked out of the losses."""
+        """Returns True if the scored response is trained on, False if it is masked out of the losses."""
 
 
 GROUPS = Extension(

@@ -70,7 +70,7 @@ def _weights(u: FloatBT, lengths: Int[Tensor, "batch 1"], correction: RolloutIS)
 
 
 def _rejected(u: FloatBT, lengths: Int[Tensor, "batch 1"], rejection: Rejection) -> Bool[Tensor, "batch _"]:
-    """[B,T] or [B,1] bool; a statistic that is not finite is rejected."""
+    """Returns [B,T] or [B,1] bool; a statistic that is not finite is rejected."""
     match rejection.stat:
         case "k1":
             statistic = -u
@@ -96,7 +96,7 @@ def _k3(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 def _weight_metrics(
     weights: FloatBT, mask: BoolBT, outside: BoolBT, broken: BoolBT, rejected: BoolBT
 ) -> dict[str, float]:
-    """Of the weights as applied; ess: the effective sample size (sum w)^2 / sum w^2, as share of the tokens."""
+    """Returns metrics of the applied weights. ess: effective sample size (sum w)^2 / sum w^2, as share of the tokens."""
     count = int(mask.sum())
     if count == 0:
         return {}

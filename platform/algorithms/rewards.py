@@ -37,7 +37,7 @@ def place_outcome_rewards(scores: Shaped[Tensor, " batch"], action_mask: BoolBT)
 
 @torch.no_grad()
 def place_process_rewards(addressed: FloatBT, action_mask: BoolBT) -> tuple[FloatBT, int]:
-    """[B,T] rewards of single steps, each on an action, and how many had to be moved there.
+    """Returns [B,T] rewards of single steps, each on an action, and how many had to be moved there.
 
     `addressed` [B,T]: a reward outside `action_mask` [B,T] moves to the nearest action before it, or to the
     row's first one where there is none before; several on one action add up. A row without any action gets nothing.

@@ -39,7 +39,7 @@ def shape_rewards(
     longest_response: int,
     kept: BoolB | None = None,
 ) -> ShapedRewards:
-    """All keys of `algorithm` that change outcome rewards, in their fixed order.
+    """Returns all keys of `algorithm` that change outcome rewards, in their fixed order.
 
     scores [B]: of the verifier; scored [B] bool: False where it gave none; lengths [B] int64: action tokens, of all
     turns; truncated [B] bool: cut at the length limit. longest_response: `data.max_response_length`. kept [B] bool:

@@ -36,7 +36,8 @@ ESTIMATOR = Extension(
 
 
 def load_estimator(name: str) -> Estimate:
-    """The function behind module:function, with its results checked. Raises ConfigError if it cannot be imported."""
+    """Returns the function behind module:function, with its results checked. Raises ConfigError if it cannot be
+    imported."""
     function = ESTIMATOR.load(name)
 
     def checked(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Tensor, Tensor | None]:

@@ -72,7 +72,10 @@ class Checkpoint:
         return checkpoint
 
     def load(self, part: str, map_location: str | torch.device = "cpu") -> StateDict:
-        """The part as it was saved, tensors on `map_location`. CheckpointError if it is missing or unreadable."""
+        """Returns the part as it was saved, with tensors on `map_location`.
+
+        Raises CheckpointError if it is missing or unreadable.
+        """
         file = self.file(part)
         try:
             state: StateDict = torch.load(file, map_location=map_location, weights_only=True)
@@ -83,7 +86,7 @@ class Checkpoint:
         return state
 
     def file(self, part: str) -> Path:
-        """The file of a part, or its folder of shards. CheckpointError if it is missing."""
+        """Returns the file of a part, or its folder of shards. Raises CheckpointError if it is missing."""
         if part not in self.parts:
             raise CheckpointError(f"checkpoint {self.path} has no part {part!r}; it holds: {', '.join(self.parts)}")
         return self.path / self.parts[part]

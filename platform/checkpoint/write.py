@@ -89,7 +89,8 @@ class CheckpointStore:
         return sorted(int(match[1]) for match in matches if match)
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint that verifies, None if there is no checkpoint. Damaged ones are skipped with a warning.
+        """Returns the newest checkpoint that verifies, None if there is no checkpoint. Damaged ones are skipped with a
+        warning.
 
         Raises CheckpointError if the newest good one belongs to another model or to another version of the platform,
         and if every one is damaged or cannot be read: starting over silently would lose them.
@@ -117,7 +118,8 @@ class CheckpointStore:
         return None
 
     def open(self, path: str | Path) -> Checkpoint:
-        """The checkpoint at an explicit path. Raises CheckpointError if it is damaged or belongs to another model."""
+        """Returns the checkpoint at an explicit path. Raises CheckpointError if it is damaged or belongs to another
+        model."""
         return self._own(Checkpoint.open(path))
 
     def save(self, step: int, parts: Mapping[str, Part]) -> Checkpoint:

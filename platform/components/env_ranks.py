@@ -52,11 +52,11 @@ class Shares:
         return [slice(*bounds) for bounds in pairwise(range(0, self.num_envs + 1, self.size * self.ranks))]
 
     def part(self, rank: int) -> slice:
-        """A rank's rows among those of a stage."""
+        """Returns a rank's rows among those of a stage."""
         return slice(rank * self.size, (rank + 1) * self.size)
 
     def of(self, rank: int) -> np.ndarray:
-        """The environments of a rank, in the order in which it numbers them."""
+        """Returns the environments of a rank, in the order in which it numbers them."""
         return np.concatenate([np.arange(self.num_envs)[rows][self.part(rank)] for rows in self.rows])
 
 
@@ -70,7 +70,7 @@ class AllEnvs:
         self.rows = shares.rows
 
     def observations(self) -> np.ndarray:
-        """[num_envs,D] raw observations that await an action."""
+        """Returns [num_envs,D] raw observations that await an action."""
         for rank in range(1, self._shares.ranks):
             self._order(Order(), rank)
         return self._whole(self._own.observations)
@@ -112,7 +112,7 @@ class AllEnvs:
         self._peers.orders.put(order, key=rank)
 
     def _answers(self) -> list[StepResult | np.ndarray]:
-        """One answer of each other rank, in order."""
+        """Returns one answer of each other rank, in order."""
         return [self._peers.answers.get(key=rank) for rank in range(1, self._shares.ranks)] if self._peers else []
 
 
@@ -147,7 +147,7 @@ def _joined(results: Sequence[StepResult], numbers: Sequence[np.ndarray]) -> Ste
 
 
 def joined_states(states: Sequence[StateDict], shares: Shares) -> StateDict:
-    """The `VectorEnv.state_dict` of all environments, joined from those of the ranks."""
+    """Returns the `VectorEnv.state_dict` of all environments, joined from those of the ranks."""
     width = len(states[0]["observations"]) // len(states[0]["envs"])
     observations: list[bytes] = [b""] * shares.num_envs
     envs: list[object] = [None] * shares.num_envs

@@ -24,15 +24,15 @@ class EnvTasks:
         self._num_envs, self._given = env.num_envs, reads_instructions and bool(self.names)
 
     def whole_turns(self, count: int) -> int:
-        """The largest number up to `count` of environments that share the tasks evenly."""
+        """Returns the largest number up to `count` of environments that share the tasks evenly."""
         return count - count % max(len(self.names), 1)
 
     def read(self, rows: slice) -> np.ndarray | None:
-        """[N] int64: tasks of environments `rows`, for the policy; None: the policy does not read them."""
+        """Returns [N] int64: tasks of environments `rows`, for the policy; None: the policy does not read them."""
         return self._of(np.arange(rows.start or 0, rows.stop)) if self._given else None
 
     def inputs(self, choices: int) -> dict[str, Tensor]:
-        """The inputs of a rollout batch: "tasks" [num_envs,choices] int64, or nothing."""
+        """Returns the inputs of a rollout batch: "tasks" [num_envs,choices] int64, or nothing."""
         if not self._given:
             return {}
         tasks = torch.from_numpy(self._of(np.arange(self._num_envs)))

@@ -20,7 +20,7 @@ Where = tuple[slice, int]  # environments, and the position in steps
 
 
 def bootstrapped(ends: np.ndarray, terminated: np.ndarray, kind: Bootstrap) -> np.ndarray:
-    """[num_envs, T] bool: the ends after which the value of the next state counts.
+    """Returns [num_envs, T] bool: the ends after which the value of the next state counts.
 
     standard: ends of episodes that did not terminate; always: all ends; none: no end. A rollout that stops in the
     middle of an episode always counts it, as the task gives no reason for that end.

@@ -14,7 +14,7 @@ from rl_platform.errors import Problem, shown
 
 
 def check(config: Config, written: Tree, where: Callable[[str], str], doubtful: Collection[str] = ()) -> list[Problem]:
-    """All problems between the keys of `config`: broken rules, then written keys without effect.
+    """Returns all problems between the keys of `config`: broken rules, then written keys without effect.
 
     `written` is what the user wrote, without defaults. The keys in `doubtful` hold a default because what was written
     is wrong. No rule reads them or is about them. Rules about a written key that has no effect are left out too:
@@ -53,7 +53,7 @@ def _is_within_any(key: str, sections: Collection[str]) -> bool:
 
 
 def _unread(config: Config, written: Tree) -> list[Problem]:
-    """One problem for each written key or section without effect; none for keys inside a section that has none.
+    """Returns one problem for each written key or section without effect; none for keys inside a section that has none.
 
     An explicit null means off and is fine.
     """

@@ -22,7 +22,7 @@ _WORDS: dict[object, str] = {
 
 
 def section_of(annotation: object) -> type[Section] | None:
-    """The section class behind an annotation such as `Model | None`, or None for a plain value."""
+    """Returns the section class behind an annotation such as `Model | None`, or None for a plain value."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     if get_origin(annotation) in (Union, types.UnionType, Annotated):
@@ -31,7 +31,8 @@ def section_of(annotation: object) -> type[Section] | None:
 
 
 def walk(section: type[Section] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """All keys of a section as (dotted path, field), each section before its keys. Items of lists are not entered."""
+    """Yields all keys of a section as (dotted path, field), each section before its keys. Items of lists are not
+    entered."""
     for name, field in section.model_fields.items():
         yield f"{prefix}{name}", field
         inner = section_of(field.annotation)
@@ -40,7 +41,8 @@ def walk(section: type[Section] = Config, prefix: str = "") -> Iterator[tuple[st
 
 
 def section_at(path: str) -> type[Section] | None:
-    """The section class at a dotted path ("" is the whole config, `[0]` an item of a list), None if there is none."""
+    """Returns the section class at a dotted path ("" is the whole config, `[0]` an item of a list), None if there is
+    none."""
     section: type[Section] | None = Config
     for step in path.split(".") if path else ():
         name = step.partition("[")[0]
@@ -52,14 +54,14 @@ def section_at(path: str) -> type[Section] | None:
 
 
 def field_at(path: str) -> FieldInfo | None:
-    """The field at a dotted path, None where the schema has no such key."""
+    """Returns the field at a dotted path, None where the schema has no such key."""
     parent, _, name = path.rpartition(".")
     section = section_at(parent)
     return section.model_fields.get(name) if section is not None else None
 
 
 def is_known(path: str) -> bool:
-    """True if the schema accepts a key at a dotted path, also inside a mapping whose keys are free."""
+    """Returns True if the schema accepts a key at a dotted path, also inside a mapping whose keys are free."""
     section: type[Section] | None = Config
     steps = path.split(".")
     for index, step in enumerate(steps):
@@ -72,7 +74,7 @@ def is_known(path: str) -> bool:
 
 
 def default_tree(section: type[Section] = Config) -> dict[str, object]:
-    """The defaults of all keys that have one, as plain nested values."""
+    """Returns the defaults of all keys that have one, as plain nested values."""
     tree: dict[str, object] = {}
     for name, field in section.model_fields.items():
         inner = section_of(field.annotation)
@@ -90,7 +92,7 @@ def allowed(field: FieldInfo) -> str:
 
 
 def choices(annotation: object) -> list[str]:
-    """The members of the Literals in an annotation, [] if it has none."""
+    """Returns the members of the Literals in an annotation, [] if it has none."""
     if get_origin(annotation) is Literal:
         return [str(value).lower() if isinstance(value, bool) else str(value) for value in get_args(annotation)]
     return [choice for part in get_args(annotation) if not isinstance(part, FieldInfo) for choice in choices(part)]

@@ -23,7 +23,8 @@ MAX_FILES = 32  # that extend each other
 
 
 def read_config(source: str | os.PathLike[str] | Mapping[str, object]) -> Layers:
-    """The layers of a file, or of a dict, and of the files it extends. A dict names them from the working folder.
+    """Returns the layers of a file, or of a dict, and of the files it extends. A dict names them from the working
+    folder.
 
     Raises ConfigError if one of the files holds no mapping.
     """
@@ -49,7 +50,8 @@ def read_config(source: str | os.PathLike[str] | Mapping[str, object]) -> Layers
 def _read(
     path: str | Path, place: str, name: str, problems: list[Problem], text: str | None
 ) -> tuple[Tree, dict[str, str]]:
-    """The mapping in a file and the lines of its keys. `place` is the line that names the file, "" for the first.
+    """Returns the mapping in a file and the lines of its keys. `place` is the line that names the file, "" for the
+    first.
 
     text: of a dict, which is no file.
     """
@@ -70,7 +72,8 @@ def _read(
 
 
 def _base(path: str | Path, name: object, place: str, opened: list[Path], problems: list[Problem]) -> str:
-    """The path of the file called `name` in the file at `path`. Raises ConfigError for a name that cannot be one."""
+    """Returns the path of the file called `name` in the file at `path`. Raises ConfigError for a name that cannot be
+    one."""
     message = hint = ""
     if not isinstance(name, str) or not name:
         message, name, hint = "names no file", repr(name), "as extends: ../ppo_tiny.yaml"

@@ -46,7 +46,7 @@ def _bound(config: Config) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _is_choice(switch: str) -> bool:
-    """True for a key that selects a kind. A size may make another key idle, but is not set for that purpose."""
+    """Returns True for a key that selects a kind. A size may make another key idle, but is not set for that purpose."""
     field = field_at(switch)
     return field is not None and not {int, float} & {field.annotation, *get_args(field.annotation)}
 
@@ -59,7 +59,7 @@ def _last_change(switch: str, layers: Layers, defaults: Tree) -> int:
 
 
 def _leaves(key: str, value: object) -> Iterator[str]:
-    """The written keys at and below `key`; none if it is not written."""
+    """Yields the written keys at and below `key`; none if it is not written."""
     if isinstance(value, dict) and value:
         for name, item in value.items():
             yield from _leaves(f"{key}.{name}", item)

@@ -104,12 +104,12 @@ def dotted(location: Sequence[int | str]) -> str:
 
 
 def steps_of(key: str) -> list[str | int]:
-    """The steps of a key path: `a.b[0].c` is a, b, 0, c."""
+    """Returns the steps of a key path: `a.b[0].c` is a, b, 0, c."""
     return [int(index) if index else name for index, name in re.findall(r"\[(\d+)\]|([^.\[\]]+)", key)]
 
 
 def value_at(tree: object, path: Sequence[str | int], default: object = None) -> Any:
-    """The value at `path` in nested mappings, sections and lists, `default` if there is none."""
+    """Returns the value at `path` in nested mappings, sections and lists, `default` if there is none."""
     for step in path:
         try:
             entries: Any = tree if isinstance(tree, dict | list) else vars(tree)

@@ -73,18 +73,19 @@ class LoadedConfig:
         return replace(self, config=self.config.model_copy(update=updates), notes=(*self.notes, *found, *slow))
 
     def shown(self, *, references: bool = True) -> Tree:
-        """All values without secrets, with `references` to environment variables instead of their values."""
+        """Returns all values without secrets, with `references` to environment variables instead of their values."""
         tree: Tree = without_secrets(self.config.model_dump(mode="json"))
         for key, text in self.from_environment.items() if references else ():
             _set(tree, steps_of(key), text)
         return tree
 
     def where(self, key: str) -> str:
-        """The line of `key` or, if it was not written, of the nearest section around it."""
+        """Returns the line of `key` or, if it was not written, of the nearest section around it."""
         return _nearest_line(self.sources, key)
 
     def resolved_yaml(self, *, with_secrets: bool = False) -> str:
-        """The config with defaults and references filled in, without the keys that have no effect: it loads again.
+        """Returns the config with defaults and references filled in, without the keys that have no effect: it loads
+        again.
 
         Values of environment variables stay references to them. Other secrets are replaced by `***`.
         """
@@ -103,7 +104,8 @@ def load_config(
     *,
     stored: bool = False,
 ) -> LoadedConfig:
-    """The config in a file or a dict, with overrides: `section.key=value`, or a dict of values by `section.key`.
+    """Returns the config in a file or a dict, with overrides: `section.key=value`, or a dict of values by
+    `section.key`.
 
     `check_cluster` returns the problems of the placement, which depend on the machines. It is called if the section
     `cluster` can be read, even if others cannot. stored: a run wrote the file, maybe of an earlier version, which kept
@@ -152,8 +154,8 @@ def _settle(layers: Layers) -> tuple[Resolved, list[str]]:
 
 
 def _resolved(layers: Layers) -> Resolved:
-    """The keys of all layers with references filled in, the config, the problems so far, the keys whose references
-    failed, and `from_environment`. An unknown key is one problem, whatever its references."""
+    """Returns the keys of all layers with references filled in, the config, the problems so far, the keys whose
+    references failed, and `from_environment`. An unknown key is one problem, whatever its references."""
 
     def where(key: str) -> str:
         return _nearest_line(layers.where, key)
@@ -170,7 +172,7 @@ def _resolved(layers: Layers) -> Resolved:
 
 
 def _validate(tree: Tree, where: Callable[[str], str], known: set[str]) -> tuple[Config, list[Problem]]:
-    """The config and the problems that the schema reports beside those of the keys `known`.
+    """Returns the config and the problems that the schema reports beside those of the keys `known`.
 
     Keys with a problem are taken out of `tree`, so that the rules between the others can be checked. In the config they
     have their defaults or, without a default, any valid value.
@@ -195,7 +197,7 @@ def _validate(tree: Tree, where: Callable[[str], str], known: set[str]) -> tuple
 
 
 def _explained(error: ValidationError, where: Callable[[str], str]) -> list[Problem]:
-    """One problem for each of pydantic's errors, in pydantic's words if the explanations are not installed."""
+    """Returns one problem for each of pydantic's errors, in pydantic's words if the explanations are not installed."""
     if is_present("rl_platform.config.explanations"):
         from rl_platform.config.explanations.explain import explain
 

@@ -32,7 +32,7 @@ def apply_overrides(layers: Layers, overrides: Sequence[str], place: str = COMMA
 
 
 def key_of(text: str) -> str:
-    """The key that an argument sets or removes."""
+    """Returns the key that an argument sets or removes."""
     return _parts(text)[0]
 
 
@@ -68,7 +68,7 @@ def _malformed(text: str, key: str, equals: str, value: str, place: str) -> Prob
 
 
 def _is_unicode(text: str) -> bool:
-    """True if the bytes of the argument were UTF-8. Others arrive as halves of surrogate pairs."""
+    """Returns True if the bytes of the argument were UTF-8. Others arrive as halves of surrogate pairs."""
     return not any("\ud800" <= mark <= "\udfff" for mark in text)
 
 

@@ -26,14 +26,14 @@ class Dumper(yaml.SafeDumper):
 
 
 def as_yaml(config: Mapping[str, object]) -> tuple[str, list[Problem]]:
-    """The text of a config, and the problems of values that no config can hold."""
+    """Returns the text of a config, and the problems of values that no config can hold."""
     problems: list[Problem] = []
     tree = _plain(config, "", DICT, problems)
     return yaml.dump(tree, Dumper=Dumper, sort_keys=False, allow_unicode=True), problems
 
 
 def as_arguments(overrides: Mapping[str, object]) -> tuple[list[str], list[Problem]]:
-    """The overrides as the arguments `section.key=value` of a command line, and the problems of the others."""
+    """Returns the overrides as the arguments `section.key=value` of a command line, and the problems of the others."""
     arguments, problems = [], [_no_key(OVERRIDES, OVERRIDES, key) for key in overrides if not isinstance(key, str)]
     for key in (key for key in overrides if isinstance(key, str)):
         invalid: list[Problem] = []

@@ -24,7 +24,8 @@ def chosen_backend(backend: str, on_gpu: bool) -> tuple[str, str]:
 
 
 def may_go_by_group(config: Config, on_gpu: bool) -> bool:
-    """True if a learner offers its weights to a process group. The rollout decides whether a group can reach it.
+    """Returns True if a learner offers its weights to a process group. The rollout decides whether a group can reach
+    it.
 
     On CPUs main memory is faster (docs/architecture.md). `sync: delta` needs the receiver's weights for comparison,
     so it never uses a group; nor does vLLM, whose process may have another torch. A group holds no copy, so generation

@@ -87,7 +87,7 @@ class YamlReader:
         self._size = 0
 
     def read(self, text: str, path: str = "") -> object:
-        """The value of `text`, whose keys lie under `path`. None if it cannot be read at all.
+        """Returns the value of `text`, whose keys lie under `path`. None if it cannot be read at all.
 
         A value may be `UNSET`, and a mapping a `Replacement`.
         """
@@ -218,7 +218,7 @@ class YamlReader:
         return UNSET if node.tag == UNSET_TAG else None
 
     def _number(self, text: str, kind: str, node: yaml.ScalarNode, path: str) -> int | float | None:
-        """The number in `text`, None with a problem if it is too large. Raises ValueError if it is none."""
+        """Returns the number in `text`, None with a problem if it is too large. Raises ValueError if it is none."""
         infinite = re.sub(r"\.(?=inf|nan)", "", text.lower())
         if kind == "float" and (infinite != text.lower() or math.isfinite(float(infinite))):
             return float(infinite)

@@ -10,7 +10,7 @@ SURE = 0.8  # among all keys: dropout does not mean rollout
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The name closest in spelling, None if none is close. Case and `-` for `_` do not count as differences."""
+    """Returns the name closest in spelling, None if none is close. Case and `-` for `_` do not count as differences."""
     by_folded = {_fold(candidate): candidate for candidate in names}
     matches = difflib.get_close_matches(_fold(name), by_folded, n=1, cutoff=cutoff)
     return by_folded[matches[0]] if matches else None

@@ -29,7 +29,7 @@ def log_distributions(logits: Tensor, counts: Sequence[int]) -> Tensor:
 def chosen(
     log_probs: Tensor, generator: torch.Generator | None, deterministic: bool, among: Among
 ) -> tuple[Tensor, Tensor]:
-    """One sample of each distribution [N,...,D,K]: choices [N,...,D] int64 and their log-probs [N,...,D]."""
+    """Returns one sample of each distribution [N,...,D,K]: choices [N,...,D] int64 and their log-probs [N,...,D]."""
     drawn = choices(log_probs, generator, deterministic, among)
     return drawn, of_choices(log_probs, drawn)
 

@@ -35,6 +35,6 @@ def _of_batch(like: Tensor, among: Among) -> Tensor:
 
 
 def _rows(like: Tensor, among: Among) -> slice:
-    """The position of the rows in the larger batch."""
+    """Returns the position of the rows in the larger batch."""
     first = 0 if among is None else among[0]
     return slice(first, first + len(like))

@@ -94,7 +94,7 @@ class SavedPolicy:
         return policy.requires_grad_(False).eval()
 
     def _empty(self) -> EmbodiedPolicy:
-        """The policy before its weights are loaded."""
+        """Returns the policy before its weights are loaded."""
         about, language = self.description, self.description.language
         if language is None:
             return build_policy(about.model, about.spaces, about.levels, about.seed)

@@ -49,8 +49,8 @@ class TakingTurns:
 
 
 def with_turns(config: Config, turns: OffloadOrder) -> Config:
-    """The config in which `offload` of every component is true or false, and no longer auto, and `weight_transfer` not
-    auto where a process group cannot carry weights."""
+    """Returns the config in which `offload` of every component is true or false, and no longer auto, and
+    `weight_transfer` not auto where a process group cannot carry weights."""
     updates: dict[str, dict[str, object]] = {name: {"offload": name in turns.leaving} for name in CAN_LEAVE}
     updates["rollout"]["weight_transfer"] = weight_transfer(config, turns.layout)
     return config.model_copy(
@@ -66,7 +66,7 @@ class Phases:
         self._threads = ThreadPoolExecutor(thread_name_prefix="runner (side by side)")
 
     def run(self, stage: Sequence[Phase]) -> Results:
-        """The results of all phases of a stage.
+        """Returns the results of all phases of a stage.
 
         Raises the error of the first phase that fails, without waiting for the others.
         """
@@ -112,7 +112,7 @@ class ComponentTimings:
         self.since_last()
 
     def since_last(self) -> dict[str, float]:
-        """The seconds that were added since the last call."""
+        """Returns the seconds that were added since the last call."""
         now = {
             f"time/{name}.{method}": seconds
             for name, group in self._groups.items()

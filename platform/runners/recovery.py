@@ -48,7 +48,8 @@ class Recovery:
             self._weights = weights
 
     def run(self, attempt: Callable[[], T], again: Callable[[], object] | None = None) -> T:
-        """The result of `attempt`; repeated after a death, once the rollout has its weights and `again()` has returned.
+        """Returns the result of `attempt`; repeated after a death, once the rollout has its weights and `again()` has
+        returned.
 
         `attempt` makes its calls in `working`. Raises WorkerDied if the process is not started again.
         """
@@ -134,7 +135,7 @@ class Saving:
     shares: Shares
 
     def wait(self) -> list[StateDict]:
-        """The states of all ranks joined to one."""
+        """Returns the states of all ranks joined to one."""
         states = self.handle.wait()
         return [{**states[0], "envs": joined_states([state["envs"] for state in states], self.shares)}]
 
@@ -152,13 +153,14 @@ class Simulation:
         self._reading: Saving | None = None  # the state in which the next rollout begins
 
     def collect(self, attempt: Callable[[], T]) -> T:
-        """The result of `attempt`, which steps the environments; repeated after a death from their earlier state."""
+        """Returns the result of `attempt`, which steps the environments; repeated after a death from their earlier
+        state."""
         result = self.evaluate(attempt)
         self._reading = self.env.state_dict() if self.keeps else None
         return result
 
     def evaluate(self, attempt: Callable[[], T]) -> T:
-        """The result of `attempt`, which leaves the environments as they are; repeated after a death."""
+        """Returns the result of `attempt`, which leaves the environments as they are; repeated after a death."""
         return self.recovery.run(attempt, self._restoring())
 
     def sync(self, weights: Weights | WeightsToken) -> list[WeightsReceived]:

@@ -147,7 +147,7 @@ class RunState:
 
 
 def shards(group: WorkerGroup) -> Shards:
-    """The checkpoint part that all ranks of a learner write."""
+    """Returns the checkpoint part that all ranks of a learner write."""
 
     def write(folder: Path) -> dict[str, Written]:
         return {name: file for files in group.save_state(str(folder)).wait() for name, file in files.items()}

@@ -28,7 +28,7 @@ CALLBACK = Extension(
 
 
 def load_callbacks(names: Sequence[str]) -> list[Callback]:
-    """The callbacks of `runner.callbacks`. Raises ConfigError for one that cannot be imported or called."""
+    """Returns the callbacks of `runner.callbacks`. Raises ConfigError for one that cannot be imported or called."""
     return [CALLBACK.load(name) for name in names]
 
 

@@ -64,7 +64,7 @@ class StreamedEvaluation:
         wait([evaluation for _, evaluation in self._evaluations])
 
     def fields(self, batch: RolloutBatch) -> Fields:
-        """The fields of all rows of `batch`, as soon as all evaluations are done. Raises their errors."""
+        """Returns the fields of all rows of `batch`, as soon as all evaluations are done. Raises their errors."""
         assert len(batch) == self._total
         whole: Fields = {}
         for first, evaluation in self._evaluations:

@@ -16,7 +16,7 @@ LONGEST = 512  # tokens of a response that are logged
 
 
 def tokens_of(batch: RolloutBatch, new_log_probs: Tensor | None, text_of: Callable[[int], str]) -> Iterator[Token]:
-    """The response tokens of every row of a batch with advantages, in order; those of a tool have no numbers.
+    """Yields the response tokens of every row of a batch with advantages, in order; those of a tool have no numbers.
 
     new_log_probs: [B,T] after the update; None: not computed. text_of: from a token's id.
     """

@@ -22,13 +22,13 @@ from rl_platform.reporter import Sample
 
 
 def selected(trajectories: Sequence[Trajectory], name: str, function: SampleFilter) -> Tensor:
-    """[B] bool: the responses that the user's filter selects; those without a score are not shown to it."""
+    """Returns [B] bool: the responses that the user's filter selects; those without a score are not shown to it."""
     return torch.tensor([each.valid and decision(SAMPLES, name, function, each) for each in trajectories])
 
 
 def training_rows(trajectories: Sequence[Trajectory], multiple: int) -> list[Trajectory]:
-    """All rows of each trajectory, ordered by their tokens, with its reward. If a trajectory has several, masked rows
-    fill them up to a multiple of `multiple`, so that mini-batches are whole."""
+    """Returns all rows of each trajectory, ordered by their tokens, with its reward. If a trajectory has several,
+    masked rows fill them up to a multiple of `multiple`, so that mini-batches are whole."""
     rows = []
     for one in trajectories:
         shared = {"reward": one.reward, "metric": one.metric, "valid": one.valid}
@@ -43,7 +43,7 @@ def training_rows(trajectories: Sequence[Trajectory], multiple: int) -> list[Tra
 def shaped_rewards(
     trajectories: Sequence[Trajectory], algorithm: Algorithm, longest_response: int, kept: Tensor | None = None
 ) -> ShapedRewards:
-    """The rewards to train on, one per trajectory; `Trajectory.reward` and `metric` stay those of the verifier.
+    """Returns the rewards to train on, one per trajectory; `Trajectory.reward` and `metric` stay those of the verifier.
 
     kept [B] bool: of `selected`; None: there is no filter.
     """
@@ -59,7 +59,8 @@ def shaped_rewards(
 
 
 def rollout_batch(trajectories: Sequence[Trajectory], shaped: ShapedRewards, pad_token_id: int) -> RolloutBatch:
-    """One row per trajectory, right-padded. Responses without a score or filtered stay in the batch, masked out."""
+    """Returns one row per trajectory, right-padded. Responses without a score or filtered stay in the batch, masked
+    out."""
     rows = [trajectory.prompt.token_ids + trajectory.token_ids for trajectory in trajectories]
     shape = (len(rows), max(len(row) for row in rows))
     tokens = torch.full(shape, pad_token_id, dtype=torch.int64)
@@ -93,7 +94,7 @@ def rollout_batch(trajectories: Sequence[Trajectory], shaped: ShapedRewards, pad
 
 
 def _token_versions(trajectories: Sequence[Trajectory], action_mask: Tensor) -> Tensor | None:
-    """[B,T] int32, -1 outside of responses; None if no response has tokens of several versions."""
+    """Returns [B,T] int32, -1 outside of responses; None if no response has tokens of several versions."""
     if not any(trajectory.segments for trajectory in trajectories):
         return None
     versions = torch.full(action_mask.shape, -1, dtype=torch.int32)
@@ -106,7 +107,7 @@ def _token_versions(trajectories: Sequence[Trajectory], action_mask: Tensor) -> 
 
 
 def process_rewards(trajectories: Sequence[Trajectory], action_mask: Tensor) -> tuple[Tensor, dict[str, float]]:
-    """[B,T] rewards of single steps, as the verifier gave them: neither scaled nor shaped."""
+    """Returns [B,T] rewards of single steps, as the verifier gave them: neither scaled nor shaped."""
     addressed = torch.zeros(action_mask.shape)
     for row, trajectory in zip(addressed, trajectories, strict=True):
         for position, reward in trajectory.step_rewards:
@@ -118,7 +119,7 @@ def process_rewards(trajectories: Sequence[Trajectory], action_mask: Tensor) -> 
 def with_baselines(
     batch: RolloutBatch, greedy: Sequence[Trajectory], shaped: ShapedRewards
 ) -> tuple[RolloutBatch, dict[str, float]]:
-    """The batch with the reward of the greedy response to each row's prompt, process rewards included.
+    """Returns the batch with the reward of the greedy response to each row's prompt, process rewards included.
 
     shaped: rewards of `greedy`. Rows do not count if the greedy response to their prompt has no score.
     """
@@ -135,7 +136,7 @@ def with_baselines(
 
 
 def cut_ends(trajectories: Sequence[Trajectory], action_mask: Tensor) -> Tensor:
-    """[B,T] bool: the last sampled token of responses that the length limit cut."""
+    """Returns [B,T] bool: the last sampled token of responses that the length limit cut."""
     truncated = torch.tensor([trajectory.finish_reason == "length" for trajectory in trajectories])
     return place_outcome_rewards(truncated, action_mask) > 0
 
@@ -173,7 +174,7 @@ def trajectory_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def by_source(trajectories: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
-    """The trajectories by the label of their source, in order; empty without `data.sources`."""
+    """Returns the trajectories by the label of their source, in order; empty without `data.sources`."""
     parts: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         if trajectory.prompt.source:
@@ -222,7 +223,7 @@ def validation_metrics(trajectories: Sequence[Trajectory], metric: str, part: st
 
 
 def samples_of(trajectories: Sequence[Trajectory], tokenizer: Tokenizer) -> list[Sample]:
-    """The trajectories as text for the log, each prompt as the model reads it."""
+    """Returns the trajectories as text for the log, each prompt as the model reads it."""
     return [
         Sample(
             tokenizer.decode(each.prompt.token_ids, special=True),

@@ -51,7 +51,7 @@ class Runtime(Protocol):
     def channel(
         self, name: str, capacity: int, producers: Iterable[str] = (), consumers: Iterable[str] = ()
     ) -> Channel[Any]:
-        """A bounded stream between the named components, single ranks or `runner`."""
+        """Returns a bounded stream between the named components, single ranks or `runner`."""
 
     @property
     def restarts(self) -> int:

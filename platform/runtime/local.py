@@ -81,7 +81,7 @@ class LocalRuntime(ShutsDown):
     def channel(
         self, name: str, capacity: int, producers: Iterable[str] = (), consumers: Iterable[str] = ()
     ) -> Channel[Any]:
-        """A new channel of `capacity` items. A closed channel's name may be used again.
+        """Returns a new channel of `capacity` items. A closed channel's name may be used again.
 
         producers and consumers: components (all their ranks), single ranks as `rollout[1]`, or `runner`, the main
         thread. They are named in messages; when a call of one of them fails, the channel is closed with its error.

@@ -18,14 +18,14 @@ _SECTIONS = (runner, models, algorithm, data, rollout, reward, env, cluster)
 
 
 def broken(config: Config) -> Iterator[Problem]:
-    """The problems between the keys of `config`, without their places."""
+    """Yields the problems between the keys of `config`, without their places."""
     for section in _SECTIONS:
         with suppress(Unreadable):  # a rule that reads a wrong key outside `when` ends those of its section
             yield from section.refused(config)
 
 
 def without_effect(config: Config) -> Iterator[Unread]:
-    """The keys and sections that `config` does not read. A section may come beside keys inside it."""
+    """Yields the keys and sections that `config` does not read. A section may come beside keys inside it."""
     for section in _SECTIONS:
         with suppress(Unreadable):
             yield from section.unread(config)

@@ -139,7 +139,7 @@ def _token_baseline(config: Config) -> Iterator[Problem]:
 
 
 def _fitting_loss_type(config: Config) -> tuple[LossType, str]:
-    """The loss_type that the config needs, and why."""
+    """Returns the loss_type that the config needs, and why."""
     algorithm = config.algorithm
     if reasoning(config):
         return "actor", "the values of a language model come from a separate critic"

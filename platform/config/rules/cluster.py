@@ -75,7 +75,7 @@ def _differs(key: str, declared: str, value: int) -> Problem:
 
 
 def _name(config: Config, key: str, name: str, count: int) -> Iterator[Problem]:
-    """The problems of a component name in a key; `count` names are the same, if it is the last of them."""
+    """Yields the problems of a component name in a key; `count` names are the same, if it is the last of them."""
     if name not in COMPONENTS:
         close = nearest(name, COMPONENTS)
         message = f"{name!r} is no component" if name else "a component name is missing beside a comma"
@@ -89,17 +89,17 @@ def _name(config: Config, key: str, name: str, count: int) -> Iterator[Problem]:
 
 
 def _names_in(key: str) -> list[str]:
-    """The component names of one key of `component_placement`."""
+    """Returns the component names of one key of `component_placement`."""
     return [name.strip() for name in key.split(",")]
 
 
 def _placed(config: Config) -> list[str]:
-    """All names in the order of the keys, with repetitions."""
+    """Returns all names in the order of the keys, with repetitions."""
     return [name for key in config.cluster.component_placement for name in _names_in(key)]
 
 
 def _needed(config: Config) -> dict[str, str]:
-    """The components of the run, each with the reason. A critic only if its switch has no problem of its own."""
+    """Returns the components of the run, each with the reason; the critic if its switch has no problem of its own."""
     if embodied(config):
         parts = ("actor_critic", "env", "rollout")
         return dict.fromkeys(parts, f"embodied training needs {', '.join(parts)}")
@@ -112,7 +112,8 @@ def _needed(config: Config) -> dict[str, str]:
 
 
 def _missing(config: Config) -> dict[str, str]:
-    """The components of the run that have no place, and no misspelt name that is probably theirs; with the reasons."""
+    """Returns the components of the run that have no place, and no misspelt name that is probably theirs; with the
+    reasons."""
     placed = set(_placed(config))
     placed |= {nearest(name, COMPONENTS) or name for name in placed if name not in COMPONENTS}
     if embodied(config) and "actor" in _placed(config):

@@ -62,7 +62,7 @@ def refused(config: Config) -> Iterator[Problem]:
 
 
 def _is_readable(path: str | None) -> bool:
-    """True for a file of a format that `type: file` reads, and for none."""
+    """Returns True for a file of a format that `type: file` reads, and for none."""
     return not path or PurePath(path).suffix.lower() in FILE_SUFFIXES
 
 
@@ -130,7 +130,8 @@ def unread(config: Config) -> Iterator[Unread]:
 
 
 def _unread_by(key: str, task: Task) -> Iterator[Unread]:
-    """The keys of a source that its type does not read. A list is inherited as a whole, so its items bind no keys."""
+    """Yields the keys of a source that its type does not read. A list is inherited as a whole, so its items bind no
+    keys."""
     kind, switches = when(lambda: task.type), (_KIND,) if key == "data.task" else ()
     if kind is None:
         return

@@ -67,7 +67,7 @@ def unread(config: Config) -> Iterator[Unread]:
 
 
 def policy_is(config: Config, *types: str) -> bool:
-    """True if the config is embodied and its policy has one of these types."""
+    """Returns True if the config is embodied and its policy has one of these types."""
     return embodied(config) and config.actor.model.type in types
 
 
@@ -96,7 +96,7 @@ def critic_problem(config: Config) -> Problem | None:
 
 
 def _model(config: Config, role: str) -> Model | None:
-    """The language model that the section of `role` names, None if it names none or is not used."""
+    """Returns the language model that the section of `role` names, None if it names none or is not used."""
     if embodied(config):
         return config.actor.model if role == "actor" and config.actor.model.type in INSTRUCTED else None
     if role == "critic":
@@ -161,7 +161,7 @@ def _training(config: Config, role: str) -> Iterator[Problem]:
 
 
 def _section(config: Config, role: str) -> Actor | Critic | None:
-    """The section of `role` if the config writes its layout. A reference without one has the actor's layout."""
+    """Returns the section of `role` if the config writes its layout. A reference without one has the actor's layout."""
     if role == "critic" and not config.critic.use_critic_model:
         return None
     if role == "reference" and not (config.has_reference and config.reference.parallel is not None):

@@ -81,7 +81,7 @@ def _judge(key: str, judge: Judge) -> Iterator[Problem]:
 
 
 def _groups(pattern: str) -> int:
-    """The number of groups of a regular expression, -1 if it is none."""
+    """Returns the number of groups of a regular expression, -1 if it is none."""
     try:
         return re.compile(pattern).groups
     except re.error:
@@ -111,7 +111,8 @@ def _functions(functions: list[WeightedReward]) -> Iterator[Problem]:
 
 
 def _is_address(url: str) -> bool:
-    """True for a URL that a request can be posted to. User and password would not be sent, so they are refused."""
+    """Returns True for a URL that a request can be posted to. User and password would not be sent, so they are
+    refused."""
     try:
         parts = urlsplit(url)
         named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -124,13 +125,13 @@ def _soft_punishment(config: Config) -> Iterator[Problem]:
     overlong, data, rollout = config.algorithm.overlong, config.data, config.rollout
 
     def full_at() -> tuple[str, int]:
-        """The key and the length in tokens at which the soft punishment is full."""
+        """Returns the key and the length in tokens at which the soft punishment is full."""
         if overlong.max_length is None:
             return "data.max_response_length", data.max_response_length
         return _MAX, overlong.max_length
 
     def longest_response() -> tuple[str, int]:
-        """The key and the length of the longest response. Several turns may add up to more than one is long."""
+        """Returns the key and the length of the longest response. Several turns may add up to more than one is long."""
         sampled = None if rollout.multi_turn or rollout.agent else rollout.sampling.max_new_tokens
         if sampled is None:
             return "data.max_response_length", data.max_response_length
@@ -186,7 +187,8 @@ def unread(config: Config) -> Iterator[Unread]:
 
 
 def _unread_by(key: str, part: Scoring, tasks: Set[str] | None) -> Iterator[Unread]:
-    """The keys of a function that its type does not read. A list is inherited as a whole: its items bind no keys."""
+    """Yields the keys of a function that its type does not read. A list is inherited as a whole: its items bind no
+    keys."""
     kind, switches = when(lambda: part.type), (_TYPE,) if key == "reward" else ()
     if kind is None:
         return

@@ -63,7 +63,7 @@ ESTIMATORS = {  # by their name in `adv_type`
 
 
 def estimator_needs(adv_type: str) -> EstimatorNeeds:
-    """The needs of `adv_type`. A user's function has none; it may read any key, and the values of a critic."""
+    """Returns the needs of `adv_type`. A user's function has none; it may read any key, and the values of a critic."""
     return ESTIMATORS.get(adv_type, EstimatorNeeds())
 
 

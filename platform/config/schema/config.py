@@ -77,7 +77,8 @@ class Config(Section):
         return same_backend and own.model == actor.model
 
     def section(self, role: str) -> Actor | Critic:
-        """The section of a component's model: the critic's, the reference's as it is computed, or else the actor's."""
+        """Returns the section of a component's model: the critic's, the reference's as it is computed, or else the
+        actor's."""
         if role == "reference":
             return self.reference_section
         return self.critic if role == "critic" else self.actor

@@ -80,6 +80,6 @@ class Data(Section):
         return sum(self.validation_size(task) for _, task in self.tasks)
 
     def validation_size(self, task: Task) -> int:
-        """The number of validation prompts of a source, at most."""
+        """Returns the number of validation prompts of a source, at most."""
         own = task.val_size if isinstance(task, Source) else None
         return self.val_size if own is None else own

@@ -47,7 +47,7 @@ class PrefillAttention:
         self._masks: dict[int | None, list[Tensor | None]] = {}
 
     def _masks_of(self, window: int | None) -> list[Tensor | None]:
-        """The masks [new, seen] bool of the chunks; None for the plain causal mask."""
+        """Returns the masks [new, seen] bool of the chunks; None for the plain causal mask."""
         if window not in self._masks:
             self._masks[window] = [
                 causal_mask(chunk.stop - chunk.start, chunk.stop, window, chunk.tail.device)

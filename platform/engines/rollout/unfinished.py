@@ -26,7 +26,7 @@ class UnfinishedResponses:
         return [self._rest(self.whole(completion, version)) for completion in cut]
 
     def whole(self, completion: Completion, version: int) -> Completion:
-        """The response up to and with this completion of weights `version`."""
+        """Returns the response up to and with this completion of weights `version`."""
         count = len(completion.token_ids)
         segments = ((version, count),) if count else ()
         if (before := self._parts.get(completion.index)) is None:

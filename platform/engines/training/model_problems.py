@@ -58,7 +58,7 @@ def _replay_problems(config: PretrainedConfig) -> Iterator[Problem]:
 
 
 def _empty(config: PretrainedConfig) -> nn.Module:
-    """The model's modules on the meta device."""
+    """Returns the model's modules on the meta device."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
