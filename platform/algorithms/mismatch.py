@@ -96,7 +96,7 @@ def _k3(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 def _weight_metrics(
     weights: FloatBT, mask: BoolBT, outside: BoolBT, broken: BoolBT, rejected: BoolBT
 ) -> dict[str, float]:
-    """Returns metrics of the applied weights. ess: effective sample size (sum w)^2 / sum w^2, as share of the tokens."""
+    """Returns metrics of the applied weights. ess: effective sample size (sum w)^2 / sum w^2, a share of the tokens."""
     count = int(mask.sum())
     if count == 0:
         return {}
