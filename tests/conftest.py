@@ -23,7 +23,7 @@ from ray_forks import RayForks
 from tiny_configs import EMBODIED, REASONING
 
 if CHECKS_SHAPES := all(importlib.util.find_spec(name) for name in ("jaxtyping", "beartype")):
-    from shapes import check_shapes, unchecked_shapes
+    from shapes import check_shapes, new_test, unchecked_shapes
 
     check_shapes()  # without the two packages tests run as well, but for unit/test_shapes.py
 
@@ -52,6 +52,8 @@ def pytest_collection_finish() -> None:
 
 def pytest_runtest_setup() -> None:
     assert gc.isenabled(), "an earlier test disabled garbage collection: the process would take more and more memory"
+    if CHECKS_SHAPES:
+        new_test()
 
 
 # `pytest -m fast`: these folders and files cover the core. Tests among them that start Ray or ranks, or that take

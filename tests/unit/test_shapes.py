@@ -12,6 +12,7 @@ from rl_platform.algorithms.statistics import whiten_rows
 from rl_platform.records import RolloutBatch
 
 jaxtyping = pytest.importorskip("jaxtyping", reason="not installed: pip install -e '.[test]'")
+from shapes import EVERY, FIRST  # noqa: E402 - it needs jaxtyping
 
 
 def test_a_wrong_shape_is_refused() -> None:
@@ -28,6 +29,17 @@ def test_fields_of_a_batch_belong_together() -> None:
     assert len(RolloutBatch({}, mask, *rows, torch.zeros(2, 3), torch.zeros(2, 3))) == 2
     with pytest.raises(jaxtyping.TypeCheckError):
         RolloutBatch({}, mask, *rows, torch.zeros(2, 4), torch.zeros(2, 3))
+
+
+def test_of_many_calls_in_a_test_the_first_and_one_in_ten_are_checked() -> None:
+    wrong = {}, torch.ones(2, 3, dtype=torch.bool), torch.ones(2, dtype=torch.bool), torch.arange(2)
+    refused = []
+    for count in range(1, FIRST + EVERY + 1):
+        try:
+            RolloutBatch(*wrong, torch.zeros(2, 4), torch.zeros(2, 3))
+        except jaxtyping.TypeCheckError:
+            refused.append(count)
+    assert refused == [*range(1, FIRST + 1), FIRST + EVERY]
 
 
 def test_a_run_does_not_load_the_checker() -> None:
