@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -14,46 +15,10 @@ from as_installed import lay_out
 from rl_platform.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = (
-    "models/pretrained",
-    "config/explanations",
-    "launch/plans",
-    "algorithms/variants",
-    "models/adapters",
-    "engines/offloading",
-    "runtime/weights",
-    "placement/estimates",
-    "python",
-    "components/agents",
-    "components/reward_models",
-    "envs/embodied/pictures",
-    "envs/embodied/processes",
-    "envs/embodied/user_envs",
-    "envs/reasoning/servers",
-    "envs/reasoning/sources",
-    "models/context",
-    "models/experts",
-    "models/policies",
-    "trackers",
-    "runners/collection",
-    "runtime/ray",
-    "launch/jobs",
-    "envs/reasoning/answers",
-    "planner",
-    "accel",
-    "engines/training/megatron",
-    "engines/rollout/hosted",
-    "engines/rollout/sglang",
-    "engines/rollout/vllm",
-    "envs/embodied/mujoco",
-    "envs/reasoning/sandbox",
-    "launch/check",
-    "launch/rehearse",
-    "launch/card",
-    "launch/live",
-    "launch/saved",
-    "launch/tools",
-)
+EXTRAS = [
+    name.removeprefix("rl_platform.").replace(".", "/")
+    for name in runpy.run_path(str(ROOT / "tests" / "unit" / "test_layout.py"))["EXTRAS"]
+]
 # `sitecustomize.py` of the copy: every process that starts there forgets where the checkout is installed.
 FORGET = """
 import sys
