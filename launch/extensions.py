@@ -1,4 +1,4 @@
-"""Every kind of user code: its protocol, its key, and the names that a config gives.
+"""Every kind of user code: its protocol, its key, and its names in a config.
 
 `docs/extending.md` has one section and one example of each.
 """

@@ -25,7 +25,7 @@ from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec
 from rl_platform.errors import WorkerDied
 
 START_LIMIT_S = 60.0
-FAILED_STARTS = 3  # in a row, before the pool gives up
+FAILED_STARTS = 3  # in a row, after which the pool raises
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ def reward_to_go(rewards: FloatBT, mask: BoolBT, gamma: float) -> FloatBT:
 def local_penalties(rewards: FloatBT, penalties: FloatBT, mask: BoolBT, gamma: float) -> FloatBT:
     """Returns `reward_to_go` of the task's rewards alone, minus the penalty of each position that `rewards` contain.
 
-    The KL penalty of REINFORCE++ in NeMo-RL: a token pays for its own drift, not for that of later tokens.
+    The KL penalty of REINFORCE++ in NeMo-RL: the penalty of a token measures its own drift, not that of later tokens.
     """
     # A_t = sum_{s >= t} gamma^(s-t) r_s - beta K_t
     return torch.where(mask, reward_to_go(rewards + penalties, mask, gamma) - penalties, 0.0)

@@ -39,7 +39,7 @@ from rl_platform.errors import CheckpointError
 
 Buffer = bytes | bytearray | memoryview
 
-_HASH_IN_THREAD = 1 << 20  # bytes of one write from which hashing beside the disk write pays for the hand-over
+_HASH_IN_THREAD = 1 << 20  # bytes of one write from which hashing in another thread, beside the disk write, saves time
 _PART_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _CONTAINERS = (list, tuple, torch.Size)
 _SCALARS = (str, int, float, bool, bytes, type(None))

@@ -169,7 +169,7 @@ def train(
             metrics |= utilization.metrics(rollout.batch, ppo.trains_actor(step)) | runner.trained(rollout.batch)
             step += 1
             reporter.samples(step, rollout.samples)
-            # 3. the rollout gets the new weights
+            # 3. send the new weights to the rollout
             if ppo.trains_actor(step - 1):
                 with reporter.phase("sync weights"):
                     metrics |= rollouts.publish(step, ppo.version(step))

@@ -1,4 +1,4 @@
-"""Recovery from the death of a process that could be started again: it gets the weights, and its work is repeated."""
+"""Recovery from the death of a process that was started again: sends the weights to it and repeats its work."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Recovery:
         return self._received
 
     def update(self, weights: Weights | WeightsToken) -> None:
-        """Stores weights that the rollout receives while it works. After a death every rank gets them again."""
+        """Stores weights that the rollout receives while it works. After a death every rank receives them again."""
         self.version, self._updated = weights.version, True
         if not isinstance(weights, Weights):
             self._weights = weights

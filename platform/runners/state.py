@@ -79,7 +79,7 @@ class RunState:
         self._mark.touch()
 
     def restore(self, runner: HasParts, ppo: Stateful, rollouts: Stateful) -> int:
-        """Everyone gets the state of the checkpoint; returns its step, 0 without one.
+        """Loads the state of the checkpoint into all parts; returns its step, 0 without one.
 
         Raises CheckpointError for a state of another run, and for one that may run code unless
         `runner.trust_checkpoint` is true.

@@ -20,7 +20,7 @@ LossAggregation = Literal[
 ]
 OldLogProbs = Literal["recompute", "rollout", "current"]
 PositiveNLLNorm = Literal["correct_tokens", "all_tokens"]
-Bounds = Annotated[tuple[float, float], Field(strict=False)]  # strict would refuse the list that YAML gives
+Bounds = Annotated[tuple[float, float], Field(strict=False)]  # strict validation refuses YAML's lists
 # A reward, log-prob or entropy belongs to a whole action chunk, to one of its actions, or to a component of an action.
 RewardLevel = Literal["chunk_level", "action_level"]
 ActionLevel = Literal[RewardLevel, "token_level"]

@@ -12,7 +12,7 @@ from rl_platform.config.schema.section import Section, key
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Sizes = list[Annotated[int, Field(ge=1)]]
 Offload = Literal[True, False, "auto"]
-Betas = Annotated[tuple[Beta, Beta], Field(strict=False)]  # strict would refuse the list that YAML gives
+Betas = Annotated[tuple[Beta, Beta], Field(strict=False)]  # strict validation refuses YAML's lists
 
 
 VLM_POLICIES = ("pi0", "vlm_tokens")  # on vision-language models of transformers

@@ -116,7 +116,7 @@ class RolloutEngine(Protocol):
 
 
 class UserEngine(RolloutEngine, Protocol):
-    """A `RolloutEngine` of the user. It gets `Weights`, never offers; their names are those of `LanguageModel`.
+    """A `RolloutEngine` of the user. It receives `Weights`, never offers; their names are those of `LanguageModel`.
 
     The reported log-probs are those of the temperature-scaled distribution, before top-k and top-p.
     """
