@@ -2,9 +2,9 @@
 
 The lock is the kernel's lock on the file `lock`, which ends with the process that holds it, however that process ends.
 Child processes do not inherit it. The file names the holder and is removed with the lock. Locks of some shared file
-systems do not reach other machines, so a file that names another machine, or this one before it was restarted, counts
-as held while its holder touches it. A Slurm job that was requeued takes the lock of its earlier start over at once. Not
-covered: two runs within one process, and reading, which needs no lock.
+systems do not reach other machines. A file that names another machine, or this one before it was restarted, therefore
+counts as held while its holder touches it. A Slurm job that was requeued takes over the lock of its earlier start at
+once. Not covered: two runs within one process, and reading, which needs no lock.
 """
 
 from __future__ import annotations

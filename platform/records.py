@@ -1,9 +1,9 @@
 """The small typed records that travel between components.
 
-Shapes: B rows (sequences or transitions), T positions. A reasoning row is one sequence, prompt and response together;
-an embodied rollout has one row per environment and one position per step, and is flattened to one row per transition
-(`RolloutBatch.flatten`) once advantages are known, so that mini-batches mean the same thing in both tasks. Policies
-that choose chunks of actions have one transition per chunk, and at finer levels than chunks several positions each.
+Shapes: B rows (sequences or transitions), T positions. A reasoning row is one sequence, prompt and response together.
+An embodied rollout has one row per environment and one position per step. Once advantages are known, it is flattened to
+one row per transition (`RolloutBatch.flatten`), so that mini-batches mean the same thing in both tasks. Policies that
+choose chunks of actions have one transition per chunk, and at finer levels than chunks several positions each.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
 """Removes secrets from what is printed, stored or sent to loggers.
 
-Secrets are passwords and query values of URLs, tokens and keys of known forms, values of variables, headers and keys
-with a telling name, values of environment variables of this process with such names, and passwords in the addresses of
-its other variables.
+Secrets are:
+
+* passwords and query values of URLs;
+* tokens and keys of known forms;
+* values of variables, headers and keys with a telling name;
+* values of environment variables of this process with such a name, and passwords in the addresses of the others.
+
 Not covered: texts of prompts and responses, and secrets that have neither a telling name nor a known form.
 """
 

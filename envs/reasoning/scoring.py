@@ -48,8 +48,8 @@ class ScoringStats:
 class ScoringPool:
     """Scores responses in `num_workers` processes; thread-safe. A response that takes over `timeout_s` is invalid.
 
-    If responses are queued, a process that has worked on one for half the timeout gets a substitute, up to twice
-    `num_workers` processes in all, so that a few hanging responses do not block others.
+    If responses are queued and a process has worked on one for half the timeout, the pool starts a substitute, so that
+    a few hanging responses do not block others. It has up to twice `num_workers` processes.
     Raises ConfigError or WorkerError at construction if the verifier cannot be loaded.
     """
 

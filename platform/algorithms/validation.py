@@ -82,8 +82,10 @@ def first_not_finite(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -
 
 
 def check_alignment(batch: RolloutBatch) -> None:
-    """Raises DataError for a field that has another shape or type than `action_mask` [B,T] bool demands, and for
-    actions of a token sequence that lie beyond its length or have no token before them."""
+    """Raises DataError for a field whose shape or type does not fit `action_mask` [B,T] bool.
+
+    Raises it also for actions of a token sequence that lie beyond its length or have no token before them.
+    """
     shape = list(batch.action_mask.shape)
     if len(shape) != 2:
         raise DataError(f"action_mask of the rollout has shape {shape}: it has two dimensions, rows and positions")

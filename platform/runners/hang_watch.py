@@ -27,9 +27,11 @@ MOST_SHOWN = 8
 def hang_watch(
     groups: Mapping[str, WorkerGroup], folder: Path, note: Callable[[str], None], deadline_s: float
 ) -> Iterator[None]:
-    """While the block runs: if no call of any rank ends or progresses for 45 s (half of `deadline_s` if that is less),
-    notes the busy ranks and appends the stacks of the runner and of these ranks, or of all without any, to `stacks.txt`
-    in `folder`."""
+    """Reports within the block if no call of any rank ends or progresses for 45 s, or half of `deadline_s` if less.
+
+    The note names the busy ranks. `stacks.txt` in `folder` has the stacks of the runner and of these ranks, or of all
+    ranks if none is busy.
+    """
     workers = [worker for group in groups.values() for worker in group.workers]
     over, patience, main = threading.Event(), min(PATIENCE_S, deadline_s / 2), threading.get_ident()
 
