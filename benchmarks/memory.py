@@ -50,7 +50,11 @@ OWNERS = {
     "libraries, interpreter, data": "processes",
     "freed, kept by the allocator": "",
 }
-WITH = {"bfloat16 copies": "in activations", "packed copies": "in activations", "freed, kept by the allocator": "0"}
+WITH = {
+    "bfloat16 copies": "in activations",
+    "packed copies": "in activations",
+    "freed, kept by the allocator": "in activations",
+}
 
 
 @dataclass(frozen=True)

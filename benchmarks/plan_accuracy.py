@@ -148,7 +148,10 @@ def predict(case: Case, calibrate: Path | None = None) -> Prediction:
     planned = load(str(ROOT / "configs" / case.config), settings_of(case))
     report: dict[str, Any] = json.loads(plan("json", *planned, calibrate=None if calibrate is None else str(calibrate)))
     phases = {one["phase"]: one["seconds"] for one in report["step"]["phases"] if not one["note"]}
-    peak = max(device["memory_bytes"]["expected"] for device in report["devices"])
+    # a run reports the peak of its largest process, so a device that several processes share is left out
+    keys = {name: part["process"] for name, part in report["components"].items()}
+    alone = [device for device in report["devices"] if len({keys[name] for name in device["ranks"]}) == 1]
+    peak = max(device["memory_bytes"]["expected"] for device in alone)
     return Prediction(report["step"]["seconds"], phases, peak)
 
 

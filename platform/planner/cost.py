@@ -47,6 +47,7 @@ from rl_platform.planner.rates import OVERHEADS, Rates, data_sheet
 BACKWARD = 3  # forward and backward, in forwards
 BACKWARD_OF_ADAPTERS = 2  # without gradients of the frozen matrices
 OPTIMIZER_BYTES = 7 * FLOAT  # AdamW reads weight, gradient and two moments of a parameter and writes three of them
+MESSAGE_S, MESSAGE_BETWEEN_NODES_S = 5e-4, 3e-3  # to an environment's process and back (docs/placement.md)
 COMPUTE = {"arithmetic", "memory traffic", "launches"}  # bounds of work without other devices
 ADVANTAGES = "advantages and metrics"  # the runner's work between the phases of components
 SAVED_BYTES = 3 * FLOAT  # of a trained parameter in a checkpoint: weight and two moments
@@ -292,14 +293,16 @@ class CostModel:
         return [{"launches": self.rates.overhead("advantages", 1, self.rows)}]
 
     def _collect(self, layout: Layout) -> list[Bounds]:
-        """The simulation and the policy in turns, `rollout_steps` times."""
-        env = self.config.env
-        simulation = env.num_envs * self.rates.env_step / max(env.num_workers, layout.parts["env"].ranks)
+        """The simulation, the policy and the messages between their processes in turns, `rollout_steps` times."""
+        env, part, rollout = self.config.env, layout.parts["env"], layout.parts["rollout"]
+        simulation = env.num_envs * self.rates.env_step / max(env.num_workers, part.ranks)
         bound = "simulation" if simulation > self.rates.act else "launches"
-        alone = layout.together(layout.policy, "rollout") and layout.parts["env"].ranks == 1
-        together = alone and (layout.one_process or layout.parts["env"].key == layout.parts["rollout"].key)
-        seconds = self.rates.collect if self.rates.collect and together else simulation + self.rates.act
-        return [{bound: env.rollout_steps * seconds}]
+        together = part.ranks == 1 and (layout.one_process or part.key == rollout.key)
+        if self.rates.collect and together and layout.together(layout.policy, "rollout"):
+            return [{bound: env.rollout_steps * self.rates.collect}]
+        message = MESSAGE_S if len(part.nodes | rollout.nodes) == 1 else MESSAGE_BETWEEN_NODES_S
+        exchange = 0.0 if together else message
+        return [{bound: env.rollout_steps * (simulation + self.rates.act)}, {"transfers": env.rollout_steps * exchange}]
 
     def _score(self, layout: Layout) -> list[Bounds]:
         """One forward of every response by the reward model, which is whole on every rank."""

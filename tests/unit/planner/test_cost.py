@@ -9,14 +9,18 @@ from typing import Any
 
 import pytest
 
+from rl_platform.config import load_config
 from rl_platform.errors import ConfigError
-from rl_platform.placement.inventory import inventory_for
+from rl_platform.placement.inventory import Inventory, Node, inventory_for
+from rl_platform.placement.scheduler import schedule
 from rl_platform.planner.calibration import corrections, read_measured
 from rl_platform.planner.cost import Basis, Correction
-from rl_platform.planner.report import Report
+from rl_platform.planner.rates import ENV_STEP_S
+from rl_platform.planner.report import Report, plan_report
 from rl_platform.planner.search import search
 from rl_platform.planner.step_timeline import duration, gantt
 
+ROOT = Path(__file__).parents[3]
 APART: dict[str, object] = {"actor": "0-3", "critic": "4-5", "rollout,reward": "6-7"}
 PHASES = ["sync weights", "generate", "score", "log-probs", "values", "train critic", "train actor"]
 
@@ -297,3 +301,17 @@ def test_tensor_ranks_add_up_two_results_of_each_layer(tmp_path: Path, plans: An
     sums, size = 3 * 16 * 2, 16384 * 2304 * 2048 * 2  # passes, layers; tokens, width, bytes
     found = seconds(plans.report(config))["train actor"]
     assert found == pytest.approx(sums * 2 * 7 / 8 * size / (0.7 * 32e9), rel=0.03)  # a ring, at 32 GB/s
+
+
+def test_environments_in_other_processes_cost_a_message_in_every_step() -> None:
+    def collect(*placement: str, nodes: int = 1) -> float:
+        overrides = [f"cluster.num_nodes={nodes}", f"cluster.component_placement={{{', '.join(placement)}}}"]
+        config = load_config(ROOT / "configs/embodied/cartpole.yaml", overrides).config
+        machines = Inventory(tuple(Node(f"node-{index}", 0, cpus=4) for index in range(nodes)))
+        report = plan_report(config, schedule(config.cluster, machines), machines)
+        return seconds(report)["collect"] / config.env.rollout_steps
+
+    together = collect("'actor_critic,env,rollout': 0")
+    half = 4 * ENV_STEP_S  # of the eight environments
+    assert collect("'actor_critic,rollout': 0", "env: '0:0-1'") == pytest.approx(together - half + 5e-4)
+    assert collect("'actor_critic,rollout': 0", "env: 1", nodes=2) == pytest.approx(together + 3e-3)
