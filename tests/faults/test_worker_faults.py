@@ -278,6 +278,55 @@ def test_a_rollout_that_is_killed_while_it_is_two_updates_ahead(command, address
     assert counts["issued"] == counts["trained"] + counts["rejected"] + sum(samples["open"].values())
 
 
+TALKS = """
+def answer(conversation, metadata):
+    return "=7"
+
+class Game:
+    def __init__(self, params): ...
+
+    def reset(self, question, seed):
+        self.turns, self.seed = 0, seed
+        return f"{seed % 10}:"
+
+    def step(self, text):
+        self.turns += 1
+        return "<more>", text.count("a") + self.seed % 7 / 10, self.turns == 2
+"""
+CONVERSATIONS = {
+    "turns with a tool": [
+        "rollout.multi_turn={tool: 'my_tools:answer', max_turns: 2, max_observation_tokens: 2, num_workers: 1}",
+    ],
+    "a text environment": [
+        "rollout.agent={environment: {type: 'my_tools.py:Game'}, num_workers: 1}",
+        "data.max_response_length=12",
+        "actor.model.random_init.max_positions=64",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_a_rollout_that_is_killed_in_the_middle_of_conversations(
+    command, address, trained, monkeypatch, folder, name: str
+):
+    """Conversations that have ended stay; the others begin again, with the same random numbers."""
+    (folder / "my_tools.py").write_text(TALKS)
+    run = [*RUN, *CONVERSATIONS[name], "rollout.sampling={max_new_tokens: 2}"]
+    assert command(*run).code == 0
+    expected, rewards, whole = learned(STEPS), metrics("reward/mean"), names(trained)
+    trained.clear()
+    shutil.rmtree("out")
+    monkeypatch.setattr(reasoning, "LanguageRollout", DiesWhileItGenerates)
+    ended = command(*run, *APART, f"cluster.address={address}")
+    assert ended.code == 0, ended.err
+    assert Path("killed in generate").exists()
+    assert metrics("runtime/restarts") == [0, 1, 2]
+    assert max(metrics("turns/mean")) > 1
+    assert names(trained) == whole
+    assert metrics("reward/mean") == rewards
+    assert equal(learned(STEPS), expected)
+
+
 class DiesInUpdate(LanguageActor):
     """Rank 1 is killed once, in the middle of the second step."""
 
