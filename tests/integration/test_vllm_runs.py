@@ -21,33 +21,6 @@ HEADS_OF_32 = "actor.model.random_init.hidden_size=64"  # vLLM's attention on a 
 LIKELIEST = "rollout.sampling={top_k: 1}"  # drawn from one token: both engines draw the same
 APART = ["cluster.devices_per_node=2", "cluster.component_placement={'actor,critic,reward': 0, rollout: 1}"]
 WAYS = {"weights of the same process": [], "only differences of the weights": [*APART, "rollout.sync=delta"]}
-GAME = """
-class Game:
-    def __init__(self, params): ...
-
-    def reset(self, question, seed):
-        self.turns, self.seed = 0, seed
-        return f"{seed % 10}:"
-
-    def step(self, text):
-        self.turns += 1
-        return "<more>", len(text) + self.seed % 7 / 10, self.turns == 2
-
-class Echo:
-    schema = {"name": "echo", "description": "Repeats.", "parameters": {"type": "object"}}
-
-    def __init__(self, question, params): ...
-
-    def call(self, arguments):
-        return "again"
-"""
-AGENT = (
-    "rollout.agent={environment: {type: 'game.py:Game'}, tools: [{type: 'game.py:Echo'}], tool_format: hermes, "
-    "num_workers: 1}",
-    "data.max_prompt_length=400",
-    "data.max_response_length=16",
-    "actor.model.random_init.max_positions=512",
-)
 
 
 @pytest.mark.parametrize("overrides", WAYS.values(), ids=WAYS)
@@ -69,20 +42,6 @@ def test_a_run_learns_what_it_learns_with_the_torch_engine(
         assert row["staleness/max"] == 0
         assert row["actor/grad_norm"] > 0, "else nothing is learned and nothing compared"
     assert (folder / "out" / "logs" / "rollout[0]-vllm.log").exists()
-
-
-def test_a_text_environment_with_tools(command, folder: Path, final_state) -> None:
-    """The engine generates the calls that arrived since its last batch together."""
-    (folder / "game.py").write_text(GAME)
-    steps = ["runner.max_steps=2", HEADS_OF_32, *AGENT, "rollout.sampling={max_new_tokens: 2, top_k: 1}"]
-    assert command("reasoning.yaml", *steps, "rollout.backend=torch", "runner.output_dir=torch").code == 0
-    ended = command("reasoning.yaml", *steps, *WITH_VLLM)
-    assert ended.code == 0, ended.err
-    torch.testing.assert_close(final_state("out", 2)["actor"], final_state("torch", 2)["actor"], rtol=0, atol=1e-6)
-    for expected, found in zip(read_metrics("torch")[1:], read_metrics("out")[1:], strict=True):
-        assert found["reward/mean"] == expected["reward/mean"]
-        assert (found["turns/mean"], found["tool/errors"]) == (2, 0)
-        assert found["mismatch/abs_logp"] < 1e-4
 
 
 def test_a_seeded_run_repeats_to_the_bit(command, folder: Path, final_state, differences, scored: str) -> None:
