@@ -179,7 +179,7 @@ def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement,
 
 
 def evaluate_run(name: str, overrides: Sequence[str]) -> None:
-    """`--eval`: evaluates a checkpoint with the config that it was written with. `name`: of `find_run`."""
+    """Evaluates a checkpoint with the config that it was written with (`--eval`). `name`: as of `find_run`."""
     with required("rl_platform.launch.saved", "--eval"):
         from rl_platform.launch.saved.saved_run import find_run
     run = find_run(name, "--eval")

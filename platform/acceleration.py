@@ -53,7 +53,7 @@ def _present() -> bool:
 
 
 def gae_function(values: torch.Tensor) -> Callable[..., tuple[torch.Tensor, torch.Tensor]] | None:
-    """`algorithms.gae.gae` as a compiled loop, for tensors of the device and type of `values`."""
+    """Returns `algorithms.gae.gae` as a compiled loop, for tensors of the device and type of `values`."""
     if not enabled():
         return None
     from rl_platform.accel.compiled_gae import compiled_gae, compiles
@@ -64,7 +64,7 @@ def gae_function(values: torch.Tensor) -> Callable[..., tuple[torch.Tensor, torc
 def training_engine_class(
     model: nn.Module, device: torch.device, dtype: torch.dtype
 ) -> type[CompiledEngine | Bfloat16Engine] | None:
-    """`FSDPEngine` on one CPU: with a compiled step for small Gaussian policies, bfloat16 products for a Llama."""
+    """Returns an `FSDPEngine` of one CPU: a compiled step of small Gaussian policies, bfloat16 products of a Llama."""
     if not enabled():
         return None
     from rl_platform.accel.bfloat16_training import Bfloat16Engine, trains_in_bfloat16
@@ -98,7 +98,7 @@ def fastest_alone(engine: object, rows: int) -> bool:
 
 
 def policy_class(policy: nn.Module, device: torch.device) -> type[CompiledPolicy] | None:
-    """`ActorCriticPolicy.act` as compiled loops, for small policies on a CPU."""
+    """Returns `ActorCriticPolicy.act` as compiled loops, for small policies on a CPU."""
     if not enabled():
         return None
     from rl_platform.accel.compiled_policy import CompiledPolicy, acts_compiled
@@ -107,7 +107,7 @@ def policy_class(policy: nn.Module, device: torch.device) -> type[CompiledPolicy
 
 
 def decode_attention() -> tuple[Any, Any] | None:
-    """`Readers` and `DecodeAttention` of engines/rollout/paged_attention.py as one compiled loop, on a CPU."""
+    """Returns `Readers` and `DecodeAttention` of rollout/paged_attention.py as one compiled loop, on a CPU."""
     if not (enabled() and _has_team()):
         return None
     from rl_platform.accel.decode_kernel import CompiledDecodeAttention, PageTable  # imports numba, which takes 0.3 s
@@ -116,7 +116,7 @@ def decode_attention() -> tuple[Any, Any] | None:
 
 
 def row_operations(device: torch.device, dtype: torch.dtype) -> CompiledRows | None:
-    """`RowOperations` of engines/rollout/decoder.py as compiled loops: bfloat16, on a CPU."""
+    """Returns `RowOperations` of engines/rollout/decoder.py as compiled loops: bfloat16, on a CPU."""
     if not (enabled() and _has_team() and _is_bfloat16_on_a_cpu(device, dtype)):
         return None
     from rl_platform.accel.row_kernels import CompiledRows
@@ -125,7 +125,7 @@ def row_operations(device: torch.device, dtype: torch.dtype) -> CompiledRows | N
 
 
 def float32_head(head: nn.Linear, device: torch.device, dtype: torch.dtype) -> Callable[..., torch.Tensor] | None:
-    """`head` with float32 outputs, which torch's products of bfloat16 round: bfloat16, on a CPU."""
+    """Returns `head` with float32 outputs, which torch's products of bfloat16 round: bfloat16, on a CPU."""
     if not (enabled() and head.bias is None and _is_bfloat16_on_a_cpu(device, dtype)):
         return None
     from rl_platform.accel.bfloat16_products import Float32Outputs
@@ -136,7 +136,7 @@ def float32_head(head: nn.Linear, device: torch.device, dtype: torch.dtype) -> C
 def sampling_function(
     device: torch.device, dtype: torch.dtype, sampling: SamplingParams
 ) -> Callable[..., tuple[torch.Tensor, torch.Tensor]] | None:
-    """`engines.rollout.sampling.sample` as a compiled loop: bfloat16 weights on a CPU, neither top-k nor top-p."""
+    """Returns `rollout.sampling.sample` as a compiled loop: bfloat16 weights on a CPU, neither top-k nor top-p."""
     filtered = sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1)
     if filtered or not (enabled() and _has_team() and _is_bfloat16_on_a_cpu(device, dtype)):
         return None
@@ -176,7 +176,7 @@ def packed_linear_class(device: torch.device, dtype: torch.dtype) -> type[Packed
 
 
 def normalizing_loops() -> ModuleType | None:
-    """accel/normalizing_loops.py: the running statistics of envs/embodied/normalize.py, as compiled loops."""
+    """Returns the running statistics of envs/embodied/normalize.py as compiled loops."""
     if not enabled():
         return None
     from rl_platform.accel import normalizing_loops as loops

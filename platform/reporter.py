@@ -116,7 +116,7 @@ class Reporter(Protocol):
         """Progress of the current phase, with a few numbers of interest; `total` 0: unknown."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """All metrics of a finished step, once per step and before its checkpoint is saved; validation included."""
+        """Receives all metrics of a finished step, with those of its validation, once and before its checkpoint."""
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
         """Generated texts of the step."""
@@ -125,7 +125,7 @@ class Reporter(Protocol):
         """Evaluation episodes after the step."""
 
     def video(self, path: Path) -> None:
-        """The video of an evaluation episode, drawn after the latest step."""
+        """Receives the video of an evaluation episode, which was drawn after the latest step."""
 
     def tokens(self, step: int, tokens: Sequence[Token]) -> None:
         """Tokens of the first generated texts of the step. Not called in every step."""

@@ -67,7 +67,7 @@ def read_lines(path: Path, *, texts: bool = True) -> Iterator[Line]:
 
 
 def _record(line: bytes, texts: bool = True) -> Line:
-    """The record of a line. Raises ValueError, which says what is wrong with it."""
+    """Returns the record of a line. Raises ValueError, which says what is wrong with it."""
     try:
         record = json.loads(line.decode("utf-8"))
         has_step = isinstance(record, dict) and type(record.get("step")) is int and record["step"] >= 0
@@ -135,7 +135,7 @@ def _report(path: Path, damaged: list[tuple[int, bytes]], missing: list[int]) ->
 
 
 def _ranges(numbers: list[int]) -> str:
-    """`1, 4-6`"""
+    """Returns numbers as `1, 4-6`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:

@@ -50,7 +50,7 @@ class Recorder:
         self._here.host, self._here.lane = host, lane
 
     def add(self, kind: str, name: str, began: float, lane: str = "") -> None:
-        """A span from `began` on the monotonic clock until now, in the calling thread's lane or another one."""
+        """Adds a span from `began` on the monotonic clock until now, in the calling thread's lane or another one."""
         if not self.on:
             return
         host, own = getattr(self._here, "host", "run"), getattr(self._here, "lane", "runner")

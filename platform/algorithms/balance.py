@@ -21,7 +21,7 @@ def contiguous_parts(count: int, parts: int) -> list[range]:
 
 
 def balance_metrics(lengths: Sequence[int], parts: Sequence[Sequence[int]], hidden_size: int) -> dict[str, float]:
-    """How evenly the work of rows with these `lengths` lies on the ranks that hold `parts` of them.
+    """Returns metrics of how evenly the work of rows with these `lengths` is spread over ranks with these `parts`.
 
     balance/min, mean, max: tokens of a rank; before_max, after_max: work of the busiest rank over the mean, had the
     rows been cut in order and as they are shared (1 is perfect); imbalance: share of the time that the ranks wait for

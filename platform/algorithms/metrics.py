@@ -71,7 +71,7 @@ class Metrics:
         return result
 
     def _means(self) -> dict[str, float]:
-        """A name may be in several vectors, as not all mini-batches are computed in the same way."""
+        """Returns the means by name. Several vectors may hold a name: mini-batches may be computed differently."""
         totals: dict[str, float] = {}
         counts: dict[str, float] = {}
         for names, sums in self.means.items():

@@ -54,7 +54,10 @@ def load_estimator(name: str) -> Estimate:
 
 
 def _check(name: str, what: str, result: object, mask: BoolBT) -> FloatBT:
-    """`result` as float32, 0 outside `mask`. Raises ConfigError if it is not finite numbers in the shape of `mask`."""
+    """Returns `result` as float32, 0 outside `mask`.
+
+    Raises ConfigError if it is not finite numbers in the shape of `mask`.
+    """
     if result is None:
         raise ESTIMATOR.misfit(name, "returned no returns, but a critic is trained on them")
     if not isinstance(result, Tensor) or result.shape != mask.shape or result.is_complex():

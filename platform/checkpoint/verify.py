@@ -93,7 +93,7 @@ class Checkpoint:
 
 
 def damage(path: Path, name: str, expected: Written) -> str:
-    """How file `name` in folder `path` differs from what was written; empty if it does not."""
+    """Returns how file `name` in folder `path` differs from what was written; empty if it does not."""
     try:
         if not Path(os.path.realpath(path / name)).is_relative_to(os.path.realpath(path)):
             return f"{name} is a link out of the checkpoint"

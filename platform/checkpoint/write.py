@@ -289,7 +289,7 @@ class HashingWriter(io.IOBase):
 
 
 def write_state(path: Path, state: Mapping[str, object]) -> Written:
-    """`state` as a file of `torch.save`, on the disk when this returns. Raises OSError if it does not get there."""
+    """Writes `state` as a file of `torch.save`, which is on the disk when this returns. Raises OSError otherwise."""
     with open(path, "wb") as file, ThreadPoolExecutor(1) as pool:
         writer = HashingWriter(file, pool)
         try:
@@ -312,7 +312,9 @@ def _write_shards(folder: Path, shards: Shards) -> dict[str, Written]:
 
 
 def _bytes_of(parts: Mapping[str, Part]) -> int:
-    """What the parts take on disk, about. ValueError, TypeError for names and values that could not be loaded again."""
+    """Returns the approximate bytes of the parts on disk.
+
+    Raises ValueError and TypeError for names and values that could not be loaded again."""
     storages: dict[int, int] = {}
     for name, part in parts.items():
         if not _PART_NAME.fullmatch(name):
@@ -323,7 +325,7 @@ def _bytes_of(parts: Mapping[str, Part]) -> int:
 
 
 def _measure(value: object, where: str, storages: dict[int, int]) -> None:
-    """Add the bytes of each distinct tensor storage under `value`; TypeError for what `weights_only` would not load."""
+    """Adds the bytes of each distinct tensor storage under `value`. Raises TypeError if `weights_only` refuses it."""
     if isinstance(value, torch.Tensor):
         storage = value.untyped_storage()
         storages[storage.data_ptr()] = storage.nbytes()

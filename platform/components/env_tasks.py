@@ -41,7 +41,7 @@ class EnvTasks:
     def metrics(
         self, prefix: str, numbers: Iterable[int], returns: Iterable[float], successes: Iterable[Success | None]
     ) -> dict[str, float]:
-        """Of each task that had episodes, PREFIX/TASK/return and the success rates; numbers: of their environments."""
+        """Returns PREFIX/TASK/return and the success rates per task with episodes. numbers: of their environments."""
         episodes = list(zip(numbers, returns, successes, strict=True))
         metrics: dict[str, float] = {}
         for task, name in enumerate(self.names):

@@ -87,7 +87,7 @@ def default_tree(section: type[Section] = Config) -> dict[str, object]:
 
 
 def allowed(field: FieldInfo) -> str:
-    """What a key accepts, in words: "a number from 0 to 1, or null"."""
+    """Returns what a key accepts, in words: "a number from 0 to 1, or null"."""
     return _accepts(field.annotation, field.metadata)
 
 

@@ -96,7 +96,7 @@ class Layers:
 
 
 def dotted(location: Sequence[int | str]) -> str:
-    """pydantic's location as a key path: ("a", "b", 0, "c") is a.b[0].c."""
+    """Returns pydantic's location as a key path: ("a", "b", 0, "c") is a.b[0].c."""
     path = ""
     for step in location:
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step

@@ -136,7 +136,7 @@ def load_config(
 
 
 def _settle(layers: Layers) -> tuple[Resolved, list[str]]:
-    """What `_resolved` returns for all layers, and notes on what is not inherited.
+    """Returns the result of `_resolved` for all layers, and notes on what is not inherited.
 
     Keys that only a former choice reads are taken out of `layers`.
     """

@@ -46,7 +46,7 @@ def as_arguments(overrides: Mapping[str, object]) -> tuple[list[str], list[Probl
 
 
 def _plain(value: object, key: str, place: str, problems: list[Problem], depth: int = 0) -> object:
-    """`value` in the types of YAML: tuples as lists, paths as text, NumPy's numbers as Python's."""
+    """Returns `value` in the types of YAML: tuples as lists, paths as text, NumPy's numbers as Python's."""
     if depth > MAX_DEPTH:
         message = f"more than {MAX_DEPTH} dicts and lists inside each other"
         problems.append(Problem(key.partition(".")[0], message, place))

@@ -93,7 +93,7 @@ class TokenPolicy(nn.Module):
         )
 
     def statistic(self, *, entropy: bool) -> Statistic:
-        """What a forward computes beside log-probs; `entropy`: it is one of training."""
+        """Returns the statistic that a forward computes beside log-probs; `entropy`: it is one of training."""
         if not entropy:
             return "squared_probs" if self.squared_probs else "none"
         return "entropy_gradient" if self.entropy_gradient else "entropy"

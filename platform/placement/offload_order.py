@@ -57,7 +57,7 @@ class Move:
     after: Held
 
     def __str__(self) -> str:
-        """The component and the moved parts, as `critic (weights, optimizer)`."""
+        """Returns the component and the moved parts, as `critic (weights, optimizer)`."""
         less, more = sorted((self.before, self.after), key=_ORDER.index)
         parts = ("weights",) if self.component in ("rollout", "reference") else _PARTS[more]
         return f"{self.component} ({', '.join(part for part in parts if part not in _PARTS[less])})"

@@ -36,14 +36,17 @@ class SampleLedger:
         self._counts = dict.fromkeys(("issued", *ENDS), 0)
 
     def issue(self, prompts: Iterable[int], samples: int) -> None:
-        """`samples` responses to each prompt, given by its index, will be generated."""
+        """Counts `samples` responses to each prompt, given by its index, as issued."""
         with self._lock:
             for prompt in prompts:
                 self._open[prompt] += samples
                 self._counts["issued"] += samples
 
     def trained(self, prompts: Iterable[int]) -> None:
-        """prompts: the index of the prompt of each row. Raises Unaccounted for responses that are not in flight."""
+        """Counts responses as trained on. prompts: the index of each row's prompt.
+
+        Raises Unaccounted for responses that are not in flight.
+        """
         self._end("trained", prompts)
 
     def rejected(self, trajectories: Iterable[Trajectory]) -> None:
@@ -61,7 +64,7 @@ class SampleLedger:
             self._counts[how] += ended.total()
 
     def check(self, held: Mapping[int, int]) -> None:
-        """held: the responses by prompt that the run holds. Raises Unaccounted unless they are those in flight.
+        """Raises Unaccounted unless the responses in flight are those of `held`, which the run holds, by prompt.
 
         Called while nothing is generated. A ledger that has counted nothing takes them over: checkpoints of older
         versions have no counts.

@@ -135,7 +135,7 @@ class RunState:
                 self.reporter.note(f"checkpoints: {error}. {TRUST}")
 
     def outlook(self) -> str:
-        """How to continue after the run was stopped; for messages."""
+        """Returns how to continue after the run was stopped, for messages."""
         try:
             steps = self.store.steps()
         except CheckpointError:

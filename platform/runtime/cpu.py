@@ -76,5 +76,5 @@ def release_team() -> None:
 
 @cache
 def libgomp() -> ctypes.CDLL:
-    """torch's own copy, by name. Raises OSError, which is not cached, while it is not loaded."""
+    """Returns torch's own copy, by name. Raises OSError, which is not cached, while it is not loaded."""
     return ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)

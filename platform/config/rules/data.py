@@ -27,7 +27,7 @@ def rows_of_step(config: Config) -> int:
 
 
 def divisor_of(rows: int, size: int) -> str:
-    """What a size that does not divide `rows` may be instead, in words, with the divisors next to it."""
+    """Returns the allowed sizes in words, with the divisors of `rows` next to `size`."""
     tried = 10_000  # sizes on either side
     below = next((each for each in range(size, max(size - tried, 0), -1) if rows % each == 0), None)
     above = next((each for each in range(size, min(size + tried, rows + 1)) if rows % each == 0), None)

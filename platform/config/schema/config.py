@@ -136,7 +136,7 @@ class Config(Section):
 
 
 def complete_models(values: object) -> object:
-    """A model of the critic or the reference that names no weights is the actor's, with the keys that it writes."""
+    """Fills in the actor's model for a critic or reference whose model names no weights; its own keys stay."""
     if not isinstance(values, dict):
         return values
     actor = values.get("actor")
