@@ -29,26 +29,10 @@ def held_publications(config: Config, layout: Layout, *, on_gpu: bool) -> int:
     if "rollout" not in layout.parts or layout.parts[layout.policy].ranks == 1:
         return 0
     policy, rollout = layout.parts[layout.policy], layout.parts["rollout"]
-    if policy.key == rollout.key:
-        return readable - _generates_with_published(config, on_gpu)
+    if policy.key == rollout.key:  # the built-in engine generates with that copy, unless it converts it
+        own = config.rollout.backend not in HOSTED and published_type(config, on_gpu=on_gpu) == config.actor.model.dtype
+        return readable - own
     return int(sends_by_group(config, layout, on_gpu=on_gpu) and ahead == 1)
-
-
-def gathers_a_second(config: Config, layout: Layout, *, on_gpu: bool) -> bool:
-    """Returns whether a rank gathers a whole model while the rollout in its process still holds the former one.
-
-    Without staleness the new weights overwrite the former ones.
-    """
-    if "rollout" not in layout.parts or layout.parts[layout.policy].ranks == 1:
-        return False
-    together = layout.parts[layout.policy].key == layout.parts["rollout"].key
-    return together and config.runner.max_staleness == 1 and _generates_with_published(config, on_gpu)
-
-
-def _generates_with_published(config: Config, on_gpu: bool) -> bool:
-    """Whether the engine uses the tensors that were gathered. Hosted engines copy them; others may convert them."""
-    own_type = published_type(config, on_gpu=on_gpu) == config.actor.model.dtype
-    return config.rollout.backend not in HOSTED and own_type
 
 
 def sent_while_gathered(config: Config, layout: Layout, *, on_gpu: bool) -> bool:

@@ -26,7 +26,6 @@ from rl_platform.placement.estimates.policy_shape import PolicyShape
 from rl_platform.placement.layout import LEARNERS, Layout
 from rl_platform.placement.offload_order import PHASES, Held, Move, OffloadOrder
 from rl_platform.placement.weight_route import (
-    gathers_a_second,
     held_publications,
     published_type,
     sends_by_group,
@@ -166,8 +165,6 @@ class MemoryModel:
             assert isinstance(shape, ModelShape)
             # a bucket, and a tensor that is gathered and then converted
             activations = max(activations, SENT_BUCKET + 2 * shape.largest_tensor * FLOAT)
-        if name == self.layout.policy and gathers_a_second(self.config, self.layout, on_gpu=self.on_gpu):
-            activations = max(activations, self._whole(shape))
         if isinstance(shape, ModelShape) and section.training_backend == "megatron":
             kept, optimized = state_bytes(shape, section.parallel, self._dtype(name), ranks)
             if section.lora is not None:
@@ -191,11 +188,8 @@ class MemoryModel:
 
     def _published(self, shape: Shape) -> int:
         """Returns the bytes of gathered models on a rank that holds them. The estimate is of rank 0."""
-        return held_publications(self.config, self.layout, on_gpu=self.on_gpu) * self._whole(shape)
-
-    def _whole(self, shape: Shape) -> int:
-        """Returns the bytes of one gathered model."""
-        return shape.parameters * bytes_of(published_type(self.config, on_gpu=self.on_gpu))
+        held = held_publications(self.config, self.layout, on_gpu=self.on_gpu)
+        return held * shape.parameters * bytes_of(published_type(self.config, on_gpu=self.on_gpu))
 
     def _dtype(self, name: str) -> str:
         return (self.config.section(name).model or self.config.actor.model).dtype
