@@ -62,15 +62,15 @@ class Case:
     """A config with overrides, and its number of PPO steps."""
 
     config: str
-    overrides: tuple[str, ...] = ()
-    steps: int = 3
+    overrides: tuple[str, ...]
+    steps: int
 
 
-FEW = ("data.val_size=64",)
+FEW = ("data.val_size=32",)
 CASES = {
-    "reasoning/ppo": Case("reasoning/ppo.yaml", FEW),
-    "reasoning/ppo, bfloat16": Case("reasoning/ppo.yaml", (*FEW, "actor.model.dtype=bfloat16")),
-    "reasoning/ppo_tiny": Case("reasoning/ppo_tiny.yaml", steps=10),
+    "reasoning/ppo": Case("reasoning/ppo.yaml", FEW, 2),
+    "reasoning/ppo, bfloat16": Case("reasoning/ppo.yaml", (*FEW, "actor.model.dtype=bfloat16"), 2),
+    "reasoning/ppo_tiny": Case("reasoning/ppo_tiny.yaml", (), 10),
     "embodied/ppo": Case("embodied/ppo.yaml", ("env.evaluation.video=false",), 6),
 }
 
@@ -141,11 +141,7 @@ class Census:
             self.peak = Sample(size, resident_heap(), used, self._owned())
         if used > self.fullest.used * 1.001:
             self.fullest = Sample(size, resident_heap(), used, self._owned())
-        if (
-            number % 20 == 0
-            and self.engines
-            and all(one.optimizer is None or one.optimizer.state for one in self.engines)
-        ):
+        if number % 20 == 0 and self.engines and all(_trained(one) for one in self.engines):
             rest = used - sum(self._owned().values())
             self.least = rest if self.least is None else min(self.least, rest)
 
@@ -182,6 +178,12 @@ class Census:
             yield "packed copies", [one.packed.weight for one in generator._decoder.linears if one.packed is not None]
         for cache in list(self.caches):
             yield "generation cache", [cache.tails, *(s for pool in cache.pools.values() for s in pool.segments)]
+
+
+def _trained(engine: Any) -> bool:
+    """Whether a learner has made an optimizer step; true for a reference."""
+    optimizer = engine.optimizer
+    return optimizer is None or any(state["step"] > 0 for state in optimizer.state.values())
 
 
 def _halves(engine: Any) -> Iterator[Any]:
