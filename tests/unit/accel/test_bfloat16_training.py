@@ -135,6 +135,17 @@ def test_a_step_is_that_of_float32_up_to_rounding(
     assert (half.after - exact.after).norm() < 0.2 * moved, "the outputs after the step are those of old weights"
 
 
+def test_copies_of_matrices_end_with_a_pass(batch: RolloutBatch) -> None:
+    trained = engine(Bfloat16Engine)
+    assert isinstance(trained, Bfloat16Engine)
+    copies = [trained.language.head, *(matrix for layer in trained.language.layers for matrix in layer.matrices)]
+    assert all(len(copy()) for copy in copies)
+    trained.evaluate(batch, MicroBatches())
+    assert not any(copy._copy is not None for copy in copies)
+    step(trained, batch, MicroBatches())
+    assert not any(copy._copy is not None for copy in copies)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_embedding_gets_the_gradient_of_both_its_uses(tied: bool, batch: RolloutBatch) -> None:
     half, exact = (
