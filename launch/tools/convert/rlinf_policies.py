@@ -8,6 +8,7 @@ from rl_platform.launch.tools.convert.outcome import (
     Named,
     Outcome,
     Rule,
+    Scalar,
     Table,
     Value,
     choice,
@@ -36,6 +37,7 @@ _VLAS = {
     **dict.fromkeys(("openvla", "openvla_oft"), "vlm_tokens"),
 }
 _ONLY_HERE = "RLinf reads it in embodied runs only"
+_NOT: dict[Scalar, Scalar] = {True: False, False: True}
 _PI0 = ("openpi", "dexbotic")  # sections with its settings
 _CONTROL_MODES = {  # RLinf's choice for ManiSkill
     "panda-qpos": "pd_joint_delta_pos",
@@ -200,7 +202,7 @@ def _flow(kind: str) -> Table:
         "noise_method": choice(f"{section}.method", {name: name for name in ("flow_sde", "flow_cps", "flow_noise")}),
         "noise_level": noise_level,
         "joint_logprob": joint,
-        "train_expert_only": choice("actor.model.train_backbone", {True: False, False: True}),
+        "train_expert_only": choice("actor.model.train_backbone", _NOT),
         "detach_critic_input": detached,
         "value_after_vlm": only(True, None, why="the value reads the vision-language model", otherwise=after),
         "value_vlm_mode": only("mean_token", None, why="the mean of its states", otherwise="the mean of its states"),
