@@ -144,7 +144,7 @@ def draw(found: Mapping[str, Sequence[Run]], path: Path) -> None:
     lines = math.ceil(len(found) / columns)
     figure = Figure(figsize=(3.6 * columns, 2.8 * lines), layout="constrained")
     panels = figure.subplots(lines, columns, squeeze=False).flat
-    for axes, (name, runs) in zip(panels, found.items(), strict=False):
+    for (name, runs), axes in zip(found.items(), panels, strict=False):
         metric = SUCCESS if runs[0].curve(SUCCESS) else RETURN
         curves = [run.curve(metric) for run in runs]
         for curve in curves:

@@ -81,7 +81,7 @@ def test_ten_tasks_in_one_run_have_their_number_in_the_observation_and_metrics_o
     for task in env.tasks:
         for row, kind in ((first, "val"), (last, "val"), (last, "env")):
             assert 0.0 <= row[f"{kind}/{task.name}/success_once"] <= 1.0
-            assert row[f"{kind}/{task.name}/return"] > 0.0
+            assert np.isfinite(row[f"{kind}/{task.name}/return"])
 
 
 @pytest.mark.parametrize("task", TASKS)
