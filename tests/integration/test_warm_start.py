@@ -130,6 +130,24 @@ def test_micro_batches_do_not_change_the_update(command) -> None:
     assert np.allclose(*nlls, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("demonstrations")
+def test_two_ranks_of_learner_and_environments_clone_and_learn_as_one(command) -> None:
+    more = (NAMED, "runner.warm_start.nll_coef=0.5", "runner.warm_start.updates=20")
+    nlls, returns = [], []
+    for number, placed in enumerate(
+        ("{'actor_critic,env,rollout': all}", "{actor_critic: 'all:0-1', env: 'all:0-1', rollout: all}")
+    ):
+        settings = (*PENDULUM, WARM, *more, f"cluster.component_placement={placed}")
+        ended = command(*settings, f"runner.output_dir=ranks-{number}")
+        assert ended.code == 0, ended.err
+        rows = read_metrics(f"ranks-{number}")
+        nlls.append([rows[0]["warm_start/nll_last"], *(row["actor/demonstration_nll"] for row in rows[1:])])
+        returns.append(rows[0]["val/return"])
+    assert np.allclose(*nlls, atol=1e-4)
+    assert np.isclose(*returns, rtol=1e-3)
+
+
 @pytest.mark.usefixtures("demonstrations")
 def test_wrong_demonstrations_are_refused_before_the_run(command) -> None:
     for setting, text in (

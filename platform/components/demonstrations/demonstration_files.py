@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def _problems(path: Path, observations: np.ndarray, actions: np.ndarray, spaces:
     if observations.shape[1] != spaces.observation_size:
         message = f"its observations have {observations.shape[1]} numbers"
         allowed = f"{spaces.observation_size}, as those of the environment"
-        hint = "name the parts that the environment observes, in its order" if spaces.observation_size else ""
+        hint = "name the parts that the environment observes, in its order"
         problems.append(Problem(NAMES, message, value=str(path), allowed=allowed, hint=hint))
     width, continuous = spaces.action.components, spaces.action.kind == "continuous"
     if actions.shape[1] != width:
@@ -107,12 +107,10 @@ def _hdf5(path: Path, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray, int
             if missing := [name for name in ("obs", "actions") if name not in first]:
                 message = f"{first.name} has no {' and no '.join(missing)}"
                 raise ConfigError([Problem(FILE, message, value=str(path), allowed="obs and actions")])
-            if isinstance(first["obs"], h5py.Dataset):
-                parts: list[Callable[[Any], Any]] = [lambda episode: episode["obs"]]
-            else:
-                chosen = _chosen(list(first["obs"]), names, path)
-                parts = [lambda episode, name=name: episode["obs"][name] for name in chosen]
-            observations = np.concatenate([_joined([part(each)[()] for part in parts]) for each in episodes])
+            bare = isinstance(first["obs"], h5py.Dataset)
+            chosen = _chosen(["obs"] if bare else list(first["obs"]), names, path)
+            groups = [each if bare else each["obs"] for each in episodes]
+            observations = np.concatenate([_joined([group[name][()] for name in chosen]) for group in groups])
             actions = np.concatenate([_joined([each["actions"][()]]) for each in episodes])
             return observations, actions, len(episodes)
     except (OSError, KeyError, ValueError) as error:

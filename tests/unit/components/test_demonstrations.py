@@ -82,6 +82,15 @@ def test_a_lerobot_folder_that_lacks_files_is_refused(tmp_path: Path) -> None:
     assert (read.observations.dtype, read.actions.dtype) == (np.float32, np.float32)
 
 
+def test_observations_without_a_name_are_read_and_cannot_be_named(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "demos.hdf5", "w") as file:
+        file["data/demo_0/obs"], file["data/demo_0/actions"] = ONES, STEPS
+    settings = WarmStart(demonstrations=str(tmp_path / "demos.hdf5"))
+    assert read_demonstrations(settings, BOX).observations.shape == (5, 3)
+    with pytest.raises(ConfigError, match="it has no observations state"):
+        read_demonstrations(settings.model_copy(update={"observations": ["state"]}), BOX)
+
+
 def test_choices_are_counted_from_the_environments_first_one(tmp_path: Path) -> None:
     read = read_demonstrations(hdf5(tmp_path, ONES, np.array([1, 2, 3, 4, 1])), CHOICE)
     assert read.actions.tolist() == [0, 1, 2, 3, 0]
