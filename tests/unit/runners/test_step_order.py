@@ -102,6 +102,9 @@ class World:
         self.synced.append(version)
         return {}
 
+    def warm_start(self) -> dict[str, float]:
+        return {}
+
     def trained(self, batch: RolloutBatch) -> dict[str, float]:
         return {}
 
