@@ -215,11 +215,13 @@ def curve_table(name: str, runs: Path) -> Iterator[str]:
     steps = [int(x) for x, _ in next(iter(found.values()))[0]]
     yield f"### {name}"
     yield ""
-    seeds = {len(curves) for curves in found.values()}
-    yield (
-        f"`{task.config}`, {task.steps} steps, `{task.metric}`: median over {' or '.join(map(str, sorted(seeds)))} "
-        "seeds, and the lowest and highest seed in brackets."
-    )
+    seeds = [len(curves) for curves in found.values()]
+    what = f"`{task.config}`, {task.steps} steps, `{task.metric}`: "
+    if max(seeds) == 1:
+        yield f"{what}one seed."
+    else:
+        count = f"{min(seeds)} to {max(seeds)}" if min(seeds) < max(seeds) else str(max(seeds))
+        yield f"{what}median over {count} seeds, and the lowest and highest seed in brackets."
     yield ""
     yield "| k | " + " | ".join(f"step {step}" for step in steps) + " |"
     yield "|---|" + "---|" * len(steps)
@@ -227,7 +229,8 @@ def curve_table(name: str, runs: Path) -> Iterator[str]:
         cells = []
         for step in steps:
             values = [value for curve in curves for x, value in curve if x == step]
-            cells.append(f"{text(statistics.median(values))} ({text(min(values))}, {text(max(values))})")
+            spread = f" ({text(min(values))}, {text(max(values))})" if max(seeds) > 1 else ""
+            cells.append(f"{text(statistics.median(values))}{spread}")
         yield f"| {ahead} | {' | '.join(cells)} |"
     yield ""
 
