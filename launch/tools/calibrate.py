@@ -52,6 +52,7 @@ from rl_platform.planner.rates import (
     Machine,
     Measured,
     Rates,
+    cores,
     data_sheet,
     fingerprint,
     machine_file,
@@ -64,6 +65,7 @@ from rl_platform.runtime.cpu import keep_freed_memory
 from rl_platform.runtime.host import ComponentContext
 
 OPTION = "--plan=calibrate"
+BUSY = 0.5  # processes that wait or compute for each core before the measurement; more disturb it
 WIDTHS, ROWS, TYPES = (64, 128, 256, 512, 1024), (1, 16, 256, 2048), ("float32", "bfloat16")
 LEAST_S, MOST_S = 0.002, 0.3  # seconds of one round, which repeats short calls; seconds of all rounds
 RUN_ROWS, RUN_STEPS, MINI_BATCHES = (64, 256), 8, 2  # responses of a step of the two runs, steps, mini-batches
@@ -106,7 +108,10 @@ def calibrate(config: Config, inventory: Inventory) -> str:
     file = machine_file(kind.kind)
     keep_freed_memory()  # as a run does
     known = _known(file)
-    tree = known or _machine(kind, device, file)
+    reused = bool(known) and known.get("load", 0.0) <= BUSY
+    tree = known if reused else _machine(kind, device, file)
+    for name in ("environments", "policies", "prompts"):
+        tree[name] = known.get(name, {})
     several = inventory.accelerators > 1 and (device.type == "cpu" or torch.cuda.device_count() > 1)
     if several and not tree["all_reduce"]:
         tree["all_reduce"] = _all_reduce(device.type)
@@ -118,7 +123,10 @@ def calibrate(config: Config, inventory: Inventory) -> str:
         tree["prompts"][names["data"]] = _prompts(config)
     _write(file, json.dumps(tree, indent=1))
     stored = f"{time.monotonic() - began:.0f} s; later plans read {file}"
-    if known:
+    if tree["load"] > BUSY:
+        busy = f"other work ran here ({tree['load']:.1f} processes for each core), so the rates are too low"
+        return "\n".join((*_lines(tree, config, names), stored, f"{busy}: the next {OPTION} measures again")) + "\n"
+    if reused:
         stored += f"; the machine itself was measured on {tree['date']}, and will be again without that file"
     return "\n".join((*_lines(tree, config, names), stored)) + "\n"
 
@@ -126,6 +134,7 @@ def calibrate(config: Config, inventory: Inventory) -> str:
 def _machine(kind: Device, device: torch.device, file: Path) -> Measured:
     """Returns the measurement of the machine, without that of a config."""
     tree: Measured = {"form": FORM, "date": f"{datetime.now():%Y-%m-%d}", "disk": _disk(file)}
+    tree["load"] = os.getloadavg()[0] / cores() if hasattr(os, "getloadavg") else 0.0
     tree["start"] = _seconds_of_start()
     tree["matrix"] = {dtype: _matrix(getattr(torch, dtype), device) for dtype in TYPES}
     source = torch.ones(STREAM_BYTES // FLOAT, device=device)

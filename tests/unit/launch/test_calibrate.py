@@ -28,6 +28,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         monkeypatch.setattr(calibrate, name, value)
     monkeypatch.setattr(calibrate, "_seconds_of_start", lambda: 3.0)
     monkeypatch.setattr(calibrate, "_run", run_of)
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
     return tmp_path / "cache"
 
 
@@ -67,6 +68,22 @@ def test_measurements_of_both_tasks_are_stored_and_used(command: Any, small: Pat
         assert f"rates of this machine, measured on {tree['date']}" in command(config, "--plan").out
     assert "a sample of the data" in command("reasoning.yaml", "--plan").out
     assert f"rates of this machine, measured on {tree['date']}" in command("reasoning.yaml", "--plan=search").out
+
+
+def test_a_busy_machine_is_measured_again(command: Any, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (99.0, 0.0, 0.0))
+    assert (
+        "so the rates are too low: the next --plan=calibrate measures again"
+        in command("reasoning.yaml", "--plan=calibrate").out
+    )
+    assert command("embodied.yaml", "--plan=calibrate").code == 0
+    busy = stored(small)
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
+    assert "the machine itself" not in command("reasoning.yaml", "--plan=calibrate").out
+    quiet = stored(small)
+    assert (busy["load"] > 1, quiet["load"]) == (True, 0.0)
+    assert quiet["policies"] == busy["policies"], "measurements of configs are kept"
+    assert "the machine itself was measured on" in command("reasoning.yaml", "--plan=calibrate").out
 
 
 @pytest.mark.parametrize("name", ["examples/env_backend.yaml", "configs/embodied/masked_cartpole.yaml"])
