@@ -113,6 +113,7 @@ def _measured(run: Path, basis: Basis, source: str) -> Tree:
     rows = [
         [phase, measured.seconds[phase] / correction.factor, measured.seconds[phase]]
         for phase, correction in basis.corrections.items()
+        if phase in measured.seconds  # not the runner's own work, which has no timing
     ]
     try:
         lanes = read_lanes(measured.file.parent)
