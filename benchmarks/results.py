@@ -33,7 +33,8 @@ from rl_platform.metrics import read_metrics
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs" / "embodied"
-PACKAGES = ("torch", "gymnasium", "mujoco", "numpy")
+PACKAGES = ("torch", "numpy")
+SIMULATORS = ("gymnasium", "mujoco")  # of this interpreter: an environment in another one has its own
 
 
 def our_run(path: Path, overrides: Sequence[str], seed: int, folder: Path) -> Run | None:
@@ -42,7 +43,8 @@ def our_run(path: Path, overrides: Sequence[str], seed: int, folder: Path) -> Ru
     loaded = load_config(path, options)
     _check_same(loaded.resolved_yaml(), folder / "config.yaml")
     code = "from rl_platform.launch.cli import main; main()"
-    if not _make([sys.executable, "-c", code, str(path), *options], folder, PACKAGES):
+    packages = PACKAGES if loaded.config.env.python else (*PACKAGES, *SIMULATORS)
+    if not _make([sys.executable, "-c", code, str(path), *options], folder, packages):
         return None
     return _read(OURS, seed, folder)
 
@@ -63,7 +65,7 @@ def peer_run(config: Config, env_steps: int, seed: int, folder: Path) -> Run | N
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "asked.json").write_text(text, encoding="utf-8")
     command = [sys.executable, str(Path(__file__).with_name("_peer.py")), str(folder)]
-    if not _make(command, folder, (*PACKAGES, "stable-baselines3")):
+    if not _make(command, folder, (*PACKAGES, *SIMULATORS, "stable-baselines3")):
         return None
     return _read(PEER, seed, folder)
 
