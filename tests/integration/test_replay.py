@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,6 +112,7 @@ def test_an_interrupted_recording_leaves_nothing_and_says_so(command, tool, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(RecordedPPO, "update", interrupted)
+        patch.setattr(os, "_exit", sys.exit)  # an interrupted command leaves its process, which is that of the tests
         ended = tool("record", "out", "--step", "4")
     assert ended.code == 128 + signal.SIGINT
     assert "nothing was recorded; the same command begins again" in ended.err
