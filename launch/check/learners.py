@@ -102,6 +102,7 @@ def small(case: CheckedConfig, micro_batch_size: int | None = None, **algorithm:
         keys["loss_agg_horizon"] = config.data.max_response_length
     return config.model_copy(
         update={
+            "runner": config.runner.model_copy(update={"warm_start": None}),
             "cluster": Cluster(component_placement={",".join(names): "all"}, gpus_per_node=0),
             "algorithm": config.algorithm.model_copy(update=keys | algorithm),
             "data": config.data.model_copy(update=data),
