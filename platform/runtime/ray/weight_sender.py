@@ -145,9 +145,12 @@ class GroupTransfer:
             if isinstance(request, JoinRequest) and (request.alone or token.receivers < 2):
                 return self._group_of([request])
             number, meeting = self._meetings.get(token.label, (0, None))
-            if meeting is None or number != token.number or meeting.group is not None:
+            if meeting is None or number != token.number:
                 meeting = _Meeting(token.receivers)
-                self._meetings[token.label] = token.number, meeting
+            elif meeting.group is not None:  # a restarted receiver: the others of that group have the weights
+                own = {request.receiver} if isinstance(request, JoinRequest) else set[str]()
+                meeting = _Meeting(token.receivers, absent=meeting.absent + len(meeting.group.receivers - own))
+            self._meetings[token.label] = token.number, meeting
             if isinstance(request, Absence):
                 meeting.absent += 1
             else:

@@ -309,7 +309,10 @@ def test_a_receiver_that_died_is_not_waited_for_until_it_is_started_again() -> N
         assert alone is not None
         assert alone.receivers == {"rollout[0]"}
         transfer.restarted()
-        both = [threads.submit(transfer.meet, token, one) for one in (first, second)]
+        successor = threads.submit(transfer.meet, token, second).result(timeout=HANG_S)
+        assert successor.receivers == {"rollout[1]"}, "the other one has these weights"
+        later = replace(token, number=2)
+        both = [threads.submit(transfer.meet, later, one) for one in (first, second)]
         assert [found.result(timeout=HANG_S).receivers for found in both] == [{"rollout[0]", "rollout[1]"}] * 2
 
 
