@@ -141,7 +141,7 @@ def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement,
 
         check_env(loaded.config)
     if arguments.plan is not None:
-        with required("rl_platform.launch.plans", "--plan"):
+        with required("rl_platform.launch.plans", "--plan"), required("rl_platform.planner", "--plan"):
             from rl_platform.launch.plans.plan_forms import planned
 
         print(planned(arguments, loaded, placement, inventory), end="")

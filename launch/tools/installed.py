@@ -29,6 +29,7 @@ EXTRAS = {  # what each extra is for
     "wandb": "runner.logger_backends: [wandb]",
     "trackio": "runner.logger_backends: [trackio]",
     "data": "questions in Parquet files and Hugging Face datasets",
+    "demonstrations": "runner.warm_start: demonstrations in HDF5 and Parquet files",
     "plot": "pictures: rl-platform plot, timeline, sweep",
     "textarena": "rollout.agent.environment: {type: textarena}",
     "optuna": "rl-platform sweep --optuna",

@@ -37,7 +37,7 @@ def test_keys_are_the_configuration_page(tool) -> None:
     assert tool("keys").out == PAGE.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("extra", ["planner", "launch.check", "launch.tools"])
+@pytest.mark.parametrize("extra", ["planner", "launch.plans", "launch.check", "launch.tools"])
 def test_an_extra_that_is_not_installed(command, tool, monkeypatch: pytest.MonkeyPatch, extra: str) -> None:
     name = f"rl_platform.{extra}"
 
@@ -47,9 +47,12 @@ def test_an_extra_that_is_not_installed(command, tool, monkeypatch: pytest.Monke
                 raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
     monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
-    for module in [module for module in sys.modules if f"{module}.".startswith(f"{name}.")]:
+    users = (f"{name}.", "rl_platform.launch.plans.")  # those import the planner when they are imported
+    for module in [module for module in sys.modules if f"{module}.".startswith(users)]:
         monkeypatch.delitem(sys.modules, module)
-    option = {"planner": "--plan", "launch.check": "--check", "launch.tools": "rl-platform"}[extra]
+    option = {"planner": "--plan", "launch.plans": "--plan", "launch.check": "--check", "launch.tools": "rl-platform"}[
+        extra
+    ]
     ended = tool("keys") if extra == "launch.tools" else command("reasoning.yaml", option)
     assert ended.code == 2
     assert ended.err == f"1 problem:\n{option}: {name} is not installed\n"
