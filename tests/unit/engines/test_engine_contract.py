@@ -261,9 +261,10 @@ def test_weights_that_come_while_it_generates_mix_in_no_response(shared: ModuleT
 
 
 def test_abort_returns_what_there_is(shared: ModuleType, plain: Any, fresh: Engine) -> None:
-    requests = shared.prompts((4,) * 64)
+    # so many that some wait, however late the abort comes on a busy machine
+    requests = shared.prompts((4,) * 256)
     completions = while_it_generates(fresh, requests, LONG, fresh.abort, again=True)
-    assert sorted(completion.index for completion in completions) == list(range(64))
+    assert sorted(completion.index for completion in completions) == list(range(256))
     cut = [completion for completion in completions if completion.finish_reason == "abort"]
     assert cut
     assert all(len(completion.token_ids) < 50 for completion in cut)
