@@ -45,6 +45,7 @@ def merge_published(published: Sequence[Weights | WeightsToken]) -> Weights | We
 
     A receiver reads from the rank in its own process, if there is one.
     """
-    first = published[0]
-    copies = tuple(token for token in published[1:] if token.held) if isinstance(first, WeightsToken) else ()
-    return replace(first, copies=copies) if isinstance(first, WeightsToken) else first
+    first, *others = published
+    if not isinstance(first, WeightsToken):
+        return first
+    return replace(first, copies=tuple(token for token in others if isinstance(token, WeightsToken) and token.held))
