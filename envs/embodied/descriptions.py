@@ -175,6 +175,8 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
             env = gymnasium.make(
                 spec, max_episode_steps=description.max_episode_steps, disable_env_checker=True, **kwargs
             )
+    except ConfigError:
+        raise
     except gymnasium.error.DependencyNotInstalled as error:
         problem = Problem("env.id", "a package is missing", value=repr(description.id), hint=str(error))
         raise ConfigError([problem]) from error

@@ -16,6 +16,8 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 
+from rl_platform.envs.embodied.suites.names import check_name
+
 LIMIT = 1_000  # steps of an episode of the suite; rewards are in [0, 1], so the return is at most this
 
 
@@ -74,6 +76,8 @@ class Suite(_Tasks):
         with _without_warnings():
             from dm_control import suite
 
+            check_name("domain", domain, {name for name, _ in suite.ALL_TASKS})
+            check_name("task", task, {name for each, name in suite.ALL_TASKS if each == domain})
             env = suite.load(domain, task)
         super().__init__(env, env.task.random, render_mode, width, height)
 
@@ -85,6 +89,7 @@ class Manipulation(_Tasks):
         with _without_warnings():
             from dm_control import manipulation
 
+            check_name("task", task, manipulation.ALL)
             env = manipulation.load(task)
         super().__init__(env, env.random_state, render_mode, width, height)
 

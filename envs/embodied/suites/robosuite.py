@@ -14,15 +14,17 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 
+from rl_platform.envs.embodied.suites.names import check_name
+
 PARTS = ("robot0_proprio-state", "object-state")
 
 
 class Task(gymnasium.Env[np.ndarray, np.ndarray]):
     """One robosuite environment. `info["success"]`: its own check of success.
 
-    task: a name of robosuite, as Lift, Door, Stack. observations: names of its observables, joined in this order.
-    options: other arguments of `robosuite.make`, as control_freq. An episode has `horizon` steps. The sizes of objects
-    are drawn once, from the option `seed`.
+    task: a name of robosuite, as Lift, Door, Stack. robots: one name, or two for tasks of two arms. observations: names
+    of its observables, joined in this order. options: other arguments of `robosuite.make`, as control_freq. An episode
+    has `horizon` steps. The sizes of objects are drawn once, from the option `seed`.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012 - as Gymnasium declares it
@@ -31,7 +33,7 @@ class Task(gymnasium.Env[np.ndarray, np.ndarray]):
     def __init__(
         self,
         task: str,
-        robots: str = "Panda",
+        robots: str | Sequence[str] = "Panda",
         horizon: int = 200,
         observations: Sequence[str] = PARTS,
         render_mode: str | None = None,
@@ -43,6 +45,9 @@ class Task(gymnasium.Env[np.ndarray, np.ndarray]):
         finally:
             logging.disable(logging.NOTSET)
         logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
+        check_name("task", task, robosuite.ALL_ENVIRONMENTS)
+        for robot in robots if isinstance(robots, list | tuple) else (robots,):
+            check_name("robots", robot, robosuite.robots.ROBOT_CLASS_MAPPING)
         self.render_mode, self._parts, self.max_path_length = render_mode, tuple(observations), horizon
         draws = render_mode is not None
         self._env = robosuite.make(

@@ -148,3 +148,15 @@ def test_a_name_is_an_environment_in_the_cache(tmp_path: Path, monkeypatch: pyte
     path.parent.mkdir(parents=True)
     path.touch()
     assert executable("mine") == str(path)
+
+
+def test_an_unknown_name_in_the_arguments_of_a_simulator_is_said_with_the_nearest(folder: Path):
+    (folder / "my_arms.py").write_text(
+        "from rl_platform.envs.embodied.suites.names import check_name\n"
+        "def Lift(robots):\n    check_name('robots', robots, {'Panda': 1, 'Sawyer': 2})\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        inspect_env(EnvDescription("my_arms.py:Lift", {"robots": "Pandas"}, python=sys.executable))
+    (problem,) = caught.value.problems
+    assert (problem.key, problem.value, problem.allowed) == ("env.kwargs.robots", '"Pandas"', "Panda, Sawyer")
+    assert problem.hint == "did you mean Panda? env.kwargs.robots=Panda"
