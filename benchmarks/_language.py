@@ -37,14 +37,18 @@ def gpu_shape(dry_run: bool) -> dict[str, Any]:
     return {**(options or {}), "max_position_embeddings": 32_768}
 
 
-def network(shape: dict[str, Any]) -> Any:
-    """A causal language model of transformers, float32."""
+def network(shape: dict[str, Any], drawn_on: str | torch.device = "cpu") -> Any:
+    """A causal language model of transformers, float32, on the device that draws its weights.
+
+    A GPU draws billions of weights in a fraction of a second, and other ones than a CPU.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
     config = AutoConfig.for_model(**shape)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    with torch.device(drawn_on):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
 
 
 def row_lengths(rows: int, longest: int, mixed: bool) -> list[int]:
@@ -83,8 +87,9 @@ def training_engine(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
     recompute: bool = False,
+    drawn_on: str | torch.device = "cpu",
 ) -> TrainingEngine:
-    """Our engine with a model of this shape; dtype None: float32; device None: the CPU."""
+    """Our engine with a model of this shape; dtype None: float32; device None: the CPU; drawn_on: as of `network`."""
     import torch
 
     from rl_platform.config.schema.models import Trainable
@@ -92,7 +97,7 @@ def training_engine(
     from rl_platform.models.forward import TokenPolicy, TokenValues
     from rl_platform.models.language import LanguageModel
 
-    model = LanguageModel(network(shape), value_head=values)
+    model = LanguageModel(network(shape, drawn_on), value_head=values)
     return build.training_engine(
         Trainable(training_backend=backend, gradient_checkpointing=recompute),
         TokenValues(model) if values else TokenPolicy(model, temperature=1.0),

@@ -71,7 +71,7 @@ def engine_of(settings: argparse.Namespace, backend: str, device: torch.device |
     import torch
 
     shape, device = gpu_shape(settings.dry_run), device or device_of(settings)
-    return training_engine(backend, shape, dtype=torch.bfloat16, device=device, recompute=True)
+    return training_engine(backend, shape, dtype=torch.bfloat16, device=device, recompute=True, drawn_on=device)
 
 
 def step_of(engine: TrainingEngine, settings: argparse.Namespace, case: str) -> Callable[[], float]:
@@ -96,7 +96,7 @@ def plain(settings: argparse.Namespace, case: str) -> Callable[[], float]:
     import torch
 
     device = device_of(settings)
-    model = _sharded(network(gpu_shape(settings.dry_run)).to(device), device)
+    model = _sharded(network(gpu_shape(settings.dry_run), device), device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
     rows = shuffled(settings, case).to(device)
     actions = rows.action_mask.sum()

@@ -37,7 +37,7 @@ def measure(setup: Setup, report: Report) -> None:
     # a decoding step: (seconds of N tokens - seconds of 1 token) / (N - 1)
     rows, new, prompts = (4, 8, (16,)) if setup.small else (RUNNING, NEW, PROMPTS)
     dtype = torch.float32 if setup.small else torch.bfloat16
-    plain = network(gpu_shape(setup.small))
+    plain = network(gpu_shape(setup.small), setup.device)
     state = {name: tensor.to(setup.device, dtype) for name, tensor in LanguageModel(plain).state_dict().items()}
     engine = TorchRolloutEngine(plain.config, (), rows, setup.device, dtype)
     engine.receive(Weights(0, state))

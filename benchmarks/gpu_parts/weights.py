@@ -28,7 +28,7 @@ def size_of(state: dict[str, torch.Tensor]) -> int:
 
 def learner_state(setup: Setup) -> tuple[Any, dict[str, torch.Tensor]]:
     """Returns the config of a model of 1.5 B parameters, and its float32 weights on the device."""
-    plain = network(gpu_shape(setup.small)).to(setup.device)
+    plain = network(gpu_shape(setup.small), setup.device)
     return plain.config, LanguageModel(plain).state_dict()
 
 
@@ -130,11 +130,11 @@ def offload(setup: Setup, report: Report) -> None:
     from rl_platform.config.schema.algorithm import Algorithm
     from rl_platform.engines.offloading.offload import OffloadingEngine
 
-    shape = gpu_shape(setup.small)
-    trained = training_engine("fsdp", shape, dtype=torch.bfloat16, device=setup.device, recompute=True)
+    shape, device = gpu_shape(setup.small), setup.device
+    trained = training_engine("fsdp", shape, dtype=torch.bfloat16, device=device, recompute=True, drawn_on=device)
     rows = batch((32, 32), shape["vocab_size"])
     trained.step(rows, lambda *given: actor_loss(*given, algorithm=Algorithm()), MicroBatches())
-    engine = OffloadingEngine(trained, setup.device)
+    engine = OffloadingEngine(trained, device)
     tensors = [*trained.offloadable()[0], *trained.offloadable()[1]]
     engine.onload(training=True)
     size = size_of({str(number): tensor for number, tensor in enumerate(tensors)})
