@@ -20,6 +20,7 @@ from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import ConfigError, PlacementError, Problem
 from rl_platform.extras import required
 from rl_platform.launch import options
+from rl_platform.launch.missing import missing, unknown_env
 from rl_platform.launch.options import PlanForm
 from rl_platform.placement.compute_type import compute_types, slow_types
 from rl_platform.placement.inventory import Inventory, inventory_for
@@ -49,6 +50,11 @@ class Arguments:
     rehearse: bool
     rehearse_in: str | None
     kuberay: KubeRayOptions | None
+
+    @property
+    def only_shows(self) -> bool:
+        """True if something is printed or written, and nothing is run."""
+        return self.print_config or self.plan is not None or self.slurm is not None or self.kuberay is not None
 
 
 @app.command()
@@ -127,7 +133,8 @@ def launch(arguments: Arguments) -> None:
     if arguments.evaluate:
         evaluate_run(arguments.config, arguments.overrides)
         return
-    loaded, placement, inventory = load(arguments.config, arguments.overrides)
+    starts = not (arguments.only_shows or arguments.check or arguments.rehearse)
+    loaded, placement, inventory = load(arguments.config, arguments.overrides, starts=starts)
     if arguments.print_config:
         print(loaded.resolved_yaml(), end="")
     with located(loaded):
@@ -157,8 +164,7 @@ def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement,
         text = manifest(loaded.config, arguments.config, arguments.overrides, arguments.kuberay)
         path = write_manifest(loaded.config, text)
         print(f"{path}: submit it with kubectl create -f {path}")
-    stops = arguments.print_config or arguments.plan is not None or written
-    if stops and not arguments.check:
+    if arguments.only_shows and not arguments.check:
         return
     if arguments.check:
         with required("rl_platform.launch.check", "--check"):
@@ -196,10 +202,12 @@ def load(
     overrides: Sequence[str] | Mapping[str, object],
     *,
     stored: bool = False,
+    starts: bool = False,
 ) -> tuple[LoadedConfig, Placement, Inventory]:
     """Returns a valid config, its placement and inventory. Raises ConfigError with the problems of all at once.
 
-    stored: as in `load_config`.
+    stored: as in `load_config`. starts: a run follows on this machine, so files and models that are not there are
+    listed too.
     """
     inventory: Inventory | None = None
 
@@ -212,7 +220,7 @@ def load(
             return error.problems
         return []
 
-    loaded = load_config(config, overrides, check_cluster, stored=stored)
+    loaded = load_config(config, overrides, check_cluster, missing if starts else unknown_env, stored=stored)
     assert inventory is not None
     placement = schedule(loaded.config.cluster, inventory)
     on_gpus = bool(placement.accelerators.get("rollout")) and not placement.emulated

@@ -22,6 +22,7 @@ from rl_platform.extras import is_present, required
 from rl_platform.garbage import collect_as_usual
 from rl_platform.interrupts import shutting_down
 from rl_platform.launch.cluster import cluster_for, runtime_for
+from rl_platform.launch.missing import check_present
 from rl_platform.launch.output import OutputFolder, output_folder
 from rl_platform.launch.plain import terminal_view
 from rl_platform.launch.preflight import (
@@ -88,12 +89,13 @@ def checked(config: Config, placement: Placement) -> EnvSpaces | Split:
     checks: list[Callable[[], object]] = [
         partial(check_cheap, config, placement),
         partial(check_kernels, config, placement),
+        partial(check_present, config),
     ]
     if config.runner.task_type == "embodied":
-        checks.append(lambda: worlds.append(spaces_of(config)))
-    else:
-        checks += [questions, partial(check_architectures, config, placement)]
-    check_all(*checks, partial(check_user_functions, config))
+        checks += [lambda: worlds.append(spaces_of(config)), partial(check_user_functions, config)]
+    else:  # unreadable questions end the checks, so they come last
+        checks += [partial(check_architectures, config, placement), partial(check_user_functions, config), questions]
+    check_all(*checks)
     return worlds[0]
 
 

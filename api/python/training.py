@@ -123,7 +123,7 @@ def _run(
 ) -> Run:
     called = _checked(callbacks)
     with one_run():
-        loaded, placement, inventory = load(config, overrides)
+        loaded, placement, inventory = load(config, overrides, starts=True)
         from rl_platform.launch.output import output_path
         from rl_platform.launch.plain import terminal_view
         from rl_platform.launch.session import run  # loads torch

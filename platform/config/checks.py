@@ -22,12 +22,12 @@ def check(config: Config, written: Tree, where: Callable[[str], str], doubtful: 
     """
     values = config.model_dump(mode="json")
     config = without(config, doubtful)
-    unread = [problem for problem in _unread(config, written) if not _is_within_any(problem.key, doubtful)]
+    unread = [problem for problem in _unread(config, written) if not is_within_any(problem.key, doubtful)]
     silent = [*doubtful, *(problem.key for problem in unread)]
-    problems = [problem for problem in broken(config) if not _is_within_any(problem.key, silent)]
+    problems = [problem for problem in broken(config) if not is_within_any(problem.key, silent)]
 
     def value(key: str) -> str:
-        partly = any(_is_within_any(other, [key]) for other in doubtful)  # defaults stand for what is wrong
+        partly = any(is_within_any(other, [key]) for other in doubtful)  # defaults stand for what is wrong
         return shown(value_at(written if partly else values, steps_of(key)))
 
     return [replace(problem, where=where(problem.key), value=value(problem.key)) for problem in (*problems, *unread)]
@@ -48,7 +48,7 @@ def without(config: Config, keys: Collection[str]) -> Config:
     return copied
 
 
-def _is_within_any(key: str, sections: Collection[str]) -> bool:
+def is_within_any(key: str, sections: Collection[str]) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
@@ -59,7 +59,7 @@ def _unread(config: Config, written: Tree) -> list[Problem]:
     """
     problems: dict[str, Problem] = {}
     for key, reason, _ in sorted(without_effect(config), key=lambda unread: unread.key):  # a section before its keys
-        if not _is_within_any(key, problems) and value_at(written, steps_of(key)) is not None:
+        if not is_within_any(key, problems) and value_at(written, steps_of(key)) is not None:
             hint = f"remove it, so that every key acts; an inherited one: {key}: !unset, or ~{key} on the command line"
             problems[key] = Problem(key, f"has no effect here: {reason}", hint=hint)
     return list(problems.values())

@@ -15,7 +15,7 @@ from typing import Literal, get_args, get_origin
 import yaml
 from pydantic import ValidationError
 
-from rl_platform.config.checks import check, without
+from rl_platform.config.checks import check, is_within_any, without
 from rl_platform.config.describe import default_tree, field_at, is_known
 from rl_platform.config.extends import read_config
 from rl_platform.config.inheritance import stale_keys
@@ -101,6 +101,7 @@ def load_config(
     source: str | PathLike[str] | Mapping[str, object],
     overrides: Sequence[str] | Mapping[str, object] = (),
     check_cluster: Callable[[Cluster], list[Problem]] | None = None,
+    missing: Callable[[Config], Iterable[Problem]] | None = None,
     *,
     stored: bool = False,
 ) -> LoadedConfig:
@@ -108,8 +109,10 @@ def load_config(
     `section.key`.
 
     `check_cluster` returns the problems of the placement, which depend on the machines. It is called if the section
-    `cluster` can be read, even if others cannot. stored: a run wrote the file, maybe of an earlier version, which kept
-    other keys; those without effect are no problem. Raises ConfigError with all problems, in line order.
+    `cluster` can be read, even if others cannot. `missing` yields what a config names and the machine does not have. It
+    is called if there are problems already, to list all at once. stored: a run wrote the file, maybe of an earlier
+    version, which kept other keys; those without effect are no problem. Raises ConfigError with all problems, in line
+    order.
     """
     layers = read_config(source)
     if isinstance(overrides, Mapping):
@@ -130,6 +133,10 @@ def load_config(
         for key in unread:
             _remove(tree, steps_of(key))
     problems += check(config, tree, where, _doubtful(problems) | failed)
+    if problems and missing is not None:
+        doubtful = _doubtful(problems) | failed
+        found = [each for each in missing(config) if not is_within_any(each.key, doubtful)]
+        problems += [replace(each, where=where(each.key)) for each in found]
     if problems:
         raise ConfigError(sorted(problems, key=_line_order))
     return LoadedConfig(config, layers.where, tuple(dropped), from_environment)

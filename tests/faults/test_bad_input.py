@@ -148,7 +148,6 @@ def test_packaged_model_that_is_not_installed(command, folder: Path, monkeypatch
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (None, "questions.jsonl: cannot be read: No such file or directory"),
         ("", "questions.jsonl: the file holds no questions"),
         (
             GOOD_LINE + '{"question": "1 + 2"}\n' + GOOD_LINE,
@@ -160,6 +159,26 @@ def test_packaged_model_that_is_not_installed(command, folder: Path, monkeypatch
 )
 def test_questions_that_cannot_be_used(command, jsonl, text: str | None, reason: str):
     assert_refused(command(jsonl(text)), 65, reason)
+
+
+def test_what_is_not_there_is_listed_with_wrong_keys(command, jsonl):
+    absent = ("jsonl.yaml:", "data.task.path: no such file", "the fields 'question' and 'answer'")
+    model = "command line: actor.model.path: no such model"
+    nowhere = "actor.model={path: ./nowhere}"
+    assert_refused(command(jsonl(None), nowhere), 2, "2 problems:", *absent, model)
+    wrong = ("actor.optim.lrr=1", nowhere)
+    assert_refused(command(jsonl(None), *wrong), 2, "3 problems:", "actor.optim.lrr: unknown key", *absent, model)
+    planned = command(jsonl(None), *wrong, "--plan")  # the machine that runs it may have the file and the model
+    assert_refused(planned, 2, "1 problem:", "actor.optim.lrr: unknown key")
+
+
+def test_an_unknown_environment_is_listed_with_wrong_keys(command):
+    wrong = ("env.id=CartPol-v1", "env.num_env=8")
+    for option in ([], ["--plan"], ["--rehearse"]):
+        ended = command("embodied.yaml", *wrong, *option)
+        assert_refused(ended, 2, "2 problems:", "env.num_env: unknown key", "did you mean CartPole-v1")
+    ended = command("embodied.yaml", "env.id=3", "env.num_env=8")
+    assert_refused(ended, 2, "2 problems:", "command line: env.id: the wrong type")
 
 
 ENDLESS = """

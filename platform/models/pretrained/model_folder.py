@@ -12,11 +12,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-import torch
-
 from rl_platform.disk import cache_folder
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.models.causal_lm import quiet_transformers
 
 PACKAGED = "smollm2-135m-instruct"
 MODELSCOPE = "modelscope:"
@@ -31,16 +28,26 @@ def model_folder(path: str, key: str = "actor.model.path") -> str:
         return str(_packaged_folder(key))
     if path.startswith(MODELSCOPE):
         return _from_modelscope(path.removeprefix(MODELSCOPE), key)
+    if (problem := folder_problem(path, key)) is not None:
+        raise ConfigError([problem])
+    folder = Path(path).expanduser()
+    return str(folder) if folder.is_dir() else path
+
+
+def folder_problem(path: str, key: str) -> Problem | None:
+    """Returns why `path` is neither a model folder nor a name that could be downloaded. Reads and imports nothing."""
+    if path == PACKAGED or path.startswith(MODELSCOPE):
+        return None
     folder = Path(path).expanduser()
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            message, allowed = "the folder contains no config.json", "a Hugging Face model folder"
-            raise ConfigError([Problem(key, message, value=path, allowed=allowed)])
-        return str(folder)
+        if (folder / "config.json").is_file():
+            return None
+        message, allowed = "the folder contains no config.json", "a Hugging Face model folder"
+        return Problem(key, message, value=path, allowed=allowed)
     if path.startswith((".", "/", "~")) or path.count("/") != 1:
         hint = f"a folder, a hub id such as Qwen/Qwen2.5-0.5B, {MODELSCOPE}ORG/NAME, or {PACKAGED}"
-        raise ConfigError([Problem(key, "no such model", value=path, allowed=hint)])
-    return path
+        return Problem(key, "no such model", value=path, allowed=hint)
+    return None
 
 
 @cache
@@ -92,7 +99,10 @@ def _convert(gguf: Path, folder: Path) -> None:
 
     transformers cannot save a model that it read from GGUF, so the weights are copied into a model of the plain config.
     """
+    import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from rl_platform.models.causal_lm import quiet_transformers
 
     with quiet_transformers():
         read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)

@@ -134,8 +134,8 @@ def test_acceptance_of_what_is_no_run_of_a_recipe(accept: ModuleType, tmp_path: 
 @pytest.mark.parametrize(("path", "cluster"), [(GSM8K, [ON_THIS_CPU]), (DAPO, [])], ids=["gsm8k", "dapo"])
 def test_a_start_without_their_questions_says_what_to_write(command, path: Path, cluster: list[str]) -> None:
     ended = command(path, *cluster, TORCH, "runner.output_dir=out")
-    assert ended.code == 65, ended.err
-    assert "_train.jsonl: cannot be read: No such file or directory" in ended.err
+    assert ended.code == 2, ended.err
+    assert "data.task.path: no such file" in ended.err
     assert "one JSON object per line with the fields 'question' and 'answer'" in ended.err
     assert not Path("out").exists()
 

@@ -1,0 +1,80 @@
+"""What a config names and this machine does not have: environments, files of questions, folders of models.
+
+Imports neither torch nor a module of the user, so that the problems can be listed beside those of the schema. Not
+covered: environments of other modules or interpreters, ids of hubs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rl_platform.config.schema import Config
+from rl_platform.config.schema.models import Model
+from rl_platform.envs.embodied.descriptions import EnvDescription, find_spec
+from rl_platform.errors import ConfigError, Problem
+from rl_platform.extras import is_present
+
+
+def check_present(config: Config) -> None:
+    """Raises ConfigError with a problem for everything that the config names and that is not there."""
+    if problems := list(missing(config)):
+        raise ConfigError(problems)
+
+
+def missing(config: Config) -> Iterator[Problem]:
+    """Yields a problem for an id that Gymnasium does not know, and for each file or folder that does not exist."""
+    yield from unknown_env(config)
+    if config.runner.task_type == "reasoning":
+        yield from _files(config)
+    if is_present("rl_platform.models.pretrained"):
+        yield from _models(config)
+
+
+def unknown_env(config: Config) -> Iterator[Problem]:
+    """Yields the problem of an id that Gymnasium does not know."""
+    description = EnvDescription.of(config.env)
+    elsewhere = description.python is not None or description.own_backend or ":" in description.id
+    if config.runner.task_type != "embodied" or elsewhere:
+        return
+    from gymnasium.error import NamespaceNotFound
+
+    try:
+        find_spec(description)
+    except ConfigError as error:
+        if not isinstance(error.__cause__, ImportError | NamespaceNotFound):
+            yield from error.problems
+
+
+def _files(config: Config) -> Iterator[Problem]:
+    for key, task in config.data.tasks:
+        for name, path in (("path", task.path), ("val_path", task.val_path)):
+            if task.type in ("jsonl", "file") and path is not None and not Path(path).exists():
+                rows = "one JSON object per line" if path.endswith(".jsonl") else "rows"
+                columns = [column for column in (task.prompt_column, task.answer_column) if column is not None]
+                fields = " and ".join(f"'{column}'" for column in columns)
+                hint = f"a file with {rows} with the fields {fields}, see docs/reasoning.md#your-own-questions"
+                yield Problem(f"{key}.{name}", "no such file", value=path, hint=hint)
+
+
+def _models(config: Config) -> Iterator[Problem]:
+    from rl_platform.models.pretrained.model_folder import folder_problem
+
+    for key, path in _model_paths(config):
+        if (problem := folder_problem(path, key)) is not None:
+            yield problem
+
+
+def _model_paths(config: Config) -> Iterator[tuple[str, str]]:
+    """Yields the keys and values of `path` of all models that the run loads."""
+    models: list[tuple[str, Model | None]] = [("actor.model", config.actor.model)]
+    if config.critic.use_critic_model:
+        models.append(("critic.model", config.critic.model))
+    if config.has_reference:
+        models.append(("reference.model", config.reference.model))
+    for key, model in models:
+        if model is not None and model.path is not None:
+            yield f"{key}.path", model.path
+    for key, part in config.reward.parts:
+        if part.model is not None and not part.asks_server:
+            yield f"{key}.model.path", part.model.path
