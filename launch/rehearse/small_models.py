@@ -80,6 +80,18 @@ TOKENIZERS = {  # by `Family.tokenizer`
         ("<|im_user|>", "<|im_middle|>"),
         "<|im_{role}|>{role}<|im_middle|>",
     ),
+    "gpt-oss": Specials(
+        "GPT-OSS",
+        "<|return|>",
+        "<|endoftext|>",
+        None,
+        ("<|start|>", "<|message|>", "<|end|>"),
+        "<|start|>{role}<|message|>",
+        "<|end|>",
+    ),
+    "seed-oss": Specials(
+        "Seed-OSS", "<seed:eos>", "<seed:pad>", None, ("<seed:bos>",), "<seed:bos>{role}\n", "<seed:eos>"
+    ),
     "smollm2": Specials("SmolLM2", "<|im_end|>", "<|im_end|>", "<|im_start|>"),
 }
 

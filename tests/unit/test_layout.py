@@ -191,6 +191,7 @@ SEAMS = (
     "envs/reasoning/tasks.py",
     "launch/cli.py",
     "launch/command.py",
+    "launch/missing.py",
     "launch/plain.py",
     "launch/preflight.py",
     "launch/session.py",

@@ -36,6 +36,7 @@ COUNTED = (
     "qwen3_moe",
     "deepseek_v2",
     "deepseek_v3",
+    "seed_oss",
 )
 GEMMA = ("gemma", "gemma2", "gemma3_text")
 MIXTURES = ("gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")
@@ -139,7 +140,7 @@ def from_options(options: Options) -> ModelShape | str:
         return f"parameters of model_type {kind} are not counted, only those of {', '.join(COUNTED)}"
     try:
         hidden, heads = int(options["hidden_size"]), int(options["num_attention_heads"])
-        bias = bool(options.get("attention_bias", kind == "gpt_oss"))
+        bias = bool(options.get("attention_bias", kind in ("gpt_oss", "seed_oss")))
         always = {"qwen2": True, "qwen2_moe": bool(options.get("qkv_bias", True))}  # whatever attention_bias says
         always |= dict.fromkeys(("mistral", "ministral", "mixtral", "deepseek_v2", "deepseek_v3"), False)
         usual = {"qwen3": 128, "gpt_oss": 64} | dict.fromkeys(GEMMA, 256)

@@ -81,6 +81,8 @@ def count(module: Any) -> int:
         {"model_type": "gemma3_text", "head_dim": 10},
         {"model_type": "ministral", "head_dim": 6},
         {"model_type": "gpt_oss", "num_local_experts": 5, "num_experts_per_tok": 2},
+        {"model_type": "seed_oss", "head_dim": 10},
+        {"model_type": "seed_oss", "attention_bias": False, "head_dim": 10},
         SHARED,
         EXPERTS | {"decoder_sparse_step": 3},
         SHARED | {"qkv_bias": False, "mlp_only_layers": [0, 1]},
