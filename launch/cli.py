@@ -76,7 +76,9 @@ def _explain(error: BaseException, program: str) -> int:
         _print(f"{name}{error}".rstrip(), *notes)
         return error.exit_code
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # wrong usage of the command line
-        _print(error.format_message(), f"try: {program} --help")
+        context = getattr(error, "ctx", None)
+        verb = f" {context.info_name}" if context is not None and context.parent is not None else ""
+        _print(error.format_message(), f"try: {program}{verb} --help")
         return int(error.exit_code)
     import traceback
 

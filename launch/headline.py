@@ -208,7 +208,8 @@ class History:
             first, last = objective.first[1], objective.last[1]
             lines.append((self.headline.objective, f"first {number(first)}, last {number(last)}"))
         lines.append(("outputs", str(info.output_dir)))
-        lines.append(("curves", shlex.join(["rl-platform", "plot", str(info.output_dir)])))
+        for name, verb in (("curves", "plot"), ("what happened", "report")):
+            lines.append((name, shlex.join(["rl-platform", verb, str(info.output_dir)])))
         return lines
 
 

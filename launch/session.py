@@ -92,10 +92,10 @@ def checked(config: Config, placement: Placement) -> EnvSpaces | Split:
         partial(check_present, config),
     ]
     if config.runner.task_type == "embodied":
-        checks += [lambda: worlds.append(spaces_of(config)), partial(check_user_functions, config)]
-    else:  # unreadable questions end the checks, so they come last
-        checks += [partial(check_architectures, config, placement), partial(check_user_functions, config), questions]
-    check_all(*checks)
+        checks.append(lambda: worlds.append(spaces_of(config)))
+    else:
+        checks += [questions, partial(check_architectures, config, placement)]
+    check_all(*checks, partial(check_user_functions, config))
     return worlds[0]
 
 

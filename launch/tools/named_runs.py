@@ -12,6 +12,14 @@ from rl_platform.run_files import METRICS
 MOST_NAMED = 8  # runs of a folder that a hint lists
 
 
+def run_path(text: str) -> Path:
+    """Returns the path that `text` names; for `latest` the newest run in runs/, if there is one."""
+    from rl_platform.launch.saved.saved_run import LATEST, RUNS
+
+    files = list(RUNS.glob(f"*/{METRICS}")) if text == LATEST else []
+    return max(files, key=lambda file: file.stat().st_mtime).parent if files else Path(text)
+
+
 def check_runs(runs: Sequence[Path], file: str = METRICS, reason: str = "") -> None:
     """Raises ConfigError with all paths that are neither a folder with `file` nor such a file.
 
@@ -22,7 +30,7 @@ def check_runs(runs: Sequence[Path], file: str = METRICS, reason: str = "") -> N
 
 
 def _problems(run: Path, file: str, reason: str) -> Iterator[Problem]:
-    allowed, hint = f"the output folder of a run, or its {file}", ""
+    allowed, hint = f"the output folder of a run, its {file}, or latest (in runs/)", ""
     if (run / file).exists() or (run.is_file() and run.suffix == Path(file).suffix):
         return
     if run.is_file():

@@ -14,14 +14,16 @@ import typer
 
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.extras import required
+from rl_platform.launch.tools.named_runs import run_path
 
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, help="Pictures and reports of runs, and data for them."
 )
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="output folder of a run")]
-Traced = Annotated[Path, typer.Argument(metavar="RUN", help="output folder of a run, or its trace.json")]
-Measured = Annotated[list[Path], typer.Argument(metavar="RUN", help="output folders, or files metrics.jsonl")]
+_RUN = partial(typer.Argument, metavar="RUN", parser=run_path)
+Run = Annotated[Path, _RUN(help="output folder of a run, or latest")]
+Traced = Annotated[Path, _RUN(help="output folder of a run, its trace.json, or latest")]
+Measured = Annotated[list[Path], _RUN(help="output folders, files metrics.jsonl, or latest")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="file to write")]
 Title = Annotated[str, typer.Option("--title")]
 
@@ -55,7 +57,7 @@ def plot(
 
 @app.command()
 def sweep(
-    config: Annotated[str, typer.Argument(help="YAML file")],
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file")],
     arguments: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE,VALUE...]...", help="as runner.seed=1,2,3; one value is set for all points"),

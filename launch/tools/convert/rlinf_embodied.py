@@ -25,6 +25,7 @@ from rl_platform.launch.tools.convert.outcome import (
 
 _FILE = "simulators.py"  # that the user writes
 _MADE_BY_GYMNASIUM = (None, "maniskill", "maniskill_rlt")  # RLinf calls gymnasium.make(**init_params)
+_MANISKILL = "rlinf.envs.maniskill"  # the module whose import registers its tasks
 _PAY_SUCCESS = ("libero", "metaworld", "calvin")  # their only reward
 _ONE_SET = "evaluation has the environments of training here"
 
@@ -66,7 +67,10 @@ def _env_type(value: Value, source: ForeignConfig) -> Outcome:
         values: dict[str, Value] = {"env.id": "metaworld:Meta-World/MT1", "env.python": "manipulation"}
         return write({**values, "env.num_workers": source.whole("env.train.total_num_envs", 1)}, why)
     if not _own_simulator(source):
-        return untranslated("register a single environment as env.id; env.python: an interpreter that has ManiSkill")
+        return untranslated(
+            "ManiSkill's tasks return batches of tensors: register one in its CPUGymWrapper as env.id; env.python: an "
+            "interpreter that has it"
+        )
     why = (
         f"a simulator: write the function {value} in {_FILE}, which returns one Gymnasium environment; env.python: an "
         "interpreter that has it"
@@ -104,7 +108,9 @@ def init_param(key: str) -> Rule:
 def _env_id(value: Value, source: ForeignConfig) -> Outcome:
     if _own_simulator(source):
         return passed("env.kwargs.id", value, f"an argument of {source('env.train.env_type')} in {_FILE}")
-    return to("env.id", why="it must be registered with Gymnasium")(value, source)
+    if source("env.train.env_type") is None:
+        return to("env.id", why="it must be registered with Gymnasium")(value, source)
+    return write({"env.id": f"{_MANISKILL}:{value}"}, "importing that module registers RLinf's and ManiSkill's tasks")
 
 
 def _in_evaluation(name: str, rule: Rule) -> Rule:

@@ -76,7 +76,11 @@ def read_arguments(arguments: Sequence[str]) -> Varied:
     axes: dict[str, list[str]] = {}
     problems = []
     for text in arguments:
-        key, value = key_of(text), text.partition("=")[2]
+        key, equals, value = key_of(text), *text.partition("=")[1:]
+        if not equals and not text.startswith("~"):
+            message, hint = "is neither KEY=VALUE nor ~KEY", "separate several values by commas: runner.seed=1,2,3"
+            problems.append(Problem(text, message, COMMAND_LINE, hint=hint))
+            continue
         try:
             texts = values_of(value)
         except yaml.YAMLError:

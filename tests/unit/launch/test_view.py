@@ -100,9 +100,10 @@ def test_embodied_numbers(tmp_path: Path) -> None:
         assert part in text
 
 
-def test_the_command_for_curves_is_quoted(tmp_path: Path) -> None:
+def test_the_commands_for_curves_and_report_are_quoted(tmp_path: Path) -> None:
     lines = dict(History.of(info(tmp_path)).summary(info(tmp_path / "my runs")))
     assert lines["curves"] == f"rl-platform plot '{tmp_path}/my runs'"
+    assert lines["what happened"] == f"rl-platform report '{tmp_path}/my runs'"
 
 
 RATES = {"env/success_once": 0.25, "val/success_once": 0.875}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,15 @@ Case = tuple[str, int, tuple[str, ...]]
 
 NO_RUN, FILE, RUNS = "RUN: no such folder", "RUN: is a file of another kind", "holds runs, and is none"
 A_FOLDER, INSIDE = "--output: is a folder", "embodied.yaml is a file"
-USAGE = "try: rl-platform --help"
+USAGE = "try: rl-platform VERB --help"
 ODD = b'{"step": 1, "prompt": null, "response": 5, "reward": "x", "return": "y", "length": null}\n'
 DEEP = "[" * 100_000  # more levels than a parser of JSON or YAML takes
+
+
+def _usage(word: str) -> str:
+    return "does not take a value" if "=" in word else USAGE
+
+
 CASES: dict[str, list[Case]] = {
     "plot": [
         ("runs/rnu nix", 2, ("2 problems", NO_RUN, "did you mean runs/run?", "value: nix")),
@@ -91,6 +99,7 @@ CASES: dict[str, list[Case]] = {
         ("embodide.yaml runner.seed=1,2", 2, ("cannot be read", "did you mean embodied.yaml?")),
         ("embodied.yaml", 2, ("no key has several values", "runner.seed=1,2,3")),
         ("embodied.yaml runner.sed=1,2", 2, ("did you mean runner.seed?",)),
+        ("embodied.yaml runner.seed=1 2", 2, ("2: is neither KEY=VALUE", "by commas: runner.seed=1,2,3")),
         ("embodied.yaml runner.seed=1,1", 2, ("1 is listed twice",)),
         ("embodied.yaml runner.seed=1,2 --jobs 0", 2, ("--jobs", USAGE)),
         ("embodied.yaml runner.seed=1,2 -o rows", 2, ("is not empty and contains no sweep",)),
@@ -118,9 +127,9 @@ CASES: dict[str, list[Case]] = {
         ("runs/run --phase rollout", 2, ("--phase", USAGE)),
         ("runs/run --tolerance -1", 2, ("--tolerance", USAGE)),
     ],
-    "doctor": [(word, 2, (USAGE,)) for word in ("--jsno", "x", "--text", "doctor", "--json=yes")],
-    "keys": [(word, 2, (USAGE,)) for word in ("--json", "x", "runner", "-o", "--help=x")],
-    "metrics": [(word, 2, (USAGE,)) for word in ("--json", "x", "runs/run", "-o", "--help=x")],
+    "doctor": [(word, 2, (_usage(word),)) for word in ("--jsno", "x", "--text", "doctor", "--json=yes")],
+    "keys": [(word, 2, (_usage(word),)) for word in ("--json", "x", "runner", "-o", "--help=x")],
+    "metrics": [(word, 2, (_usage(word),)) for word in ("--json", "x", "runs/run", "-o", "--help=x")],
 }
 NEEDS = {"plot": "matplotlib", "timeline": "matplotlib", "data": "datasets"}
 
@@ -149,11 +158,19 @@ def test_it_is_refused(tool, runs: Path, verb: str) -> None:
     for words, code, texts in CASES[verb]:
         ended = tool(verb, *words.split())
         assert ended.code == code, (words, ended.err)
-        assert [text for text in texts if text not in ended.err] == [], (words, ended.err)
+        assert [text for text in texts if text.replace("VERB", verb) not in ended.err] == [], (words, ended.err)
         assert "Traceback" not in ended.err
         after = {path: path.stat().st_mtime_ns for path in runs.rglob("*")}
         assert after.keys() == before.keys(), words
         assert {path: time for path, time in after.items() if path.is_file()}.items() <= before.items()
+
+
+def test_latest_is_the_newest_run(tool, runs: Path) -> None:
+    os.utime(runs / "runs" / "run" / "metrics.jsonl", (0, 0))
+    assert tool("report", "latest", "-o", "page.html").code == 0
+    assert "runs/pole" in (runs / "page.html").read_text()
+    shutil.rmtree(runs / "runs")
+    assert "or latest (in runs/)" in tool("snapshot", "latest").err
 
 
 def test_every_verb_has_five_cases() -> None:
