@@ -1,4 +1,4 @@
-"""The smallest configs of the two tasks: `reasoning.yaml` and `embodied.yaml` of the fixture `folder`."""
+"""The smallest configs of the two tasks, those of the fixture `folder`, and a text environment."""
 
 REASONING = """\
 runner:
@@ -55,4 +55,26 @@ env:
   num_envs: 4
   rollout_steps: 16
   evaluation: {episodes: 2}
+"""
+
+# A text environment of two turns and a tool, for a file of Python beside a config.
+GAME = """
+class Game:
+    def __init__(self, params): ...
+
+    def reset(self, question, seed):
+        self.turns, self.seed = 0, seed
+        return f"{seed % 10}:"
+
+    def step(self, text):
+        self.turns += 1
+        return "<more>", len(text) + self.seed % 7 / 10, self.turns == 2
+
+class Echo:
+    schema = {"name": "echo", "description": "Repeats.", "parameters": {"type": "object"}}
+
+    def __init__(self, question, params): ...
+
+    def call(self, arguments):
+        return "again"
 """

@@ -23,6 +23,7 @@ import cloudpickle
 import psutil
 import pytest
 import torch
+from tiny_configs import GAME
 from waiting import HANG_S, assert_gone, until
 
 from rl_platform.checkpoint.verify import Checkpoint
@@ -278,21 +279,10 @@ def test_a_rollout_that_is_killed_while_it_is_two_updates_ahead(command, address
     assert counts["issued"] == counts["trained"] + counts["rejected"] + sum(samples["open"].values())
 
 
-TALKS = """
+TALKS = f"""
 def answer(conversation, metadata):
     return "=7"
-
-class Game:
-    def __init__(self, params): ...
-
-    def reset(self, question, seed):
-        self.turns, self.seed = 0, seed
-        return f"{seed % 10}:"
-
-    def step(self, text):
-        self.turns += 1
-        return "<more>", text.count("a") + self.seed % 7 / 10, self.turns == 2
-"""
+{GAME}"""
 CONVERSATIONS = {
     "turns with a tool": [
         "rollout.multi_turn={tool: 'my_tools:answer', max_turns: 2, max_observation_tokens: 2, num_workers: 1}",

@@ -17,6 +17,7 @@ from process_groups import end_process_groups
 from waiting import HANG_S, assert_gone, until
 
 from rl_platform.checkpoint.verify import Checkpoint
+from rl_platform.metrics import read_metrics
 
 
 @pytest.fixture(autouse=True)
@@ -129,3 +130,30 @@ def learned(command, final_state, logged, finished_runs):
 def differences() -> Callable[[Any, Any], list[str]]:
     """differences(a, b): see `run_results`."""
     return run_results.differences
+
+
+@pytest.fixture
+def learns_as_torch(command, folder: Path, final_state, scored: str) -> Callable[[list[str], list[str], str], None]:
+    """Compares three steps with an inference engine, whose log file is `log`, with those of the torch engine.
+
+    The trainer's numbers depend on the engine by its tokens alone; processes apart round in another way.
+    """
+
+    def check(both: list[str], engine: list[str], log: str) -> None:
+        likeliest = "rollout.sampling={top_k: 1}"  # drawn from one token: both engines draw the same
+        steps = ["reasoning.yaml", "runner.max_steps=3", scored, likeliest, *both]
+        assert command(*steps, "rollout.backend=torch", "runner.output_dir=torch").code == 0
+        ended = command(*steps, *engine)
+        assert ended.code == 0, ended.err
+        expected, actual = final_state("torch", 3), final_state("out", 3)
+        for learner in ("actor", "critic"):
+            torch.testing.assert_close(actual[learner], expected[learner], rtol=0, atol=1e-6)
+        rows = read_metrics("out")[1:]
+        assert [row["step"] for row in rows] == [1, 2, 3]
+        for row in rows:  # the trainer's log-probs of these tokens, under the weights of this very step
+            assert row["mismatch/abs_logp"] < 1e-4
+            assert row["staleness/max"] == 0
+            assert row["actor/grad_norm"] > 0, "else nothing is learned and nothing compared"
+        assert (folder / "out" / "logs" / log).exists()
+
+    return check

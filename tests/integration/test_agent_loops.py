@@ -5,35 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tiny_configs import GAME
 
 from rl_platform.metrics import read_metrics
 
 WIDE = "actor.model.random_init.max_positions=512"
-TOOLS = """
-class Echo:
-    schema = {"name": "echo", "description": "Repeats.", "parameters": {"type": "object"}}
-
-    def __init__(self, question, params): ...
-
-    def call(self, arguments):
-        return "again"
-
-class Game:
-    def __init__(self, params):
-        self.params = params
-
-    def reset(self, question, seed):
-        self.turns, self.seed = 0, seed
-        return f"{seed % 10}:"
-
-    def step(self, text):
-        self.turns += 1
-        return "<more>", text.count("a") + self.seed % 7 / 10, self.turns == 2
-"""
 
 
 def test_an_environment_killed_and_resumed(command, killed, final_state, differences, logged, folder) -> None:
-    (folder / "my_tools.py").write_text(TOOLS)
+    (folder / "my_tools.py").write_text(GAME)
     agent = "rollout.agent={environment: {type: 'my_tools.py:Game'}, num_workers: 1}"
     keys = ("reasoning.yaml", agent, "rollout.sampling={max_new_tokens: 2}", "data.max_response_length=12", WIDE)
     arguments = (*keys, "runner.save_interval=1")
@@ -50,7 +30,7 @@ def test_an_environment_killed_and_resumed(command, killed, final_state, differe
 
 @pytest.mark.parametrize(("more", "turns"), [("", 1), (", environment: {type: 'my_tools.py:Game'}", 2)])
 def test_tools_that_the_policy_does_not_call(command, folder, more: str, turns: int) -> None:
-    (folder / "my_tools.py").write_text(TOOLS)
+    (folder / "my_tools.py").write_text(GAME)
     agent = f"rollout.agent={{tools: [{{type: 'my_tools.py:Echo'}}], tool_format: hermes{more}}}"
     lengths = ("data.max_prompt_length=400", "data.max_response_length=16", "rollout.sampling={max_new_tokens: 2}")
     ended = command("reasoning.yaml", agent, WIDE, *lengths, "runner.max_steps=1")
@@ -71,7 +51,7 @@ def test_tools_that_the_policy_does_not_call(command, folder, more: str, turns: 
     ],
 )
 def test_wrong_tools_and_environments_are_told_before_anything_starts(command, folder, agent, message) -> None:
-    (folder / "my_tools.py").write_text(TOOLS)
+    (folder / "my_tools.py").write_text(GAME)
     ended = command("reasoning.yaml", f"rollout.agent={agent}")
     assert ended.code == 2
     assert message in ended.err

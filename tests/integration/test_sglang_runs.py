@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from sglang_engine import ENGINE_ENV, needs_sglang
+from tiny_configs import GAME
 
 from rl_platform.metrics import read_metrics
 
 pytestmark = [needs_sglang, pytest.mark.timeout(900)]
 CONFIGS = Path(__file__).parents[2] / "configs" / "reasoning"
 WITH_SGLANG = ["rollout.backend=sglang", f"rollout.engine_env={json.dumps(ENGINE_ENV)}"]
-LIKELIEST = "rollout.sampling={top_k: 1}"  # drawn from one token: both engines draw the same
 WAYS = {
     "two tensor-parallel processes": ["rollout.tensor_parallel_size=2"],
     "weights by a process group": [
@@ -23,26 +23,6 @@ WAYS = {
         "rollout.weight_transfer=group",
     ],
 }
-GAME = """
-class Game:
-    def __init__(self, params): ...
-
-    def reset(self, question, seed):
-        self.turns, self.seed = 0, seed
-        return f"{seed % 10}:"
-
-    def step(self, text):
-        self.turns += 1
-        return "<more>", len(text) + self.seed % 7 / 10, self.turns == 2
-
-class Echo:
-    schema = {"name": "echo", "description": "Repeats.", "parameters": {"type": "object"}}
-
-    def __init__(self, question, params): ...
-
-    def call(self, arguments):
-        return "again"
-"""
 AGENT = (
     "rollout.agent={environment: {type: 'game.py:Game'}, tools: [{type: 'game.py:Echo'}], tool_format: hermes, "
     "num_workers: 1}",
@@ -53,24 +33,8 @@ AGENT = (
 
 
 @pytest.mark.parametrize("overrides", WAYS.values(), ids=WAYS)
-def test_a_run_learns_what_it_learns_with_the_torch_engine(
-    command, folder: Path, final_state, scored: str, overrides: list[str]
-) -> None:
-    """The trainer's numbers depend on the engine by its tokens alone; processes apart round in another way."""
-    steps = ["runner.max_steps=3", scored, LIKELIEST]
-    assert command("reasoning.yaml", *steps, "rollout.backend=torch", "runner.output_dir=torch").code == 0
-    ended = command("reasoning.yaml", *steps, *WITH_SGLANG, *overrides)
-    assert ended.code == 0, ended.err
-    expected, found = final_state("torch", 3), final_state("out", 3)
-    for learner in ("actor", "critic"):
-        torch.testing.assert_close(found[learner], expected[learner], rtol=0, atol=1e-6)
-    rows = read_metrics("out")[1:]
-    assert [row["step"] for row in rows] == [1, 2, 3]
-    for row in rows:  # the trainer's log-probs of these tokens, under the weights of this very step
-        assert row["mismatch/abs_logp"] < 1e-4
-        assert row["staleness/max"] == 0
-        assert row["actor/grad_norm"] > 0, "else nothing is learned and nothing compared"
-    assert (folder / "out" / "logs" / "rollout[0]-sglang.log").exists()
+def test_a_run_learns_what_it_learns_with_the_torch_engine(learns_as_torch, overrides: list[str]) -> None:
+    learns_as_torch([], [*WITH_SGLANG, *overrides], "rollout[0]-sglang.log")
 
 
 def test_a_text_environment_with_tools(command, folder: Path, final_state) -> None:
