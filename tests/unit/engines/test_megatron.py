@@ -7,6 +7,7 @@ them. What CUDA, NCCL and fused kernels would add cannot be seen here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -94,10 +95,12 @@ def expected(runs: ModuleType, folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def results(runs: ModuleType, folder: Path, forked: Forked, expected: Any) -> dict[str, list[dict[str, Any]]]:
     """Results of every rank of every layout. Those of the model in `REAL` are files in the folder."""
-    results = {"one": [{kind: runs.report(kind, "one", folder) for kind in runs.KINDS}]}
     jobs = [(world_size, folder, [*names]) for world_size, names in PLACES.items()]
     real = [(world_size, folder, [layout]) for layout, world_size in REAL.items()]
-    forked.run(*jobs, *(real if packaged_gguf() else []))
+    with ThreadPoolExecutor(1) as beside:
+        ended = beside.submit(forked.run, *jobs, *(real if packaged_gguf() else []))
+        results = {"one": [{kind: runs.report(kind, "one", folder) for kind in runs.KINDS}]}
+        ended.result()
     for world_size, names in PLACES.items():
         for name in names:
             files = [folder / f"{name}-rank{rank}.pt" for rank in range(world_size)]
