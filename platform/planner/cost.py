@@ -296,13 +296,31 @@ class CostModel:
         """The simulation, the policy and the messages between their processes in turns, `rollout_steps` times."""
         env, part, rollout = self.config.env, layout.parts["env"], layout.parts["rollout"]
         simulation = env.num_envs * self.rates.env_step / max(env.num_workers, part.ranks)
-        bound = "simulation" if simulation > self.rates.act else "launches"
+        act, kind = self._act(rollout.ranks)
+        bound = "simulation" if simulation > act else kind
         together = part.ranks == 1 and (layout.one_process or part.key == rollout.key)
         if self.rates.collect and together and layout.together(layout.policy, "rollout"):
             return [{bound: env.rollout_steps * self.rates.collect}]
         message = MESSAGE_S if len(part.nodes | rollout.nodes) == 1 else MESSAGE_BETWEEN_NODES_S
         exchange = 0.0 if together else message
-        return [{bound: env.rollout_steps * (simulation + self.rates.act)}, {"transfers": env.rollout_steps * exchange}]
+        return [{bound: env.rollout_steps * (simulation + act)}, {"transfers": env.rollout_steps * exchange}]
+
+    def _act(self, ranks: int) -> tuple[float, str]:
+        """Returns the policy's seconds per step of all environments, and their bound. A chunk of actions is one choice.
+
+        rates.act is that of a small policy. pi0 goes through its action expert once for each denoising step.
+        """
+        shape, chunk, rates = self.shapes["rollout"], self.config.actor.model.num_action_chunks, self.rates
+        assert isinstance(shape, PolicyShape)
+        if not shape.stacks:
+            return rates.act / chunk, "launches"
+        rows, dtype = -(-self.config.env.num_envs // ranks), self.config.actor.model.dtype
+        flops = rates.flops(dtype, rows * shape.tokens, shape.width)
+        read = sum(stack.acting * stack.shape.decoder_parameters for stack in shape.stacks) * FLOAT
+        launches = sum(stack.acting * stack.shape.layers for stack in shape.stacks) * rates.launch
+        bounds = self._computed(2 * rows * shape.acting_products / flops, read / rates.memory, launches)
+        kind = max(bounds, key=lambda bound: bounds[bound])
+        return bounds[kind] / chunk, kind
 
     def _score(self, layout: Layout) -> list[Bounds]:
         """One forward of every response by the reward model, which is whole on every rank."""
@@ -403,8 +421,8 @@ class CostModel:
         """Returns the seconds of the launches of all layers."""
         if isinstance(shape, ModelShape):
             return shape.layers * self.rates.launch
-        language = shape.language.layers if shape.language else 0
-        return language * self.rates.launch + (shape.layers - language) * self.rates.policy_layer
+        passes = sum(stack.passes * stack.shape.layers for stack in shape.stacks)
+        return passes * self.rates.launch + len(shape.elements) * self.rates.policy_layer
 
     def _exchanges(
         self, shape: ModelShape, part: Part, parallel: Parallel, tokens: float, micro_batches: int, dtype: str
@@ -445,4 +463,4 @@ def arithmetic(rates: Rates, shape: Shape, tokens: float, length: float, dtype: 
     if isinstance(shape, ModelShape):
         products += tokens * length * shape.layers * shape.attention_width
         return 2 * products / rates.flops(dtype, rows, shape.hidden)
-    return 2 * products / rates.flops(dtype, rows, max(shape.widths, default=1))
+    return 2 * products / rates.flops(dtype, rows * shape.tokens, shape.width)

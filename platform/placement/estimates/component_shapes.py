@@ -16,7 +16,8 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import POLICIES, VLM_POLICIES, Model, RandomLM
 from rl_platform.placement.estimates.architectures import Options, known_options
 from rl_platform.placement.estimates.model_shape import Latent, ModelShape
-from rl_platform.placement.estimates.policy_shape import ACTIONS, ConvShape, PolicyShape
+from rl_platform.placement.estimates.policy_shape import ACTIONS, ConvShape, PolicyShape, Stack
+from rl_platform.placement.estimates.vlm_shape import known_vlm, random_options, vlm_policy_shape
 
 BYTE_VOCABULARY = 259  # tokenizer "bytes"
 PACKAGED = "smollm2-135m-instruct"  # of models.pretrained
@@ -86,7 +87,7 @@ def _policy_shape(config: Config) -> PolicyShape | str:
     if model.type == "mlp":
         return PolicyShape(tuple(model.hidden_sizes))
     if model.type in VLM_POLICIES:
-        return f"parameters of {model.type} are not counted"
+        return _vlm_policy(config)
     if model.type not in POLICIES:
         return f"{model.type} is a network of yours"
     if model.type == "gru":
@@ -107,30 +108,53 @@ def _policy_shape(config: Config) -> PolicyShape | str:
         return language
     used = min(model.backbone_layers or language.layers, language.layers)
     # it keeps a few words of the vocabulary and has no output head
-    language = replace(language, layers=used, vocabulary=0, value_head=True)
-    tokens = layers[-1].places + ACTIONS
-    frozen = not model.train_backbone
-    return PolicyShape((), 0, tuple(layers), language, tokens, frozen)
+    stack = Stack(
+        replace(language, layers=used),
+        tokens=layers[-1].places + ACTIONS,
+        table=language.hidden,
+        frozen=not model.train_backbone,
+    )
+    return PolicyShape((), convolutions=tuple(layers), stacks=(stack,), heads=language.hidden + 1)
+
+
+def _vlm_policy(config: Config) -> PolicyShape | str:
+    """Returns the shape of a policy on a vision-language model, or why it is not known."""
+    model = config.actor.model
+    if model.random_init is None:
+        options = config_options(model.path or "")
+        options = known_vlm(model.path or "") or options if isinstance(options, str) else options
+    elif (vocabulary := _vocabulary(model.tokenizer or "")) is None:
+        return _unknown_vocabulary(model)
+    else:
+        options = random_options(model, vocabulary)
+    return options if isinstance(options, str) else vlm_policy_shape(config, options, from_options)
 
 
 def language_shape(model: Model) -> ModelShape | str:
     """Returns the shape of a section's language model, or why it is not known."""
     if model.random_init is not None:
         vocabulary = _vocabulary(model.tokenizer or "")
-        if vocabulary is None:
-            return f"the vocabulary of tokenizer {model.tokenizer!r} is unknown on this machine"
-        return _random(model.random_init, vocabulary)
-    path = model.path or ""
+        return _unknown_vocabulary(model) if vocabulary is None else _random(model.random_init, vocabulary)
+    options = config_options(model.path or "")
+    return options if isinstance(options, str) else from_options(options)
+
+
+def config_options(path: str) -> Options | str:
+    """Returns config.json of a folder, of a hub id in the cache or of a known model, or why there is none."""
     file = _config_file(path)
     if file is None and (known := known_options(path)) is not None:
-        return from_options(known)
+        return known
     if file is None:
         return f"no config.json of {path} is on this machine"
     try:
         options = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         return f"{file} cannot be read: {error}"
-    return from_options(options) if isinstance(options, dict) else f"{file} holds no mapping"
+    return options if isinstance(options, dict) else f"{file} holds no mapping"
+
+
+def _unknown_vocabulary(model: Model) -> str:
+    return f"the vocabulary of tokenizer {model.tokenizer!r} is unknown on this machine"
 
 
 def from_options(options: Options) -> ModelShape | str:

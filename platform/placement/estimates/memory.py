@@ -12,6 +12,7 @@ fullest phase counts.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -176,7 +177,7 @@ class MemoryModel:
         whole = shape.parameters if section.lora is None else shape.parameters + trained
         held = 0 if offloaded else 1  # main memory holds the state; a GPU has only the gathered layers
         weights = held * whole * FLOAT // ranks
-        if isinstance(shape, ModelShape) and (ranks > 1 or offloaded):
+        if ranks > 1 or offloaded:
             weights += _gathered(shape)
         return Memory(
             weights=weights,
@@ -202,7 +203,9 @@ class MemoryModel:
         hosted = self.config.rollout.backend in HOSTED
         shared = self.layout.together(self.layout.policy, "rollout") and not hosted
         if isinstance(shape, PolicyShape):
-            return Memory(weights=0 if shared else shape.parameters * FLOAT)
+            rows = -(-self.config.env.num_envs // self.layout.parts["rollout"].ranks)
+            passing = rows * _forward_of_policy(shape) if shape.stacks else 0
+            return Memory(weights=0 if shared else shape.parameters * FLOAT, activations=passing)
         # the built-in engine uses float32 on CPUs without fast bfloat16: the larger size counts
         bytes_each = bytes_of(self.config.actor.model.dtype) if hosted or self.on_gpu else FLOAT
         referenced = shared and (hosted or bytes_each == FLOAT)
@@ -258,8 +261,7 @@ class MemoryModel:
         """Returns the bytes of a forward pass: without a backward pass only the tensors of one layer are alive."""
         rows, section = forward_rows(self.config, name, self._copies(name)), self.config.section(name)
         if isinstance(shape, PolicyShape):
-            language = 0 if shape.language is None else shape.tokens * _live_elements(shape.language)
-            return rows * (max(shape.elements) * 2 + language) * FLOAT
+            return rows * _forward_of_policy(shape)
         context = section.parallel.context
         tokens = -(-rows * longest(self.config) // context)
         copied = _half_copies(shape) if self._copies_in_half(name, shape) else 0
@@ -322,24 +324,36 @@ def saved_bytes_per_token(
 
     Two norms keep their input and its normalised form and hand their output to matrices (3 hidden each); attention
     keeps queries, keys and values as wide as queries, its output, and that output in order again (5 widths); the gated
-    feed-forward keeps gate, activated gate, up and their product (4 widths of each expert that a token goes through).
+    feed-forward keeps gate, activated gate, up and their product (4 widths of each expert that a token goes through);
+    one without a gate keeps 2.
     `recomputed`: without the normalised form, the activated gate and the product (accel/recomputed_tensors.py; its
     bfloat16 equivalent keeps less still).
     """
     norms = (2 if recomputed else 4) * shape.hidden
-    rest = 2 * shape.hidden + 5 * shape.attention_width + (2 if recomputed else 4) * shape.feed_forward_width
+    widths = 2 if recomputed or not shape.gated else 4
+    rest = 2 * shape.hidden + 5 * shape.attention_width + widths * shape.feed_forward_width
     tensor, sequence = (1, False) if parallel is None else (parallel.tensor, parallel.sequence)
     return norms * FLOAT // (tensor if sequence else 1) + rest * bytes_of(dtype) // tensor
 
 
 def _kept_by_policy(shape: PolicyShape, dtype: str, *, checkpointed: bool) -> int:
     """Returns the bytes that an embodied policy keeps per row for its backward pass."""
-    kept, language = 2 * sum(shape.elements) * FLOAT, shape.language
-    if language is None:
-        return kept
-    per_layer = saved_bytes_per_token(language, dtype)
-    layers = language.layers * language.hidden * FLOAT + per_layer if checkpointed else language.layers * per_layer
-    return kept + shape.tokens * layers
+    kept = 2 * sum(shape.elements) * FLOAT
+    for stack in shape.trained_stacks:
+        layer, per_layer = stack.shape, saved_bytes_per_token(stack.shape, dtype)
+        layers = layer.layers * layer.hidden * FLOAT + per_layer if checkpointed else layer.layers * per_layer
+        kept += stack.passes * stack.tokens * layers
+    return kept
+
+
+def _forward_of_policy(shape: PolicyShape) -> int:
+    """Returns the bytes of a row in a forward without a backward pass: the tensors of the largest layer, and the keys
+    and values that a later stack attends to."""
+    live = max((stack.tokens * _live_elements(stack.shape) for stack in shape.stacks), default=0)
+    cached = 0
+    for before, stack in itertools.pairwise(shape.stacks):
+        cached += min(stack.context, before.tokens) * before.shape.kv_elements_per_token
+    return (2 * max(shape.elements, default=0) + live + cached) * FLOAT
 
 
 def _half_copies(shape: ModelShape) -> int:
@@ -351,14 +365,18 @@ def bytes_of(dtype: str) -> int:
     return 2 if dtype == "bfloat16" else FLOAT
 
 
-def _gathered(shape: ModelShape) -> int:
+def _gathered(shape: Shape) -> int:
     """Returns the unsharded bytes of a rank: parameters outside the layers, one layer and the one fetched ahead."""
-    return (shape.outer_parameters + 2 * shape.layer_parameters) * FLOAT
+    if isinstance(shape, ModelShape):
+        return (shape.outer_parameters + 2 * shape.layer_parameters) * FLOAT
+    layers = sum(stack.shape.decoder_parameters for stack in shape.stacks)
+    largest = max((stack.shape.layer_parameters for stack in shape.stacks), default=0)
+    return (shape.parameters - layers + 2 * largest) * FLOAT if shape.stacks else 0
 
 
 def _live_elements(shape: ModelShape) -> int:
     """Returns the elements per token that one layer holds at its widest point without a backward pass."""
-    return 2 * shape.hidden + max(5 * shape.attention_width, 3 * shape.feed_forward_width)
+    return 2 * shape.hidden + max(5 * shape.attention_width, (2 + shape.gated) * shape.feed_forward_width)
 
 
 def state_bytes(shape: ModelShape, parallel: Parallel, dtype: str, ranks: int) -> tuple[int, int]:

@@ -28,7 +28,7 @@ class ModelShape:
     router; `value_head`: a scalar head in place of the vocabulary's. `experts` above 0: a layer has as many
     feed-forward networks, each of width `intermediate`, and a token goes through `active_experts` of them and through
     one of width `shared`, which has a gate if `shared_gate`. The first `dense_layers` layers have one of width
-    `dense_intermediate` instead."""
+    `dense_intermediate` instead. `gated` False: feed-forward networks have two matrices, not three."""
 
     vocabulary: int
     hidden: int
@@ -41,6 +41,7 @@ class ModelShape:
     attention_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    gated: bool = True
     qk_norm: bool = False
     norms: int = 2
     sinks: bool = False
@@ -85,7 +86,7 @@ class ModelShape:
     def _network(self) -> int:
         """Parameters of one feed-forward network; biases only of experts, which are rows of a matrix."""
         biases = (2 * self.intermediate + self.hidden) * self.expert_bias
-        return 3 * self.hidden * self.intermediate + biases
+        return (2 + self.gated) * self.hidden * self.intermediate + biases
 
     @property
     def matrices(self) -> int:
@@ -117,7 +118,7 @@ class ModelShape:
     def layer_parameters(self) -> int:
         """Parameters of one layer: of one with experts, if there are any."""
         biases = (self.attention_width + 2 * self.kv_width) * self.attention_bias + self.hidden * self.output_bias
-        biases += (2 * self.intermediate + self.hidden) * self.mlp_bias
+        biases += ((1 + self.gated) * self.intermediate + self.hidden) * self.mlp_bias
         biases += self.heads * self.sinks + self.experts * self.expert_bias
         norms = self.norms * self.hidden + 2 * self.head_dim * self.qk_norm
         norms += self.latent.queries + self.latent.keys if self.latent else 0

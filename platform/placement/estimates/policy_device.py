@@ -19,7 +19,7 @@ def with_policy_device(config: Config, layout: Layout) -> Config:
     if not (layout.parts[name].per_rank or layout.parts["rollout"].per_rank):
         return config
     shape = shapes(config)[0].get(name)
-    small = isinstance(shape, PolicyShape) and not shape.convolutions and shape.parameters <= SMALL
+    small = isinstance(shape, PolicyShape) and not (shape.convolutions or shape.stacks) and shape.parameters <= SMALL
     # ranks of a learner on GPUs communicate by NCCL, which takes no tensors of the CPU
     device = "cpu" if small and layout.parts[name].ranks == 1 else "gpu"
     return config.model_copy(update={"actor": config.actor.model_copy(update={"device": device})})

@@ -27,35 +27,81 @@ class ConvShape:
 
 
 @dataclass(frozen=True)
+class Stack:
+    """Transformer layers of a policy and the parameters around them.
+
+    shape: of the layers alone. tokens: of one row; 0: computed once for all rows. outer: matrices beside the layers
+    that every token goes through; table: parameters that are looked up, added or multiplied by element. passes, acting:
+    how often the tokens go through the layers for an update and for an action. context: keys and values of another
+    stack that the tokens attend to as well. images: the tokens are those of as many images, each of which attends to
+    itself alone.
+    """
+
+    shape: ModelShape
+    tokens: int
+    outer: int = 0
+    table: int = 0
+    passes: int = 1
+    acting: int = 1
+    context: int = 0
+    images: int = 1
+    frozen: bool = False
+
+    @property
+    def parameters(self) -> int:
+        return self.shape.decoder_parameters + self.outer + self.table
+
+    @property
+    def products(self) -> int:
+        """Multiply-adds of one pass of a row's tokens."""
+        shape = self.shape
+        scores = 2 * (self.tokens // self.images + self.context) * shape.layers * shape.attention_width
+        return self.tokens * (shape.matrices + self.outer + scores)
+
+
+@dataclass(frozen=True)
 class PolicyShape:
     """An embodied policy: one backbone, a policy head and a value head. Numbers of observations and actions are
     assumed, and the size of images that the environment itself gives.
 
-    widths: of the MLP, whose first layer reads `inputs` numbers. `language` reads `tokens` of them per row instead.
+    widths: of the MLP, whose first layer reads `inputs` numbers. Transformers are in `stacks` instead, in the order of
+    computation; adapters are added to the one at index `adapted`. heads: other trained parameters of such a policy;
+    fixed: other parameters without a gradient.
     """
 
     widths: tuple[int, ...]
     inputs: int = OBSERVATIONS
     convolutions: tuple[ConvShape, ...] = ()
-    language: ModelShape | None = None
-    tokens: int = 0
-    frozen: bool = False
+    stacks: tuple[Stack, ...] = ()
+    adapted: int = 0
+    heads: int = 0
+    fixed: int = 0
 
     @property
     def parameters(self) -> int:
         vision = sum(layer.parameters for layer in self.convolutions)
-        if self.language is not None:
-            return vision + self.language.parameters
+        if self.stacks:
+            return vision + sum(stack.parameters for stack in self.stacks) + self.heads + self.fixed
         sizes = (self.inputs, *self.widths)
         layers = sum((first + 1) * second for first, second in itertools.pairwise(sizes))
         return vision + layers + (sizes[-1] + 1) * (ACTIONS + 1) + ACTIONS
 
     def trained_parameters(self, lora: Lora | None = None) -> int:
-        """All, or those outside the language model and its adapters."""
-        if self.language is None or not (self.frozen or lora):
-            return self.parameters
-        adapters = 0 if lora is None else self.language.adapter_parameters(lora)
-        return self.parameters - self.language.parameters + adapters
+        """All but frozen ones; with adapters they replace the weights of their stack."""
+        still = self.fixed + sum(stack.parameters for stack in self.stacks if stack.frozen)
+        if lora is None or not self.stacks:
+            return self.parameters - still
+        stack = self.stacks[self.adapted]
+        replaced = 0 if stack.frozen else stack.parameters
+        return self.parameters - still - replaced + stack.shape.adapter_parameters(lora)
+
+    @property
+    def trained_stacks(self) -> list[Stack]:
+        """The stacks that an update goes back through: those behind the first trained parameters."""
+        for index, stack in enumerate(self.stacks):
+            if self.convolutions or not stack.frozen:
+                return list(self.stacks[index:])
+        return []
 
     @property
     def active_parameters(self) -> int:
@@ -63,17 +109,36 @@ class PolicyShape:
 
     @property
     def layers(self) -> int:
-        return len(self.widths) + len(self.convolutions) + (self.language.layers if self.language else 0)
+        return len(self.widths) + len(self.convolutions) + sum(stack.shape.layers for stack in self.stacks)
+
+    @property
+    def width(self) -> int:
+        """Width of the largest matrices."""
+        return max((*self.widths, *(stack.shape.hidden for stack in self.stacks)), default=1)
 
     @property
     def elements(self) -> list[int]:
-        """Number of outputs of each layer for one row, without a language model."""
+        """Number of outputs of each layer for one row, without transformers."""
         return [*(layer.elements for layer in self.convolutions), *self.widths]
 
     @property
+    def tokens(self) -> int:
+        """Tokens of one row that go through matrices together; 1 without transformers."""
+        return max((stack.tokens for stack in self.stacks), default=1)
+
+    @property
     def products_per_token(self) -> int:
-        """Multiply-adds of one row's forward."""
+        """Multiply-adds of one row's forward in an update."""
+        return self._products([stack.passes for stack in self.stacks])
+
+    @property
+    def acting_products(self) -> int:
+        """Multiply-adds of one row's forward for an action."""
+        return self._products([stack.acting for stack in self.stacks])
+
+    def _products(self, passes: list[int]) -> int:
         vision = sum(layer.parameters * (layer.places - 1) for layer in self.convolutions)
-        if self.language is None:
+        if not self.stacks:
             return self.parameters + vision
-        return self.parameters - self.language.parameters + vision + self.tokens * self.language.products_per_token
+        vision += sum(layer.parameters for layer in self.convolutions)
+        return vision + self.heads + sum(n * stack.products for n, stack in zip(passes, self.stacks, strict=True))

@@ -15,9 +15,7 @@ from rl_platform.planner.search import search
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 NAMES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml"))
-NOT_SEARCHED = {  # their models are not counted, or a layout of models that the search cannot place
-    "embodied/pi0.yaml",
-    "embodied/vlm_tokens.yaml",
+NOT_SEARCHED = {  # layouts of models that the search cannot place
     "embodied/placements/several_gpus_per_rank.yaml",
     "reasoning/reward_model.yaml",
 }
