@@ -104,6 +104,14 @@ class SavedRun:
         return ConfigError([Problem(self.asked, message, value=str(self.checkpoint))])
 
 
+def similar_folder(path: Path) -> str:
+    """Returns a hint with the run of that name in runs/, or the nearest name beside `path`; empty if there is none."""
+    siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = [RUNS / path.name] if (RUNS / path.name).is_dir() else []
+    close += [path.with_name(name) for name in difflib.get_close_matches(path.name, siblings, n=1)]
+    return f"did you mean {close[0]}?" if close else ""
+
+
 @dataclass(frozen=True)
 class _Search:
     """Looks for a checkpoint by name. asked: as in `SavedRun`; step: the one to find, None: the newest."""
@@ -124,9 +132,7 @@ class _Search:
 
     def _named(self, path: Path) -> Path:
         if not path.exists():
-            siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-            close = difflib.get_close_matches(path.name, siblings, n=1)
-            raise self.problem("no such folder", hint=f"did you mean {path.with_name(close[0])}?" if close else "")
+            raise self.problem("no such folder", hint=similar_folder(path))
         if path.is_file():
             hint = "name the folder that the run wrote to, its runner.output_dir"
             message = "is a file, not the folder of a run or a checkpoint"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rl_platform.config.suggest import nearest
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.run_files import METRICS
 
@@ -36,10 +35,9 @@ def _problems(run: Path, file: str, reason: str) -> Iterator[Problem]:
     if run.is_file():
         message = "is a file of another kind"
     elif not run.exists():
-        message = "no such folder"
-        siblings = [entry.name for entry in run.parent.iterdir()] if run.parent.is_dir() else []
-        if close := nearest(run.name, siblings):
-            hint = f"did you mean {run.with_name(close)}?"
+        from rl_platform.launch.saved.saved_run import similar_folder
+
+        message, hint = "no such folder", similar_folder(run)
     elif inside := sorted(str(found.parent) for found in run.glob(f"*/{file}")):
         message, hint = "holds runs, and is none", f"name {', '.join(inside[:MOST_NAMED])}"
         hint += f" or one of {len(inside) - MOST_NAMED} more" if len(inside) > MOST_NAMED else ""

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import yaml
 
+from rl_platform.config.layers import value_at
 from rl_platform.config.source import CoreLoader
 from rl_platform.errors import ConfigError, DataError, PlatformError
 from rl_platform.launch.headline import headline_of_run
@@ -164,7 +165,7 @@ def _run(path: Path, name: str, page: Path, room: int) -> ReportedRun:
         timeline=_timeline(lanes, lacks),
         conversations=conversations,
         episodes=_episodes(folder, task, lacks),
-        videos=list(_videos(folder, page, room, task, lacks)),
+        videos=list(_videos(folder, page, room, config, lacks)),
         lacks=lacks,
     )
 
@@ -300,13 +301,13 @@ def _episodes(folder: Path, task: str, lacks: dict[str, str]) -> list[Line]:
     return [{**line, "task": without_secrets(line.get("task", ""))} for line in lines if line["step"] in chosen]
 
 
-def _videos(folder: Path, page: Path, room: int, task: str, lacks: dict[str, str]) -> Iterator[EpisodeVideo]:
+def _videos(folder: Path, page: Path, room: int, config: Line, lacks: dict[str, str]) -> Iterator[EpisodeVideo]:
     paths = [path for pattern in ("*.mp4", "videos/*.mp4", "evaluation/*.mp4") for path in sorted(folder.glob(pattern))]
     paths = [path for path in paths if not path.name.startswith(".") and path.is_file()]
-    if not paths and task == "embodied":
-        lacks["videos"] = (
-            "There is no video: env.evaluation.video is off, the environment cannot draw, or none is drawn yet."
-        )
+    if not paths and value_at(config, ("runner", "task_type")) == "embodied":
+        drawn = value_at(config, ("env", "evaluation", "video"))
+        reason = "the environment cannot draw, or none is drawn yet" if drawn else "env.evaluation.video is off"
+        lacks["videos"] = f"There is no video: {reason}."
     for path in paths:
         facts: Line = {}
         with suppress(OSError, ValueError, RecursionError):

@@ -75,6 +75,17 @@ class TestPage:
         assert ["actor.optim.lr", "–", "0.5"] in data["differences"]
         assert len(data["curves"]["reward/mean"]) == 2
 
+    @pytest.mark.parametrize(
+        ("video", "reason"), [(False, "evaluation.video is off"), (True, "cannot draw, or none is")]
+    )
+    def test_it_says_why_there_is_no_video(self, tmp_path: Path, video: bool, reason: str) -> None:
+        run = make_run(tmp_path / "run", task="embodied")
+        for path in run.rglob("*.mp4"):
+            path.unlink()
+        config = {"runner": {"task_type": "embodied"}, "env": {"evaluation": {"video": video}}}
+        (run / "config.yaml").write_text(json.dumps(config))
+        assert reason in collect([run], tmp_path / "report.html")[0].lacks["videos"]
+
     def test_parts_of_the_reward_have_definitions(self, tmp_path: Path) -> None:
         data = data_of(page(collect([make_run(tmp_path / "run")], tmp_path / "report.html")))
         assert data["runs"][0]["conversations"][0]["parts"] == {"format": 0.5}

@@ -82,6 +82,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "report": [
         ("nix runs/run nox -o runs", 2, ("3 problems", "value: nix", "value: nox", A_FOLDER, "*.html")),
+        ("pole", 2, (NO_RUN, "did you mean runs/pole?")),
         ("runs", 2, (RUNS, "name runs/pole, runs/run")),
         ("embodied.yaml --follow", 2, (FILE,)),
         ("runs/run runs/run/metrics.jsonl", 2, ("the run is named more than once",)),
@@ -106,6 +107,7 @@ CASES: dict[str, list[Case]] = {
         ("embodied.yaml --optuna embodied.yaml", 2, ("embodied.yaml:1: parameters: this key is required",)),
     ],
     "export": [
+        ("pole", 2, ("did you mean runs/pole?",)),
         ("nix", 2, ("no such folder", "a run's folder, one of its checkpoints, or latest")),
         ("embodied.yaml", 2, ("is a file", "runner.output_dir")),
         ("runs", 2, ("contains neither a run nor a checkpoint",)),
