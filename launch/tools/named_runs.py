@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def _problems(run: Path, file: str, reason: str) -> Iterator[Problem]:
 
         message, hint = "no such folder", similar_folder(run)
     elif inside := sorted(str(found.parent) for found in run.glob(f"*/{file}")):
-        message, hint = "holds runs, and is none", f"name {', '.join(inside[:MOST_NAMED])}"
+        message, hint = "holds runs, and is none", f"name {shlex.join(inside[:MOST_NAMED])}"
         hint += f" or one of {len(inside) - MOST_NAMED} more" if len(inside) > MOST_NAMED else ""
     else:
         message, hint = f"has no {file}", reason

@@ -13,6 +13,7 @@ from rl_platform.launch.tools.named_runs import check_runs
 from rl_platform.launch.tools.report.collect import collect, state_of
 from rl_platform.launch.tools.report.page import write
 from rl_platform.launch.tools.written import check_output
+from rl_platform.run_files import METRICS
 
 MOST_RUNS = 8  # colours that a reader can tell apart
 FOLLOW_S = 10
@@ -57,7 +58,8 @@ def _check_number(runs: Sequence[Path]) -> None:
         problems.append(
             Problem("RUN", "too many runs for one page", value=str(len(runs)), allowed=f"at most {MOST_RUNS}")
         )
-    folders = [(path if path.is_dir() else path.parent).absolute() for path in runs if path.exists()]
+    files = [path.parent for path in runs if path.name == METRICS]
+    folders = [path.absolute() for path in (*files, *runs) if path.is_dir()]
     problems += [
         Problem("RUN", "the run is named more than once", value=str(folder))
         for folder in dict.fromkeys(folders)

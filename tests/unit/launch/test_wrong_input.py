@@ -30,7 +30,7 @@ CASES: dict[str, list[Case]] = {
     "plot": [
         ("runs/rnu nix", 2, ("2 problems", NO_RUN, "did you mean runs/run?", "value: nix")),
         ("embodied.yaml", 2, (FILE,)),
-        ("runs", 2, (RUNS, "name runs/pole, runs/run")),
+        ("runs", 2, (RUNS, "name runs/pole runs/run")),
         ("runs/run -m reward/maen", 2, ("--metric: no run has this metric", "did you mean reward/mean?")),
         ("runs/run -m x", 2, ("actor/approx_kl", "rl-platform metrics explains them")),
         ("runs/run -m reward/mean -x env_steps", 2, ("-x: no run has perf/env_steps", "allowed: step")),
@@ -66,7 +66,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "snapshot": [
         ("nix", 2, (NO_RUN,)),
-        ("runs", 2, (RUNS, "name runs/pole, runs/run")),
+        ("runs", 2, (RUNS, "name runs/pole runs/run")),
         ("embodied.yaml", 2, (FILE,)),
         ("runs/run -o view.png", 2, ("has the wrong ending", "did you mean view.svg?")),
         ("runs/run -o runs", 2, (A_FOLDER, "*.svg")),
@@ -83,8 +83,9 @@ CASES: dict[str, list[Case]] = {
     "report": [
         ("nix runs/run nox -o runs", 2, ("3 problems", "value: nix", "value: nox", A_FOLDER, "*.html")),
         ("pole", 2, (NO_RUN, "did you mean runs/pole?")),
-        ("runs", 2, (RUNS, "name runs/pole, runs/run")),
+        ("runs", 2, (RUNS, "name runs/pole runs/run")),
         ("embodied.yaml --follow", 2, (FILE,)),
+        ("runs/run.log embodied.yaml reasoning.yaml", 2, ("3 problems",)),
         ("runs/run runs/run/metrics.jsonl", 2, ("the run is named more than once",)),
         ("runs/run -o report.pdf", 2, ("has the wrong ending", "did you mean report.html?")),
         ("runs/run -o embodied.yaml/report.html", 2, (INSIDE,)),
