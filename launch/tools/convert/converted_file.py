@@ -25,7 +25,7 @@ def run(path: Path, name: str | None, output: Path | None, env: str | None) -> N
     foreign = read(path, name, env)
     done = convert(foreign.system, foreign.keys)
     text = as_yaml(done, path)
-    problems = problems_of(text)
+    problems = problems_of(text, "standard output" if output is None else str(output))
     if output is None:
         print(text, end="")
     else:
@@ -38,21 +38,18 @@ def run(path: Path, name: str | None, output: Path | None, env: str | None) -> N
             raise ConfigError([Problem("--output", message, value=str(output), hint=hint)]) from error
     print("\n".join(report(done)), file=sys.stderr if output is None else sys.stdout)
     if problems:
-        where = "standard output" if output is None else str(output)
-        broken = ConfigError(problems)
-        broken.add_note(f"mend them in {where}: the lines are of that file")
-        raise broken
+        raise ConfigError(problems)
     if output is not None:
         print(f"{output}: passes the schema; next: platform-launch --plan {output}")
 
 
-def problems_of(text: str) -> list[Problem]:
-    """The problems that the loader finds in a config, with its lines."""
+def problems_of(text: str, place: str) -> list[Problem]:
+    """The problems that the loader finds in a config, with its lines in the file that `place` names."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(text, encoding="utf-8")
         try:
             load_config(file)
         except ConfigError as error:
-            return [replace(each, where=each.where.replace(str(file), "line")) for each in error.problems]
+            return [replace(each, where=each.where.replace(str(file), place)) for each in error.problems]
     return []

@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from rl_platform.config.suggest import nearest
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.tools.convert.conversion import System
 from rl_platform.launch.tools.convert.outcome import (
@@ -225,10 +226,12 @@ def read_blocks(path: Path, tree: dict[str, Value], env: str | None) -> dict[str
     names = [name for name in blocks if name not in ("default", "atari")]
     if env is None and len(names) > 1:
         message = f"the file has settings of {len(names)} environments"
-        raise ConfigError([Problem(str(path), message, allowed=", ".join(names), hint="--env NAME")])
+        raise ConfigError([Problem(str(path), message, allowed=", ".join(names), hint=f"--env {names[0]}")])
     chosen = env if env is not None else names[0] if names else next(iter(blocks))
     if chosen not in blocks:
-        raise ConfigError([Problem(str(path), "the file has no such block", value=chosen, allowed=", ".join(blocks))])
+        near, message = nearest(chosen, blocks), "the file has no such block"
+        hint = f"--env {near}" if near else ""
+        raise ConfigError([Problem(str(path), message, value=chosen, allowed=", ".join(blocks), hint=hint)])
     return {"env": chosen, **_opened(blocks[chosen])}
 
 
