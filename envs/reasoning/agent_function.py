@@ -14,7 +14,8 @@ class AgentFunction(Protocol):
     def __call__(self, question: dict[str, object], base_url: str, api_key: str, /) -> float | Awaitable[object] | None:
         """Returns the reward of what it did, or None if the reward component scores it. May be a coroutine function.
 
-        question: `text`, `messages`, `answer` and `metadata`. base_url, api_key: of the endpoint, for this call only.
+        question: `text`, `messages`, `answer`, `metadata` and `seed`, equal for all its samples. base_url, api_key: of
+        the endpoint, for this call only.
         """
 
 

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from rl_platform.envs.reasoning.agent_function import AGENT
+from rl_platform.envs.reasoning.agent_function import AGENT, AgentFunction
 from rl_platform.envs.reasoning.score import checked_reward
 from rl_platform.standard_streams import never_fail
 
@@ -26,7 +26,11 @@ _LONGEST_ERROR = 4_000  # characters
 def main() -> None:
     """Entry point: the arguments are the socket's descriptor, the function's name and the endpoint's URL."""
     never_fail()
-    function, base_url = AGENT.load(sys.argv[2]), sys.argv[3]
+    serve_agent(AGENT.load(sys.argv[2]), sys.argv[3])
+
+
+def serve_agent(function: AgentFunction, base_url: str) -> None:
+    """Runs an agent for each job that arrives, until the socket is closed."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
 

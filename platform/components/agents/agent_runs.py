@@ -20,6 +20,7 @@ from rl_platform.components.agents.environment_loop import EnvironmentLoop
 from rl_platform.components.agents.generations import Generations
 from rl_platform.components.agents.tool_formats import format_of
 from rl_platform.components.agents.tool_loop import ToolLoop
+from rl_platform.components.agents.verifiers_program import TYPE, program
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import RolloutEngine
 from rl_platform.envs.reasoning.prompts import messages_of
@@ -44,13 +45,21 @@ class AgentRuns:
         self._environment: EnvironmentLoop | None = None
         self._tools: ToolLoop | None = None
         self._format = format_of(tokenizer, self.options, config.data.use_chat_template)
-        if self.options.function is not None:
+        if (program := self._program()) is not None:
             self._endpoint = ChatEndpoint()
-            self._process = AgentProcess("agent_program", self.options.function, self._endpoint.base_url)
+            self._process = AgentProcess(*program, self._endpoint.base_url)
         if self.options.tools:
             self._tools = ToolLoop(self.options, tokenizer, self._format)
-        if self.options.environment is not None:
+        if self.options.environment is not None and self._process is None:
             self._environment = EnvironmentLoop(self.options, tokenizer, self._tools)
+
+    def _program(self) -> tuple[str, str] | None:
+        """The program that calls the endpoint, and its argument."""
+        if self.options.function is not None:
+            return "agent_program", self.options.function
+        if self.options.environment is not None and self.options.environment.type == TYPE:
+            return program(self.options.environment.params)
+        return None
 
     def close(self) -> None:
         """Ends the processes and the endpoint."""
@@ -122,13 +131,13 @@ class AgentRuns:
         counts: dict[str, int] = {}
         try:
             async with asyncio.timeout(self.options.timeout_s):
+                number = derive_seed(self.config.runner.seed, "environment", prompt.text, prompt.answer)
                 if self._environment is not None:
-                    number = derive_seed(self.config.runner.seed, "environment", prompt.text, prompt.answer)
                     reward, counts = await self._environment.run(session, self._question(prompt), place, number)
                 elif self._tools is not None:
                     counts = await self._tools.run(session, self._question(prompt), place)
                 else:
-                    reward = await self._black_box(session, prompt)
+                    reward = await self._black_box(session, prompt, number)
         except TimeoutError:
             return None, f"not finished within {self.options.timeout_s:g} s (rollout.agent.timeout_s)"
         except Refused as refused:
@@ -143,13 +152,14 @@ class AgentRuns:
         conversation = replace(trajectory.conversation, reward=reward, counts=tuple(counts.items()))
         return replace(trajectory, conversation=conversation), ""
 
-    async def _black_box(self, session: ChatSession, prompt: Prompt) -> float | None:
+    async def _black_box(self, session: ChatSession, prompt: Prompt, seed: int) -> float | None:
         assert self._process is not None
         assert self._endpoint is not None
         messages = prompt.messages or ({"role": "user", "content": prompt.text},)
         key = secrets.token_urlsafe(24)
         with self._endpoint.serving(key, session):
-            job: dict[str, object] = {"question": {**self._question(prompt), "messages": messages}, "key": key}
+            question = {**self._question(prompt), "messages": messages, "seed": seed}
+            job: dict[str, object] = {"question": question, "key": key}
             reward: float | None = await asyncio.wrap_future(self._process.run(job))
             return reward
 

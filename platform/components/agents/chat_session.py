@@ -25,6 +25,7 @@ from rl_platform.records import Conversation, Prompt, Trajectory
 
 _REFUSED = ("stop", "response_format", "logit_bias", "top_logprobs", "functions", "audio", "modalities")
 LENGTH = "context_length_exceeded"
+_OVERFLOW = "this model's maximum context length is exceeded"  # agents look for these words of OpenAI
 
 
 class Refused(Exception):
@@ -123,7 +124,8 @@ class ChatSession:
         if tools and not self._limits.chat:
             raise Refused("tools need the chat template of the model: data.use_chat_template: true")
         if self._started + count > self._limits.calls:
-            raise Refused(f"the trajectory has made {self._started} calls, the most of rollout.agent.max_calls", LENGTH)
+            message = f"{_OVERFLOW}: {self._started} calls were made, the most of rollout.agent.max_calls"
+            raise Refused(message, LENGTH)
         self._started += count
         before, context = self._context(messages, tools)
         limit = self._room(before, context, body.get("max_completion_tokens") or body.get("max_tokens"))
@@ -227,7 +229,7 @@ class ChatSession:
             what = f"no token of data.max_response_length, {limits.response}, is left"
             over = room < 1
         if over:
-            self.overflowed = f"the context is too long: {what}"
+            self.overflowed = f"{_OVERFLOW}: {what}"
             raise Refused(self.overflowed, LENGTH)
         return min(room, limits.answer, asked or room)
 

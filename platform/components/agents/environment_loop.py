@@ -15,6 +15,7 @@ from rl_platform.components.agents.chat_session import ChatSession
 from rl_platform.components.agents.text_environments import ENVIRONMENTS, environment_class
 from rl_platform.components.agents.tool_loop import ToolLoop, shortened
 from rl_platform.components.agents.tool_processes import LETTERS_PER_TOKEN, Lease, ToolProcesses
+from rl_platform.components.agents.verifiers_program import TYPE, check_verifiers
 from rl_platform.config.schema.rollout import Agent
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.tokenizer import Tokenizer
@@ -87,6 +88,9 @@ def check_environment(options: Agent) -> None:
     """Raises ConfigError if the environment cannot be imported, or a built-in one refuses its parameters."""
     spec = options.environment
     assert spec is not None
+    if spec.type == TYPE:
+        check_verifiers(spec.params)
+        return
     found = environment_class(spec.type)
     if spec.type not in ENVIRONMENTS:
         return

@@ -94,6 +94,9 @@ def _kind_of_agent(agent: Agent, off: str) -> Iterator[Problem]:
         name = when(lambda: environment.type) or ""
         if unknown := unknown_name(f"{_AGENT}.environment.type", name, TEXT_ENVIRONMENTS, "Class"):
             yield unknown
+        if name == "verifiers" and when(lambda: agent.tools):
+            message = "an environment of verifiers has its own tools"
+            yield Problem(f"{_AGENT}.tools", message, hint=f"{_AGENT}.tools: []")
 
 
 def _on_update(config: Config) -> Iterator[Problem]:
@@ -151,12 +154,20 @@ def unread(config: Config) -> Iterator[Unread]:
         yield Unread(_PARTIAL, "embodied rollouts have equal lengths, so none is unfinished", (TASK,))
     elif when(lambda: reasoning(config)):
         if (agent := when(lambda: config.rollout.agent)) is not None:
-            if when(lambda: agent.environment is not None and not agent.tools):
+            apart = when(lambda: agent.environment is not None and agent.environment.type == "verifiers")
+            if apart:
+                reason = "an environment of verifiers calls the endpoint itself"
+                yield from unread_keys(
+                    f"{_AGENT}.environment", "timeout_s max_result_tokens", reason, f"{_AGENT}.environment.type"
+                )
+            elif when(lambda: agent.environment is not None and not agent.tools):
                 reason = "this text environment has no tools (rollout.agent.tools)"
                 yield Unread(f"{_AGENT}.tool_format", reason, (f"{_AGENT}.environment",))
-            if when(lambda: agent.function is not None):
-                reason = "an agent of yours runs in one process"
-                yield Unread(f"{_AGENT}.num_workers", reason, (f"{_AGENT}.function",))
+            if apart or when(lambda: agent.function is not None):
+                reason = "an agent of yours or of verifiers runs in one process"
+                yield Unread(
+                    f"{_AGENT}.num_workers", reason, (f"{_AGENT}.environment" if apart else f"{_AGENT}.function",)
+                )
         if not when(lambda: config.runner.max_staleness):
             reason = "weights change between rollouts only, as runner.max_staleness is 0"
             yield Unread("rollout.on_update", reason, ("runner.max_staleness",))

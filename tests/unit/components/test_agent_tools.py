@@ -15,6 +15,7 @@ import torch
 
 from rl_platform.algorithms.shaping import ShapedRewards
 from rl_platform.components.actor import LanguageActor
+from rl_platform.components.agents import verifiers_program
 from rl_platform.components.agents.environment_loop import check_environment
 from rl_platform.components.agents.tool_classes import Search
 from rl_platform.components.agents.tool_formats import format_of
@@ -607,3 +608,30 @@ def test_two_tools_of_one_name() -> None:
 def test_wrong_parameters_of_built_in_environments(name: str, params: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"rollout\.agent\.environment\.params"):
         check_environment(Agent(environment=EnvironmentOptions(type=name, params=params)))
+
+
+@pytest.mark.parametrize(
+    ("installed", "params", "message"),
+    [
+        ("0.3.1", {}, "id names the environment"),
+        ("0.3.1", {"id": "x", "args": 3}, "id names the environment"),
+        ("0.3.1", {"id": "x", "rows": 3}, "id names the environment"),
+        ("0.4.0", {"id": "x"}, "verifiers 0.4.0 is installed, which has no load_environment()"),
+        ("", {"id": "x"}, "the package verifiers is not installed"),
+    ],
+)
+def test_environments_of_verifiers_that_cannot_be_loaded(
+    monkeypatch: pytest.MonkeyPatch, installed: str, params: dict[str, Any], message: str
+) -> None:
+    """Those that the library loads: tests/integration/test_verifiers.py."""
+
+    def version(name: str) -> str:
+        if not installed:
+            raise verifiers_program.PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr(verifiers_program, "version", version)
+    with pytest.raises(ConfigError) as failed:
+        check_environment(Agent(environment=EnvironmentOptions(type="verifiers", params=params)))
+    assert message in str(failed.value)
+    assert ("pip install 'rl-platform[verifiers]'" in str(failed.value)) == ("installed" in message)

@@ -260,7 +260,7 @@ WRONG_REQUESTS = [
     (b'{"messages": [{"role": "user", "content": "1"}], "n": 0.5}', "n must be a positive"),
     (b'{"messages": [{"role": "user", "content": "1"}], "stop": "x"}', "stop is not supported"),
     (b'{"messages": [{"role": "user", "content": "1"}], "tools": [{}]}', "use_chat_template"),
-    (b'{"messages": [{"role": "user", "content": "' + b"1" * 40 + b'"}]}', "too long"),
+    (b'{"messages": [{"role": "user", "content": "' + b"1" * 40 + b'"}]}', "maximum context length is exceeded"),
     (b'{"messages": [{"role": "user", "content": "1"}], "n": 99}', "max_calls"),
 ]
 
