@@ -48,7 +48,7 @@ ASKED = {  # environment variables that a file does not set, and what kind of va
     "LLM": "moonshotai/Moonlight-16B-A3B-Instruct",
     **{name: f"{name}.parquet" for name in ("gsm8k_train_path", "gsm8k_test_path", "aime24_test_path")},
 }
-OWN_CODE = ("simulators.py:", "policies.py:")  # files that a result of RLinf may name
+OWN_CODE = ("simulators.py:", "policies.py:", "rlinf.")  # files, and a package, that a result of RLinf may name
 LONGEST_S = 600.0  # of a rehearsal
 
 
