@@ -336,6 +336,13 @@ RULES: tuple[Rule, ...] = (
         lambda sizes: sizes.config.algorithm.dynamic_sampling is not None,
     ),
     Rule(
+        "algorithm.overlong.filter",
+        lambda sizes: False,
+        "a random model seldom ends a response, so all of them could be left out",
+        "replaced",
+        lambda sizes: sizes.config.algorithm.overlong.filter,
+    ),
+    Rule(
         "algorithm.overlong.buffer_length",
         lambda sizes: max(1, sizes.response // 2),
         "follows from data.max_response_length",

@@ -327,6 +327,13 @@ def _learner(role: str) -> Table:
     return {f"{role}.{name}": rule for name, rule in table.items()} | dict.fromkeys(offloaded, offload)
 
 
+def _log_path(value: Value, source: ForeignConfig) -> Outcome:
+    name = source("runner.logger.experiment_name")
+    if name is None or str(value).endswith(f"/{name}"):
+        return write({"runner.output_dir": value})
+    return write({"runner.output_dir": f"{value}/{name}"}, "a run resumes from what its folder holds: one for each")
+
+
 _HAS_PROJECTS = {"wandb", "swanlab"}
 RULES: Table = {
     "runner.task_type": _task_type,
@@ -336,6 +343,7 @@ RULES: Table = {
         lacking("the project of wandb is runner.experiment_name"),
         "only wandb and swanlab have projects",
     ),
+    "runner.logger.log_path": _log_path,
     "runner.logger.logger_backends": loggers("runner.logger_backends"),
     "cluster.component_placement": placement,
     "cluster.node_groups": node_groups,

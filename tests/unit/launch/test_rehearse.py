@@ -189,6 +189,13 @@ def test_every_parallelism_above_one_stays_above_one(tmp_path, overrides, kinds,
     assert several(config, new) == several(loaded.config, placement)
 
 
+def test_responses_that_a_random_model_does_not_end_are_trained_on(tmp_path):
+    loaded, placement, _ = load(str(EIGHT_GPUS), ["algorithm.overlong.filter=true"])
+    small, changes = shrunk(loaded.config, placement, Materials(tmp_path))
+    assert not small.algorithm.overlong.filter
+    assert [change.kind for change in changes if change.key == "algorithm.overlong.filter"] == ["replaced"]
+
+
 def test_a_tensor_size_that_does_not_divide_the_real_heads_is_refused():
     loaded, placement, _ = load(str(EIGHT_GPUS), ["actor.parallel.tensor=8", "critic.parallel.tensor=8"])
     with pytest.raises(ConfigError) as caught:
