@@ -1,11 +1,12 @@
 """What a config names and this machine does not have: environments, files of questions, folders of models.
 
 Imports neither torch nor a module of the user, so that the problems can be listed beside those of the schema. Not
-covered: environments of other modules or interpreters, ids of hubs.
+covered: environments of other modules or interpreters, ids of hubs, what is in a file.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,15 +16,22 @@ from rl_platform.envs.embodied.descriptions import EnvDescription, find_spec
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.extras import is_present
 
-
-def check_present(config: Config) -> None:
-    """Raises ConfigError with a problem for everything that the config names and that is not there."""
-    if problems := list(missing(config)):
-        raise ConfigError(problems)
+_CODE = re.compile(r"([^:]+\.py):[A-Za-z_]\w*")
 
 
 def missing(config: Config) -> Iterator[Problem]:
-    """Yields a problem for an id that Gymnasium does not know, and for each file or folder that does not exist."""
+    """Yields a problem for everything that the config names and that is not there, files of code included."""
+    yield from _absent(config)
+    yield from _code(config.model_dump(mode="json"))
+
+
+def check_present(config: Config) -> None:
+    """Raises ConfigError with the problems of `missing`, but not of files of code: importing them has its own."""
+    if problems := list(_absent(config)):
+        raise ConfigError(problems)
+
+
+def _absent(config: Config) -> Iterator[Problem]:
     yield from unknown_env(config)
     if config.runner.task_type == "reasoning":
         yield from _files(config)
@@ -55,6 +63,18 @@ def _files(config: Config) -> Iterator[Problem]:
                 fields = " and ".join(f"'{column}'" for column in columns)
                 hint = f"a file with {rows} with the fields {fields}, see docs/reasoning.md#your-own-questions"
                 yield Problem(f"{key}.{name}", "no such file", value=path, hint=hint)
+
+
+def _code(value: object, key: str = "") -> Iterator[Problem]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _code(inner, f"{key}.{name}" if key else name)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _code(inner, f"{key}[{index}]")
+    elif isinstance(value, str) and (match := _CODE.fullmatch(value)) and not Path(match[1]).exists():
+        hint = "path/to/file.py:Name, from the folder where the run is started"
+        yield Problem(key, "no such file", value=value, hint=hint)
 
 
 def _models(config: Config) -> Iterator[Problem]:

@@ -133,8 +133,8 @@ def load_config(
         for key in unread:
             _remove(tree, steps_of(key))
     problems += check(config, tree, where, _doubtful(problems) | failed)
-    if problems and missing is not None:
-        doubtful = _doubtful(problems) | failed
+    doubtful = _doubtful(problems) | failed
+    if problems and missing is not None and not doubtful & {"runner", "runner.task_type"}:
         found = [each for each in missing(config) if not is_within_any(each.key, doubtful)]
         problems += [replace(each, where=where(each.key)) for each in found]
     if problems:

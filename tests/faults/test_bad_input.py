@@ -166,6 +166,9 @@ def test_what_is_not_there_is_listed_with_wrong_keys(command, jsonl):
     model = "command line: actor.model.path: no such model"
     nowhere = "actor.model={path: ./nowhere}"
     assert_refused(command(jsonl(None), nowhere), 2, "2 problems:", *absent, model)
+    code = command(jsonl(None), "actor.optim.lrr=1", "runner.callbacks=['mine.py:Stop']", "reward.type=mine.py:score")
+    files = ("runner.callbacks[0]: no such file", "reward.type: no such file")
+    assert_refused(code, 2, "4 problems:", *absent, *files, "value: mine.py:score")
     wrong = ("actor.optim.lrr=1", nowhere)
     assert_refused(command(jsonl(None), *wrong), 2, "3 problems:", "actor.optim.lrr: unknown key", *absent, model)
     planned = command(jsonl(None), *wrong, "--plan")  # the machine that runs it may have the file and the model
@@ -177,6 +180,8 @@ def test_an_unknown_environment_is_listed_with_wrong_keys(command):
     for option in ([], ["--plan"], ["--rehearse"]):
         ended = command("embodied.yaml", *wrong, *option)
         assert_refused(ended, 2, "2 problems:", "env.num_env: unknown key", "did you mean CartPole-v1")
+    ended = command("reasoning.yaml", "runner.task_type=reasonin")
+    assert_refused(ended, 2, "1 problem:", "did you mean reasoning?")
     ended = command("embodied.yaml", "env.id=3", "env.num_env=8")
     assert_refused(ended, 2, "2 problems:", "command line: env.id: the wrong type")
 
