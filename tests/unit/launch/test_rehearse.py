@@ -59,6 +59,7 @@ IDS_OF_THE_TABLE = [
     "sfairXC/FsfairX-LLaMA3-RM-v0.1",
     "meta-llama/Llama-2-7b-hf",
     "mistralai/Mixtral-8x7B-v0.1",
+    "mistralai/Mistral-Nemo-Instruct-2407",
     "mistralai/Mistral-7B-v0.3",
     "openai/gpt-oss-20b",
     "openai/gpt-oss-120b",
