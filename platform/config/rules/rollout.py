@@ -94,7 +94,7 @@ def _kind_of_agent(agent: Agent, off: str) -> Iterator[Problem]:
         name = when(lambda: environment.type) or ""
         if unknown := unknown_name(f"{_AGENT}.environment.type", name, TEXT_ENVIRONMENTS, "Class"):
             yield unknown
-        if name == "verifiers" and when(lambda: agent.tools):
+        if name == "verifiers" and when(lambda: bool(agent.tools)):
             message = "an environment of verifiers has its own tools"
             yield Problem(f"{_AGENT}.tools", message, hint=f"{_AGENT}.tools: []")
 
