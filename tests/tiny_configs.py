@@ -78,3 +78,24 @@ class Echo:
     def call(self, arguments):
         return "again"
 """
+
+# Two calls; the reward is larger for ASCII.
+OPENAI_AGENT = """
+from functools import cache
+from openai import AsyncOpenAI
+
+@cache
+def client(base_url):
+    return AsyncOpenAI(base_url=base_url, api_key="-", max_retries=0)
+
+async def solve(question, base_url, api_key):
+    policy = client(base_url).with_options(api_key=api_key)
+    messages = [{"role": "user", "content": question["text"]}]
+    reward = 0.0
+    for _ in range(2):
+        answer = await policy.chat.completions.create(model="policy", messages=messages, max_tokens=2)
+        text = answer.choices[0].message.content
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "+"}]
+        reward += len(text) + text.isascii()
+    return reward
+"""

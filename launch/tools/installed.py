@@ -32,6 +32,7 @@ EXTRAS = {  # what each extra is for
     "demonstrations": "runner.warm_start: demonstrations in HDF5 and Parquet files",
     "plot": "pictures: rl-platform plot, timeline, sweep",
     "textarena": "rollout.agent.environment: {type: textarena}",
+    "openenv": "rollout.agent.environment: {type: openenv}",
     "verifiers": "rollout.agent.environment: {type: verifiers}",
     "optuna": "rl-platform sweep --optuna",
 }

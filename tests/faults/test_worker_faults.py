@@ -23,7 +23,7 @@ import cloudpickle
 import psutil
 import pytest
 import torch
-from tiny_configs import GAME
+from tiny_configs import GAME, OPENAI_AGENT
 from waiting import HANG_S, assert_gone, until
 
 from rl_platform.checkpoint.verify import Checkpoint
@@ -283,25 +283,6 @@ TALKS = f"""
 def answer(conversation, metadata):
     return "=7"
 {GAME}"""
-AGENT = """
-from functools import cache
-from openai import AsyncOpenAI
-
-@cache
-def client(base_url):
-    return AsyncOpenAI(base_url=base_url, api_key="-", max_retries=0)
-
-async def solve(question, base_url, api_key):
-    policy = client(base_url).with_options(api_key=api_key)
-    messages = [{"role": "user", "content": question["text"]}]
-    reward = 0.0
-    for _ in range(2):
-        answer = await policy.chat.completions.create(model="policy", messages=messages, max_tokens=2)
-        text = answer.choices[0].message.content
-        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "+"}]
-        reward += len(text) + text.isascii()
-    return reward
-"""
 CONVERSATIONS = {
     "turns with a tool": [
         "rollout.multi_turn={tool: 'my_tools:answer', max_turns: 2, max_observation_tokens: 2, num_workers: 1}",
@@ -325,7 +306,7 @@ def test_a_rollout_that_is_killed_in_the_middle_of_conversations(
 ):
     """Conversations that have ended stay; the others begin again, with the same random numbers."""
     (folder / "my_tools.py").write_text(TALKS)
-    (folder / "my_agent.py").write_text(AGENT)
+    (folder / "my_agent.py").write_text(OPENAI_AGENT)
     run = [*RUN, *CONVERSATIONS[name], "rollout.sampling={max_new_tokens: 2}"]
     assert command(*run).code == 0
     expected, rewards, whole = learned(STEPS), metrics("reward/mean"), names(trained)

@@ -78,3 +78,11 @@ def test_wrong_functions_are_told_before_anything_starts(command, function: str,
     assert ended.code == 2
     assert message in ended.err
     assert "rollout.agent.function" in ended.err
+
+
+def test_an_agent_that_always_raises_ends_the_run_with_its_traceback(command, folder: Path) -> None:
+    (folder / "my_agent.py").write_text("async def solve(question, base_url, api_key):\n    return 1 / 0\n")
+    ended = command(*KEYS)
+    assert ended.code == 70
+    assert "ZeroDivisionError" in ended.err
+    assert "rollout.agent.function my_agent.py:solve failed for all" in ended.err

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from sglang_engine import ENGINE_ENV, needs_sglang
-from tiny_configs import GAME
+from tiny_configs import GAME, OPENAI_AGENT
 
 from rl_platform.metrics import read_metrics
 
@@ -30,6 +30,7 @@ AGENT = (
     "data.max_response_length=16",
     "actor.model.random_init.max_positions=512",
 )
+CLIENT = ("rollout.agent={function: 'my_agent.py:solve'}", *AGENT[1:])
 
 
 @pytest.mark.parametrize("overrides", WAYS.values(), ids=WAYS)
@@ -37,10 +38,12 @@ def test_a_run_learns_what_it_learns_with_the_torch_engine(learns_as_torch, over
     learns_as_torch([], [*WITH_SGLANG, *overrides], "rollout[0]-sglang.log")
 
 
-def test_a_text_environment_with_tools(command, folder: Path, final_state) -> None:
+@pytest.mark.parametrize("agent", [AGENT, CLIENT], ids=["a text environment", "an openai client"])
+def test_trajectories_of_several_calls(command, folder: Path, final_state, agent: tuple[str, ...]) -> None:
     """The engine generates the calls that arrived since its last batch together."""
     (folder / "game.py").write_text(GAME)
-    steps = ["runner.max_steps=2", *AGENT, "rollout.sampling={max_new_tokens: 2, top_k: 1}"]
+    (folder / "my_agent.py").write_text(OPENAI_AGENT)
+    steps = ["runner.max_steps=2", *agent, "rollout.sampling={max_new_tokens: 2, top_k: 1}"]
     assert command("reasoning.yaml", *steps, "rollout.backend=torch", "runner.output_dir=torch").code == 0
     ended = command("reasoning.yaml", *steps, *WITH_SGLANG)
     assert ended.code == 0, ended.err

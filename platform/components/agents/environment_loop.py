@@ -12,7 +12,7 @@ from typing import Any
 
 from rl_platform.components.agents.agent_process import AgentFailed
 from rl_platform.components.agents.chat_session import ChatSession
-from rl_platform.components.agents.text_environments import ENVIRONMENTS, environment_class
+from rl_platform.components.agents.text_environments import ENVIRONMENTS, OPENENV, environment_class
 from rl_platform.components.agents.tool_loop import ToolLoop, shortened
 from rl_platform.components.agents.tool_processes import LETTERS_PER_TOKEN, Lease, ToolProcesses
 from rl_platform.components.agents.verifiers_program import TYPE, check_verifiers
@@ -36,7 +36,7 @@ class EnvironmentLoop:
         self, session: ChatSession, question: dict[str, Any], place: int, seed: int
     ) -> tuple[float, dict[str, int]]:
         """Runs an episode to its end, its length or its last call. Returns the reward, and counts of each tool."""
-        tools, lease = self._tools, Lease(self._processes, place)
+        tools, lease = self._tools, Lease(self._processes, place, environment=self._own.type)
         called = None if tools is None else tools.lease(place, question)
         counts: Counter[str] = Counter() if tools is None else tools.counts()
         try:
@@ -92,10 +92,13 @@ def check_environment(options: Agent) -> None:
         check_verifiers(spec.params)
         return
     found = environment_class(spec.type)
-    if spec.type not in ENVIRONMENTS:
+    if spec.type not in (*ENVIRONMENTS, OPENENV):
         return
     try:
-        found(spec.params).reset({}, 0)
+        environment = found(spec.params)
+        environment.reset({}, 0)
+        if callable(close := getattr(environment, "close", None)):
+            close()
     except Exception as error:
         message = f"{spec.type} refuses them: {type(error).__name__}: {error}"
         raise ConfigError([Problem("rollout.agent.environment.params", message, value=str(spec.params))]) from error

@@ -9,18 +9,22 @@ from functools import cache
 from typing import Any
 
 from rl_platform.envs.reasoning.agent_function import TEXT_ENVIRONMENT, TextEnvironment
+from rl_platform.errors import ConfigError, Problem
 
 _DEFAULTS: dict[str, Any] = {
     "largest": 9,
     "turns": 4,
     "prompt": "Guess a number from 1 to {largest}. Answer with the number alone.",
 }
+OPENENV = "openenv"
 _SEEDING = threading.Lock()
 _NUMBER = re.compile(r"\d+")
 
 
 def environment_class(name: str) -> type[TextEnvironment]:
     """Returns a built-in environment or the user's class of that name. Raises ConfigError if there is none."""
+    if name == OPENENV:
+        return _openenv()
     found: type[TextEnvironment] = ENVIRONMENTS.get(name) or TEXT_ENVIRONMENT.load(name)
     return found
 
@@ -110,6 +114,15 @@ class TextArena:
     def _read(self) -> str:
         player, messages = self._game.get_observation()
         return "\n".join(str(message) for sender, message, _ in messages if sender != player)
+
+
+def _openenv() -> type[TextEnvironment]:
+    try:
+        from rl_platform.components.agents.openenv_environment import OpenEnv
+    except ModuleNotFoundError as error:
+        message, hint = f"{error.name} is not installed", "pip install 'rl-platform[openenv]'"
+        raise ConfigError([Problem("rollout.agent.environment.type", message, value=OPENENV, hint=hint)]) from None
+    return OpenEnv
 
 
 @cache

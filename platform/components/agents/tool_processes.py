@@ -42,7 +42,8 @@ class ToolProcesses:
 
 
 class Lease:
-    """The tools or the environment of the trajectory `place`. setup: of its tools, which a new process repeats."""
+    """The tools or the environment of the trajectory `place`. setup: of the tools, or the environment's type; a new
+    process repeats it."""
 
     def __init__(self, processes: ToolProcesses, place: int, **setup: object) -> None:
         self._processes, self._place, self._setup = processes, place, setup

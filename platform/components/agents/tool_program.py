@@ -4,7 +4,8 @@ A job names a trajectory, `key`; each has instances of its own.
 
 | job | result |
 |---|---|
-| do: start, and for tools: tools, question | null |
+| do: start, environment: its type | null |
+| do: start, tools, question | null |
 | do: call, number, arguments | text |
 | do: reset, environment, question, seed | text |
 | do: step, text | [text, reward, done] |
@@ -30,22 +31,26 @@ def main() -> None:
     opened: dict[str, list[Any]] = {}  # by trajectory: its tools, or its environment
     importing = threading.Lock()  # another thread would see a module that is not complete
 
-    def found(load: Callable[[str], Any], spec: dict[str, Any]) -> Any:
+    def found(load: Callable[[str], Any], name: str) -> Any:
         with importing:
-            return load(spec["type"])
+            return load(name)
 
     def run(job: dict[str, Any]) -> object:
         key = job["key"]
         match job["do"]:
             case "start":
-                if "tools" in job:
-                    opened[key] = [found(tool_class, spec)(job["question"], spec["params"]) for spec in job["tools"]]
+                if "environment" in job:
+                    found(environment_class, job["environment"])  # the import may take longer than a reset may
+                    return None
+                opened[key] = [
+                    found(tool_class, spec["type"])(job["question"], spec["params"]) for spec in job["tools"]
+                ]
                 return None
             case "call":
                 return _text(opened[key][job["number"]].call(job["arguments"]), job["longest"], "call()")
             case "reset":
                 spec = job["environment"]
-                environment = found(environment_class, spec)(spec["params"])
+                environment = found(environment_class, spec["type"])(spec["params"])
                 opened[key] = [environment]
                 return _text(environment.reset(job["question"], job["seed"]), job["longest"], "reset()")
             case "step":

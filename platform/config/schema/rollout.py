@@ -11,7 +11,7 @@ from rl_platform.config.schema.section import Section, key
 
 ENGINES = ("auto", "torch", "sglang", "vllm")
 AGENT_TOOLS = ("search", "python", "calculator")
-TEXT_ENVIRONMENTS = ("guess_number", "reasoning_gym", "textarena", "verifiers")
+TEXT_ENVIRONMENTS = ("guess_number", "reasoning_gym", "textarena", "verifiers", "openenv")
 RUNNING = 64  # sequences decoded together, unless their number follows from the memory
 
 

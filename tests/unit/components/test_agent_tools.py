@@ -6,6 +6,7 @@ The tools run in their real processes. A scripted engine writes the calls, as a 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -635,3 +636,13 @@ def test_environments_of_verifiers_that_cannot_be_loaded(
         check_environment(Agent(environment=EnvironmentOptions(type="verifiers", params=params)))
     assert message in str(failed.value)
     assert ("pip install 'rl-platform[verifiers]'" in str(failed.value)) == ("installed" in message)
+
+
+def test_the_line_that_installs_openenv(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Environments of its servers: tests/integration/test_openenv.py."""
+    monkeypatch.setitem(sys.modules, "openenv", None)
+    monkeypatch.delitem(sys.modules, "rl_platform.components.agents.openenv_environment", raising=False)
+    environment = EnvironmentOptions(type="openenv", params={"url": "http://127.0.0.1:8000"})
+    with pytest.raises(ConfigError, match="openenv") as failed:
+        check_environment(Agent(environment=environment))
+    assert "pip install 'rl-platform[openenv]'" in str(failed.value)
