@@ -100,7 +100,7 @@ def test_all_fields_and_further_arguments(command, url: str) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("observation: words", "the observation has no field words, only text"),
+        ("observation: words", "the observation has no field words"),
         ("actions: message", "there is no parameter actions"),
         ("reset: {length: 1, metadata: {}, seed: 3}", "multiple values for keyword argument 'seed'"),
     ],
@@ -120,7 +120,7 @@ def test_a_server_that_is_not_there_is_told_before_anything_starts(command, serv
 
 
 def test_an_action_that_the_environment_does_not_know_ends_the_run_with_its_error(command, url: str) -> None:
-    ended = command("reasoning.yaml", agent(url, "action: said"), *KEYS)
+    ended = command("reasoning.yaml", agent(url, "observation: text, action: said"), *KEYS)
     assert ended.code == 70
     assert "Extra inputs are not permitted" in ended.err
     assert "rollout.agent.environment openenv failed for all" in ended.err
