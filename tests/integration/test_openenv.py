@@ -122,5 +122,5 @@ def test_a_server_that_is_not_there_is_told_before_anything_starts(command, serv
 def test_an_action_that_the_environment_does_not_know_ends_the_run_with_its_error(command, url: str) -> None:
     ended = command("reasoning.yaml", agent(url, "observation: text, action: said"), *KEYS)
     assert ended.code == 70
-    assert "Extra inputs are not permitted" in ended.err
+    assert "Server error: Invalid message (code: VALIDATION_ERROR)" in ended.err
     assert "rollout.agent.environment openenv failed for all" in ended.err
