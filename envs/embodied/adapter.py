@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
-from gymnasium.spaces.utils import flatten, flatten_space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
+from gymnasium.spaces.utils import flatdim, flatten, flatten_space
 
 if TYPE_CHECKING:
     from rl_platform.envs.embodied.spaces import AnyEnv
 
 
 class FlatObservations(gymnasium.ObservationWrapper[object, object, object]):
-    """Concatenates the parts of a Dict or Tuple observation in the order of the space; choices become one-hot.
+    """Concatenates the parts of a Dict or Tuple observation in the order of the space; choices become one-hot, pixels
+    of images are divided by 255.
 
     Gymnasium sorts a Dict space that is built from a plain dict by key (achieved_goal, desired_goal, observation).
     """
@@ -23,11 +24,21 @@ class FlatObservations(gymnasium.ObservationWrapper[object, object, object]):
     def __init__(self, env: AnyEnv) -> None:
         super().__init__(env)
         self.observation_space = flatten_space(env.observation_space)
+        pixels = [np.full(flatdim(space), is_image(space)) for _, space in leaves(env.observation_space)]
+        self._scale = None
+        if (images := np.concatenate(pixels)).any():
+            self._scale = np.where(images, np.float32(1 / 255), np.float32(1))
+            self.observation_space = Box(-np.inf, np.inf, images.shape, np.float32)
 
     def observation(self, observation: object) -> np.ndarray:
         """Returns the observation as a vector [D]."""
         vector: np.ndarray = flatten(self.env.observation_space, observation)  # type: ignore[assignment]
-        return vector
+        return vector if self._scale is None else vector.astype(np.float32) * self._scale
+
+
+def is_image(space: object) -> bool:
+    """Whether a space has images: uint8 of three dimensions, or four for a stack of images."""
+    return isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) in (3, 4)
 
 
 def leaves(space: Space[object], name: str = "") -> Iterator[tuple[str, Space[object]]]:

@@ -43,12 +43,14 @@ class ActionSpace:
 @dataclass(frozen=True)
 class ObservationPart:
     """A part of an observation of several: `name` (keys and positions, joined by dots), its `shape` before it is
-    flattened to `size` numbers. numbers: they are normalised; False: one-hot or binary choices."""
+    flattened to `size` numbers. numbers: they are normalised; False: one-hot or binary choices, or pixels. image: its
+    pixels are divided by 255."""
 
     name: str
     shape: tuple[int, ...]
     size: int
     numbers: bool
+    image: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,11 @@ class EnvSpaces:
     @property
     def images(self) -> bool:
         return self.observation_dtype == "uint8"
+
+    @property
+    def image_parts(self) -> tuple[ObservationPart, ...]:
+        """The images among several parts."""
+        return tuple(part for part in self.parts if part.image)
 
     @property
     def normalized(self) -> tuple[bool, ...]:
@@ -118,7 +125,7 @@ def read_spaces(env: AnyEnv, env_id: str, key: str = "env.id") -> EnvSpaces:
     from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
     from gymnasium.spaces.utils import flatdim
 
-    from rl_platform.envs.embodied.adapter import FlatObservations, leaves
+    from rl_platform.envs.embodied.adapter import FlatObservations, is_image, leaves
 
     observation, action = env.observation_space, env.action_space
     problems = []
@@ -142,17 +149,16 @@ def read_spaces(env: AnyEnv, env_id: str, key: str = "env.id") -> EnvSpaces:
             )
         )
     several = list(leaves(env.env.observation_space)) if isinstance(env, FlatObservations) else []
-    if images := [name for name, space in several if _is_image(space)]:
-        message = f"observations of {env_id} have images among other parts: {', '.join(images)}"
-        hint = "wrap it so that it observes the image alone or the other parts alone"
-        problems.append(Problem("env.id", message, value=str(env.env.observation_space), hint=hint))
     if problems:
         raise ConfigError(problems)
     assert isinstance(observation, Box)
     shape = observation.shape
-    dtype: Dtype = "uint8" if _is_image(observation) else "float32"
+    dtype: Dtype = "uint8" if is_image(observation) else "float32"
     parts = tuple(
-        ObservationPart(name, space.shape or (), flatdim(space), isinstance(space, Box)) for name, space in several
+        ObservationPart(
+            name, space.shape or (), flatdim(space), isinstance(space, Box) and not is_image(space), is_image(space)
+        )
+        for name, space in several
     )
     if isinstance(action, Discrete):
         start = int(action.start)
@@ -166,12 +172,6 @@ def read_spaces(env: AnyEnv, env_id: str, key: str = "env.id") -> EnvSpaces:
     size = int(np.prod(action.shape))
     low, high = (tuple(map(float, bound.reshape(-1))) for bound in (action.low, action.high))
     return EnvSpaces(shape, ActionSpace("continuous", size), action.shape, low, high, 0, dtype, parts=parts)
-
-
-def _is_image(space: object) -> bool:
-    from gymnasium.spaces import Box
-
-    return isinstance(space, Box) and space.dtype == "uint8" and len(space.shape) in (3, 4)
 
 
 def _unusable(key: str, what: str, space: object, allowed: str, hint: str) -> Problem:

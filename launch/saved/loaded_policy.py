@@ -151,9 +151,9 @@ class Policy:
                     value = value[key]
             except (KeyError, TypeError, IndexError) as error:
                 raise DataError(f"observation: has no part {part.name}") from error
-            array = np.asarray(value)
+            array = np.asarray(value) / 255 if part.image else np.asarray(value)
             arrays.append(array.reshape(*array.shape[: array.ndim - len(part.shape)], part.size))
-        if not arrays or not all(part.numbers for part in self.spaces.parts):
+        if not arrays or not all(part.numbers or part.image for part in self.spaces.parts):
             hint = "pass gymnasium.spaces.flatten(env.observation_space, observation)"
             raise DataError(f"observation: is a dict; this policy observes {self.spaces.observation_shape}: {hint}")
         return np.concatenate(arrays, axis=-1)

@@ -13,7 +13,7 @@ from rl_platform.models.forward import EmbodiedActorCritic
 from rl_platform.models.network import build_network
 from rl_platform.models.policy import ActorCriticPolicy, PolicyConfig
 from rl_platform.models.squash import Squash
-from rl_platform.models.vision import ImageEncoder
+from rl_platform.models.vision import ImageEncoder, PartsEncoder
 from rl_platform.user_code import is_named
 
 if TYPE_CHECKING:
@@ -44,6 +44,11 @@ def build_policy(
 
         return build(model, spaces, levels, seed, instructions)
     squashed = model.action_distribution == "squashed"
+    encoder: ImageEncoder | PartsEncoder | None = None
+    if model.type == "cnn" and spaces.images:
+        encoder = ImageEncoder(spaces.observation_shape, model.cnn)
+    elif model.type == "cnn":
+        encoder = PartsEncoder(spaces.parts, model.cnn)
     config = PolicyConfig(
         hidden_sizes=model.hidden_sizes,
         activation=model.activation,
@@ -51,7 +56,7 @@ def build_policy(
         log_std=model.log_std,
         squash=Squash(spaces.action_low, spaces.action_high) if squashed else None,
         network=build_network(model.type, spaces, model.kwargs) if is_named(model.type) else None,
-        encoder=ImageEncoder(spaces.observation_shape, model.cnn) if model.type == "cnn" else None,
+        encoder=encoder,
         recurrent_size=model.recurrent_size,
         num_actions=levels.num_actions,
         num_values=levels.values,

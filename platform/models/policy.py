@@ -20,7 +20,7 @@ from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.choices import chosen, entropies, log_distributions, of_choices
 from rl_platform.models.draws import Among, normals
 from rl_platform.models.squash import Squash
-from rl_platform.models.vision import ImageEncoder
+from rl_platform.models.vision import ImageEncoder, PartsEncoder
 
 
 class Tanh(nn.Module):
@@ -74,7 +74,7 @@ class PolicyConfig:
     initial_log_std: float = 0.0
     log_std: Literal["free", "state"] = "free"
     squash: Squash | None = None
-    encoder: ImageEncoder | None = None
+    encoder: ImageEncoder | PartsEncoder | None = None
     network: nn.Module | None = None
     recurrent_size: int = 128
     num_actions: int = 1

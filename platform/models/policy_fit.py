@@ -20,8 +20,8 @@ def policy_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
         with required("rl_platform.models.vlas", "actor.model.type"):
             from rl_platform.models.vlas.inputs import space_problems
 
-        return space_problems(model, spaces)
-    problems = _action_problems(model, spaces)
+        return _among_parts(model, spaces) or space_problems(model, spaces)
+    problems = [*_action_problems(model, spaces), *_among_parts(model, spaces)]
     if is_named(model.type):
         from rl_platform.models.network import check_network
 
@@ -36,7 +36,10 @@ def policy_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
             message = "a recurrent policy observes numbers, and the environment gives images"
             problems.append(Problem("actor.model.type", message, value="gru", hint="actor.model.type: cnn"))
         return problems
-    if not spaces.images:
+    if spaces.image_parts and model.type != "cnn":
+        return problems
+    shapes = [part.shape for part in spaces.image_parts] or [spaces.observation_shape] * spaces.images
+    if not shapes:
         message = f"{model.type} needs images, and the environment observes none"
         allowed = "uint8 images: height x width x channels, or a stack of them"
         hint = "env.pixels has a MuJoCo environment drawn; else actor.model.type: mlp"
@@ -44,12 +47,21 @@ def policy_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
         return [*problems, Problem("actor.model.type", message, value=observed, allowed=allowed, hint=hint)]
     from rl_platform.models.vision import ImageLayout
 
-    size = ImageLayout(spaces.observation_shape).height_and_width
+    size = min((ImageLayout(shape).height_and_width for shape in shapes), key=min)
     if min(model.cnn.map_sizes(*size)[-1]) < 1:
         message = f"images of {size[0]} x {size[1]} are too small for these windows"
         hint = "smaller kernels or strides, fewer layers, or larger images"
         problems.append(Problem("actor.model.cnn", message, value=str(model.cnn.model_dump()), hint=hint))
     return problems
+
+
+def _among_parts(model: Model, spaces: EnvSpaces) -> list[Problem]:
+    """Returns the problem of a policy that does not read images among other parts."""
+    if not spaces.image_parts or model.type == "cnn" or is_named(model.type):
+        return []
+    names, key = ", ".join(part.name for part in spaces.image_parts), "actor.model.type"
+    message = f"the environment observes images among other parts ({names}), which {model.type} does not read"
+    return [Problem(key, message, value=model.type, allowed="cnn, a class of yours", hint=f"{key}: cnn")]
 
 
 def _action_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:

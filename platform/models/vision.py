@@ -6,9 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from rl_platform.config.schema.models import ConvNet
+from rl_platform.envs.embodied.spaces import ObservationPart
 
 
 @dataclass(frozen=True)
@@ -73,3 +75,22 @@ class ImageEncoder(nn.Module):
         """Images [B,D] in [0,1] -> features [B,positions,channels]."""
         features: Tensor = self.layers(self.layout.channels_first(flat))
         return features.flatten(2).transpose(1, 2)
+
+
+class PartsEncoder(nn.Module):
+    """Images among other parts of an observation: each image passes convolutions of its own, the rest stays as it is.
+
+    width: features of all images and the other numbers, in the order of the parts.
+    """
+
+    def __init__(self, parts: Sequence[ObservationPart], cnn: ConvNet) -> None:
+        super().__init__()
+        self.sizes = [part.size for part in parts]
+        self.encoders = nn.ModuleList(ImageEncoder(p.shape, cnn) if p.image else nn.Identity() for p in parts)
+        widths = (getattr(encoder, "width", size) for encoder, size in zip(self.encoders, self.sizes, strict=True))
+        self.width = sum(widths)
+
+    def forward(self, flat: Tensor) -> Tensor:
+        """Observations [B,D], with pixels in [0,1] -> features [B,width]."""
+        parts = flat.split(self.sizes, dim=1)
+        return torch.cat([encoder(part) for encoder, part in zip(self.encoders, parts, strict=True)], dim=1)

@@ -14,9 +14,9 @@ def longest(config: Config) -> int:
 
 
 def rows_per_step(config: Config) -> int:
-    """Returns the sequences (embodied: transitions) of one PPO step."""
+    """Returns the sequences (embodied: choices of the policy, each for a chunk of actions) of one PPO step."""
     if config.runner.task_type == "embodied":
-        return config.env.num_envs * config.env.rollout_steps
+        return config.env.num_envs * config.env.rollout_steps // config.actor.model.num_action_chunks
     return config.data.train_batch_size * config.algorithm.group_size
 
 

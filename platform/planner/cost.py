@@ -355,7 +355,10 @@ class CostModel:
         """All epochs: forward and backward of every row, and an optimizer step per mini-batch."""
         algorithm = self.config.algorithm
         epochs = algorithm.critic_epochs if name == "critic" else algorithm.ppo_epochs
-        forwards = BACKWARD if self.config.section(name).lora is None else BACKWARD_OF_ADAPTERS
+        shape, lora = self.shapes[name], self.config.section(name).lora
+        forwards: float = BACKWARD if lora is None else BACKWARD_OF_ADAPTERS
+        if isinstance(shape, PolicyShape):
+            forwards = shape.update_forwards(forwards)
         steps = optimizer_steps(self.config, name)
         if self.rates.update and self._is_measured(name, layout):
             return [{"arithmetic": steps * self.rates.update}]
@@ -377,7 +380,7 @@ class CostModel:
         """Whether the rates of the embodied policy hold for a component."""
         return isinstance(self.shapes[name], PolicyShape) and layout.parts[name].ranks == 1
 
-    def _passes(self, name: str, layout: Layout, rows: int, forwards: int, rows_each: int) -> Bounds:
+    def _passes(self, name: str, layout: Layout, rows: int, forwards: float, rows_each: int) -> Bounds:
         """Returns the bounds of `forwards` passes over `rows` rows, shared by the ranks; `rows_each` rows at a time.
 
         Sharded weights are gathered for every micro-batch while the previous layer computes.

@@ -28,6 +28,7 @@ from rl_platform.placement.estimates.hardware import GIB, Device, Devices, devic
 from rl_platform.placement.estimates.memory import MemoryModel
 from rl_platform.placement.estimates.occupancy import NEARLY_FULL, Crowd, resolved_order
 from rl_platform.placement.estimates.policy_device import with_policy_device
+from rl_platform.placement.estimates.policy_shape import PolicyShape
 from rl_platform.placement.estimates.recomputation import resolved_recomputation
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import LEARNERS, layout_of_split
@@ -212,13 +213,21 @@ class Search:
         if variant.config.runner.max_staleness > self.config.runner.max_staleness:  # who generates must not train
             groupings = [one for one in groupings if not any("rollout" in names and "actor" in names for names in one)]
         for keys in _splits(groupings, self.available, self.first_kind, coarse=coarse):
-            if _hold_whole_copies(variant.config, keys, variant.rollout_devices):
+            held = _hold_whole_copies(variant.config, keys, variant.rollout_devices)
+            if held and all(self._shares_envs(len(devices)) for names, devices in keys if "env" in names):
                 identity = f"{keys} {variant.rollout_devices} {variant.changes}"
                 if identity not in self.tried:
                     self.tried[identity] = self._candidate(variant, model, keys)
                 if (candidate := self.tried[identity]).fits:
                     best = min(best, candidate.seconds)
         return best
+
+    def _shares_envs(self, ranks: int) -> bool:
+        """Whether so many env ranks are predicted: their messages at every step are small beside transformers only."""
+        env, policy = self.config.env, self.shapes.get("rollout")
+        large = isinstance(policy, PolicyShape) and bool(policy.stacks)
+        tasks = max(len(env.tasks), 1)
+        return ranks == 1 or (large and env.num_envs % (ranks * tasks) == 0 and env.num_workers % ranks == 0)
 
     def _candidate(self, variant: Variant, model: CostModel, keys: Keys) -> Candidate:
         wide = variant.rollout_devices
@@ -353,9 +362,7 @@ def _splits(
     for grouping in groupings:
         tried = sizes if len(grouping) < 3 else large if len(grouping) == 3 else powers
         for combination in itertools.product(tried, repeat=len(grouping)):
-            if sum(combination) > available or any(
-                "env" in names and size > 1 for names, size in zip(grouping, combination, strict=True)
-            ):  # several exchange messages at every step, which the estimates leave out
+            if sum(combination) > available:
                 continue
             stops = list(itertools.accumulate(combination))
             ranges = (range(stop - size, stop) for stop, size in zip(stops, combination, strict=True))

@@ -131,6 +131,11 @@ class PolicyShape:
         """Multiply-adds of one row's forward in an update."""
         return self._products([stack.passes for stack in self.stacks])
 
+    def update_forwards(self, trained: float) -> float:
+        """Returns the multiply-adds of an update in those of a forward, if a trained layer costs `trained` forwards."""
+        still = sum(stack.passes * stack.products for stack in self.stacks if stack not in self.trained_stacks)
+        return trained - (trained - 1) * still / self.products_per_token
+
     @property
     def acting_products(self) -> int:
         """Multiply-adds of one row's forward for an action."""

@@ -252,7 +252,6 @@ def test_actions_that_are_not_finite_are_refused(make) -> None:
         ("HalfCheeta-v5", {}, "HalfCheetah-v5"),
         ("no_such_module:Env-v0", {}, "no_such_module"),
         ("CartPole-v1", {"gravitas": 3}, "gravitas"),
-        ("toy_envs:Pictured-v0", {}, r"(?s)have images among other parts: camera\n.*image alone or the other parts"),
         ("toy_envs:WholeActions-v0", {}, r"(?s)action space of .*Box of floats"),
     ],
 )
