@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 import stand_ins
 import torch
 
+from rl_platform.components.reward import LanguageReward
 from rl_platform.config.schema import Config
 from rl_platform.records import RolloutBatch
 from rl_platform.runtime.host import ComponentContext
@@ -43,6 +44,26 @@ def reasoning(tmp_path: Path) -> Callable[..., Config]:
         return Config(**{name: defaults.get(name, {}) | sections.get(name, {}) for name in defaults | sections})
 
     return build
+
+
+@pytest.fixture
+def language_reward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context, reasoning
+) -> Iterator[Callable[..., LanguageReward]]:
+    """`language_reward("mine", SOURCE, type="mine:score")`: a reward whose processes can import the module `mine`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    built: list[LanguageReward] = []
+
+    def build(module: str, source: str, **section: Any) -> LanguageReward:
+        (tmp_path / f"{module}.py").write_text(source)
+        built.append(LanguageReward(context("reward"), reasoning(reward=section)))
+        return built[-1]
+
+    yield build
+    for component in built:
+        component.close()
 
 
 @pytest.fixture

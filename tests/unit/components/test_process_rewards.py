@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from rl_platform.algorithms.rewards import place_process_rewards
-from rl_platform.components.reward import LanguageReward
 from rl_platform.records import Prompt, Trajectory
 from rl_platform.runners.trajectories import process_rewards
 
@@ -27,21 +25,10 @@ def infinite(response, answer, metadata):
 
 
 @pytest.fixture
-def reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context, reasoning):
-    (tmp_path / "step_verifiers.py").write_text(VERIFIER)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    built: list[LanguageReward] = []
-
-    def build(function: str) -> LanguageReward:
-        section = {"type": f"step_verifiers:{function}", "num_workers": 1}
-        built.append(LanguageReward(context("reward"), reasoning(reward=section)))
-        return built[-1]
-
-    yield build
-    for component in built:
-        component.close()
+def reward(language_reward):
+    return lambda function: language_reward(
+        "step_verifiers", VERIFIER, type=f"step_verifiers:{function}", num_workers=1
+    )
 
 
 def trajectory(text: str, tokens: tuple[int, ...] | None = None) -> Trajectory:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from reward_parts import SHORT_S, HungRewards
 
-from rl_platform.components.reward import LanguageReward
 from rl_platform.components.weighted_scorer import WeightedScorer
 from rl_platform.config.rules.reward import TAKEN
 from rl_platform.envs.reasoning.score import RAISED, TIMEOUT, Score, unscored
@@ -94,21 +93,10 @@ def test_a_sum_out_of_range_and_an_error_of_a_scorer() -> None:
 
 
 @pytest.fixture
-def reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context, reasoning):
-    (tmp_path / "several.py").write_text(FUNCTIONS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    built: list[LanguageReward] = []
-
-    def build(*functions: dict[str, Any]) -> LanguageReward:
-        section = {"functions": [{"num_workers": 1, **function} for function in functions]}
-        built.append(LanguageReward(context("reward"), reasoning(reward=section)))
-        return built[-1]
-
-    yield build
-    for component in built:
-        component.close()
+def reward(language_reward):
+    return lambda *functions: language_reward(
+        "several", FUNCTIONS, functions=[{"num_workers": 1, **function} for function in functions]
+    )
 
 
 def trajectory(text: str) -> Trajectory:
