@@ -25,7 +25,11 @@ NEEDS_MORE = (  # simulators that are not installed with the tests
     "dm_cartpole",
     "dm_walker",
     "fetch_reach",
+    "libero_spatial_ppo_openpi_8gpu",
+    "maniskill_ppo_mlp",
+    "maniskill_ppo_openvlaoft_8gpu",
     "metaworld_mt10",
+    "metaworld_ppo_openpi_8gpu",
     "metaworld_reach",
     "robosuite_lift",
 )

@@ -126,6 +126,17 @@ def test_recomputed_layers_change_nothing(learned) -> None:
             torch.testing.assert_close(saving[name], tensor, atol=2e-4, rtol=0)
 
 
+@pytest.mark.usefixtures("forked_workers")
+def test_two_ranks_train_a_vision_tower_in_bfloat16(command) -> None:
+    """FSDP gathers the layers of the language model in bfloat16; LayerNorm of a vision tower needs one type on CPUs."""
+    placement = "cluster.component_placement={actor_critic: 'all:0-1', 'env,rollout': all}"
+    ended = command("embodied.yaml", *TOKEN_CHUNKS, "actor.model.dtype=bfloat16", placement, "runner.max_steps=1")
+    assert ended.code == 0, ended.err
+    row = next(row for row in read_metrics("out") if row["step"] == 1)
+    assert np.isfinite(row["actor/grad_norm"])
+    assert row["actor/grad_norm"] > 0
+
+
 @pytest.mark.parametrize("kind", [CHUNKS, TOKEN_CHUNKS], ids=["pi0", "vlm_tokens"])
 @pytest.mark.parametrize(
     "placement",
