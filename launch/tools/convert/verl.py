@@ -349,12 +349,16 @@ def _memory(role: str, ours: str, fsdp: str) -> Table:
     return {
         **offload(fsdp),
         **offload("megatron"),
-        f"{role}.megatron.sequence_parallel": while_(
-            lambda source: number(source(f"{role}.megatron.tensor_model_parallel_size") or 1) > 1,
-            f"{ours}.parallel.sequence",
-            "tensor_model_parallel_size is 1",
-        ),
+        f"{role}.megatron.sequence_parallel": _sequence(role, ours),
     }
+
+
+def _sequence(role: str, ours: str) -> Rule:
+    return while_(
+        lambda source: number(source(f"{role}.megatron.tensor_model_parallel_size") or 1) > 1,
+        f"{ours}.parallel.sequence",
+        "tensor_model_parallel_size is 1",
+    )
 
 
 RULES: Table = {
@@ -362,6 +366,7 @@ RULES: Table = {
         f"{role}.megatron.pipeline_model_parallel_size": _stages(ours, role)
         for ours, role in (("actor", ACTOR), ("critic", "critic"), ("reference", f"{ARR}.ref"))
     },
+    f"{ARR}.ref.megatron.sequence_parallel": _sequence(f"{ARR}.ref", "reference"),
     **dict.fromkeys((f"{ROLLOUT}.{size}_model_parallel_size" for size in ("tensor", "pipeline")), _engine),
     "algorithm.adv_estimator": _adv_estimator,
     "algorithm.filter_groups.enable": _filter_groups,
