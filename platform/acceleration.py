@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from rl_platform.accel.bfloat16_training import Bfloat16Engine
     from rl_platform.accel.compiled_policy import CompiledPolicy
     from rl_platform.accel.compiled_training import CompiledEngine
+    from rl_platform.accel.cuda_decode import CudaDecoding
     from rl_platform.accel.packed_linear import PackedLinear
     from rl_platform.accel.row_kernels import CompiledRows
     from rl_platform.records import SamplingParams
@@ -113,6 +115,17 @@ def decode_attention() -> tuple[Any, Any] | None:
     from rl_platform.accel.decode_kernel import CompiledDecodeAttention, PageTable  # imports numba, which takes 0.3 s
 
     return PageTable, CompiledDecodeAttention
+
+
+def decoding_step(decoder: object, most_rows: int, device: torch.device) -> CudaDecoding | None:
+    """Returns decoding steps of at most `most_rows` sequences as CUDA graphs: Llama and its kin, with Triton."""
+    import torch
+
+    if device.type != "cuda" or torch.version.cuda is None or not enabled() or find_spec("triton") is None:
+        return None
+    from rl_platform.accel.cuda_decode import CudaDecoding, decodes  # imports Triton
+
+    return CudaDecoding(decoder, most_rows, device) if decodes(decoder) else None
 
 
 def row_operations(device: torch.device, dtype: torch.dtype) -> CompiledRows | None:

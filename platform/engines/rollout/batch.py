@@ -27,6 +27,7 @@ from rl_platform.models.packed import Attention
 from rl_platform.records import SamplingParams
 
 if TYPE_CHECKING:
+    from rl_platform.accel.cuda_decode import CudaDecoding
     from rl_platform.models.experts.routers import RecordedRouters
 
 
@@ -53,7 +54,8 @@ class ContinuousBatch:
     """Runs requests in an empty `cache`, whose number of slots is the number of sequences that run together.
 
     plain: as of `decode_attention`. padded: the model's heads are narrower than those of the cache. recorder: of the
-    routes of the decoder's model; None: completions have none.
+    routes of the decoder's model; None: completions have none. decoding: decodes the running sequences of `cache`, apart
+    from the prompts that enter (accel/cuda_decode.py); None: one forward pass computes both.
     """
 
     def __init__(
@@ -66,8 +68,9 @@ class ContinuousBatch:
         plain: bool = True,
         padded: bool = False,
         recorder: RecordedRouters | None = None,
+        decoding: CudaDecoding | None = None,
     ) -> None:
-        self.recorder = recorder
+        self.recorder, self.decoding = recorder, decoding
         self.decoder, self.cache, self.sampling, self.padded = decoder, cache, sampling, padded
         self.waiting = deque(requests)
         self.running: list[_Sequence] = []  # in the order of their slots
@@ -97,7 +100,11 @@ class ContinuousBatch:
             if entry.stored == self.cache.page * (1 + len(entry.pages)):
                 entry.pages.append(self.cache.full_tail(slot))
                 self.readers = None
-        states = self._forward(self.prefill.plan())
+        planned, decoded = self.prefill.plan(), None
+        if self.decoding is not None and self.running:
+            decoded = self.decoding.step(self.running)
+        passed = len(self.running) if decoded is not None else 0
+        states = self._forward(planned, self.running[passed:])
         for prompt in self.prefill.complete():
             assert prompt.state is not None
             assert prompt.tail is not None
@@ -108,8 +115,13 @@ class ContinuousBatch:
                 self.readers = None
                 states.append(prompt.state[None])
         self.prefill.leave(self.waiting[0].token_ids if self.waiting else None)
-        if self.running:
-            self._append(self.decoder.logits(torch.cat(states)))
+        if states:
+            entries = self.running[passed:]
+            uniform = torch.stack([entry.random[len(entry.tokens)] for entry in entries])
+            tokens, log_probs = self._sample(self.decoder.logits(torch.cat(states)), uniform, self.sampling)
+            _append(entries, tokens.tolist(), log_probs.tolist())
+        if decoded is not None:
+            _append(self.running[:passed], *decoded.tolist())
 
     def finished(self, eos: Collection[int], stop_texts: StopTexts | None = None) -> Iterator[Completion]:
         """Yields and removes complete sequences; the last running sequence moves into the free slot."""
@@ -141,23 +153,25 @@ class ContinuousBatch:
             entry = _Sequence(request, uniforms(request.seed, self.sampling.max_new_tokens))
             self.prefill.add(request.token_ids, entry)
 
-    def _forward(self, planned: Sequence[tuple[PartialPrompt[_Sequence], PrefillChunk]]) -> list[Tensor]:
-        """Last hidden states [n,H] of those that run, if any; prompts that are complete with it get theirs."""
+    def _forward(
+        self, planned: Sequence[tuple[PartialPrompt[_Sequence], PrefillChunk]], running: Sequence[_Sequence]
+    ) -> list[Tensor]:
+        """Last hidden states [n,H] of `running`, if any; prompts that are complete with it get theirs."""
         tokens, positions = [], []
         for prompt, span in planned:
             tokens += prompt.tokens[span.start : span.stop]
             positions += range(span.start, span.stop)
         count = len(tokens)
-        tokens += [entry.tokens[-1] for entry in self.running]
-        positions += [entry.stored for entry in self.running]
+        tokens += [entry.tokens[-1] for entry in running]
+        positions += [entry.stored for entry in running]
         if not tokens:
             return []
-        if self.running and self.readers is None:
-            self.readers = self._readers(self.cache, self.running)
+        if running and self.readers is None:
+            self.readers = self._readers(self.cache, running)
         device = self.cache.tails.device
         attention: Attention = StepAttention(
             PrefillAttention([chunk for _, chunk in planned]) if planned else None,
-            self._decode_attention(self.cache, self.running, self.readers) if self.running else None,
+            self._decode_attention(self.cache, running, self.readers) if running else None,
         )
         if self.padded:
             attention = PaddedHeads(attention, self.cache.tails.shape[-1])
@@ -173,13 +187,12 @@ class ContinuousBatch:
             if chunk.stop == len(prompt.tokens):
                 prompt.state = states[end - 1].clone()
         if routes is not None:
-            for number, entry in enumerate(self.running, count):
+            for number, entry in enumerate(running, count):
                 entry.routes.append(routes[number : number + 1])
-        return [states[count:]] if self.running else []
+        return [states[count:]] if running else []
 
-    def _append(self, logits: Tensor) -> None:
-        uniform = torch.stack([entry.random[len(entry.tokens)] for entry in self.running])
-        tokens, log_probs = self._sample(logits, uniform, self.sampling)
-        for entry, token, log_prob in zip(self.running, tokens.tolist(), log_probs.tolist(), strict=True):
-            entry.tokens.append(token)
-            entry.log_probs.append(log_prob)
+
+def _append(entries: Sequence[_Sequence], tokens: Sequence[float], log_probs: Sequence[float]) -> None:
+    for entry, token, log_prob in zip(entries, tokens, log_probs, strict=True):
+        entry.tokens.append(int(token))
+        entry.log_probs.append(log_prob)

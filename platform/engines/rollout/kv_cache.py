@@ -22,6 +22,7 @@ class Pool:
         self.like, self.segment_pages = like, segment_pages
         self.pages: list[Page] = []
         self.segments: list[Tensor] = []  # [layers, 2, segment_pages, heads, PAGE, head_dim]
+        self.moves = 0  # how often a page was copied to another place
 
     def take(self) -> Page:
         """Allocates a page with undefined contents."""
@@ -37,6 +38,7 @@ class Pool:
         if last is not page:
             page.data.copy_(last.data)
             last.place, self.pages[page.place] = page.place, last
+            self.moves += 1
         self.pages.pop()
         if len(self.pages) <= (len(self.segments) - 1) * self.segment_pages:
             self.segments.pop()

@@ -4,9 +4,10 @@ A forward pass has one token of every running sequence and a bounded number of p
 parts while other sequences are decoded. A finished sequence leaves at once and a waiting one enters. Keys and values
 are stored in pages (`kv_cache`); common prefixes are computed and stored once (`prefill`); known architectures run with
 fewer operations (`decoder`). On a CPU a compiled loop computes attention (`accel/decode_kernel`), in bfloat16 also the
-operations between the matrix products (`accel/row_kernels`) and sampling (`accel/sampling_kernel`). Weights of the same
-device and type are references to the trainer's; on a CPU the matrices are packed for each generation
-(`accel/packed_linear`).
+operations between the matrix products (`accel/row_kernels`) and sampling (`accel/sampling_kernel`). On a GPU with
+Triton a CUDA graph decodes the running sequences, and the forward pass has the prompts only (`accel/cuda_decode`).
+Weights of the same device and type are references to the trainer's; on a CPU the matrices are packed for each
+generation (`accel/packed_linear`).
 
 Not covered: tensor parallelism.
 """
@@ -78,6 +79,7 @@ class TorchRolloutEngine:
         self._turn = threading.Lock()  # held by a waiting update, else decoding would take `_lock` again at once
         self._again = self._aborted = False
         self._decoder = decoder_for(self.model, device, dtype)
+        self._decoding = acceleration.decoding_step(self._decoder, max_running, device)
         self._recorder: RecordedRouters | None = None
         if records_routes:
             with required("rl_platform.models.experts", "actor.router_replay"):
@@ -93,8 +95,10 @@ class TorchRolloutEngine:
             with required("rl_platform.engines.offloading", "rollout.offload"):
                 from rl_platform.engines.offloading.swap import Swap
             self._swap = Swap(self.model.parameters, self.device)
-        self._swap.leave()
         self._unpack()
+        if self._decoding is not None:
+            self._decoding.drop()
+        self._swap.leave()
 
     def _onload(self) -> None:
         if self._swap is not None:
@@ -219,5 +223,8 @@ class TorchRolloutEngine:
         longest = max(lengths, default=0) if arrivals is None else arrivals.longest
         latent = bool(getattr(config, "kv_lora_rank", None))
         plain = is_plain(config, longest)
-        options = {"plain": plain, "padded": latent}
-        return ContinuousBatch(self._decoder, cache, requests, sampling, recorder=self._recorder, **options)
+        decoding = self._decoding if plain and self._recorder is None else None
+        if decoding is not None:
+            decoding.begin(cache, sampling, longest)
+        options = {"plain": plain, "padded": latent, "recorder": self._recorder, "decoding": decoding}
+        return ContinuousBatch(self._decoder, cache, requests, sampling, **options)

@@ -1,0 +1,185 @@
+"""The decoding step of the torch rollout engine as CUDA graphs, for the FAMILIES of `FusedDecoder`.
+
+A step has few tokens and some thirty kernels per layer, whose launches from Python take longer than the kernels. A
+graph has all of them: embedding, layers, logits and sampling. The host writes tokens, lengths, uniform numbers and the
+addresses of pages into one pinned buffer, copies it, and replays a graph; the kernels of `cuda_decode_kernels` read the
+pages in place. Prompts enter by the plain forward pass.
+
+There is a graph for each padded number of rows and kind of sampling. The first step of a kind runs without a graph,
+because libraries allocate and kernels compile then; the second one is captured. Graphs contain the addresses of the
+weights, so weights that moved need new graphs. Graphs share one pool of memory, which is kept between generations: the
+activations and the logits of the largest step.
+
+Not covered: windows shorter than a sequence, capped scores, sinks, and rotary frequencies that depend on the length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_platform.accel.cuda_decode_kernels import PagedAttention
+from rl_platform.engines.rollout.decoder import FusedDecoder, JoinedLinear
+from rl_platform.engines.rollout.kv_cache import KVCache, Page
+from rl_platform.engines.rollout.paged_attention import RunningRow
+from rl_platform.engines.rollout.sampling import sample
+from rl_platform.records import SamplingParams
+
+WIDEST = 256  # of a head
+BY_LENGTH = ("dynamic", "longrope")  # rotary embeddings that read the largest position on the host
+
+
+class DecodedRow(RunningRow, Protocol):
+    """A running sequence: its tokens so far, the last of which is not cached, and its random numbers."""
+
+    tokens: list[int]
+    random: Tensor
+
+
+def decodes(decoder: object) -> bool:
+    """Returns whether `CudaDecoding` covers a decoder."""
+    if not isinstance(decoder, FusedDecoder) or not isinstance(decoder.head, JoinedLinear):
+        return False
+    widths = {layer.head_dim for layer in decoder.layers}
+    fits = all(width <= WIDEST and width % 8 == 0 for width in widths)
+    return fits and getattr(decoder.backbone.rotary_emb, "rope_type", "default") not in BY_LENGTH
+
+
+def padded(rows: int) -> int:
+    """Returns the number of rows of the graph that `rows` sequences use.
+
+    >>> [padded(rows) for rows in (1, 3, 8, 9, 17, 33, 65, 200)]
+    [1, 4, 8, 16, 24, 40, 80, 224]
+    """
+    power = 1 << (rows - 1).bit_length()
+    step = power if rows <= 8 else max(8, power // 8)
+    return -(-rows // step) * step
+
+
+class CudaDecoding:
+    """Decoding steps with the weights of `decoder`, of at most `most_rows` sequences."""
+
+    def __init__(self, decoder: FusedDecoder, most_rows: int, device: torch.device) -> None:
+        self.decoder, self.device, self.rows = decoder, device, padded(most_rows)
+        self._weights: list[int] = []
+        self._pages = 0  # that the table has room for, per row
+        self._cuda = device.type == "cuda"  # Triton's interpreter runs on CPUs
+        self._stream = torch.cuda.Stream(device) if self._cuda else None
+        self.drop()
+
+    def drop(self) -> None:
+        """Frees the graphs and their memory."""
+        self._graphs: dict[object, tuple[torch.cuda.CUDAGraph, Tensor] | None] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self._cuda else None
+
+    def begin(self, cache: KVCache, sampling: SamplingParams, longest: int) -> None:
+        """Prepares for sequences of at most `longest` tokens in `cache`, which is empty."""
+        self.cache, self.sampling = cache, sampling
+        self._page_bytes = cache.tails[0, 0, 0].nbytes
+        self._written: list[tuple[DecodedRow, int]] = []
+        self._moves = 0
+        modules = (self.decoder.backbone, *self.decoder.head.layers)  # type: ignore[union-attr]
+        weights = [tensor.data_ptr() for module in modules for tensor in (*module.parameters(), *module.buffers())]
+        if weights != self._weights:
+            self.drop()
+            self._weights = weights
+        if longest >= self._pages * cache.page:
+            self.drop()
+            self._allocate(1 << (longest // cache.page).bit_length())
+
+    def _allocate(self, pages: int) -> None:
+        self._pages, rows = pages, self.rows
+        self._host = torch.zeros(rows * (3 + 2 * pages), dtype=torch.int64, pin_memory=self._cuda)
+        self._there = torch.zeros_like(self._host, device=self.device)
+        array = self._host.numpy()
+        self._tokens, self._lengths = array[:rows], array[rows : 2 * rows]
+        self._uniforms = array[2 * rows : 3 * rows].view(np.float64)
+        self._table = array[3 * rows :].reshape(pages, rows, 2)
+
+    def step(self, rows: Sequence[DecodedRow]) -> Tensor:
+        """Decodes one token of each row; row i has the i-th slot of the cache.
+
+        Returns tokens and log-probs [2,n] as float64, on the device, valid until the next step.
+        """
+        size = padded(len(rows))
+        used = self._write(rows, size)
+        with self._on_device():
+            self._there[:used].copy_(self._host[:used], non_blocking=True)
+            return self._run(size)[:, : len(rows)]
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        return torch.cuda.device(self.device) if self._cuda else nullcontext()
+
+    def _write(self, rows: Sequence[DecodedRow], size: int) -> int:
+        """Writes what changed into the pinned buffer; returns how many of its numbers the step reads."""
+        count = len(rows)
+        self._tokens[:count] = [row.tokens[-1] for row in rows]
+        self._lengths[:count] = [row.stored + 1 for row in rows]
+        self._uniforms[:count] = [row.random.numpy()[len(row.tokens)] for row in rows]
+        self._tokens[count:size] = self._lengths[count:size] = 0
+        moves = sum(pool.moves for pool in self.cache.pools.values())
+        if moves != self._moves:
+            self._written, self._moves = [], moves
+        del self._written[count:]
+        for slot, row in enumerate(rows):
+            self._write_pages(slot, row)
+        pages = max(len(row.pages) for row in rows) + 1
+        return self.rows * (3 + 2 * pages)
+
+    def _write_pages(self, slot: int, row: DecodedRow) -> None:
+        known, count = 0, len(row.pages)
+        if slot < len(self._written):
+            former, written = self._written[slot]
+            if former is row and written == count:
+                return
+            known = written if former is row else 0
+            self._written[slot] = row, count
+        else:
+            self._written.append((row, count))
+        if known < count:
+            self._table[known:count, slot] = [self._place(page) for page in row.pages[known:]]
+        size, tails = self._page_bytes, self.cache.tails
+        self._table[count, slot] = tails.data_ptr() + slot * size, 2 * tails.shape[2] * size
+
+    def _place(self, page: Page) -> tuple[int, int]:
+        """The address of a page in the first layer, and the bytes from layer to layer."""
+        segment, place = divmod(page.place, page.pool.segment_pages)
+        size = self._page_bytes
+        return page.pool.segments[segment].data_ptr() + place * size, 2 * page.pool.segment_pages * size
+
+    def _run(self, size: int) -> Tensor:
+        if self._stream is None:
+            return self._compute(size)
+        kind = size, self.sampling.temperature, self.sampling.top_k, self.sampling.top_p
+        if kind not in self._graphs:
+            self._graphs[kind] = None
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                out = self._compute(size)
+            torch.cuda.current_stream().wait_stream(self._stream)
+            return out
+        captured = self._graphs[kind]
+        if captured is None:
+            graph = torch.cuda.CUDAGraph()
+            # other threads of this process may allocate meanwhile
+            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                out = self._compute(size)
+            captured = self._graphs[kind] = graph, out
+        captured[0].replay()
+        return captured[1]
+
+    def _compute(self, size: int) -> Tensor:
+        """Returns tokens and log-probs [2,size]; reads and writes memory whose addresses do not change."""
+        rows, there = self.rows, self._there
+        tokens, lengths = there[:size], there[rows : rows + size]
+        uniform = there[2 * rows : 2 * rows + size].view(torch.float64)
+        table = there[3 * rows :].view(-1, rows, 2)
+        attention = PagedAttention(lengths, table, self.cache.page)
+        states = self.decoder.hidden(tokens, (lengths - 1).clamp(min=0), attention)
+        sampled, log_probs = sample(self.decoder.logits(states), uniform, self.sampling)
+        return torch.stack([sampled.double(), log_probs.double()])
