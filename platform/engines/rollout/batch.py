@@ -54,8 +54,8 @@ class ContinuousBatch:
     """Runs requests in an empty `cache`, whose number of slots is the number of sequences that run together.
 
     plain: as of `decode_attention`. padded: the model's heads are narrower than those of the cache. recorder: of the
-    routes of the decoder's model; None: completions have none. decoding: decodes the running sequences of `cache`, apart
-    from the prompts that enter (accel/cuda_decode.py); None: one forward pass computes both.
+    routes of the decoder's model; None: completions have none. decoding: decodes the running sequences apart from the
+    prompts that enter (accel/cuda_decode.py); None: one forward pass computes both.
     """
 
     def __init__(

@@ -1,0 +1,133 @@
+"""The Triton kernels of a decoding step, without a GPU: in Triton's interpreter, and compiled for an H100.
+
+tests/gpu/test_decode.py runs CUDA graphs. Triton is no dependency of the tests; torch for GPUs installs it. Its
+interpreter of 3.6 needs numpy below 2.4 and has no products of bfloat16.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from decoding_scenarios import answers, causal_lm, check_equal, engine_for, prompts
+
+from rl_platform import acceleration
+from rl_platform.engines.rollout import kv_cache
+from rl_platform.records import SamplingParams
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+CPU = torch.device("cpu")
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="runs in a process of its own: test_in_the_interpreter"
+)
+compiled = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="nothing is compiled there")
+
+
+@compiled
+def test_in_the_interpreter() -> None:
+    """Triton reads its variable when it is imported."""
+    command = [sys.executable, "-m", "pytest", "-x", "-n", "0", __file__]
+    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert "passed" in done.stdout, "not only skipped"
+
+
+@interpreted
+@pytest.mark.parametrize(("head_dim", "heads", "group"), [(16, 2, 1), (64, 1, 3), (40, 1, 17)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("programs", [1, 512])
+def test_attention(
+    head_dim: int, heads: int, group: int, dtype: torch.dtype, programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """programs: few or many parts per row. The last row has no sequence."""
+    from rl_platform.accel import cuda_decode_kernels as kernels
+
+    monkeypatch.setattr(kernels, "PROGRAMS", programs)
+    torch.manual_seed(0)
+    lengths, scaling, layer, page = (1, 64, 65, 150, 0), 0.3, 1, kv_cache.PAGE
+    cache = kv_cache.KVCache(2, len(lengths), heads, head_dim, dtype=dtype, device=CPU)
+    cache.tails.normal_()
+    table = torch.zeros(4, len(lengths) + 2, 2, dtype=torch.int64)
+    query = torch.randn(1, heads * group, len(lengths), head_dim, dtype=dtype)
+    key, value = torch.randn(2, 1, heads, len(lengths), head_dim, dtype=dtype)
+    wanted, before = [], cache.tails.clone()
+    for slot, length in enumerate(lengths[:-1]):
+        pages = [cache.take(readers) for readers in range(1, (length - 1) // page + 1)]  # of several pools
+        parts = [*(taken.data.normal_() for taken in pages), cache.tails[:, :, slot]]
+        for place, part in enumerate(parts):
+            table[place, slot] = torch.tensor([part.data_ptr(), part.stride(0) * part.itemsize])
+        before[layer, :, slot, :, (length - 1) % page] = torch.stack([key[0, :, slot], value[0, :, slot]])
+        stored = torch.cat([*(part[layer] for part in parts[:-1]), before[layer, :, slot]], dim=2)[:, :, :length]
+        keys, values = stored.float().repeat_interleave(group, dim=1)
+        weights = (query[0, :, slot, None].float() @ keys.transpose(1, 2) * scaling).softmax(-1)
+        wanted.append((weights @ values)[:, 0])
+    attention = kernels.PagedAttention(torch.tensor(lengths), table, page)
+    found = attention(layer, query, key, value, scaling)
+    tolerance = 1e-5 if dtype == torch.float32 else 4e-3
+    torch.testing.assert_close(found[:-1].float(), torch.stack(wanted), rtol=tolerance, atol=tolerance)
+    assert found[-1].eq(0).all()
+    assert torch.equal(cache.tails, before), "the new keys and values are written, and nothing else"
+
+
+@interpreted
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("sampling", [SamplingParams(20), SamplingParams(20, temperature=0.0)], ids=["drawn", "greedy"])
+def test_generation(kind: str, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows come, go and move, and pages too, as in the plain step."""
+    from rl_platform.accel import cuda_decode, cuda_decode_kernels
+
+    monkeypatch.setattr(kv_cache, "PAGE", 16)
+    monkeypatch.setattr(cuda_decode_kernels, "PROGRAMS", 4)
+    network = causal_lm(kind, key_heads=1)
+    fast, plain = (engine_for(network, CPU, fast=False, max_running=3) for _ in range(2))
+    assert cuda_decode.decodes(fast._decoder)
+    fast._decoding = cuda_decode.CudaDecoding(fast._decoder, 3, CPU)
+    requests = prompts((3, 17, 1, 15, 30), shared=40)
+    assert check_equal(answers(fast, requests, sampling), answers(plain, requests, sampling)) > 20
+
+
+def test_only_gpus_have_it() -> None:
+    decoder: Any = engine_for(causal_lm(), CPU, fast=False)._decoder
+    assert acceleration.decoding_step(decoder, 4, CPU) is None
+
+
+@compiled
+@pytest.mark.parametrize(("name", "size"), [("bf16", 2), ("fp32", 4)])
+@pytest.mark.parametrize("head_dim", [40, 128])
+def test_compiled_for_an_h100_it_loads_16_bytes_at_once(name: str, size: int, head_dim: int) -> None:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from rl_platform.accel import cuda_decode_kernels as kernels
+
+    shape = {"D": head_dim, "WIDTH": triton.next_power_of_2(head_dim)}
+    stored = {**shape, "PAGE": 64, "SIZE": size}
+    group = {"GROUP": 7, "MEMBERS": 16, "SPLITS": 8}
+    tables = dict.fromkeys(("lengths", "table"), "*i64")
+    types = {
+        "_write": ({"key": f"*{name}", "value": f"*{name}", **tables}, stored),
+        "_attend": (
+            {"query": f"*{name}", **tables, "parts": "*fp32", "logs": "*fp32", "scale": "fp32"},
+            stored | group,
+        ),
+        "_combine": ({"parts": "*fp32", "logs": "*fp32", "out": f"*{name}"}, {**shape, "SPLITS": 8}),
+    }
+    for kernel, (given, constants) in types.items():
+        function = getattr(kernels, kernel)
+        signature = {
+            argument: "constexpr" if argument in constants else given.get(argument, "i32")
+            for argument in function.arg_names
+        }
+        aligned = {
+            (place,): [["tt.divisibility", 16]]
+            for place, argument in enumerate(function.arg_names)
+            if signature[argument] != "constexpr" and argument not in ("layer", "scale")
+        }
+        source = ASTSource(function, signature, constexprs=constants, attrs=aligned)
+        assembly = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+        if kernel == "_attend":
+            assert "cp.async.cg" in assembly, "pages are copied 16 bytes at a time, ahead of their use"
