@@ -21,9 +21,10 @@ from typing import Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from rl_platform.accel.cuda_decode_kernels import PagedAttention
+from rl_platform.accel.cuda_decode_kernels import PagedAttention, add_and_norm, gated
 from rl_platform.engines.rollout.decoder import FusedDecoder, JoinedLinear
 from rl_platform.engines.rollout.kv_cache import KVCache, Page
 from rl_platform.engines.rollout.paged_attention import RunningRow
@@ -179,7 +180,23 @@ class CudaDecoding:
         tokens, lengths = there[:size], there[rows : rows + size]
         uniform = there[2 * rows : 2 * rows + size].view(torch.float64)
         table = there[3 * rows :].view(-1, rows, 2)
-        attention = PagedAttention(lengths, table, self.cache.page)
-        states = self.decoder.hidden(tokens, (lengths - 1).clamp(min=0), attention)
+        states = self._hidden(tokens, lengths, table)
         sampled, log_probs = sample(self.decoder.logits(states), uniform, self.sampling)
         return torch.stack([sampled.double(), log_probs.double()])
+
+    def _hidden(self, tokens: Tensor, lengths: Tensor, table: Tensor) -> Tensor:
+        """`FusedDecoder.hidden` of one token per row."""
+        backbone = self.decoder.backbone
+        states, more = backbone.embed_tokens(tokens), None
+        cos, sin = (part[0] for part in backbone.rotary_emb(states, (lengths - 1).clamp(min=0)[None]))
+        attention = PagedAttention(lengths, table, self.cache.page, cos, sin)
+        for layer in self.decoder.layers:
+            heads = _products(layer.qkv, add_and_norm(states, more, layer.norm))
+            seen = attention(layer.number, *heads, layer.scaling, layer.head_norms)
+            normed = add_and_norm(states, layer.output(seen), layer.mlp_norm)
+            more = layer.down(gated(*_products(layer.gate_up, normed)))
+        return add_and_norm(states, more, backbone.norm)
+
+
+def _products(joined: JoinedLinear, states: Tensor) -> list[Tensor]:
+    return [F.linear(states, layer.weight, layer.bias) for layer in joined.layers]

@@ -1,24 +1,27 @@
-"""Triton kernels of a decoding step: attention of one new token per running sequence, over the pages of a `KVCache`.
+"""Triton kernels of a decoding step: all but the matrix products.
 
-A program computes a part of the pages of one row and one key head, for all query heads that share the key head. A
-second kernel combines the parts by their normalisers (Dao et al. 2023, flash decoding). Which pages a row has, and how
-many tokens, is read from device memory, so a CUDA graph that contains the kernels stays valid as sequences grow.
+Attention reads the pages of a `KVCache` in place. A program computes a part of the pages of one row and one key head,
+for all query heads that share the key head. Another kernel combines the parts by their normalisers (Dao et al. 2023,
+flash decoding). The kernels read from device memory which pages a row has, and how many tokens, so a CUDA graph that
+contains them stays valid as sequences grow.
 
 Scores, weights and sums are float32. Products of float32 are exact float32 products, not TF32.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rl_platform.models.attention import Features
-
 LOG2_E = 1.4426950408889634
 PROGRAMS = 512  # enough for every multiprocessor to have several
 MOST_SPLITS = 32
+BLOCK = 1024  # numbers of a program that treats each alone
 
 
 @triton.jit
@@ -32,33 +35,65 @@ def _page(table, page_stride, page, row, layer, offset, type: tl.constexpr):
     return tl.multiple_of(keys.to(tl.pointer_type(type)), 16), tl.multiple_of(values.to(tl.pointer_type(type)), 16)
 
 
+@triton.jit
+def _rotated(start, places, cos, sin, norm, epsilon, D: tl.constexpr, NORMED: tl.constexpr):
+    """A head [D] at `start`, normed where `NORMED`, with the rotary embedding (x cos + (-x2, x1) sin), in float32."""
+    half: tl.constexpr = D // 2
+    partners = tl.where(places < half, places + half, places - half)
+    numbers = tl.load(start + places, places < D, 0.0).to(tl.float32)
+    others = tl.load(start + partners, places < D, 0.0).to(tl.float32)
+    if NORMED:
+        shrink = tl.rsqrt(tl.sum(numbers * numbers, 0) / D + epsilon)
+        numbers *= shrink * tl.load(norm + places, places < D, 0.0).to(tl.float32)
+        others *= shrink * tl.load(norm + partners, places < D, 0.0).to(tl.float32)
+    cosines = tl.load(cos + places, places < D, 0.0).to(tl.float32)
+    sines = tl.load(sin + places, places < D, 0.0).to(tl.float32)
+    return numbers * cosines + tl.where(places < half, -others, others) * sines
+
+
 @triton.jit(do_not_specialize=["layer"])
-def _write(
+def _place(
+    query,
     key,
     value,
+    cos,
+    sin,
+    query_norm,
+    key_norm,
+    epsilon,
+    placed,
     lengths,
     table,
     layer,
+    query_row,
     key_row,
-    key_head,
     value_row,
-    value_head,
     page_stride,
+    HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr,
+    NORMED: tl.constexpr,
     D: tl.constexpr,
     WIDTH: tl.constexpr,
     PAGE: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """Writes the new key and value [D] of a row and a head to the row's last page."""
-    row, head = tl.program_id(0), tl.program_id(1)
-    last = tl.load(lengths + row).to(tl.int32) - 1
-    if last >= 0:
-        type: tl.constexpr = key.dtype.element_ty
-        offset = (head * PAGE + last % PAGE) * D * SIZE
-        keys, values = _page(table, page_stride, last // PAGE, row, layer, offset, type)
-        places = tl.arange(0, WIDTH)
-        tl.store(keys + places, tl.load(key + row * key_row + head * key_head + places, places < D), places < D)
-        tl.store(values + places, tl.load(value + row * value_row + head * value_head + places, places < D), places < D)
+    """Writes a rotated query head to `placed`, or a rotated key head and its values to the last page of the row."""
+    row, head, places = tl.program_id(0), tl.program_id(1), tl.arange(0, WIDTH)
+    cosines, sines = cos + row * D, sin + row * D
+    type: tl.constexpr = query.dtype.element_ty
+    if head < HEADS:
+        rotated = _rotated(query + row * query_row + head * D, places, cosines, sines, query_norm, epsilon, D, NORMED)
+        tl.store(placed + (row * HEADS + head) * D + places, rotated.to(type), places < D)
+    else:
+        head -= HEADS
+        last = tl.load(lengths + row).to(tl.int32) - 1
+        if last >= 0:
+            offset = (head * PAGE + last % PAGE) * D * SIZE
+            keys, values = _page(table, page_stride, last // PAGE, row, layer, offset, type)
+            rotated = _rotated(key + row * key_row + head * D, places, cosines, sines, key_norm, epsilon, D, NORMED)
+            tl.store(keys + places, rotated.to(type), places < D)
+            new = tl.load(value + row * value_row + head * D + places, places < D, 0.0)
+            tl.store(values + places, new, places < D)
 
 
 @triton.jit(do_not_specialize=["layer"])
@@ -70,8 +105,6 @@ def _attend(
     logs,
     layer,
     scale,
-    query_row,
-    query_head,
     page_stride,
     GROUP: tl.constexpr,
     MEMBERS: tl.constexpr,
@@ -90,7 +123,8 @@ def _attend(
     members, places, tokens = tl.arange(0, MEMBERS), tl.arange(0, WIDTH), tl.arange(0, PAGE)
     number = head * GROUP + members
     used = (members < GROUP)[:, None] & (places < D)[None, :]
-    asked = tl.load(query + row * query_row + number[:, None] * query_head + places[None, :], used, 0.0)
+    first = row * tl.num_programs(1) * GROUP
+    asked = tl.load(query + (first + number)[:, None] * D + places[None, :], used, 0.0)
     top = tl.full([MEMBERS], float("-inf"), tl.float32)
     total = tl.zeros([MEMBERS], tl.float32)
     sums = tl.zeros([MEMBERS, WIDTH], tl.float32)
@@ -111,7 +145,7 @@ def _attend(
         top = highest
     empty = total == 0.0
     means = sums / tl.where(empty, 1.0, total)[:, None]
-    line = (row * tl.num_programs(1) * GROUP + number) * SPLITS + split
+    line = (first + number) * SPLITS + split
     tl.store(parts + line[:, None] * D + places[None, :], means, used)
     tl.store(logs + line, tl.where(empty, float("-inf"), top + tl.log2(total)), members < GROUP)
 
@@ -130,47 +164,118 @@ def _combine(parts, logs, out, SPLITS: tl.constexpr, D: tl.constexpr, WIDTH: tl.
     tl.store(out + line * D + places, mean.to(out.dtype.element_ty), places < D)
 
 
+@triton.jit
+def _add_and_norm(states, more, weight, out, epsilon, ADDS: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr):
+    """Adds `more` [H] to `states` [H] in place where `ADDS`, and writes the RMS norm of the sum."""
+    row, places = tl.program_id(0), tl.arange(0, WIDTH)
+    type: tl.constexpr = states.dtype.element_ty
+    numbers = tl.load(states + row * H + places, places < H, 0.0).to(tl.float32)
+    if ADDS:
+        added = (numbers + tl.load(more + row * H + places, places < H, 0.0).to(tl.float32)).to(type)
+        tl.store(states + row * H + places, added, places < H)
+        numbers = added.to(tl.float32)
+    shrink = tl.rsqrt(tl.sum(numbers * numbers, 0) / H + epsilon)
+    weights = tl.load(weight + places, places < H, 0.0).to(tl.float32)
+    tl.store(out + row * H + places, (numbers * shrink * weights).to(type), places < H)
+
+
+@triton.jit
+def _gate(gate, up, out, gate_row, up_row, INNER: tl.constexpr, BLOCK: tl.constexpr):
+    """silu(gate) up."""
+    row, places = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    opened = tl.load(gate + row * gate_row + places, places < INNER, 0.0).to(tl.float32)
+    given = tl.load(up + row * up_row + places, places < INNER, 0.0).to(tl.float32)
+    gated = opened / (1.0 + tl.exp(-opened)) * given
+    tl.store(out + row * INNER + places, gated.to(gate.dtype.element_ty), places < INNER)
+
+
+def add_and_norm(states: Tensor, more: Tensor | None, module: Any) -> Tensor:
+    """Adds `more` [n,H] to `states` [n,H] in place and returns the RMS norm of the sum [n,H]."""
+    rows, width = states.shape
+    out = torch.empty_like(states)
+    shape = {"H": width, "WIDTH": triton.next_power_of_2(width)}
+    adds = more is not None
+    warps = 8 if width > 2048 else 4
+    _add_and_norm[(rows,)](
+        states,
+        more if adds else states,
+        module.weight,
+        out,
+        module.variance_epsilon,
+        ADDS=adds,
+        **shape,
+        num_warps=warps,
+    )
+    return out
+
+
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) up: [n,I], [n,I] -> [n,I]."""
+    rows, inner = gate.shape
+    out = gate.new_empty(rows, inner)
+    _gate[rows, triton.cdiv(inner, BLOCK)](gate, up, out, gate.stride(0), up.stride(0), INNER=inner, BLOCK=BLOCK)
+    return out
+
+
 class PagedAttention:
     """Attention of one new token per row, whose key and value it first writes into the cache.
 
     lengths [n] int64: tokens of each row with the new one; 0: a row without a sequence, whose output is 0.
     table [pages,rows >= n,2] int64: of each page of a row, the last of which is the row's tail, the address of the keys
-    in the first layer and the bytes from layer to layer. page: tokens of a page.
+    in the first layer and the bytes from layer to layer. page: tokens of a page. cos, sin [n,D]: the rotary embedding.
     """
 
-    def __init__(self, lengths: Tensor, table: Tensor, page: int) -> None:
-        self.lengths, self.table, self.page = lengths, table, page
+    def __init__(self, lengths: Tensor, table: Tensor, page: int, cos: Tensor, sin: Tensor) -> None:
+        self.lengths, self.table, self.page, self.cos, self.sin = lengths, table, page, cos, sin
 
     def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, features: Features | None = None
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, norms: Sequence[Any] = ()
     ) -> Tensor:
-        """query [1,Hq,n,D], key and value [1,Hkv,n,D] -> [n,Hq,D]. A window must be as long as the longest row."""
-        assert features is None or (features.softcap, features.sinks) == (None, None)
-        (_, heads, rows, width), key_heads = query.shape, key.shape[1]
+        """query [n,Hq D], key and value [n,Hkv D], not rotated -> [n,Hq D]. norms: of query and key heads, or none."""
+        (rows, width), head_dim = query.shape, self.cos.shape[-1]
+        heads, key_heads = width // head_dim, key.shape[1] // head_dim
         group = heads // key_heads
-        shape = {"D": width, "WIDTH": triton.next_power_of_2(width)}
+        shape = {"D": head_dim, "WIDTH": triton.next_power_of_2(head_dim)}
         stored = {**shape, "PAGE": self.page, "SIZE": key.element_size()}
-        strides = [tensor.stride(dim) for tensor in (key, value) for dim in (2, 1)]
-        given = (self.lengths, self.table)
-        _write[rows, key_heads](key, value, *given, layer, *strides, self.table.stride(0), **stored)
+        placed = query.new_empty(rows, width)
+        _place[rows, heads + key_heads](
+            query,
+            key,
+            value,
+            self.cos,
+            self.sin,
+            *((norm.weight for norm in norms) if norms else (query, key)),
+            norms[0].variance_epsilon if norms else 0.0,
+            placed,
+            self.lengths,
+            self.table,
+            layer,
+            query.stride(0),
+            key.stride(0),
+            value.stride(0),
+            self.table.stride(0),
+            HEADS=heads,
+            KEY_HEADS=key_heads,
+            NORMED=bool(norms),
+            **stored,
+        )
         splits = max(1, min(MOST_SPLITS, triton.next_power_of_2(PROGRAMS // (rows * key_heads))))
-        parts = query.new_empty(rows, heads, splits, width, dtype=torch.float32)
+        parts = query.new_empty(rows, heads, splits, head_dim, dtype=torch.float32)
         logs = query.new_empty(rows, heads, splits, dtype=torch.float32)
         _attend[rows, key_heads, splits](
-            query,
-            *given,
+            placed,
+            self.lengths,
+            self.table,
             parts,
             logs,
             layer,
             scaling * LOG2_E,
-            query.stride(2),
-            query.stride(1),
             self.table.stride(0),
             GROUP=group,
             MEMBERS=max(16, triton.next_power_of_2(group)),  # a matrix product has at least 16 rows
             SPLITS=splits,
             **stored,
         )
-        out = query.new_empty(rows, heads, width)
+        out = torch.empty_like(placed)
         _combine[(rows * heads,)](parts, logs, out, SPLITS=splits, **shape)
         return out
