@@ -22,14 +22,22 @@ VOCABULARY = 61
 EOS = (0, 1)
 
 
-def causal_lm(kind: str = "llama", *, heads: int = 4, key_heads: int = 2, head_dim: int = 16, seed: int = 0) -> Any:
+def causal_lm(
+    kind: str = "llama",
+    *,
+    heads: int = 4,
+    key_heads: int = 2,
+    head_dim: int = 16,
+    vocabulary: int = VOCABULARY,
+    seed: int = 0,
+) -> Any:
     """A tiny model, also its biases and norms with random weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
     config = AutoConfig.for_model(
         kind,
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,

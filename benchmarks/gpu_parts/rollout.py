@@ -43,7 +43,7 @@ def measure(setup: Setup, report: Report) -> None:
     engine.receive(Weights(0, state))
     for prompt in prompts:
         if not setup.small:
-            generated(engine, rows, prompt, 2, seed=0)  # warms up
+            generated(engine, rows, prompt, new, seed=0)  # warms up, and captures the graphs of all numbers of rows
         first, _ = generated(engine, rows, prompt, 1, seed=1)
         seconds, tokens = generated(engine, rows, prompt, new, seed=2)
         name = f"{rows} responses of {new} tokens to prompts of {prompt:,}"

@@ -15,7 +15,7 @@ Not covered: windows shorter than a sequence, capped scores, sinks, and rotary f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -78,6 +78,19 @@ class CudaDecoding:
         self._graphs: dict[object, tuple[torch.cuda.CUDAGraph, Tensor] | None] = {}
         self._pool = torch.cuda.graph_pool_handle() if self._cuda else None
 
+    def join(self) -> None:
+        """Places the weights of layers with the same input side by side, so that one product computes all of them.
+
+        The weights must not be references to the trainer's.
+        """
+        for joined in self.decoder.linears:
+            for kind in ("weight", "bias"):
+                parts = [getattr(layer, kind) for layer in joined.layers]
+                if len(parts) > 1 and parts[0] is not None:
+                    whole = torch.cat([part.data for part in parts])
+                    for part, place in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+                        part.data = place
+
     def begin(self, cache: KVCache, sampling: SamplingParams, longest: int) -> None:
         """Prepares for sequences of at most `longest` tokens in `cache`, which is empty."""
         self.cache, self.sampling = cache, sampling
@@ -89,6 +102,7 @@ class CudaDecoding:
         if weights != self._weights:
             self.drop()
             self._weights = weights
+            self._products = {linear: _product(linear) for linear in self.decoder.linears}
         if longest >= self._pages * cache.page:
             self.drop()
             self._allocate(1 << (longest // cache.page).bit_length())
@@ -191,12 +205,32 @@ class CudaDecoding:
         cos, sin = (part[0] for part in backbone.rotary_emb(states, (lengths - 1).clamp(min=0)[None]))
         attention = PagedAttention(lengths, table, self.cache.page, cos, sin)
         for layer in self.decoder.layers:
-            heads = _products(layer.qkv, add_and_norm(states, more, layer.norm))
+            heads = self._products[layer.qkv](add_and_norm(states, more, layer.norm))
             seen = attention(layer.number, *heads, layer.scaling, layer.head_norms)
             normed = add_and_norm(states, layer.output(seen), layer.mlp_norm)
-            more = layer.down(gated(*_products(layer.gate_up, normed)))
+            more = layer.down(gated(*self._products[layer.gate_up](normed)))
         return add_and_norm(states, more, backbone.norm)
 
 
-def _products(joined: JoinedLinear, states: Tensor) -> list[Tensor]:
-    return [F.linear(states, layer.weight, layer.bias) for layer in joined.layers]
+def _product(joined: JoinedLinear) -> Callable[[Tensor], Sequence[Tensor]]:
+    """Returns the products of `joined` as a function that returns their results [n,outputs], one of them per layer."""
+    layers = joined.layers
+    weight, bias = (_side_by_side([getattr(layer, kind) for layer in layers]) for kind in ("weight", "bias"))
+    if weight is None or (bias is None) != (layers[0].bias is None):
+        return lambda states: [F.linear(states, layer.weight, layer.bias) for layer in layers]
+    sizes = [layer.out_features for layer in layers]
+    return lambda states: F.linear(states, weight, bias).split(sizes, dim=1)
+
+
+def _side_by_side(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Returns tensors that follow each other in memory as one tensor; None if they do not."""
+    first, end, rows = parts[0], 0, 0
+    if first is None:
+        return None
+    for part in parts:
+        assert part is not None
+        same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr() and part.is_contiguous()
+        if not same or part.storage_offset() != first.storage_offset() + end:
+            return None
+        end, rows = end + part.numel(), rows + len(part)
+    return first.detach().as_strided((rows, *first.shape[1:]), first.stride())

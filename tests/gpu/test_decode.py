@@ -66,6 +66,15 @@ def test_shapes_of_heads(heads: int, key_heads: int, head_dim: int) -> None:
     check_equal(answers(fast, requests, LONG), answers(plain, requests, LONG))
 
 
+def test_filters_of_a_large_vocabulary() -> None:
+    """Libraries sort long rows with other kernels."""
+    network, filtered = causal_lm(vocabulary=100_000).to(DEVICE), SamplingParams(70, top_p=0.9, top_k=2000)
+    fast, plain = (engine_for(network, DEVICE, fast=on) for on in (True, False))
+    requests = prompts(LENGTHS)
+    check_equal(answers(fast, requests, filtered), answers(plain, requests, filtered))
+    assert graphs(fast) > 0
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_smaller_types_stay_close(dtype: torch.dtype) -> None:
     network = causal_lm(heads=14, key_heads=2, head_dim=64).to(DEVICE, dtype)
@@ -110,7 +119,7 @@ def test_arrivals_and_an_abort() -> None:
 
 
 def test_offloaded_weights_take_their_graphs_along() -> None:
-    network = causal_lm()  # on the CPU, so the engine has copies
+    network = causal_lm("qwen2")  # on the CPU, so the engine has copies, and joins matrices with the same input
     fast, requests = engine_for(network, DEVICE, fast=True), prompts(LENGTHS)
     first = answers(fast, requests, LONG)
     fast.offload()

@@ -138,6 +138,9 @@ class TorchRolloutEngine:
                 state = self._own(weights.empty(self.device))
             self.model.load_state_dict(state, assign=True)
             self.model.to(self.device)  # buffers, which are not among the weights
+            given = weights.state if isinstance(weights, Weights) else {}
+            if self._decoding is not None and all(state[name] is not given[name] for name in given):
+                self._decoding.join()
         own = self.model.state_dict(keep_vars=True)
         if not isinstance(weights, Weights):
             from rl_platform.runtime.weights.group import WeightReceiver

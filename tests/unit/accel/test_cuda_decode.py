@@ -89,18 +89,24 @@ def test_attention(
 
 
 @interpreted
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize(("kind", "joined"), [("llama", False), ("qwen2", True), ("qwen3", True)])
 @pytest.mark.parametrize("sampling", [SamplingParams(20), SamplingParams(20, temperature=0.0)], ids=["drawn", "greedy"])
-def test_generation(kind: str, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows come, go and move, and pages too, as in the plain step."""
+def test_generation(kind: str, joined: bool, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows come, go and move, and pages too, as in the plain step. joined: one product has several matrices."""
     from rl_platform.accel import cuda_decode, cuda_decode_kernels
 
     monkeypatch.setattr(kv_cache, "PAGE", 16)
     monkeypatch.setattr(cuda_decode_kernels, "PROGRAMS", 4)
     network = causal_lm(kind, key_heads=1)
+    if joined:
+        network.double()  # so the engine copies the weights
     fast, plain = (engine_for(network, CPU, fast=False, max_running=3) for _ in range(2))
     assert cuda_decode.decodes(fast._decoder)
     fast._decoding = cuda_decode.CudaDecoding(fast._decoder, 3, CPU)
+    if joined:
+        fast._decoding.join()
+    weights = [layer.weight for layer in fast._decoder.layers[0].qkv.layers]
+    assert (cuda_decode._side_by_side(weights) is not None) == joined
     requests = prompts((3, 17, 1, 15, 30), shared=40)
     assert check_equal(answers(fast, requests, sampling), answers(plain, requests, sampling)) > 20
 
