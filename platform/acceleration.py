@@ -117,15 +117,17 @@ def decode_attention() -> tuple[Any, Any] | None:
     return PageTable, CompiledDecodeAttention
 
 
-def decoding_step(decoder: object, most_rows: int, device: torch.device) -> CudaDecoding | None:
+def decoding_step(decoder: object, most_rows: int, device: torch.device, dtype: torch.dtype) -> CudaDecoding | None:
     """Returns decoding steps of at most `most_rows` sequences as CUDA graphs: Llama and its kin, with Triton."""
     import torch
 
     if device.type != "cuda" or torch.version.cuda is None or not enabled() or find_spec("triton") is None:
         return None
+    if torch.cuda.get_device_capability(device) < (8, 0):  # bfloat16 and asynchronous copies
+        return None
     from rl_platform.accel.cuda_decode import CudaDecoding, decodes  # imports Triton
 
-    return CudaDecoding(decoder, most_rows, device) if decodes(decoder) else None
+    return CudaDecoding(decoder, most_rows, device) if decodes(decoder, dtype) else None
 
 
 def row_operations(device: torch.device, dtype: torch.dtype) -> CompiledRows | None:

@@ -31,7 +31,7 @@ from rl_platform.engines.rollout.paged_attention import RunningRow
 from rl_platform.engines.rollout.sampling import sample
 from rl_platform.records import SamplingParams
 
-WIDEST = 256  # of a head
+WIDEST = 512  # bytes of a head: three pages of keys and values fit into 100 KB of shared memory
 BY_LENGTH = ("dynamic", "longrope")  # rotary embeddings that read the largest position on the host
 
 
@@ -42,12 +42,12 @@ class DecodedRow(RunningRow, Protocol):
     random: Tensor
 
 
-def decodes(decoder: object) -> bool:
-    """Returns whether `CudaDecoding` covers a decoder."""
+def decodes(decoder: object, dtype: torch.dtype) -> bool:
+    """Returns whether `CudaDecoding` covers a decoder with weights of this type."""
     if not isinstance(decoder, FusedDecoder) or not isinstance(decoder.head, JoinedLinear):
         return False
     widths = {layer.head_dim for layer in decoder.layers}
-    fits = all(width <= WIDEST and width % 8 == 0 for width in widths)
+    fits = all(width * dtype.itemsize <= WIDEST and width % 8 == 0 for width in widths)
     return fits and getattr(decoder.backbone.rotary_emb, "rope_type", "default") not in BY_LENGTH
 
 

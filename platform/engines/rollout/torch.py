@@ -79,7 +79,7 @@ class TorchRolloutEngine:
         self._turn = threading.Lock()  # held by a waiting update, else decoding would take `_lock` again at once
         self._again = self._aborted = False
         self._decoder = decoder_for(self.model, device, dtype)
-        self._decoding = acceleration.decoding_step(self._decoder, max_running, device)
+        self._decoding = acceleration.decoding_step(self._decoder, max_running, device, dtype)
         self._recorder: RecordedRouters | None = None
         if records_routes:
             with required("rl_platform.models.experts", "actor.router_replay"):

@@ -101,7 +101,7 @@ def test_generation(kind: str, joined: bool, sampling: SamplingParams, monkeypat
     if joined:
         network.double()  # so the engine copies the weights
     fast, plain = (engine_for(network, CPU, fast=False, max_running=3) for _ in range(2))
-    assert cuda_decode.decodes(fast._decoder)
+    assert cuda_decode.decodes(fast._decoder, torch.float32)
     fast._decoding = cuda_decode.CudaDecoding(fast._decoder, 3, CPU)
     if joined:
         fast._decoding.join()
@@ -113,7 +113,7 @@ def test_generation(kind: str, joined: bool, sampling: SamplingParams, monkeypat
 
 def test_only_gpus_have_it() -> None:
     decoder: Any = engine_for(causal_lm(), CPU, fast=False)._decoder
-    assert acceleration.decoding_step(decoder, 4, CPU) is None
+    assert acceleration.decoding_step(decoder, 4, CPU, torch.float32) is None
 
 
 @compiled
