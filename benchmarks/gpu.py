@@ -26,6 +26,8 @@ import time
 from collections.abc import Sequence
 from datetime import date
 from difflib import get_close_matches
+from importlib import import_module
+from multiprocessing import set_forkserver_preload
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +145,7 @@ def main(words: Sequence[str] | None = None) -> int:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch reads it
     try:
         from gpu_parts.page import counts, page_of
-        from gpu_parts.process import preload, run_part
+        from gpu_parts.process import PRELOADED, run_part
         from gpu_parts.table import PARTS
     except ModuleNotFoundError as error:
         print(f"gpu.py: {error}: docs/gpu.md says what to install", file=sys.stderr)
@@ -161,7 +163,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
 
     if options.small:
-        preload()
+        import_module(*PRELOADED)
+    set_forkserver_preload(PRELOADED)
 
     def write() -> None:
         content = {"small": options.small, "machine": found, "parts": results}

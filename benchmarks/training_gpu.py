@@ -1,8 +1,8 @@
 """Tokens per second and model FLOPs utilisation (MFU) of an optimizer step on one GPU, next to a plain FSDP loop.
 
 The model has the shape of Qwen2.5-1.5B and random weights, so nothing is downloaded. It computes in bfloat16 over
-float32 master weights, with recomputation of the layers. A step is: log-probabilities of the responses, the clipped
-policy loss, backward, gradient clipping and AdamW. Three cases:
+float32 master weights; a GPU of less than 75 GiB recomputes the layers. A step is: log-probabilities of the responses,
+the clipped policy loss, backward, gradient clipping and AdamW. Three cases:
 
 * equal: rows of one length, so nothing can be saved.
 * chat: the same rows with a common beginning, like a chat template's. Ours computes it once for a micro-batch.
@@ -14,7 +14,7 @@ counts once in a micro-batch; recomputation does not count. Contestants run one 
 its own, because two of them do not fit one GPU. If one fails (out of memory, say), its reason is printed and the
 others are measured; the file is written after each. Not covered: several GPUs, generation.
 
-    python benchmarks/training_gpu.py [--rows 32] [--length 2048] [--micro-tokens 8192] [--rounds 5] [--json FILE]
+    python benchmarks/training_gpu.py [--rows 32] [--length 2048] [--micro-tokens 16384] [--rounds 5] [--json FILE]
     python benchmarks/training_gpu.py --dry-run     # a tiny shape, on a CPU: whether it runs
 """
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 PLAIN = "plain FSDP"
 CASES = ("equal", "chat", "mixed")
+ROOMY = 75 * 2**30  # bytes
 BEGINNING = 16  # the share of a row that is common in the case chat: 1 / BEGINNING
 NO_GPU = "training_gpu.py: torch sees no GPU on this machine. --dry-run tries the script out on the CPU."
 
@@ -66,12 +67,21 @@ def device_of(settings: argparse.Namespace) -> torch.device:
     return torch.device("cpu") if settings.dry_run else torch.device("cuda", 0)
 
 
+def recomputes(settings: argparse.Namespace) -> bool:
+    """Whether the backward pass computes the layers again, because the GPU does not hold their activations."""
+    import torch
+
+    return settings.dry_run or torch.cuda.get_device_properties(0).total_memory < ROOMY
+
+
 def engine_of(settings: argparse.Namespace, backend: str, device: torch.device | None = None) -> TrainingEngine:
     """device None: the GPU, or the CPU in a dry run."""
     import torch
 
     shape, device = gpu_shape(settings.dry_run), device or device_of(settings)
-    return training_engine(backend, shape, dtype=torch.bfloat16, device=device, recompute=True, drawn_on=device)
+    return training_engine(
+        backend, shape, dtype=torch.bfloat16, device=device, recompute=recomputes(settings), drawn_on=device
+    )
 
 
 def step_of(engine: TrainingEngine, settings: argparse.Namespace, case: str) -> Callable[[], float]:
@@ -96,7 +106,10 @@ def plain(settings: argparse.Namespace, case: str) -> Callable[[], float]:
     import torch
 
     device = device_of(settings)
-    model = _sharded(network(gpu_shape(settings.dry_run), device), device)
+    model = network(gpu_shape(settings.dry_run), device)
+    if recomputes(settings):
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model = _sharded(model, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
     rows = shuffled(settings, case).to(device)
     actions = rows.action_mask.sum()
@@ -137,7 +150,6 @@ def _sharded(model: Any, device: torch.device) -> Any:
     if not dist.is_initialized():
         backend = "gloo" if device.type == "cpu" else "nccl"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     mesh = init_device_mesh(device.type, (1,))
@@ -239,7 +251,7 @@ def main() -> None:
     parser = new_parser(__doc__, rounds=5)
     parser.add_argument("--rows", type=int, default=32, help="sequences of the mini-batch")
     parser.add_argument("--length", type=int, default=2048, help="tokens of the longest, prompt included")
-    parser.add_argument("--micro-tokens", type=int, default=8192, help="tokens of a forward and backward")
+    parser.add_argument("--micro-tokens", type=int, default=16_384, help="tokens of a forward and backward")
     parser.add_argument("--dry-run", action="store_true", help="a tiny model on the CPU; its numbers mean nothing")
     settings = parser.parse_args()
     settings.dry_run |= settings.quick

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rl_platform.accel.compiled_policy import CompiledPolicy
     from rl_platform.accel.compiled_training import CompiledEngine
     from rl_platform.accel.cuda_decode import CudaDecoding
+    from rl_platform.accel.cuda_prefill import CudaRows
     from rl_platform.accel.packed_linear import PackedLinear
     from rl_platform.accel.row_kernels import CompiledRows
     from rl_platform.records import SamplingParams
@@ -90,6 +91,20 @@ def recompute_elementwise(model: nn.Module, device: torch.device, dtype: torch.d
     recompute(backbone, config.model_type)
 
 
+def fuse_layers(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Lets the decoder layers of a large language model in half precision on a GPU launch few kernels."""
+    import torch
+
+    language = getattr(model, "model", None)
+    backbone, config = getattr(language, "backbone", None), getattr(language, "config", None)
+    if not enabled() or device.type == "cpu" or dtype == torch.float32 or backbone is None or config is None:
+        return
+    from rl_platform.accel.fused_layers import covers, fuse_layers
+
+    if covers(config, device):
+        fuse_layers(backbone, dtype)
+
+
 def fastest_alone(engine: object, rows: int) -> bool:
     """Whether one thread steps through mini-batches of `rows` faster than several: of the compiled engine only."""
     if not enabled():
@@ -119,9 +134,7 @@ def decode_attention() -> tuple[Any, Any] | None:
 
 def decoding_step(decoder: object, most_rows: int, device: torch.device, dtype: torch.dtype) -> CudaDecoding | None:
     """Returns decoding steps of at most `most_rows` sequences as CUDA graphs: Llama and its kin, with Triton."""
-    import torch
-
-    if device.type != "cuda" or torch.version.cuda is None or not enabled() or find_spec("triton") is None:
+    if not _has_triton(device):
         return None
     if torch.cuda.get_device_capability(device) < (8, 0):  # bfloat16 and asynchronous copies
         return None
@@ -130,8 +143,12 @@ def decoding_step(decoder: object, most_rows: int, device: torch.device, dtype: 
     return CudaDecoding(decoder, most_rows, device) if decodes(decoder, dtype) else None
 
 
-def row_operations(device: torch.device, dtype: torch.dtype) -> CompiledRows | None:
-    """Returns `RowOperations` of engines/rollout/decoder.py as compiled loops: bfloat16, on a CPU."""
+def row_operations(device: torch.device, dtype: torch.dtype) -> CompiledRows | CudaRows | None:
+    """Returns `RowOperations` of engines/rollout/decoder.py as compiled loops: bfloat16 on a CPU, or with Triton."""
+    if _has_triton(device):
+        from rl_platform.accel.cuda_prefill import CudaRows
+
+        return CudaRows()
     if not (enabled() and _has_team() and _is_bfloat16_on_a_cpu(device, dtype)):
         return None
     from rl_platform.accel.row_kernels import CompiledRows
@@ -158,6 +175,13 @@ def sampling_function(
     from rl_platform.accel.sampling_kernel import compiled_sample
 
     return compiled_sample
+
+
+def _has_triton(device: torch.device) -> bool:
+    """Whether Triton's kernels run on `device`; not so on the pretended one of the tests."""
+    import torch
+
+    return device.type == "cuda" and torch.version.cuda is not None and enabled() and find_spec("triton") is not None
 
 
 def _has_team() -> bool:

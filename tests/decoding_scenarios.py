@@ -38,7 +38,7 @@ def causal_lm(
     config = AutoConfig.for_model(
         kind,
         vocab_size=vocabulary,
-        hidden_size=32,
+        hidden_size=8 * heads,
         intermediate_size=48,
         num_hidden_layers=2,
         num_attention_heads=heads,

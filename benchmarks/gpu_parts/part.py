@@ -67,8 +67,8 @@ class Setup:
 
     @property
     def start(self) -> str:
-        """The start method of further processes: a process that uses CUDA must not fork."""
-        return "fork" if self.small else "spawn"
+        """The start method of further processes: a process that uses CUDA must not fork, so a server does."""
+        return "fork" if self.small else "forkserver"
 
     def seconds(self, call: Callable[[], object], rounds: int = 5, warm_up: int = 2) -> float:
         """Returns the median seconds of a call, including the kernels and copies that it launches on the device."""

@@ -8,18 +8,21 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from statistics import median
+from typing import Any
 
 import torch
 from _language import gpu_shape, network
 
 from gpu_parts.part import Report, Setup, at_most, fast
+from gpu_parts.weights import size_of
 from rl_platform.engines.rollout.base import Completion, Request, RolloutEngine
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
+from rl_platform.models.attention import cached_heads
 from rl_platform.models.language import LanguageModel
 from rl_platform.records import SamplingParams, Weights
 
-RUNNING, NEW = 64, 128
-PROMPTS = (128, 1024, 8064)
+NEW = 128
+CASES = ((64, 128), (64, 1024), (256, 512), (64, 8064))  # responses, tokens of a prompt
 
 
 def generated(engine: RolloutEngine, rows: int, prompt: int, new: int, seed: int) -> tuple[float, int]:
@@ -35,21 +38,39 @@ def generated(engine: RolloutEngine, rows: int, prompt: int, new: int, seed: int
 def measure(setup: Setup, report: Report) -> None:
     """Reports tokens per second and milliseconds of a decoding step."""
     # a decoding step: (seconds of N tokens - seconds of 1 token) / (N - 1)
-    rows, new, prompts = (4, 8, (16,)) if setup.small else (RUNNING, NEW, PROMPTS)
+    new, cases = (8, ((4, 16),)) if setup.small else (NEW, CASES)
     dtype = torch.float32 if setup.small else torch.bfloat16
     plain = network(gpu_shape(setup.small), setup.device)
     state = {name: tensor.to(setup.device, dtype) for name, tensor in LanguageModel(plain).state_dict().items()}
-    engine = TorchRolloutEngine(plain.config, (), rows, setup.device, dtype)
+    weights, bandwidth = size_of(state), bytes_per_second(setup)
+    report("memory bandwidth of a copy, reads and writes", bandwidth / 1e12, "TB/s")
+    engine = TorchRolloutEngine(plain.config, (), max(rows for rows, _ in cases), setup.device, dtype)
     engine.receive(Weights(0, state))
-    for prompt in prompts:
+    for rows, prompt in cases:
         if not setup.small:
             generated(engine, rows, prompt, new, seed=0)  # warms up, and captures the graphs of all numbers of rows
         first, _ = generated(engine, rows, prompt, 1, seed=1)
         seconds, tokens = generated(engine, rows, prompt, new, seed=2)
+        step = (seconds - first) / (new - 1)
+        read = weights + rows * (prompt + new / 2) * token_bytes(plain.config, dtype)
         name = f"{rows} responses of {new} tokens to prompts of {prompt:,}"
         report.rate(name, tokens, seconds, "tokens/s")
-        report(f"{name}: a decoding step", 1e3 * (seconds - first) / (new - 1), "ms")
+        report.rate(f"{name}: the prompts", rows * prompt, first, "tokens/s")
+        report(f"{name}: a decoding step", 1e3 * step, "ms")
+        report(f"{name}: share of the speed at which weights, keys and values are read", read / bandwidth / step)
         report(f"{name}: missing tokens", rows * new - tokens, "", at_most(0))
+
+
+def bytes_per_second(setup: Setup) -> float:
+    source = torch.empty(2**20 if setup.small else 2**32, dtype=torch.uint8, device=setup.device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / setup.seconds(lambda: target.copy_(source))
+
+
+def token_bytes(config: Any, dtype: torch.dtype) -> int:
+    """Returns the bytes of the keys and values of a token."""
+    heads, width = cached_heads(config)
+    return int(2 * config.num_hidden_layers * heads * width * dtype.itemsize)
 
 
 def sglang(setup: Setup, report: Report) -> None:

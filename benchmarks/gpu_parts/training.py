@@ -14,7 +14,7 @@ MFU = fast(0.45)
 
 
 def measure(setup: Setup, report: Report, backend: str) -> None:
-    settings = argparse.Namespace(dry_run=setup.small, rows=32, length=2048, micro_tokens=8192)
+    settings = argparse.Namespace(dry_run=setup.small, rows=32, length=2048, micro_tokens=16_384)
     if setup.small:
         settings.rows, settings.length, settings.micro_tokens = 4, 32, 64
     engine, peak = engine_of(settings, backend, setup.device), None if setup.small else peak_flops()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Callable
 from multiprocessing import get_context
@@ -12,6 +13,7 @@ import torch
 from _language import batch, gpu_shape, network, training_engine
 
 from gpu_parts.part import Report, Setup, at_most, fast
+from rl_platform.engines.rollout.sglang.shared_weights import DEVICE
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.models.language import LanguageModel
@@ -51,6 +53,19 @@ def sync(setup: Setup, report: Report) -> None:
             report("tensors copied, though type and device are the same", copied, "", at_most(0))
 
 
+class _Handles(pickle.Unpickler):
+    """Reads handles as SGLang's patched torch does: a GPU has its UUID in place of its number."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if name != "rebuild_cuda_tensor":
+            return found
+        numbers = {
+            str(torch.cuda.get_device_properties(index).uuid): index for index in range(torch.cuda.device_count())
+        }
+        return lambda *sent: found(*sent[:DEVICE], numbers[sent[DEVICE]], *sent[DEVICE + 1 :])
+
+
 def read_weights(connection: Connection) -> None:
     """Runs in the other process: copies the tensors behind received handles, and sends back their sum."""
     from rl_platform.engines.rollout.sglang.shared_weights import load
@@ -69,7 +84,7 @@ def read_weights(connection: Connection) -> None:
 
     model = Model()
     while (handles := connection.recv()) is not None:
-        load(model, pickle.loads(handles))
+        load(model, _Handles(io.BytesIO(handles)).load())
         connection.send(float(sum(tensor.double().sum() for tensor in model.own.values())))
 
 

@@ -3,7 +3,7 @@
 A step has few tokens and some thirty kernels per layer, whose launches from Python take longer than the kernels. A
 graph has all of them: embedding, layers, logits and sampling. The host writes tokens, lengths, uniform numbers and the
 addresses of pages into one pinned buffer, copies it, and replays a graph; the kernels of `cuda_decode_kernels` read the
-pages in place. Prompts enter by the plain forward pass.
+pages in place. Prompts enter by a forward pass of their own, in half precision with the attention of `cuda_prefill`.
 
 There is a graph for each padded number of rows and kind of sampling. The first step of a kind runs without a graph,
 because libraries allocate and kernels compile then; the second one is captured. Graphs contain the addresses of the
@@ -25,10 +25,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rl_platform.accel.cuda_decode_kernels import PagedAttention, add_and_norm, gated
+from rl_platform.accel.cuda_prefill import PREFILL_TOKENS, PagedPrefill, place_of
 from rl_platform.engines.rollout.decoder import FusedDecoder, JoinedLinear
-from rl_platform.engines.rollout.kv_cache import KVCache, Page
-from rl_platform.engines.rollout.paged_attention import RunningRow
+from rl_platform.engines.rollout.kv_cache import KVCache
+from rl_platform.engines.rollout.paged_attention import PrefillAttention, PrefillChunk, RunningRow
+from rl_platform.engines.rollout.prefill import PREFILL_TOKENS as PLAIN_TOKENS
 from rl_platform.engines.rollout.sampling import sample
+from rl_platform.models.varlen import HALF, has_kernel
 from rl_platform.records import SamplingParams
 
 WIDEST = 512  # bytes of a head: three pages of keys and values fit into 100 KB of shared memory
@@ -95,6 +98,10 @@ class CudaDecoding:
         """Prepares for sequences of at most `longest` tokens in `cache`, which is empty."""
         self.cache, self.sampling = cache, sampling
         self._page_bytes = cache.tails[0, 0, 0].nbytes
+        flash = self._cuda and cache.tails.dtype in HALF and has_kernel(self.device, cache.tails.shape[-1])
+        self.prompt_attention: Callable[[Sequence[PrefillChunk]], PrefillAttention | PagedPrefill]
+        self.prompt_attention = PagedPrefill if flash else PrefillAttention
+        self.prompt_tokens = PREFILL_TOKENS if flash else PLAIN_TOKENS  # of one forward pass
         self._written: list[tuple[DecodedRow, int]] = []
         self._moves = 0
         modules = (self.decoder.backbone, *self.decoder.head.layers)  # type: ignore[union-attr]
@@ -157,15 +164,9 @@ class CudaDecoding:
         else:
             self._written.append((row, count))
         if known < count:
-            self._table[known:count, slot] = [self._place(page) for page in row.pages[known:]]
+            self._table[known:count, slot] = [place_of(page) for page in row.pages[known:]]
         size, tails = self._page_bytes, self.cache.tails
         self._table[count, slot] = tails.data_ptr() + slot * size, 2 * tails.shape[2] * size
-
-    def _place(self, page: Page) -> tuple[int, int]:
-        """The address of a page in the first layer, and the bytes from layer to layer."""
-        segment, place = divmod(page.place, page.pool.segment_pages)
-        size = self._page_bytes
-        return page.pool.segments[segment].data_ptr() + place * size, 2 * page.pool.segment_pages * size
 
     def _run(self, size: int) -> Tensor:
         if self._stream is None:

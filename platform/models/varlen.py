@@ -44,49 +44,68 @@ class VarlenAttention:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None = None) -> Tensor:
         """Returns [N,Hq,D] of query [1,Hq,N,D], key and value [1,Hkv,N,D], all of one half precision."""
-        from torch.nn.attention import varlen
-
         queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         if self.key_index is not None:
             keys, values = (tensor.index_select(0, self.key_index) for tensor in (keys, values))
-        grouped = {"enable_gqa": True}
-        if "enable_gqa" not in kernel_parameters():
-            grouped, repeat = {}, queries.shape[1] // keys.shape[1]
-            keys, values = (tensor.repeat_interleave(repeat, dim=1) for tensor in (keys, values))
-        out: Tensor = varlen.varlen_attn(
-            queries.contiguous(),
-            keys.contiguous(),
-            values.contiguous(),
-            self.query_ends,
-            self.key_ends,
-            self.longest_queries,
-            self.longest_keys,
-            scale=scaling,
-            window_size=(-1 if window is None else window - 1, 0),
-            **grouped,
-        )
-        return out
+        ends = (self.query_ends, self.longest_queries), (self.key_ends, self.longest_keys)
+        return flash_attention(queries, keys, values, *ends, scaling, window)
+
+
+def flash_attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    query_ends: tuple[Tensor, int],
+    key_ends: tuple[Tensor, int],
+    scaling: float,
+    window: int | None = None,
+) -> Tensor:
+    """queries [N,Hq,D], keys and values [M,Hkv,D] of several sequences, in half precision -> [N,Hq,D].
+
+    query_ends, key_ends: cumulative lengths [sequences + 1] int32 on the device, and the greatest length. The last
+    query of a sequence attends to all its keys.
+    """
+    from torch.nn.attention import varlen
+
+    grouped = {"enable_gqa": True}
+    if "enable_gqa" not in kernel_parameters():
+        grouped, repeat = {}, queries.shape[1] // keys.shape[1]
+        keys, values = (tensor.repeat_interleave(repeat, dim=1) for tensor in (keys, values))
+    out: Tensor = varlen.varlen_attn(
+        queries.contiguous(),
+        keys.contiguous(),
+        values.contiguous(),
+        query_ends[0],
+        key_ends[0],
+        query_ends[1],
+        key_ends[1],
+        scale=scaling,
+        window_size=(-1 if window is None else window - 1, 0),
+        **grouped,
+    )
+    return out
 
 
 def half_precision(
     query: Tensor, key: Tensor, value: Tensor, features: Features | None
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Returns the tensors in the precision of the kernel; None if the kernel does not support them."""
-    if not (query.is_cuda and torch.backends.cuda.is_flash_attention_available() and kernel_parameters() >= REQUIRED):
+    if not query.is_cuda:
         return None
     kind = query.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
     features = features or PLAIN
     if dtype not in HALF or features.softcap is not None or features.sinks is not None:
         return None
-    width = query.shape[-1]
-    if value.shape[-1] != width or width > WIDEST_HEAD or width % 8 or not _has_kernel(query.device):
+    if value.shape[-1] != query.shape[-1] or not has_kernel(query.device, query.shape[-1]):
         return None
     return query.to(dtype), key.to(dtype), value.to(dtype)
 
 
-def _has_kernel(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+def has_kernel(device: torch.device, width: int) -> bool:
+    """Returns whether a GPU has the kernel for heads of this width."""
+    available = torch.backends.cuda.is_flash_attention_available() and kernel_parameters() >= REQUIRED
+    return available and width <= WIDEST_HEAD and width % 8 == 0 and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @cache

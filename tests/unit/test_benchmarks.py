@@ -199,7 +199,6 @@ def test_only_failed_parts_and_those_without_time_run_again(
         return {"state": states.get(part.name, "passed"), "seconds": 1.0, "figures": []}
 
     monkeypatch.setattr(process, "run_part", run_part)
-    monkeypatch.setattr(process, "preload", lambda: None)
     monkeypatch.setattr(gpu, "machine", lambda small: {"GPU": "pretended"})
     words = ["--output", str(tmp_path)]
     assert gpu.main([*words, "--minutes", "3"]) == 1

@@ -20,7 +20,7 @@ from rl_platform.engines.rollout.paged_attention import (
     StepAttention,
     decode_attention,
 )
-from rl_platform.engines.rollout.prefill import PartialPrompt, Prefill
+from rl_platform.engines.rollout.prefill import PREFILL_TOKENS, PartialPrompt, Prefill
 from rl_platform.engines.rollout.sampling import sampler, uniforms
 from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.models.packed import Attention
@@ -77,7 +77,9 @@ class ContinuousBatch:
         self._readers, self._decode_attention = decode_attention(cache, plain=plain)
         self._sample = sampler(cache.tails.device, cache.tails.dtype, sampling)
         self.readers: Any = None  # an instance of `_readers`; None if pages or running sequences have changed
-        self.prefill = Prefill[_Sequence](cache, [request.token_ids for request in requests])
+        self._prompt_attention = PrefillAttention if decoding is None else decoding.prompt_attention
+        tokens = PREFILL_TOKENS if decoding is None else decoding.prompt_tokens
+        self.prefill = Prefill[_Sequence](cache, [request.token_ids for request in requests], tokens)
 
     @property
     def over(self) -> bool:
@@ -170,7 +172,7 @@ class ContinuousBatch:
             self.readers = self._readers(self.cache, running)
         device = self.cache.tails.device
         attention: Attention = StepAttention(
-            PrefillAttention([chunk for _, chunk in planned]) if planned else None,
+            self._prompt_attention([chunk for _, chunk in planned]) if planned else None,
             self._decode_attention(self.cache, running, self.readers) if running else None,
         )
         if self.padded:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,9 @@ from rl_platform import acceleration
 from rl_platform.engines.rollout.kv_cache import KVCache, Page, Pool
 from rl_platform.models.attention import PLAIN, Features, attend, causal_mask
 from rl_platform.models.packed import Attention
+
+if TYPE_CHECKING:
+    from rl_platform.accel.cuda_prefill import PagedPrefill
 
 HIDDEN = -1e30  # a score without weight; finite, because pages without a visible token have a largest score too
 
@@ -217,7 +220,8 @@ class DecodeAttention:
             flat = [part.reshape(-1, part.shape[2] * part.shape[3], part.shape[4]) for part in together]
             _attend(flat[0], *layers[layer], mask, flat[1:], features.softcap)
             for part, result in zip(together[1:], flat[1:], strict=True):
-                part.copy_(result.view(part.shape))
+                if result.data_ptr() != part.data_ptr():  # else `flat` is a view, for example with one key head
+                    part.copy_(result.view(part.shape))
         if not self.readers.segments and features.sinks is None:
             return sums.div_(totals).flatten(1, 2)
         logs = (largest + totals.log())[self.readers.parts] + self.readers.absent
@@ -263,7 +267,7 @@ def decode_attention(cache: KVCache, *, plain: bool = True) -> tuple[Any, Any]:
 class StepAttention:
     """Attention of one forward pass: first the new tokens of prompts, then those of running sequences."""
 
-    def __init__(self, prompts: PrefillAttention | None, running: DecodeAttention | None) -> None:
+    def __init__(self, prompts: PrefillAttention | PagedPrefill | None, running: DecodeAttention | None) -> None:
         self.prompts, self.running = prompts, running
         self.count = 0 if prompts is None else sum(prompts.counts)
 

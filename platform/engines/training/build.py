@@ -47,6 +47,7 @@ def training_engine(
     else:
         if _plain(section):
             acceleration.recompute_elementwise(model, device, dtype)
+        acceleration.fuse_layers(model, device, dtype)
         engine = FSDPEngine(
             model,
             section.optim,

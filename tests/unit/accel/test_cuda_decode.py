@@ -18,6 +18,7 @@ from decoding_scenarios import answers, causal_lm, check_equal, engine_for, prom
 
 from rl_platform import acceleration
 from rl_platform.engines.rollout import kv_cache
+from rl_platform.engines.rollout.paged_attention import PrefillAttention, PrefillChunk
 from rl_platform.records import SamplingParams
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
@@ -86,6 +87,53 @@ def test_attention(
     assert found[-1].eq(0).all()
     torch.testing.assert_close(cache.tails, before, rtol=tolerance, atol=tolerance)
     assert cache.tails.eq(before).sum() >= before.numel() - 2 * (len(lengths) - 1) * heads * head_dim
+
+
+@interpreted
+def test_prompts_enter_as_by_the_plain_attention() -> None:
+    """In several passes, of which some continue a prompt, fill a page begun earlier, or follow a shared page."""
+    from rl_platform.accel.cuda_prefill import PagedPrefill
+
+    torch.manual_seed(0)
+    page, heads, width, layers = kv_cache.PAGE, 2, 24, 2
+    caches = [kv_cache.KVCache(layers, 4, heads, width, dtype=torch.float32, device=CPU) for _ in range(2)]
+    passes = [{"a": (0, 100), "b": (0, 30)}, {"a": (100, 260), "b": (30, 90), "c": (0, 64)}, {"a": (260, 270)}]
+    held: list[dict[str, tuple[list[kv_cache.Page], torch.Tensor]]] = [
+        {name: ([], torch.zeros(layers, 2, heads, page, width)) for name in "abc"} for _ in caches
+    ]
+    for chunks in passes:
+        count = sum(stop - start for start, stop in chunks.values())
+        planned = []
+        for cache, prompts_of in zip(caches, held, strict=True):
+            for name, (_, stop) in chunks.items():
+                pages = prompts_of[name][0]
+                pages += [cache.take(1) for _ in range(stop // page - len(pages))]
+            planned.append([PrefillChunk(*prompts_of[name], *span) for name, span in chunks.items()])
+        plain, fast = PrefillAttention(planned[0]), PagedPrefill(planned[1], _flash)
+        for layer in range(layers):
+            joined = torch.randn(count, heads * 3 + heads * 2, width)
+            parts = [part.transpose(0, 1)[None] for part in joined.split([3 * heads, heads, heads], dim=1)]
+            torch.testing.assert_close(fast(layer, *parts, 0.3), plain(layer, *parts, 0.3), rtol=1e-4, atol=1e-4)
+        for name, (_, stop) in chunks.items():
+            contents = [
+                torch.cat([*(part.data for part in pages), tail], dim=3)[:, :, :, :stop]
+                for pages, tail in (prompts_of[name] for prompts_of in held)
+            ]
+            assert torch.equal(*contents), "the same keys and values are stored"
+
+
+def _flash(queries: Any, keys: Any, values: Any, query_ends: Any, key_ends: Any, scaling: float) -> torch.Tensor:
+    """What `varlen.flash_attention` computes, sequence by sequence."""
+    assert query_ends[1] == query_ends[0].diff().max()
+    assert key_ends[1] == key_ends[0].diff().max()
+    out = []
+    for place in range(len(query_ends[0]) - 1):
+        query = queries[query_ends[0][place] : query_ends[0][place + 1]].transpose(0, 1)
+        own = slice(key_ends[0][place], key_ends[0][place + 1])
+        key, value = (part[own].transpose(0, 1).repeat_interleave(3, dim=0) for part in (keys, values))
+        mask = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool).tril(key.shape[1] - query.shape[1])
+        out.append(F.scaled_dot_product_attention(query, key, value, mask, scale=scaling).transpose(0, 1))
+    return torch.cat(out)
 
 
 @interpreted

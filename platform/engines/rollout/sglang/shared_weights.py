@@ -19,7 +19,7 @@ from torch.multiprocessing import reductions
 
 SPARE = 16 * 2**20  # bytes of shared memory that are left to others
 SHARED_MEMORY = Path("/dev/shm")
-_DEVICE = 6  # place of the device among what torch sends of a tensor on a GPU
+DEVICE = 6  # place of the device among what torch sends of a tensor on a GPU
 _sharing = threading.Lock()
 _mapped: dict[str, Tensor] = {}  # what this process was shown last
 
@@ -116,8 +116,8 @@ class _Handles(ForkingPickler):
         if not (isinstance(value, Tensor) and value.is_cuda):
             return NotImplemented
         rebuild, sent = reductions.reduce_tensor(value)
-        uuid = str(torch.cuda.get_device_properties(sent[_DEVICE]).uuid)
-        return rebuild, (*sent[:_DEVICE], uuid, *sent[_DEVICE + 1 :])
+        uuid = str(torch.cuda.get_device_properties(sent[DEVICE]).uuid)
+        return rebuild, (*sent[:DEVICE], uuid, *sent[DEVICE + 1 :])
 
 
 class _by_name:
