@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from rl_platform.accel.compiled_policy import CompiledPolicy
     from rl_platform.accel.compiled_training import CompiledEngine
     from rl_platform.accel.cuda_decode import CudaDecoding
-    from rl_platform.accel.cuda_prefill import CudaRows
     from rl_platform.accel.packed_linear import PackedLinear
     from rl_platform.accel.row_kernels import CompiledRows
     from rl_platform.records import SamplingParams
@@ -134,21 +133,24 @@ def decode_attention() -> tuple[Any, Any] | None:
 
 def decoding_step(decoder: object, most_rows: int, device: torch.device, dtype: torch.dtype) -> CudaDecoding | None:
     """Returns decoding steps of at most `most_rows` sequences as CUDA graphs: Llama and its kin, with Triton."""
+    import torch
+
     if not _has_triton(device):
         return None
     if torch.cuda.get_device_capability(device) < (8, 0):  # bfloat16 and asynchronous copies
         return None
-    from rl_platform.accel.cuda_decode import CudaDecoding, decodes  # imports Triton
+    from rl_platform.accel.cuda_decode import CudaDecoding, decodes, flashes  # imports Triton
 
-    return CudaDecoding(decoder, most_rows, device) if decodes(decoder, dtype) else None
+    if not decodes(decoder, dtype):
+        return None
+    from rl_platform.accel.cuda_check import agrees
+
+    flash = flashes(device, dtype, decoder.layers[0].head_dim)
+    return CudaDecoding(decoder, most_rows, device) if agrees(decoder, device, dtype, flash=flash) else None
 
 
-def row_operations(device: torch.device, dtype: torch.dtype) -> CompiledRows | CudaRows | None:
-    """Returns `RowOperations` of engines/rollout/decoder.py as compiled loops: bfloat16 on a CPU, or with Triton."""
-    if _has_triton(device):
-        from rl_platform.accel.cuda_prefill import CudaRows
-
-        return CudaRows()
+def row_operations(device: torch.device, dtype: torch.dtype) -> CompiledRows | None:
+    """Returns `RowOperations` of engines/rollout/decoder.py as compiled loops: bfloat16, on a CPU."""
     if not (enabled() and _has_team() and _is_bfloat16_on_a_cpu(device, dtype)):
         return None
     from rl_platform.accel.row_kernels import CompiledRows

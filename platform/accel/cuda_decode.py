@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rl_platform.accel.cuda_decode_kernels import PagedAttention, add_and_norm, gated
-from rl_platform.accel.cuda_prefill import PREFILL_TOKENS, PagedPrefill, place_of
+from rl_platform.accel.cuda_prefill import PREFILL_TOKENS, CudaRows, PagedPrefill, place_of
 from rl_platform.engines.rollout.decoder import FusedDecoder, JoinedLinear
 from rl_platform.engines.rollout.kv_cache import KVCache
 from rl_platform.engines.rollout.paged_attention import PrefillAttention, PrefillChunk, RunningRow
@@ -54,6 +54,11 @@ def decodes(decoder: object, dtype: torch.dtype) -> bool:
     return fits and getattr(decoder.backbone.rotary_emb, "rope_type", "default") not in BY_LENGTH
 
 
+def flashes(device: torch.device, dtype: torch.dtype, width: int) -> bool:
+    """Returns whether flash attention computes prompts whose heads have this type and width."""
+    return device.type == "cuda" and dtype in HALF and has_kernel(device, width)
+
+
 def padded(rows: int) -> int:
     """Returns the number of rows of the graph that `rows` sequences use.
 
@@ -70,6 +75,7 @@ class CudaDecoding:
 
     def __init__(self, decoder: FusedDecoder, most_rows: int, device: torch.device) -> None:
         self.decoder, self.device, self.rows = decoder, device, padded(most_rows)
+        decoder.use(CudaRows())  # for prompts
         self._weights: list[int] = []
         self._pages = 0  # that the table has room for, per row
         self._cuda = device.type == "cuda"  # Triton's interpreter runs on CPUs
@@ -98,7 +104,7 @@ class CudaDecoding:
         """Prepares for sequences of at most `longest` tokens in `cache`, which is empty."""
         self.cache, self.sampling = cache, sampling
         self._page_bytes = cache.tails[0, 0, 0].nbytes
-        flash = self._cuda and cache.tails.dtype in HALF and has_kernel(self.device, cache.tails.shape[-1])
+        flash = flashes(self.device, cache.tails.dtype, cache.tails.shape[-1])
         self.prompt_attention: Callable[[Sequence[PrefillChunk]], PrefillAttention | PagedPrefill]
         self.prompt_attention = PagedPrefill if flash else PrefillAttention
         self.prompt_tokens = PREFILL_TOKENS if flash else PLAIN_TOKENS  # of one forward pass
@@ -181,13 +187,16 @@ class CudaDecoding:
             return out
         captured = self._graphs[kind]
         if captured is None:
-            graph = torch.cuda.CUDAGraph()
-            # other threads of this process may allocate meanwhile
-            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
-                out = self._compute(size)
-            captured = self._graphs[kind] = graph, out
+            captured = self._graphs[kind] = self._captured(size)
         captured[0].replay()
         return captured[1]
+
+    def _captured(self, size: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        # other threads of this process may allocate meanwhile
+        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+            out = self._compute(size)
+        return graph, out
 
     def _compute(self, size: int) -> Tensor:
         """Returns tokens and log-probs [2,size]; reads and writes memory whose addresses do not change."""

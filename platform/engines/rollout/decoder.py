@@ -120,6 +120,12 @@ class FusedDecoder:
         if isinstance(self.head, JoinedLinear):
             self.linears.append(self.head)
 
+    def use(self, rows: RowOperations) -> None:
+        """Computes the operations between the matrix products with `rows` from now on."""
+        self.rows = rows
+        for layer in self.layers:
+            layer.rows = rows
+
     def hidden(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """As `TransformersDecoder.hidden`."""
         states = self.rows.residual(self.backbone.embed_tokens(tokens))

@@ -159,6 +159,48 @@ def test_generation(kind: str, joined: bool, sampling: SamplingParams, monkeypat
     assert check_equal(answers(fast, requests, sampling), answers(plain, requests, sampling)) > 20
 
 
+@interpreted
+def test_kernels_are_compared_with_plain_torch_before_their_use(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrong results and errors give one warning each, and plain torch."""
+    from rl_platform.accel import cuda_check
+
+    decoder: Any = engine_for(causal_lm(heads=6, key_heads=2), CPU, fast=False)._decoder
+    assert cuda_check.agrees(decoder, CPU, torch.float32, flash=False)
+    assert not caplog.messages
+    monkeypatch.setattr(cuda_check.CudaRows, "gated", lambda self, gate_up: gate_up.chunk(2, dim=-1)[0])
+    assert not cuda_check.agrees(decoder, CPU, torch.float32, flash=False)
+    assert "gate: relative difference" in caplog.messages[0]
+    monkeypatch.undo()
+    monkeypatch.setattr(cuda_check.PagedAttention, "__call__", lambda *_: 1 / 0)
+    assert not cuda_check.agrees(decoder, CPU, torch.float32, flash=False)
+    assert "division by zero" in caplog.messages[1]
+    assert len(caplog.messages) == 2
+
+
+@compiled
+def test_which_gpus_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those whose kernels are compared and agree; the engine of a shape that is not covered has none."""
+    from rl_platform.accel import cuda_check, cuda_decode
+
+    decoder: Any = engine_for(causal_lm(), CPU, fast=False)._decoder
+    gpu, compared = torch.device("cuda", 0), []
+    monkeypatch.setattr(acceleration, "_has_triton", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(cuda_decode, "CudaDecoding", lambda *given: given)
+    monkeypatch.setattr(cuda_check, "agrees", lambda *given, flash: compared.append(given) or True)
+    assert acceleration.decoding_step(decoder, 4, gpu, torch.float32) is not None
+    assert len(compared) == 1
+    assert acceleration.decoding_step(object(), 4, gpu, torch.float32) is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert acceleration.decoding_step(decoder, 4, gpu, torch.float32) is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(cuda_check, "agrees", lambda *given, flash: False)
+    assert acceleration.decoding_step(decoder, 4, gpu, torch.float32) is None
+    assert len(compared) == 1
+
+
 def test_only_gpus_have_it() -> None:
     decoder: Any = engine_for(causal_lm(), CPU, fast=False)._decoder
     assert acceleration.decoding_step(decoder, 4, CPU, torch.float32) is None
