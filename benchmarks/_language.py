@@ -40,7 +40,7 @@ def gpu_shape(dry_run: bool) -> dict[str, Any]:
 def network(shape: dict[str, Any], drawn_on: str | torch.device = "cpu") -> Any:
     """A causal language model of transformers, float32, on the device that draws its weights.
 
-    A GPU draws billions of weights in a fraction of a second, and other ones than a CPU.
+    A GPU draws billions of weights in a fraction of a second; they differ from those that a CPU draws.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM

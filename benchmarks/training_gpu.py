@@ -68,7 +68,7 @@ def device_of(settings: argparse.Namespace) -> torch.device:
 
 
 def recomputes(settings: argparse.Namespace) -> bool:
-    """Whether the backward pass computes the layers again, because the GPU does not hold their activations."""
+    """Returns whether the backward pass computes the layers again, because the GPU cannot hold their activations."""
     import torch
 
     return settings.dry_run or torch.cuda.get_device_properties(0).total_memory < ROOMY

@@ -53,7 +53,7 @@ class Arguments:
 
     @property
     def only_shows(self) -> bool:
-        """True if something is printed or written, and nothing is run."""
+        """True if the command prints or writes something and runs nothing."""
         return self.print_config or self.plan is not None or self.slurm is not None or self.kuberay is not None
 
 
@@ -206,8 +206,7 @@ def load(
 ) -> tuple[LoadedConfig, Placement, Inventory]:
     """Returns a valid config, its placement and inventory. Raises ConfigError with the problems of all at once.
 
-    stored: as in `load_config`. starts: a run follows on this machine, so files and models that are not there are
-    listed too.
+    stored: as in `load_config`. starts: a run follows on this machine, so missing files and models are listed too.
     """
     inventory: Inventory | None = None
 

@@ -1,7 +1,7 @@
-"""What a config names and this machine does not have: environments, files of questions, folders of models.
+"""Finds environments, files of questions or code, and folders of models that a config names and this machine lacks.
 
 Imports neither torch nor a module of the user, so that the problems can be listed beside those of the schema. Not
-covered: environments of other modules or interpreters, ids of hubs, what is in a file.
+covered: environments of other modules or interpreters, ids of hubs, the contents of files.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _CODE = re.compile(r"([^:]+\.py):[A-Za-z_]\w*")
 
 
 def missing(config: Config) -> Iterator[Problem]:
-    """Yields a problem for everything that the config names and that is not there, files of code included."""
+    """Yields a problem for each missing environment, file, model and file of code that the config names."""
     yield from _absent(config)
     yield from _code(config.model_dump(mode="json"))
 
 
 def check_present(config: Config) -> None:
-    """Raises ConfigError with the problems of `missing`, but not of files of code: importing them has its own."""
+    """Raises ConfigError with the problems of `missing`, except those of code, whose import raises its own."""
     if problems := list(_absent(config)):
         raise ConfigError(problems)
 
@@ -40,10 +40,10 @@ def _absent(config: Config) -> Iterator[Problem]:
 
 
 def unknown_env(config: Config) -> Iterator[Problem]:
-    """Yields the problem of an id that Gymnasium does not know."""
+    """Yields the problem of an id that is not registered with Gymnasium."""
     description = EnvDescription.of(config.env)
-    elsewhere = description.python is not None or description.own_backend or ":" in description.id
-    if config.runner.task_type != "embodied" or elsewhere:
+    unchecked = description.python is not None or description.own_backend or ":" in description.id
+    if config.runner.task_type != "embodied" or unchecked:
         return
     from gymnasium.error import NamespaceNotFound
 
@@ -61,7 +61,7 @@ def _files(config: Config) -> Iterator[Problem]:
                 rows = "one JSON object per line" if path.endswith(".jsonl") else "rows"
                 columns = [column for column in (task.prompt_column, task.answer_column) if column is not None]
                 fields = " and ".join(f"'{column}'" for column in columns)
-                hint = f"a file with {rows} with the fields {fields}, see docs/reasoning.md#your-own-questions"
+                hint = f"a file of {rows} with the fields {fields}, see docs/reasoning.md#your-own-questions"
                 yield Problem(f"{key}.{name}", "no such file", value=path, hint=hint)
 
 

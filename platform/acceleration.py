@@ -91,7 +91,7 @@ def recompute_elementwise(model: nn.Module, device: torch.device, dtype: torch.d
 
 
 def fuse_layers(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Lets the decoder layers of a large language model in half precision on a GPU launch few kernels."""
+    """Fuses elementwise operations in the decoder layers of a large language model in half precision on a GPU."""
     import torch
 
     language = getattr(model, "model", None)
@@ -132,7 +132,7 @@ def decode_attention() -> tuple[Any, Any] | None:
 
 
 def decoding_step(decoder: object, most_rows: int, device: torch.device, dtype: torch.dtype) -> CudaDecoding | None:
-    """Returns decoding steps of at most `most_rows` sequences as CUDA graphs: Llama and its kin, with Triton."""
+    """Returns decoding steps of at most `most_rows` sequences as CUDA graphs; None if they do not cover the decoder."""
     import torch
 
     if not _has_triton(device):
@@ -180,7 +180,7 @@ def sampling_function(
 
 
 def _has_triton(device: torch.device) -> bool:
-    """Whether Triton's kernels run on `device`; not so on the pretended one of the tests."""
+    """Returns whether Triton's kernels run on `device`; False on the pretended device of the tests."""
     import torch
 
     return device.type == "cuda" and torch.version.cuda is not None and enabled() and find_spec("triton") is not None

@@ -31,7 +31,7 @@ def causal_lm(
     vocabulary: int = VOCABULARY,
     seed: int = 0,
 ) -> Any:
-    """A tiny model, also its biases and norms with random weights."""
+    """Returns a tiny model with random weights, biases and norms included."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
@@ -59,7 +59,7 @@ def causal_lm(
 
 
 def weights_of(network: Any, version: int = 0) -> Weights:
-    """By reference, as an actor publishes them."""
+    """Returns the weights by reference, as an actor publishes them."""
     state = LanguageModel(network).state_dict(keep_vars=True)
     return Weights(version, {name: tensor.detach() for name, tensor in state.items()})
 
@@ -124,7 +124,7 @@ def check_equal(found: dict[int, Completion], wanted: dict[int, Completion]) -> 
 
 
 def teacher_forced(network: Any, request: Request, completion: Completion) -> Tensor:
-    """Log-probs of the completion in one forward pass of transformers, where `network` is."""
+    """Returns the completion's log-probs, from one forward pass of transformers on the device of `network`."""
     network.set_attn_implementation("eager")
     tokens = torch.tensor([request.token_ids + completion.token_ids], device=network.device)
     with torch.no_grad():

@@ -67,7 +67,7 @@ class Setup:
 
     @property
     def start(self) -> str:
-        """The start method of further processes: a process that uses CUDA must not fork, so a server does."""
+        """The start method of further processes. A process that uses CUDA must not fork, so a server forks them."""
         return "fork" if self.small else "forkserver"
 
     def seconds(self, call: Callable[[], object], rounds: int = 5, warm_up: int = 2) -> float:

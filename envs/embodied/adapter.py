@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class FlatObservations(gymnasium.ObservationWrapper[object, object, object]):
-    """Concatenates the parts of a Dict or Tuple observation in the order of the space; choices become one-hot, pixels
-    of images are divided by 255.
+    """Concatenates the parts of a Dict or Tuple observation in the order of the space; choices become one-hot, and
+    pixels of images are divided by 255.
 
     Gymnasium sorts a Dict space that is built from a plain dict by key (achieved_goal, desired_goal, observation).
     """
@@ -37,7 +37,7 @@ class FlatObservations(gymnasium.ObservationWrapper[object, object, object]):
 
 
 def is_image(space: object) -> bool:
-    """Whether a space has images: uint8 of three dimensions, or four for a stack of images."""
+    """Returns whether a space holds images: uint8 of three dimensions, or of four for a stack of images."""
     return isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) in (3, 4)
 
 

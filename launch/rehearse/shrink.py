@@ -338,7 +338,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "algorithm.overlong.filter",
         lambda sizes: False,
-        "a random model seldom ends a response, so all of them could be left out",
+        "a random model seldom ends a response, so the filter could leave out all of them",
         "replaced",
         lambda sizes: sizes.config.algorithm.overlong.filter,
     ),

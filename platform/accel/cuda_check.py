@@ -1,7 +1,7 @@
 """Compares the Triton kernels of generation with plain torch on the GPU that will run them.
 
 An engine does this once, with the shapes of its model, before it uses the kernels. If they raise an error or differ,
-the engine generates by plain torch and says so.
+the engine logs a warning and generates by plain torch.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rl_platform.engines.rollout.paged_attention import DecodeAttention, Prefill
 
 logger = logging.getLogger(__name__)
 PROMPTS = (70, 5)  # tokens: a page and more, and less than a page
-TOLERANCE = {torch.float32: 5e-3}  # of the norm of a difference; TF32 rounds to three digits
+TOLERANCE = {torch.float32: 5e-3}  # relative norm of a difference; TF32 rounds to three digits
 HALF_TOLERANCE = 0.02
 
 
 class Differs(Exception):
-    """The kernels compute something else than plain torch."""
+    """The results of the kernels differ from those of plain torch."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class _Row:
 
 
 def agrees(decoder: FusedDecoder, device: torch.device, dtype: torch.dtype, *, flash: bool) -> bool:
-    """Whether the kernels give plain torch's results on `device`; one warning if not. flash: prompts use it."""
+    """Returns whether the kernels agree with plain torch on `device`; warns if not. flash: as `PagedPrefill`."""
     try:
         with torch.inference_mode():
             _Comparison(decoder, device, dtype).run(flash)

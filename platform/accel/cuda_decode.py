@@ -7,8 +7,8 @@ pages in place. Prompts enter by a forward pass of their own, in half precision 
 
 There is a graph for each padded number of rows and kind of sampling. The first step of a kind runs without a graph,
 because libraries allocate and kernels compile then; the second one is captured. Graphs contain the addresses of the
-weights, so weights that moved need new graphs. Graphs share one pool of memory, which is kept between generations: the
-activations and the logits of the largest step.
+weights, so weights that moved need new graphs. Graphs share one memory pool, which holds the activations and
+the logits of the largest step and is kept between generations.
 
 Not covered: windows shorter than a sequence, capped scores, sinks, and rotary frequencies that depend on the length.
 """
@@ -77,7 +77,7 @@ class CudaDecoding:
         self.decoder, self.device, self.rows = decoder, device, padded(most_rows)
         decoder.use(CudaRows())  # for prompts
         self._weights: list[int] = []
-        self._pages = 0  # that the table has room for, per row
+        self._pages = 0  # of a row, for which the table has space
         self._cuda = device.type == "cuda"  # Triton's interpreter runs on CPUs
         self._stream = torch.cuda.Stream(device) if self._cuda else None
         self.drop()
@@ -223,7 +223,7 @@ class CudaDecoding:
 
 
 def _product(joined: JoinedLinear) -> Callable[[Tensor], Sequence[Tensor]]:
-    """Returns the products of `joined` as a function that returns their results [n,outputs], one of them per layer."""
+    """Returns a function from states [n,inputs] to the results [n,outputs] of `joined`, one per layer."""
     layers = joined.layers
     weight, bias = (_side_by_side([getattr(layer, kind) for layer in layers]) for kind in ("weight", "bias"))
     if weight is None or (bias is None) != (layers[0].bias is None):

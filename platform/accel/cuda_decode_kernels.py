@@ -21,7 +21,7 @@ from torch import Tensor
 LOG2_E = 1.4426950408889634
 PROGRAMS = 512  # enough for every multiprocessor to have several
 MOST_SPLITS = 32
-BLOCK = 1024  # numbers of a program that treats each alone
+BLOCK = 1024  # numbers of a program of an elementwise kernel
 
 
 @triton.jit
@@ -124,7 +124,7 @@ def _attend(
     number = head * GROUP + members
     used = (members < GROUP)[:, None] & (places < D)[None, :]
     first = row * tl.num_programs(1) * GROUP
-    asked = tl.load(query + (first + number)[:, None] * D + places[None, :], used, 0.0)
+    queries = tl.load(query + (first + number)[:, None] * D + places[None, :], used, 0.0)
     top = tl.full([MEMBERS], float("-inf"), tl.float32)
     total = tl.zeros([MEMBERS], tl.float32)
     sums = tl.zeros([MEMBERS, WIDTH], tl.float32)
@@ -133,7 +133,7 @@ def _attend(
         seen = page * PAGE + tokens < length
         keys_here = (places < D)[:, None] & seen[None, :]
         keys = tl.load(keys_at + tokens[None, :] * D + places[:, None], keys_here, 0.0)
-        scores = tl.dot(asked, keys, input_precision="ieee") * scale
+        scores = tl.dot(queries, keys, input_precision="ieee") * scale
         scores = tl.where(seen[None, :], scores, float("-inf"))
         highest = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp2(scores - highest[:, None])
@@ -221,8 +221,9 @@ class PagedAttention:
     """Attention of one new token per row, whose key and value it first writes into the cache.
 
     lengths [n] int64: tokens of each row with the new one; 0: a row without a sequence, whose output is 0.
-    table [pages,rows >= n,2] int64: of each page of a row, the last of which is the row's tail, the address of the keys
-    in the first layer and the bytes from layer to layer. page: tokens of a page. cos, sin [n,D]: the rotary embedding.
+    table [pages,rows >= n,2] int64: for each page of a row, the address of its keys in the first layer and the bytes
+    from layer to layer. The last page of a row is its tail. page: tokens of a page.
+    cos, sin [n,D]: the rotary embedding.
     """
 
     def __init__(self, lengths: Tensor, table: Tensor, page: int, cos: Tensor, sin: Tensor) -> None:

@@ -1,8 +1,8 @@
 """Joins the operations between matrix products into few kernels on a GPU, by torch.compile.
 
-A kernel of elementwise operations takes as long as its reads and writes of memory. Without fusion they take half of an
-optimizer step in bfloat16. Only small functions are compiled, once for all sizes: modules, attention and autograd stay
-as they are. Not covered: CPUs, machines without Triton or without a C compiler.
+A kernel of elementwise operations takes as long as its reads and writes of memory; a fused one reads and writes each
+tensor once. Only small functions are compiled, once for all sizes: modules, attention and autograd stay as they are.
+ Not covered: CPUs, machines without Triton or without a C compiler.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Arguments, Output = ParamSpec("Arguments"), TypeVar("Output")
 
 
 def fused(function: Callable[Arguments, Output], device: torch.device) -> Callable[Arguments, Output]:
-    """Returns `function` of tensors, compiled if that works on `device`; its first call compiles, for some seconds."""
+    """Returns `function`, compiled if torch.compile works on `device`; the first call then takes some seconds."""
     return torch.compile(function, dynamic=True, fullgraph=True) if fuses(device) else function
 
 
 def fuses(device: torch.device) -> bool:
-    """Whether torch.compile works here; a GPU on which it does not gets one warning."""
+    """Returns whether torch.compile works on `device`; warns once if it fails on a GPU."""
     return device.type == "cuda" and torch.cuda.is_available() and _compiles()
 
 

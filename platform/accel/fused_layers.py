@@ -24,11 +24,11 @@ from rl_platform.models.packed import Attention
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-LARGE = 24 * 768  # layers times width of the smallest model
+LARGE = 24 * 768  # layers times width of the smallest model that is fused
 
 
 def covers(config: PretrainedConfig, device: torch.device) -> bool:
-    """Whether the layers can be fused, and are large enough to be worth the seconds in which torch.compile works."""
+    """Returns whether the layers can be fused, and are large enough to repay the seconds of compilation."""
     large = config.num_hidden_layers * config.hidden_size >= LARGE
     return config.model_type in FAMILIES and config.hidden_act == "silu" and large and fuses(device)
 

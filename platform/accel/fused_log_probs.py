@@ -20,7 +20,7 @@ from rl_platform.accel.fused_elementwise import fused, fuses
 from rl_platform.models import language
 from rl_platform.models.language import LogitTransform, Statistic
 
-FUSED_TOKENS = 4096  # of a chunk. Fused kernels keep its logits in half precision only, the others in float32 too
+FUSED_TOKENS = 4096  # of a chunk; fused kernels store its logits in half precision only, plain ones in float32 too
 
 
 def fused_log_probs(

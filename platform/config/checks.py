@@ -49,6 +49,7 @@ def without(config: Config, keys: Collection[str]) -> Config:
 
 
 def is_within_any(key: str, sections: Collection[str]) -> bool:
+    """Returns whether `key` is one of `sections` or a key inside one."""
     return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 

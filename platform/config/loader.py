@@ -109,10 +109,10 @@ def load_config(
     `section.key`.
 
     `check_cluster` returns the problems of the placement, which depend on the machines. It is called if the section
-    `cluster` can be read, even if others cannot. `missing` yields what a config names and the machine does not have. It
-    is called if there are problems already, to list all at once. stored: a run wrote the file, maybe of an earlier
-    version, which kept other keys; those without effect are no problem. Raises ConfigError with all problems, in line
-    order.
+    `cluster` can be read, even if others cannot. `missing` yields the problems of files
+    and environments that the machine lacks. It is called only if there are other problems, to list all at once.
+    stored: a run wrote the file, maybe of an earlier version, which kept other keys; those without effect are no
+    problem. Raises ConfigError with all problems, in line order.
     """
     layers = read_config(source)
     if isinstance(overrides, Mapping):

@@ -308,7 +308,7 @@ class CostModel:
     def _act(self, ranks: int) -> tuple[float, str]:
         """Returns the policy's seconds per step of all environments, and their bound. A chunk of actions is one choice.
 
-        rates.act is that of a small policy. pi0 goes through its action expert once for each denoising step.
+        `rates.act` is measured with a small policy. pi0 runs its action expert once for each denoising step.
         """
         shape, chunk, rates = self.shapes["rollout"], self.config.actor.model.num_action_chunks, self.rates
         assert isinstance(shape, PolicyShape)

@@ -223,7 +223,7 @@ class Search:
         return best
 
     def _shares_envs(self, ranks: int) -> bool:
-        """Whether so many env ranks are predicted: their messages at every step are small beside transformers only."""
+        """Returns whether so many env ranks are predicted: only transformers outweigh their messages at each step."""
         env, policy = self.config.env, self.shapes.get("rollout")
         large = isinstance(policy, PolicyShape) and bool(policy.stacks)
         tasks = max(len(env.tasks), 1)

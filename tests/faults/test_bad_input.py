@@ -161,7 +161,7 @@ def test_questions_that_cannot_be_used(command, jsonl, text: str | None, reason:
     assert_refused(command(jsonl(text)), 65, reason)
 
 
-def test_what_is_not_there_is_listed_with_wrong_keys(command, jsonl):
+def test_missing_files_and_models_are_listed_with_wrong_keys(command, jsonl):
     absent = ("jsonl.yaml:", "data.task.path: no such file", "the fields 'question' and 'answer'")
     model = "command line: actor.model.path: no such model"
     nowhere = "actor.model={path: ./nowhere}"

@@ -47,7 +47,7 @@ def graphs(engine: TorchRolloutEngine) -> int:
     ids=["drawn", "greedy", "filtered"],
 )
 def test_it_generates_what_the_plain_step_generates(kind: str, sampling: SamplingParams) -> None:
-    """More sequences than rows, some of which share prefixes and prompts; they end at different times."""
+    """There are more sequences than rows. Some share prefixes and prompts; they end at different times."""
     network = causal_lm(kind).to(DEVICE)
     fast, plain = (engine_for(network, DEVICE, fast=on) for on in (True, False))
     assert plain._decoding is None
@@ -93,7 +93,7 @@ def test_smaller_types_stay_close(dtype: torch.dtype) -> None:
 
 
 def test_new_weights_between_generations() -> None:
-    """By reference at new addresses, and changed in place."""
+    """The second weights are at new addresses; the third replace them in place."""
     networks = [causal_lm(seed=seed).to(DEVICE) for seed in (0, 1)]
     fast, requests = engine_for(networks[0], DEVICE, fast=True), prompts(LENGTHS)
     first = answers(fast, requests, LONG)
@@ -118,13 +118,13 @@ def test_arrivals_and_an_abort() -> None:
     check_equal(answers(fast, requests, LONG), answers(plain, requests, LONG))
 
 
-def test_offloaded_weights_take_their_graphs_along() -> None:
+def test_offloading_frees_the_graphs() -> None:
     network = causal_lm("qwen2")  # on the CPU, so the engine has copies, and joins matrices with the same input
     fast, requests = engine_for(network, DEVICE, fast=True), prompts(LENGTHS)
     first = answers(fast, requests, LONG)
     fast.offload()
     assert graphs(fast) == 0
-    held = torch.empty(2**20, device=DEVICE)  # may be where the weights were
+    held = torch.empty(2**20, device=DEVICE)  # may get the former addresses of the weights
     check_equal(answers(fast, requests, LONG), first)
     assert graphs(fast) > 0
     del held

@@ -60,7 +60,7 @@ def trained(
 @pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
 @pytest.mark.parametrize("statistic", ["entropy", "entropy_gradient"])
 def test_log_probs_and_gradients(model_type: str, statistic: Statistic, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also for another number of tokens, without compiling again."""
+    """The second lengths have another number of tokens."""
     monkeypatch.setattr(fused_layers, "LARGE", 1)
     monkeypatch.setattr(language, "TOKENS_PER_CHUNK", 256)
     for lengths in ((300, 41, 220), (130, 500)):

@@ -136,7 +136,7 @@ def differences() -> Callable[[Any, Any], list[str]]:
 def learns_as_torch(command, folder: Path, final_state, scored: str) -> Callable[[list[str], list[str], str], None]:
     """Compares three steps with an inference engine, whose log file is `log`, with those of the torch engine.
 
-    The trainer's numbers depend on the engine by its tokens alone; processes apart round in another way.
+    The trainer's numbers depend only on the engine's tokens. Separate processes round differently.
     """
 
     def check(both: list[str], engine: list[str], log: str) -> None:

@@ -12,7 +12,7 @@ from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.launch.saved.loaded_policy import load_policy
 from rl_platform.metrics import read_metrics
 
-# The rewarded action is 1 for a bright picture, or 0 if the sign is negative: neither alone says it.
+# The rewarded action is 1 for a bright picture and 0 for a dark one, or the reverse if the sign is negative.
 SIGNALS = """
 import gymnasium, numpy as np
 from gymnasium.spaces import Box, Dict, Discrete

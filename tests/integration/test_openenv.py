@@ -58,7 +58,7 @@ def agent(url: str, more: str = "observation: text") -> str:
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    """Of a server that runs until the test has ended."""
+    """The URL of a server that runs until the end of the test."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Environments of the library verifiers through the real command: what is learned, tools, failures, wrong names."""
+"""Environments of the library verifiers through the real command: learning, tools, failures, wrong names."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_tools_are_called_through_the_chat_template(command, folder: Path) -> No
 
 
 def test_a_reward_function_that_raises_costs_its_trajectory(command) -> None:
-    """The library counts its reward as 0."""
+    """The library alone counts the reward as 0."""
     keys = (WIDE, "runner.max_steps=1", "data.train_batch_size=20", "data.val_size=2")
     ended = command("reasoning.yaml", agent(reward="raises"), *keys)
     assert ended.code == 0, ended.err
@@ -176,7 +176,7 @@ def test_wrong_environments_are_told_before_anything_starts(command, environment
 
 
 def save_tokenizer() -> None:
-    """One token per character, and a chat template with tools."""
+    """Writes a tokenizer with one token per character, and a chat template with tools."""
     words = ["<unk>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     inner = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, [], unk_token="<unk>"))
     inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""The check of names in `env.kwargs`, where a simulator only raises KeyError for an unknown one."""
+"""Checks names in `env.kwargs`, because simulators raise only a KeyError for unknown ones."""
 
 from __future__ import annotations
 

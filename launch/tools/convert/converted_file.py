@@ -44,7 +44,7 @@ def run(path: Path, name: str | None, output: Path | None, env: str | None) -> N
 
 
 def problems_of(text: str, place: str) -> list[Problem]:
-    """The problems that the loader finds in a config, with its lines in the file that `place` names."""
+    """Returns the problems that the loader finds in a config; `place` names the file of their lines."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(text, encoding="utf-8")

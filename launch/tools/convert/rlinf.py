@@ -331,7 +331,7 @@ def _log_path(value: Value, source: ForeignConfig) -> Outcome:
     name = source("runner.logger.experiment_name")
     if name is None or str(value).endswith(f"/{name}"):
         return write({"runner.output_dir": value})
-    return write({"runner.output_dir": f"{value}/{name}"}, "a run resumes from what its folder holds: one for each")
+    return write({"runner.output_dir": f"{value}/{name}"}, "a folder per experiment: a run resumes from its folder")
 
 
 _HAS_PROJECTS = {"wandb", "swanlab"}

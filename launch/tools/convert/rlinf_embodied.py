@@ -69,7 +69,7 @@ def _env_type(value: Value, source: ForeignConfig) -> Outcome:
     if not _own_simulator(source):
         return untranslated(
             "ManiSkill's tasks return batches of tensors: register one in its CPUGymWrapper as env.id; env.python: an "
-            "interpreter that has it"
+            "interpreter that has ManiSkill"
         )
     why = (
         f"a simulator: write the function {value} in {_FILE}, which returns one Gymnasium environment; env.python: an "

@@ -54,7 +54,7 @@ class AgentRuns:
             self._environment = EnvironmentLoop(self.options, tokenizer, self._tools)
 
     def _program(self) -> tuple[str, str] | None:
-        """The program that calls the endpoint, and its argument."""
+        """Returns the program that calls the endpoint, and its argument; None if there is none."""
         if self.options.function is not None:
             return "agent_program", self.options.function
         if self.options.environment is not None and self.options.environment.type == TYPE:

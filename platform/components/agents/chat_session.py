@@ -25,7 +25,7 @@ from rl_platform.records import Conversation, Prompt, Trajectory
 
 _REFUSED = ("stop", "response_format", "logit_bias", "top_logprobs", "functions", "audio", "modalities")
 LENGTH = "context_length_exceeded"
-_OVERFLOW = "this model's maximum context length is exceeded"  # agents look for these words of OpenAI
+_OVERFLOW = "this model's maximum context length is exceeded"  # OpenAI's wording, which agents compare
 
 
 class Refused(Exception):

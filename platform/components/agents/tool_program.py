@@ -40,7 +40,8 @@ def main() -> None:
         match job["do"]:
             case "start":
                 if "environment" in job:
-                    found(environment_class, job["environment"])  # the import may take longer than a reset may
+                    # the import may take longer than the deadline of a reset allows
+                    found(environment_class, job["environment"])
                     return None
                 opened[key] = [
                     found(tool_class, spec["type"])(job["question"], spec["params"]) for spec in job["tools"]

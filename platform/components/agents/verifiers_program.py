@@ -53,8 +53,8 @@ def program(params: dict[str, Any]) -> tuple[str, str]:
 
 def check_verifiers(params: dict[str, Any]) -> None:
     """Loads the environment in a process of its own. Raises ConfigError if that fails."""
-    known = isinstance(params.get("id"), str) and isinstance(params.get("args", {}), dict)
-    if not known or params.keys() - {"id", "args"}:
+    valid = isinstance(params.get("id"), str) and isinstance(params.get("args", {}), dict)
+    if not valid or params.keys() - {"id", "args"}:
         message = "id names the environment, args are the arguments of its load_environment()"
         hint = f"{_KEY}: {{type: verifiers, params: {{id: my-environment, args: {{}}}}}}"
         raise ConfigError([Problem(f"{_KEY}.params", message, value=str(params), allowed="id, args", hint=hint)])
@@ -96,7 +96,7 @@ def _loaded(params: dict[str, Any]) -> Any:
 
 
 def _recorded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keeps what a reward function raises; the rubric itself counts it as a reward of 0."""
+    """Records exceptions of a reward function; the rubric itself counts them as a reward of 0."""
 
     @wraps(function)
     async def call(*arguments: Any, **options: Any) -> Any:
@@ -111,13 +111,13 @@ def _recorded(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def _episode(environment: Any, seed: int, base_url: str, api_key: str) -> float:
-    """Returns the reward of an episode of the row that the seed selects. Raises what a reward function raised."""
+    """Returns the reward of an episode of the row that the seed selects. Raises an exception of a reward function."""
     from openai import AsyncOpenAI
     from verifiers.clients import OpenAIChatCompletionsClient
 
     class Client(OpenAIChatCompletionsClient):
         async def raise_from_native_response(self, response: Any) -> None:
-            """An empty answer of the policy is scored, too."""
+            """Accepts empty answers of the policy, so that they are scored too."""
 
     rows = environment.get_dataset()
     _raised.set([])

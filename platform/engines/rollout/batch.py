@@ -158,7 +158,7 @@ class ContinuousBatch:
     def _forward(
         self, planned: Sequence[tuple[PartialPrompt[_Sequence], PrefillChunk]], running: Sequence[_Sequence]
     ) -> list[Tensor]:
-        """Last hidden states [n,H] of `running`, if any; prompts that are complete with it get theirs."""
+        """Returns the last hidden states [n,H] of `running`, if any; stores those of prompts that end in this pass."""
         tokens, positions = [], []
         for prompt, span in planned:
             tokens += prompt.tokens[span.start : span.stop]

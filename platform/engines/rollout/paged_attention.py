@@ -220,7 +220,7 @@ class DecodeAttention:
             flat = [part.reshape(-1, part.shape[2] * part.shape[3], part.shape[4]) for part in together]
             _attend(flat[0], *layers[layer], mask, flat[1:], features.softcap)
             for part, result in zip(together[1:], flat[1:], strict=True):
-                if result.data_ptr() != part.data_ptr():  # else `flat` is a view, for example with one key head
+                if result.data_ptr() != part.data_ptr():  # equal if `flat` is a view, for example with one key head
                     part.copy_(result.view(part.shape))
         if not self.readers.segments and features.sinks is None:
             return sums.div_(totals).flatten(1, 2)

@@ -41,10 +41,10 @@ class PartialPrompt(Generic[T]):
 
 
 class Prefill(Generic[T]):
-    """`prompts`: all that will enter the cache with the current weights, in order. room: tokens of one forward pass."""
+    """`prompts`: all that will enter the cache with the current weights, in order. most_tokens: of a forward pass."""
 
-    def __init__(self, cache: KVCache, prompts: Sequence[Tokens], room: int = PREFILL_TOKENS) -> None:
-        self.cache, self.room = cache, room
+    def __init__(self, cache: KVCache, prompts: Sequence[Tokens], most_tokens: int = PREFILL_TOKENS) -> None:
+        self.cache, self.most_tokens = cache, most_tokens
         self._counts = Counter(prompts)
         common = _common(prompts) if prompts else 0
         self.shared = PartialPrompt[T]((), len(prompts))
@@ -67,10 +67,10 @@ class Prefill(Generic[T]):
         self.prompts[-1].members.append(member)
 
     def plan(self) -> list[tuple[PartialPrompt[T], PrefillChunk]]:
-        """Allocates and returns the chunks of the next forward pass, at most `room` tokens in all."""
+        """Allocates and returns the chunks of the next forward pass, at most `most_tokens` in all."""
         if self.shared.stored < len(self.shared.tokens):
-            return [self._begun(self.shared, self.room)]
-        room, chunks = self.room, []
+            return [self._begun(self.shared, self.most_tokens)]
+        room, chunks = self.most_tokens, []
         for prompt in self.prompts:
             if room and prompt.stored < len(prompt.tokens):
                 chunks.append(self._begun(prompt, room))

@@ -253,8 +253,8 @@ def _shard(model: nn.Module, device: torch.device, dtype: torch.dtype, *, cpu_of
     """Applies FSDP2: each decoder layer is a unit, all other parameters belong to the outermost one.
 
     Layers are gathered in `dtype`, which halves the traffic of bfloat16; gradients are summed in float32 and parameters
-    stay float32. Layers of vision towers are gathered in float32, because LayerNorm on a CPU takes one type only, and
-    so is the outermost unit, for the value head.
+    stay float32. Layers of vision towers are gathered in float32, because LayerNorm on a CPU requires one type. The
+    outermost unit is gathered in float32 for the value head.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -268,7 +268,7 @@ def _shard(model: nn.Module, device: torch.device, dtype: torch.dtype, *, cpu_of
     if dtype != torch.float32:
         precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for layer in _layers(model):
-        whole = any(isinstance(module, nn.LayerNorm) for module in layer.modules())
-        policy = MixedPrecisionPolicy() if whole else precision
+        has_layer_norm = any(isinstance(module, nn.LayerNorm) for module in layer.modules())
+        policy = MixedPrecisionPolicy() if has_layer_norm else precision
         fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=offload)
     fully_shard(model, mesh=mesh, offload_policy=offload)

@@ -87,17 +87,17 @@ class PolicyShape:
         return vision + layers + (sizes[-1] + 1) * (ACTIONS + 1) + ACTIONS
 
     def trained_parameters(self, lora: Lora | None = None) -> int:
-        """All but frozen ones; with adapters they replace the weights of their stack."""
-        still = self.fixed + sum(stack.parameters for stack in self.stacks if stack.frozen)
+        """Returns the number of trained parameters; adapters replace the weights of their stack."""
+        frozen = self.fixed + sum(stack.parameters for stack in self.stacks if stack.frozen)
         if lora is None or not self.stacks:
-            return self.parameters - still
+            return self.parameters - frozen
         stack = self.stacks[self.adapted]
         replaced = 0 if stack.frozen else stack.parameters
-        return self.parameters - still - replaced + stack.shape.adapter_parameters(lora)
+        return self.parameters - frozen - replaced + stack.shape.adapter_parameters(lora)
 
     @property
     def trained_stacks(self) -> list[Stack]:
-        """The stacks that an update goes back through: those behind the first trained parameters."""
+        """The stacks of an update's backward pass: those from the first trained parameters on."""
         for index, stack in enumerate(self.stacks):
             if self.convolutions or not stack.frozen:
                 return list(self.stacks[index:])
@@ -132,9 +132,9 @@ class PolicyShape:
         return self._products([stack.passes for stack in self.stacks])
 
     def update_forwards(self, trained: float) -> float:
-        """Returns the multiply-adds of an update in those of a forward, if a trained layer costs `trained` forwards."""
-        still = sum(stack.passes * stack.products for stack in self.stacks if stack not in self.trained_stacks)
-        return trained - (trained - 1) * still / self.products_per_token
+        """Returns the multiply-adds of an update over those of a forward; a trained layer costs `trained` forwards."""
+        forward_only = sum(stack.passes * stack.products for stack in self.stacks if stack not in self.trained_stacks)
+        return trained - (trained - 1) * forward_only / self.products_per_token
 
     @property
     def acting_products(self) -> int:

@@ -1,8 +1,8 @@
 """The shapes of policies on vision-language models, pi0 and vlm_tokens, from config.json alone.
 
-The environment is not built for a plan: without `env.pixels` it is assumed to give one image of IMAGE pixels, and to
-pi0 with random weights numbers. Actions and numbers are assumed as for other policies, and the tokens of an instruction
-unless the tokenizer is `bytes`.
+A plan does not build the environment. Without `env.pixels` it assumes observations of one image of IMAGE pixels, or of
+numbers for pi0 with random weights. The numbers of actions and observations are those of other policies. The tokens of
+an instruction are estimated unless the tokenizer is `bytes`.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def _tied(vlm: Options) -> bool:
 
 
 def _cameras(config: Config) -> int:
-    """Number of images in an observation."""
+    """Returns the number of images in an observation."""
     return 1 if config.env.pixels is None else config.env.pixels.frame_stack
 
 
@@ -246,7 +246,7 @@ def _pixels(config: Config) -> tuple[int, int]:
 
 
 def _instruction(config: Config) -> int:
-    """Number of tokens of the longest instruction and the new line behind it."""
+    """Returns the number of tokens of the longest instruction and the new line behind it."""
     model = config.actor.model
     told = [model.instruction or "", *(task.instruction or "" for task in config.env.tasks)]
     letters = max(len(text.encode()) for text in told)
@@ -254,6 +254,6 @@ def _instruction(config: Config) -> int:
 
 
 def _with_defaults(options: Options, kind: str) -> Options:
-    """Returns the options of a part, whose model_type may be left out, too."""
+    """Returns the options of a part with the defaults of transformers. kind: its model_type, unless it has one."""
     kind = options.get("model_type", kind)
     return {**DEFAULTS.get(kind, {}), "model_type": kind, **options}

@@ -91,7 +91,7 @@ def test_attention(
 
 @interpreted
 def test_prompts_enter_as_by_the_plain_attention() -> None:
-    """In several passes, of which some continue a prompt, fill a page begun earlier, or follow a shared page."""
+    """There are several passes: some continue a prompt, fill a page begun earlier, or follow a shared page."""
     from rl_platform.accel.cuda_prefill import PagedPrefill
 
     torch.manual_seed(0)
@@ -123,7 +123,7 @@ def test_prompts_enter_as_by_the_plain_attention() -> None:
 
 
 def _flash(queries: Any, keys: Any, values: Any, query_ends: Any, key_ends: Any, scaling: float) -> torch.Tensor:
-    """What `varlen.flash_attention` computes, sequence by sequence."""
+    """Computes `varlen.flash_attention`, sequence by sequence."""
     assert query_ends[1] == query_ends[0].diff().max()
     assert key_ends[1] == key_ends[0].diff().max()
     out = []
@@ -163,7 +163,7 @@ def test_generation(kind: str, joined: bool, sampling: SamplingParams, monkeypat
 def test_kernels_are_compared_with_plain_torch_before_their_use(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wrong results and errors give one warning each, and plain torch."""
+    """Wrong results and errors give one warning each; generation then uses plain torch."""
     from rl_platform.accel import cuda_check
 
     decoder: Any = engine_for(causal_lm(heads=6, key_heads=2), CPU, fast=False)._decoder
@@ -181,7 +181,7 @@ def test_kernels_are_compared_with_plain_torch_before_their_use(
 
 @compiled
 def test_which_gpus_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those whose kernels are compared and agree; the engine of a shape that is not covered has none."""
+    """GPUs decode by graphs if the kernels cover the model and agree with plain torch."""
     from rl_platform.accel import cuda_check, cuda_decode
 
     decoder: Any = engine_for(causal_lm(), CPU, fast=False)._decoder

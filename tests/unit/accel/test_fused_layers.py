@@ -64,7 +64,7 @@ def test_a_sliding_window_is_kept() -> None:
 
 
 def test_what_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large models of the families in half precision, on a GPU on which torch.compile works."""
+    """Large models of the families in half precision are fused, on a GPU on which torch.compile works."""
     monkeypatch.setattr(fused_layers, "fuses", lambda device: device == GPU)
     monkeypatch.setattr(fused_layers, "LARGE", 2 * 64)
 

@@ -624,7 +624,7 @@ def test_wrong_parameters_of_built_in_environments(name: str, params: dict[str, 
 def test_environments_of_verifiers_that_cannot_be_loaded(
     monkeypatch: pytest.MonkeyPatch, installed: str, params: dict[str, Any], message: str
 ) -> None:
-    """Those that the library loads: tests/integration/test_verifiers.py."""
+    """tests/integration/test_verifiers.py has environments that the library loads."""
 
     def version(name: str) -> str:
         if not installed:
@@ -639,7 +639,7 @@ def test_environments_of_verifiers_that_cannot_be_loaded(
 
 
 def test_the_line_that_installs_openenv(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Environments of its servers: tests/integration/test_openenv.py."""
+    """tests/integration/test_openenv.py has environments of its servers."""
     monkeypatch.setitem(sys.modules, "openenv", None)
     monkeypatch.delitem(sys.modules, "rl_platform.components.agents.openenv_environment", raising=False)
     environment = EnvironmentOptions(type="openenv", params={"url": "http://127.0.0.1:8000"})

@@ -1,4 +1,4 @@
-"""Parameters and products of policies on vision-language models equal those of the models that are really built."""
+"""Parameters and products of policies on vision-language models equal those of models that are built."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_products_of_an_update_and_of_an_action(model: dict[str, Any], pixels: b
     config = config_of(TINY | model, pixels=pixels)
     shape, policy = counted(config), built(config)
     policy.network.set_attn_implementation("eager")  # the counter leaves out fused attention on CPUs
-    rows = 40  # of numbers, all of them share the prefix
+    rows = 40  # observations of numbers; all share the prefix
     observations = torch.zeros(rows, 40 * 32 * 6, dtype=torch.uint8) if pixels else torch.zeros(rows, OBSERVATIONS)
     with torch.no_grad(), FlopCounterMode(display=False) as acting:
         actions, _ = policy.act(observations, torch.Generator().manual_seed(1))

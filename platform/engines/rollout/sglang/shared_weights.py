@@ -19,7 +19,7 @@ from torch.multiprocessing import reductions
 
 SPARE = 16 * 2**20  # bytes of shared memory that are left to others
 SHARED_MEMORY = Path("/dev/shm")
-DEVICE = 6  # place of the device among what torch sends of a tensor on a GPU
+DEVICE = 6  # index of the device in the arguments that torch sends for a tensor on a GPU
 _sharing = threading.Lock()
 _mapped: dict[str, Tensor] = {}  # what this process was shown last
 
