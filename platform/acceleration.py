@@ -81,27 +81,31 @@ def recompute_elementwise(model: nn.Module, device: torch.device, dtype: torch.d
     """Lets a language model that trains in float32 on a CPU store less for its backward pass, with equal bits."""
     import torch
 
-    language = getattr(model, "model", None)
-    backbone, config = getattr(language, "backbone", None), getattr(language, "config", None)
-    if not enabled() or device.type != "cpu" or dtype != torch.float32 or backbone is None or config is None:
-        return  # embodied policies have a backbone, and no config of transformers
+    backbone = _transformers_backbone(model)
+    if not enabled() or device.type != "cpu" or dtype != torch.float32 or backbone is None:
+        return
     from rl_platform.accel.recomputed_tensors import recompute_elementwise as recompute
 
-    recompute(backbone, config.model_type)
+    recompute(backbone, backbone.config.model_type)
 
 
 def fuse_layers(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     """Fuses elementwise operations in the decoder layers of a large language model in half precision on a GPU."""
     import torch
 
-    language = getattr(model, "model", None)
-    backbone, config = getattr(language, "backbone", None), getattr(language, "config", None)
-    if not enabled() or device.type == "cpu" or dtype == torch.float32 or backbone is None or config is None:
+    backbone = _transformers_backbone(model)
+    if not enabled() or device.type == "cpu" or dtype == torch.float32 or backbone is None:
         return
     from rl_platform.accel.fused_layers import covers, fuse_layers
 
-    if covers(config, device):
+    if covers(backbone.config, device):
         fuse_layers(backbone, dtype)
+
+
+def _transformers_backbone(model: nn.Module) -> Any:
+    """Returns the backbone of a language model; None for embodied policies, whose backbone has no config."""
+    backbone = getattr(getattr(model, "model", None), "backbone", None)
+    return backbone if hasattr(backbone, "config") else None
 
 
 def fastest_alone(engine: object, rows: int) -> bool:

@@ -29,7 +29,6 @@ from rl_platform.accel.cuda_prefill import PREFILL_TOKENS, CudaRows, PagedPrefil
 from rl_platform.engines.rollout.decoder import FusedDecoder, JoinedLinear
 from rl_platform.engines.rollout.kv_cache import KVCache
 from rl_platform.engines.rollout.paged_attention import PrefillAttention, PrefillChunk, RunningRow
-from rl_platform.engines.rollout.prefill import PREFILL_TOKENS as PLAIN_TOKENS
 from rl_platform.engines.rollout.sampling import sample
 from rl_platform.models.varlen import HALF, has_kernel
 from rl_platform.records import SamplingParams
@@ -107,7 +106,7 @@ class CudaDecoding:
         flash = flashes(self.device, cache.tails.dtype, cache.tails.shape[-1])
         self.prompt_attention: Callable[[Sequence[PrefillChunk]], PrefillAttention | PagedPrefill]
         self.prompt_attention = PagedPrefill if flash else PrefillAttention
-        self.prompt_tokens = PREFILL_TOKENS if flash else PLAIN_TOKENS  # of one forward pass
+        self.prompt_tokens = PREFILL_TOKENS if flash else None  # of one forward pass; None: as on a CPU
         self._written: list[tuple[DecodedRow, int]] = []
         self._moves = 0
         modules = (self.decoder.backbone, *self.decoder.head.layers)  # type: ignore[union-attr]

@@ -2,7 +2,8 @@
 
 A kernel of elementwise operations takes as long as its reads and writes of memory; a fused one reads and writes each
 tensor once. Only small functions are compiled, once for all sizes: modules, attention and autograd stay as they are.
- Not covered: CPUs, machines without Triton or without a C compiler.
+Not covered: CPUs, machines without Triton or without a C compiler, and `runner.deterministic`, because torch.compile
+selects some kernels by time measurements.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ def fused(function: Callable[Arguments, Output], device: torch.device) -> Callab
 
 
 def fuses(device: torch.device) -> bool:
-    """Returns whether torch.compile works on `device`; warns once if it fails on a GPU."""
-    return device.type == "cuda" and torch.cuda.is_available() and _compiles()
+    """Returns whether functions are compiled for `device`; warns once if torch.compile fails on a GPU."""
+    if device.type != "cuda" or not torch.cuda.is_available() or torch.are_deterministic_algorithms_enabled():
+        return False
+    return _compiles()
 
 
 @cache

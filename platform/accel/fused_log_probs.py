@@ -20,7 +20,7 @@ from rl_platform.accel.fused_elementwise import fused, fuses
 from rl_platform.models import language
 from rl_platform.models.language import LogitTransform, Statistic
 
-FUSED_TOKENS = 4096  # of a chunk; fused kernels store its logits in half precision only, plain ones in float32 too
+FUSED_TOKENS = 3072  # of a chunk: its logits and their gradient in half precision take no more than 1,024 in float32
 
 
 def fused_log_probs(

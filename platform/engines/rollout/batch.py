@@ -20,7 +20,7 @@ from rl_platform.engines.rollout.paged_attention import (
     StepAttention,
     decode_attention,
 )
-from rl_platform.engines.rollout.prefill import PREFILL_TOKENS, PartialPrompt, Prefill
+from rl_platform.engines.rollout.prefill import PartialPrompt, Prefill
 from rl_platform.engines.rollout.sampling import sampler, uniforms
 from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.models.packed import Attention
@@ -78,8 +78,8 @@ class ContinuousBatch:
         self._sample = sampler(cache.tails.device, cache.tails.dtype, sampling)
         self.readers: Any = None  # an instance of `_readers`; None if pages or running sequences have changed
         self._prompt_attention = PrefillAttention if decoding is None else decoding.prompt_attention
-        tokens = PREFILL_TOKENS if decoding is None else decoding.prompt_tokens
-        self.prefill = Prefill[_Sequence](cache, [request.token_ids for request in requests], tokens)
+        most_tokens = None if decoding is None else decoding.prompt_tokens
+        self.prefill = Prefill[_Sequence](cache, [request.token_ids for request in requests], most_tokens)
 
     @property
     def over(self) -> bool:

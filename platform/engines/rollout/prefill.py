@@ -43,8 +43,8 @@ class PartialPrompt(Generic[T]):
 class Prefill(Generic[T]):
     """`prompts`: all that will enter the cache with the current weights, in order. most_tokens: of a forward pass."""
 
-    def __init__(self, cache: KVCache, prompts: Sequence[Tokens], most_tokens: int = PREFILL_TOKENS) -> None:
-        self.cache, self.most_tokens = cache, most_tokens
+    def __init__(self, cache: KVCache, prompts: Sequence[Tokens], most_tokens: int | None = None) -> None:
+        self.cache, self.most_tokens = cache, most_tokens or PREFILL_TOKENS
         self._counts = Counter(prompts)
         common = _common(prompts) if prompts else 0
         self.shared = PartialPrompt[T]((), len(prompts))

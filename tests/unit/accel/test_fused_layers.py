@@ -88,3 +88,13 @@ def test_nothing_is_compiled_without_triton(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert not fuses(GPU)
     assert fused(abs, GPU) is abs
+
+
+def test_nothing_is_compiled_if_results_must_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rl_platform.accel import fused_elementwise
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(fused_elementwise, "_compiles", lambda: True)
+    assert fused_elementwise.fuses(GPU)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert not fused_elementwise.fuses(GPU)
