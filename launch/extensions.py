@@ -46,7 +46,7 @@ USES = (
         GROUPS, "filter", lambda config: [sampling.filter if (sampling := config.algorithm.dynamic_sampling) else None]
     ),
     Use(SAMPLES, "filter", lambda config: [config.algorithm.sample_filter]),
-    Use(REWARD, "", lambda config: []),  # its own process imports it: preflight.check_reward
+    Use(REWARD, "", lambda config: []),  # its own process imports it: user_code_checks.check_reward
     Use(TOOL, "", lambda config: [turns.tool if (turns := config.rollout.multi_turn) else None]),
     Use(AGENT, "", lambda config: [agent.function if (agent := config.rollout.agent) else None]),
     Use(AGENT_TOOL, "", lambda config: [tool.type for tool in agent.tools] if (agent := config.rollout.agent) else []),

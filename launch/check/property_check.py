@@ -32,8 +32,8 @@ from rl_platform.launch.console import run_console
 from rl_platform.launch.env_check import check_env
 from rl_platform.launch.extensions import check_extensions
 from rl_platform.launch.panels import print_lines
-from rl_platform.launch.preflight import check_reward_functions
 from rl_platform.launch.session import spaces_of
+from rl_platform.launch.user_code_checks import check_reward_functions
 from rl_platform.runtime.cpu import one_thread
 from rl_platform.user_code import is_named
 

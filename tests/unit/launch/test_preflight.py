@@ -18,9 +18,11 @@ from rl_platform.errors import ConfigError, Problem, Unreachable
 from rl_platform.launch import preflight
 from rl_platform.launch.command import load
 from rl_platform.launch.extensions import check_extensions
+from rl_platform.launch.model_checks import check_architectures, check_models
 from rl_platform.launch.output import output_folder
-from rl_platform.launch.preflight import check_architectures, check_cheap, check_models, check_reward
+from rl_platform.launch.preflight import check_cheap
 from rl_platform.launch.session import checked
+from rl_platform.launch.user_code_checks import check_reward
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 

@@ -1,0 +1,178 @@
+"""Checks before anything starts that read the configs of models: architectures, sizes, memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psutil
+import torch
+
+from rl_platform.config.schema import Config
+from rl_platform.config.schema.reward import RewardModel
+from rl_platform.envs.embodied.spaces import EnvSpaces
+from rl_platform.errors import ConfigError, Problem
+from rl_platform.extras import required
+from rl_platform.launch.sharding import check_sharding
+from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.scheduler import Placement
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+    from rl_platform.config.schema.models import Model
+
+BYTES_TRAINED = 16  # per parameter: float32 weight, gradient and two Adam moments
+BYTES_SAVED = 12  # the same without the gradient
+BYTES_FROZEN = 4
+
+
+def check_architectures(config: Config, placement: Placement) -> None:
+    """Raises ConfigError with the problems of all models that their config.json shows: families, quantised weights,
+    positions, outputs that a full KL cannot compare. Reads no weights."""
+    from rl_platform.models.build import length_problem
+    from rl_platform.models.language import LogitTransform
+
+    problems: dict[str, Problem] = {}  # by text: components share models
+    outputs = {}
+    for name in ("actor", "critic", "reference"):
+        if name not in placement.components:
+            continue
+        try:
+            model_config, _, key = _model_config(config, name)
+        except ConfigError as error:
+            problems |= {str(problem): problem for problem in error.problems}
+            continue
+        outputs[name] = LogitTransform.of(model_config)
+        if (problem := length_problem(config, model_config, key)) is not None:
+            problems[str(problem)] = problem
+    if config.reward.model is not None:
+        try:
+            classifier_parts(config.reward.model)
+        except ConfigError as error:
+            problems |= {str(problem): problem for problem in error.problems}
+    full_kl = config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss
+    if full_kl and len({*(outputs[name] for name in ("actor", "reference") if name in outputs)}) > 1:
+        message = (
+            "a full KL computes the logits of both models alike, and the reference scales or caps its own otherwise"
+        )
+        problem = Problem("reference.model", message, allowed="a model with the actor's scale and cap of logits")
+        problems[str(problem)] = problem
+    if problems:
+        raise ConfigError([*problems.values()])
+
+
+def check_models(config: Config, placement: Placement, inventory: Inventory) -> int:
+    """Returns the bytes of a checkpoint. Raises ConfigError if a model cannot be loaded or memory is too small.
+
+    Counts weights, gradients and optimizer state, without activations and caches.
+    """
+    from rl_platform.models.tokenizer import load_tokenizer, stops
+
+    check_sharding(config, placement)
+    if config.rollout.stop:
+        stops(load_tokenizer(config.actor.model), config.rollout.stop)
+    sizes = {
+        name: _parameters(config, name) for name in ("actor", "critic", "reference") if name in placement.components
+    }
+    needs = {name: frozen * BYTES_FROZEN + trained * BYTES_TRAINED for name, (frozen, trained) in sizes.items()}
+    if not any(host.accelerators for host in placement.hosts):
+        needs["rollout (repacked weights)"] = sum(sizes["actor"]) * BYTES_FROZEN
+        if (scoring := config.reward.classifier) is not None and scoring.model is not None:
+            needs["reward"] = _reward_bytes(scoring.model)
+        _check_memory(config, needs, inventory)
+    return sum(trained for _, trained in sizes.values()) * BYTES_SAVED
+
+
+def _check_memory(config: Config, needs: dict[str, int], inventory: Inventory) -> None:
+    free = min(psutil.virtual_memory().available, inventory.nodes[0].memory or psutil.virtual_memory().total)
+    if sum(needs.values()) <= free:
+        return
+    parts = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in needs.items())
+    message = f"training needs {sum(needs.values()) / 2**30:.1f} GiB ({parts}), {free / 2**30:.1f} GiB are free"
+    value = config.actor.model.path or "random_init"
+    raise ConfigError([Problem("actor.model", message, value=value, hint="a smaller model, or a GPU")])
+
+
+def _model_config(config: Config, name: str) -> tuple[PretrainedConfig, Model, str]:
+    """Returns the transformers config of a component's language model, its section and the key of that.
+
+    Raises ConfigError for a model that the platform does not compute.
+    """
+    from rl_platform.models.causal_lm import load_config
+    from rl_platform.models.tokenizer import load_tokenizer
+
+    section, key = getattr(config, name).model, f"{name}.model"
+    if section is None:
+        section, key = config.actor.model, "actor.model"
+    tokenizer = load_tokenizer(section, key)
+    return load_config(section, tokenizer.vocab_size, tokenizer.eos_token_ids[0], key), section, key
+
+
+def _parameters(config: Config, name: str) -> tuple[int, int]:
+    """Returns the numbers of frozen and trained parameters of a component's language model, built without memory."""
+    from rl_platform.models.causal_lm import meta_causal_lm
+
+    model_config, section, key = _model_config(config, name)
+    if section.path is None:
+        network = meta_causal_lm(model_config)
+    else:
+        from rl_platform.models.pretrained.pretrained_lm import empty_causal_lm
+
+        network = empty_causal_lm(model_config, section.path, f"{key}.path")
+    head = 0
+    if name == "critic":  # a scalar head replaces the vocabulary's; it is trained beside adapters too
+        network, head = network.base_model, model_config.hidden_size + 1
+    count = sum(parameter.numel() for parameter in network.parameters())
+    if name == "reference":
+        return count, 0
+    lora = getattr(config, name).lora
+    if lora is None:
+        return 0, count + head
+    from rl_platform.models.adapters.lora import adapter_parameters
+
+    return count, adapter_parameters(network.base_model, lora) + head
+
+
+def _reward_bytes(section: RewardModel) -> int:
+    """Returns the bytes of a reward model's weights, built without memory."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForSequenceClassification
+
+    model_config = classifier_parts(section)[1]
+    with init_empty_weights():
+        network = AutoModelForSequenceClassification.from_config(model_config)
+    size = sum(parameter.numel() for parameter in network.parameters())
+    return size * (BYTES_FROZEN if section.dtype == "float32" else BYTES_FROZEN // 2)
+
+
+def classifier_parts(section: RewardModel) -> tuple[PreTrainedTokenizerBase, PretrainedConfig]:
+    with required("rl_platform.components.reward_models", "reward.type"):
+        from rl_platform.components.reward_models.classifier import load_parts
+
+    return load_parts(section)
+
+
+def policy_bytes(config: Config, spaces: EnvSpaces) -> int:
+    """Estimates the bytes of an embodied run's checkpoint: trained parameters, their moments, observations."""
+    from rl_platform.components.actor import embodied_policy
+
+    if config.actor.model.type == "vla":  # its language model is read from a folder
+        with required("rl_platform.placement.estimates", "actor.model.type"):
+            from rl_platform.placement.estimates.component_shapes import shapes
+            from rl_platform.placement.estimates.policy_shape import PolicyShape
+
+        _check_backbone(config)
+        shape = next((each for each in shapes(config)[0].values() if isinstance(each, PolicyShape)), None)
+        trained = 0 if shape is None else shape.trained_parameters(config.actor.lora)
+    else:
+        with required("rl_platform.models.policies", "actor.model"), torch.device("meta"):
+            trained = sum(parameter.numel() for parameter in embodied_policy(config, spaces, 0).parameters())
+    return trained * BYTES_SAVED + config.env.num_envs * spaces.observation_size * (1 if spaces.images else 4)
+
+
+def _check_backbone(config: Config) -> None:
+    """Raises ConfigError for a language model that a vision-language-action policy does not compute."""
+    with required("rl_platform.models.policies", "actor.model.type"):
+        from rl_platform.models.policies.vla import refuse_features
+
+    refuse_features(_model_config(config, "actor")[0], config.actor.model.path, 0)

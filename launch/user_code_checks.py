@@ -1,0 +1,91 @@
+"""Checks before anything starts that import code of the user, or start what scores: extensions, agents, rewards."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rl_platform.config.schema import Config
+from rl_platform.config.schema.reward import Scoring
+from rl_platform.envs.reasoning.question import Split
+from rl_platform.errors import ConfigError, check_all, problems_of
+from rl_platform.extras import required
+from rl_platform.launch.extensions import check_extensions
+from rl_platform.launch.model_checks import classifier_parts
+from rl_platform.launch.preflight import removed_secrets
+from rl_platform.user_code import is_named
+
+if TYPE_CHECKING:
+    pass
+
+
+def check_user_functions(config: Config) -> None:
+    """Raises ConfigError with all code of the user that cannot be imported; see also `check_reward`."""
+    checks = [check_extensions]
+    if config.runner.task_type == "reasoning":
+        checks += [check_reward, _check_agent]
+    check_all(*(partial(check, config) for check in checks))
+
+
+def _check_agent(config: Config) -> None:
+    """Raises ConfigError for schemas, parameters and a format of tools, or an environment, that cannot be used."""
+    if (agent := config.rollout.agent) is None or agent.function is not None:
+        return
+    from rl_platform.components.agents.environment_loop import check_environment
+    from rl_platform.components.agents.tool_formats import format_of
+    from rl_platform.components.agents.tool_loop import schemas_of
+    from rl_platform.models.tokenizer import load_tokenizer
+
+    if agent.environment is not None:
+        check_environment(agent)
+    if agent.tools:
+        schemas_of(agent)
+        format_of(load_tokenizer(config.actor.model), agent, config.data.use_chat_template)
+
+
+def check_reward(config: Config) -> None:
+    """Raises ConfigError or WorkerError if the user's reward function cannot be imported or the reward model is
+    invalid, Unreachable if the reward server does not answer. Does not read the weights of a reward model.
+    """
+    for key, scoring in config.reward.parts:
+        with problems_of(key, "reward"):
+            _check_scoring(config, scoring)
+
+
+def check_reward_functions(config: Config) -> None:
+    """As `check_reward`, of functions of the user alone: no server is asked and no model is looked for."""
+    for key, scoring in config.reward.parts:
+        if is_named(scoring.type):
+            with problems_of(key, "reward"):
+                _check_scoring(config, scoring)
+
+
+def _check_scoring(config: Config, scoring: Scoring) -> None:
+    section = next((name for name in ("judge", "model", "code") if name == scoring.type), None)
+    if problems := list(removed_secrets(scoring.address, f"reward.{section}.url" if section else "reward.url")):
+        raise ConfigError(problems)
+    from rl_platform.components.reward import http_scorer, process_scorer, verifier_spec
+
+    one = scoring.model_copy(update={"num_workers": 1})
+    if scoring.type == "code":
+        with required("rl_platform.envs.reasoning.sandbox", "reward.type"):
+            process_scorer(config.data, one).close()
+    elif scoring.asks_server:
+        with (
+            required("rl_platform.envs.reasoning.servers", "reward.type"),
+            required("rl_platform.components.reward_models", "reward.type"),
+        ):
+            http_scorer(config.data, scoring).close()
+    elif scoring.model is not None:
+        classifier_parts(scoring.model)
+    elif not verifier_spec(config.data, scoring).built_in:
+        process_scorer(config.data, one).close()
+
+
+def check_tests(config: Config, questions: Split) -> None:
+    """Raises DataError for a question without the tests that a reward of type code needs."""
+    from rl_platform.envs.reasoning import build
+
+    if any(part.type == "code" for _, part in config.reward.parts):
+        with required("rl_platform.envs.reasoning.sandbox", "reward.type"):
+            build.check_tests([*questions.train, *questions.validation])
