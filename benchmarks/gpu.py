@@ -163,7 +163,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
 
     if options.small:
-        import_module(*PRELOADED)
+        for name in PRELOADED:
+            import_module(name)
     set_forkserver_preload(PRELOADED)
 
     def write() -> None:

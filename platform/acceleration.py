@@ -135,7 +135,9 @@ def decode_attention() -> tuple[Any, Any] | None:
     return PageTable, CompiledDecodeAttention
 
 
-def decoding_step(decoder: object, most_rows: int, device: torch.device, dtype: torch.dtype) -> CudaDecoding | None:
+def decoding_step(
+    decoder: object, most_rows: int, device: torch.device, dtype: torch.dtype, *, graphs: bool
+) -> CudaDecoding | None:
     """Returns decoding steps of at most `most_rows` sequences as CUDA graphs; None if they do not cover the decoder."""
     import torch
 
@@ -150,7 +152,9 @@ def decoding_step(decoder: object, most_rows: int, device: torch.device, dtype: 
     from rl_platform.accel.cuda_check import agrees
 
     flash = flashes(device, dtype, decoder.layers[0].head_dim)
-    return CudaDecoding(decoder, most_rows, device) if agrees(decoder, device, dtype, flash=flash) else None
+    if not agrees(decoder, device, dtype, flash=flash):
+        return None
+    return CudaDecoding(decoder, most_rows, device, graphs=graphs)
 
 
 def row_operations(device: torch.device, dtype: torch.dtype) -> CompiledRows | None:

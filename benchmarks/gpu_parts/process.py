@@ -16,7 +16,14 @@ from typing import Any
 
 from gpu_parts.part import Part, Report, Setup
 
-PRELOADED = ["gpu_parts.preloaded"]  # by the server that forks the processes of parts
+PRELOADED = [  # by the server that forks the processes of parts; none of them initialises CUDA
+    "accelerate",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen2.modeling_qwen2",
+    "rl_platform.launch.session",
+]
 LOGGED = 4000  # characters of a failed part's output
 
 

@@ -46,6 +46,8 @@ def measure(setup: Setup, report: Report) -> None:
     report("memory bandwidth of a copy, reads and writes", bandwidth / 1e12, "TB/s")
     engine = TorchRolloutEngine(plain.config, (), max(rows for rows, _ in cases), setup.device, dtype)
     engine.receive(Weights(0, state))
+    if not setup.small:
+        report("the engine decodes without its kernels", engine._decoding is None, "", at_most(0))
     for rows, prompt in cases:
         if not setup.small:
             generated(engine, rows, prompt, new, seed=0)  # warms up, and captures the graphs of all numbers of rows

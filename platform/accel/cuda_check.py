@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from rl_platform.engines.rollout.kv_cache import KVCache, Page
 from rl_platform.engines.rollout.paged_attention import DecodeAttention, PrefillAttention, PrefillChunk, Readers
 
 logger = logging.getLogger(__name__)
-PROMPTS = (70, 5)  # tokens: a page and more, and less than a page
+PASSES = ((70, 5), (140, 9))  # tokens of two prompts after each pass: the second one fills a page begun by the first
 TOLERANCE = {torch.float32: 5e-3}  # relative norm of a difference; TF32 rounds to three digits
 HALF_TOLERANCE = 0.02
 
@@ -32,6 +33,19 @@ class Differs(Exception):
 class _Row:
     stored: int
     pages: list[Page] = field(default_factory=list)
+
+
+@dataclass
+class _Prompt:
+    pages: list[Page]
+    tail: Tensor
+
+    def chunk(self, cache: KVCache, start: int, stop: int) -> PrefillChunk:
+        self.pages += [cache.take() for _ in range(stop // cache.page - len(self.pages))]
+        return PrefillChunk(self.pages, self.tail, start, stop)
+
+    def stored(self) -> Tensor:
+        return torch.cat([*(page.data for page in self.pages), self.tail], dim=3)
 
 
 def agrees(decoder: FusedDecoder, device: torch.device, dtype: torch.dtype, *, flash: bool) -> bool:
@@ -55,63 +69,74 @@ class _Comparison:
         self.hidden, self.inner = decoder.backbone.config.hidden_size, decoder.backbone.config.intermediate_size
 
     def run(self, flash: bool) -> None:
-        self._rows()
-        caches = [
-            KVCache(1, len(PROMPTS), self.key_heads, self.width, dtype=self.dtype, device=self.device) for _ in "ab"
+        self._row_operations()
+        prompts = len(PASSES[0])
+        caches = [KVCache(1, prompts, self.key_heads, self.width, dtype=self.dtype, device=self.device) for _ in "ab"]
+        states = [
+            [_Prompt([], cache.tails.new_zeros(cache.tails[:, :, 0].shape)) for _ in range(prompts)] for cache in caches
         ]
-        chunks = [self._chunks(cache) for cache in caches]
-        tokens = [self._numbers(1, heads, sum(PROMPTS), self.width) for heads in self._counts()]
-        attentions = PrefillAttention(chunks[0]), (PagedPrefill if flash else PrefillAttention)(chunks[1])
-        self._compare("attention of prompts", *(attention(0, *tokens, 0.1) for attention in attentions))
-        stored = [
-            torch.cat([*(page.data for page in chunks_of[0].pages), chunks_of[0].tail], dim=3) for chunks_of in chunks
-        ]
-        self._compare("stored prompts", *stored)
+        kinds = PrefillAttention, PagedPrefill if flash else PrefillAttention
+        for starts, stops in zip(((0,) * prompts, *PASSES), PASSES, strict=False):
+            tokens = self._heads(sum(stops) - sum(starts))
+            found = []
+            for cache, own, kind in zip(caches, states, kinds, strict=True):
+                chunks = [
+                    one.chunk(cache, *span) for one, span in zip(own, zip(starts, stops, strict=True), strict=True)
+                ]
+                found.append(kind(chunks)(0, *tokens, 0.1))
+            self._compare("attention of prompts", *found)
+        self._compare("stored prompts", *(torch.cat([one.stored() for one in own], dim=3) for own in states))
+        self._decoding_step(caches, states)
 
-        rows = [_Row(chunk.stop, [*chunk.pages]) for chunk in chunks[0]]
-        for cache, chunks_of in zip(caches, chunks, strict=True):
-            for slot, chunk in enumerate(chunks_of):
-                cache.begin(slot, chunk.tail)
-        new = [self._numbers(1, heads, len(rows), self.width) for heads in self._counts()]
+    def _decoding_step(self, caches: list[KVCache], states: list[list[_Prompt]]) -> None:
+        rows = [_Row(length, one.pages) for length, one in zip(PASSES[-1], states[0], strict=True)]
+        for cache, own in zip(caches, states, strict=True):
+            for slot, one in enumerate(own):
+                cache.begin(slot, one.tail)
+        count, sizes = len(rows), (self.heads, self.key_heads, self.key_heads)
+        together = self._numbers(count, sum(sizes) * self.width)  # side by side, as of one product
+        given = together.split([heads * self.width for heads in sizes], dim=1)
+        angles = torch.rand(count, self.width // 2, generator=self.draws, device=self.device).repeat(1, 2)
+        cos, sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+        norms = [self._norm(self.width, norm) for norm in self.layer.head_norms]
+        parts = [part.reshape(count, -1, self.width) for part in given]
+        for place, norm in enumerate(norms):
+            parts[place] = PLAIN_ROWS.norm(parts[place], norm)
+        negated = torch.cat([-sin[:, : self.width // 2], sin[:, self.width // 2 :]], dim=1)
+        for place in (0, 1):
+            parts[place] = PLAIN_ROWS.rotate(parts[place], sizes[place], cos[:, None], negated[:, None])
+        new = [part.transpose(0, 1)[None] for part in parts]
         plain = DecodeAttention(caches[0], rows, Readers(caches[0], rows))(0, *new, 0.1)
-        flat = [part[0].transpose(0, 1).reshape(len(rows), -1) for part in new]
-        one, zero = (torch.full((len(rows), self.width), value, device=self.device) for value in (1.0, 0.0))
         lengths = torch.tensor([row.stored + 1 for row in rows], device=self.device)
-        table = self._table(caches[1], chunks[1])
-        found = PagedAttention(lengths, table, caches[1].page, one.to(self.dtype), zero.to(self.dtype))(0, *flat, 0.1)
-        self._compare("attention of a decoding step", plain.flatten(1), found)
+        attention = PagedAttention(lengths, self._table(caches[1], states[1]), caches[1].page, cos, sin)
+        self._compare("attention of a decoding step", plain.flatten(1), attention(0, *given, 0.1, norms))
         self._compare("stored tokens", *(cache.tails for cache in caches))
 
-    def _counts(self) -> tuple[int, int, int]:
-        return self.heads, self.key_heads, self.key_heads
+    def _row_operations(self) -> None:
+        states, more, gates = (self._numbers(3, size) for size in (self.hidden, self.hidden, 2 * self.inner))
+        norm, kinds = self._norm(self.hidden, self.layer.norm), (PLAIN_ROWS, CudaRows())
+        self._compare("norm", *(rows.norm(states.clone(), norm, more) for rows in kinds))
+        self._compare("gate", *(rows.gated(gates) for rows in kinds))
+
+    def _heads(self, tokens: int) -> list[Tensor]:
+        return [self._numbers(1, heads, tokens, self.width) for heads in (self.heads, self.key_heads, self.key_heads)]
 
     def _numbers(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.draws, device=self.device, dtype=self.dtype)
 
-    def _rows(self) -> None:
-        states, more, gates = (
-            self._numbers(3, self.hidden),
-            self._numbers(3, self.hidden),
-            self._numbers(3, 2 * self.inner),
-        )
-        weight = torch.nn.Module()
-        weight.weight = torch.nn.Parameter(self._numbers(self.hidden), requires_grad=False)
-        weight.variance_epsilon = self.layer.norm.variance_epsilon  # type: ignore[assignment]
-        kinds = PLAIN_ROWS, CudaRows()
-        self._compare("norm", *(rows.norm(states.clone(), weight, more) for rows in kinds))
-        self._compare("gate", *(rows.gated(gates) for rows in kinds))
+    def _norm(self, width: int, like: Any) -> Any:
+        """Returns a norm with random weights; those of the model are not loaded yet."""
+        norm: Any = torch.nn.Module()
+        norm.weight = torch.nn.Parameter(self._numbers(width), requires_grad=False)
+        norm.variance_epsilon = like.variance_epsilon
+        return norm
 
-    def _chunks(self, cache: KVCache) -> list[PrefillChunk]:
-        tails = [cache.tails.new_zeros(cache.tails[:, :, 0].shape) for _ in PROMPTS]
-        pages = [[cache.take() for _ in range(length // cache.page)] for length in PROMPTS]
-        return [PrefillChunk(own, tail, 0, length) for own, tail, length in zip(pages, tails, PROMPTS, strict=True)]
-
-    def _table(self, cache: KVCache, chunks: list[PrefillChunk]) -> Tensor:
-        size, slots = cache.tails[0, 0, 0].nbytes, cache.slots
-        table = torch.zeros(2, len(chunks), 2, dtype=torch.int64)
-        for row, chunk in enumerate(chunks):
-            tail = cache.tails.data_ptr() + row * size, 2 * slots * size
-            for place, entry in enumerate([*(place_of(page) for page in chunk.pages), tail]):
+    def _table(self, cache: KVCache, own: list[_Prompt]) -> Tensor:
+        size = cache.tails[0, 0, 0].nbytes
+        table = torch.zeros(max(len(one.pages) for one in own) + 1, len(own), 2, dtype=torch.int64)
+        for row, one in enumerate(own):
+            tail = cache.tails.data_ptr() + row * size, 2 * cache.slots * size
+            for place, entry in enumerate([*(place_of(page) for page in one.pages), tail]):
                 table[place, row] = torch.tensor(entry)
         return table.to(self.device)
 

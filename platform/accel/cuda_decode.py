@@ -8,7 +8,7 @@ pages in place. Prompts enter by a forward pass of their own, in half precision 
 There is a graph for each padded number of rows and kind of sampling. The first step of a kind runs without a graph,
 because libraries allocate and kernels compile then; the second one is captured. Graphs contain the addresses of the
 weights, so weights that moved need new graphs. Graphs share one memory pool, which holds the activations and
-the logits of the largest step and is kept between generations.
+the logits of the largest step and is kept between generations. A graph larger than all others replaces them.
 
 Not covered: windows shorter than a sequence, capped scores, sinks, and rotary frequencies that depend on the length.
 """
@@ -49,7 +49,7 @@ def decodes(decoder: object, dtype: torch.dtype) -> bool:
     if not isinstance(decoder, FusedDecoder) or not isinstance(decoder.head, JoinedLinear):
         return False
     widths = {layer.head_dim for layer in decoder.layers}
-    fits = all(width * dtype.itemsize <= WIDEST and width % 8 == 0 for width in widths)
+    fits = all(width * dtype.itemsize <= WIDEST and width >= 16 and width % 8 == 0 for width in widths)
     return fits and getattr(decoder.backbone.rotary_emb, "rope_type", "default") not in BY_LENGTH
 
 
@@ -70,9 +70,14 @@ def padded(rows: int) -> int:
 
 
 class CudaDecoding:
-    """Decoding steps with the weights of `decoder`, of at most `most_rows` sequences."""
+    """Decoding steps with the weights of `decoder`, of at most `most_rows` sequences.
 
-    def __init__(self, decoder: FusedDecoder, most_rows: int, device: torch.device) -> None:
+    graphs False: each step launches its kernels, because other threads of this process use the GPU meanwhile. Their
+    synchronisations or freed memory would end the capture of a graph with an error.
+    """
+
+    def __init__(self, decoder: FusedDecoder, most_rows: int, device: torch.device, *, graphs: bool = True) -> None:
+        self.graphs = graphs
         self.decoder, self.device, self.rows = decoder, device, padded(most_rows)
         decoder.use(CudaRows())  # for prompts
         self._weights: list[int] = []
@@ -84,6 +89,7 @@ class CudaDecoding:
     def drop(self) -> None:
         """Frees the graphs and their memory."""
         self._graphs: dict[object, tuple[torch.cuda.CUDAGraph, Tensor] | None] = {}
+        self._largest = 0
         self._pool = torch.cuda.graph_pool_handle() if self._cuda else None
 
     def join(self) -> None:
@@ -174,7 +180,7 @@ class CudaDecoding:
         self._table[count, slot] = tails.data_ptr() + slot * size, 2 * tails.shape[2] * size
 
     def _run(self, size: int) -> Tensor:
-        if self._stream is None:
+        if self._stream is None or not self.graphs:
             return self._compute(size)
         kind = size, self.sampling.temperature, self.sampling.top_k, self.sampling.top_p
         if kind not in self._graphs:
@@ -186,6 +192,9 @@ class CudaDecoding:
             return out
         captured = self._graphs[kind]
         if captured is None:
+            if size > self._largest:  # which would need memory beside that of smaller graphs
+                self.drop()
+                self._largest = size
             captured = self._graphs[kind] = self._captured(size)
         captured[0].replay()
         return captured[1]

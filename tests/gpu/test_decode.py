@@ -64,6 +64,7 @@ def test_shapes_of_heads(heads: int, key_heads: int, head_dim: int) -> None:
     fast, plain = (engine_for(network, DEVICE, fast=on, max_running=40) for on in (True, False))
     requests = prompts(LENGTHS, samples=4)
     check_equal(answers(fast, requests, LONG), answers(plain, requests, LONG))
+    assert graphs(fast) > 0
 
 
 def test_filters_of_a_large_vocabulary() -> None:
@@ -78,8 +79,9 @@ def test_filters_of_a_large_vocabulary() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_smaller_types_stay_close(dtype: torch.dtype) -> None:
     network = causal_lm(heads=14, key_heads=2, head_dim=64).to(DEVICE, dtype)
-    requests = prompts(LENGTHS)
-    found = answers(engine_for(network, DEVICE, fast=True, dtype=dtype), requests, LONG)
+    fast, requests = engine_for(network, DEVICE, fast=True, dtype=dtype), prompts(LENGTHS, shared=100)
+    found = answers(fast, requests, LONG)
+    assert graphs(fast) > 0
     exact, worst = copy.deepcopy(network).float(), []
     for request in requests:
         forced = teacher_forced(exact, request, found[request.index])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 from typing import Any
 
 import pytest
@@ -19,10 +20,7 @@ from rl_platform.models.language import LanguageModel, Statistic
 from rl_platform.models.packed import pack
 
 DEVICE = torch.device("cuda", 0)
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not fused_elementwise.fuses(DEVICE), reason="there is no GPU with Triton"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
 
 def language_model(model_type: str) -> LanguageModel:
@@ -61,6 +59,9 @@ def trained(
 @pytest.mark.parametrize("statistic", ["entropy", "entropy_gradient"])
 def test_log_probs_and_gradients(model_type: str, statistic: Statistic, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second lengths have another number of tokens."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not installed")
+    assert fused_elementwise.fuses(DEVICE), "torch.compile works on a GPU with Triton"
     monkeypatch.setattr(fused_layers, "LARGE", 1)
     monkeypatch.setattr(language, "TOKENS_PER_CHUNK", 256)
     for lengths in ((300, 41, 220), (130, 500)):

@@ -44,6 +44,7 @@ def rollout_engine(
             stop_texts,
             records_routes=config.actor.router_replay,
             continues=rollout.on_update == "continue",
+            alone=config.runner.max_staleness == 0,
         )
     with required("rl_platform.engines.rollout.hosted", "rollout.backend", hint="rollout.backend=torch"):
         from rl_platform.engines.rollout.hosted.build import hosted_engine

@@ -47,7 +47,8 @@ class TorchRolloutEngine:
     dtype: of weights, keys and values; received weights of another type are converted and therefore copied.
     label: the name of this rank for senders of weights. records_routes: completions have the experts of their tokens.
     continues: weights that arrive during `generate` are for the next tokens of unfinished responses, whose keys and
-    values are computed again; else these responses start again.
+    values are computed again; else these responses start again. alone: nothing else in this process uses the GPU during
+    `generate`.
     """
 
     accepts_arrivals = True  # `generate` takes requests that arrive while it generates
@@ -63,6 +64,7 @@ class TorchRolloutEngine:
         stop_texts: StopTexts | None = None,
         records_routes: bool = False,
         continues: bool = False,
+        alone: bool = True,
     ) -> None:
         from accelerate import init_empty_weights
         from transformers import AutoModelForCausalLM
@@ -79,7 +81,7 @@ class TorchRolloutEngine:
         self._turn = threading.Lock()  # held by a waiting update, else decoding would take `_lock` again at once
         self._again = self._aborted = False
         self._decoder = decoder_for(self.model, device, dtype)
-        self._decoding = acceleration.decoding_step(self._decoder, max_running, device, dtype)
+        self._decoding = acceleration.decoding_step(self._decoder, max_running, device, dtype, graphs=alone)
         self._recorder: RecordedRouters | None = None
         if records_routes:
             with required("rl_platform.models.experts", "actor.router_replay"):

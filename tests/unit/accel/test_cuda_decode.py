@@ -188,22 +188,22 @@ def test_which_gpus_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, compared = torch.device("cuda", 0), []
     monkeypatch.setattr(acceleration, "_has_triton", lambda device: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(cuda_decode, "CudaDecoding", lambda *given: given)
+    monkeypatch.setattr(cuda_decode, "CudaDecoding", lambda *given, graphs: given)
     monkeypatch.setattr(cuda_check, "agrees", lambda *given, flash: compared.append(given) or True)
-    assert acceleration.decoding_step(decoder, 4, gpu, torch.float32) is not None
+    assert acceleration.decoding_step(decoder, 4, gpu, torch.float32, graphs=True) is not None
     assert len(compared) == 1
-    assert acceleration.decoding_step(object(), 4, gpu, torch.float32) is None
+    assert acceleration.decoding_step(object(), 4, gpu, torch.float32, graphs=True) is None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert acceleration.decoding_step(decoder, 4, gpu, torch.float32) is None
+    assert acceleration.decoding_step(decoder, 4, gpu, torch.float32, graphs=True) is None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(cuda_check, "agrees", lambda *given, flash: False)
-    assert acceleration.decoding_step(decoder, 4, gpu, torch.float32) is None
+    assert acceleration.decoding_step(decoder, 4, gpu, torch.float32, graphs=True) is None
     assert len(compared) == 1
 
 
 def test_only_gpus_have_it() -> None:
     decoder: Any = engine_for(causal_lm(), CPU, fast=False)._decoder
-    assert acceleration.decoding_step(decoder, 4, CPU, torch.float32) is None
+    assert acceleration.decoding_step(decoder, 4, CPU, torch.float32, graphs=True) is None
 
 
 @compiled

@@ -94,7 +94,7 @@ def test_nothing_is_compiled_if_results_must_repeat(monkeypatch: pytest.MonkeyPa
     from rl_platform.accel import fused_elementwise
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(fused_elementwise, "_compiles", lambda: True)
+    monkeypatch.setattr(fused_elementwise, "_compiles", lambda device: True)
     assert fused_elementwise.fuses(GPU)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     assert not fused_elementwise.fuses(GPU)
