@@ -6,6 +6,7 @@ covered: environments of other modules or interpreters, ids of hubs, the content
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +44,7 @@ def unknown_env(config: Config) -> Iterator[Problem]:
     """Yields the problem of an id that is not registered with Gymnasium."""
     description = EnvDescription.of(config.env)
     unchecked = description.python is not None or description.own_backend or ":" in description.id
-    if config.runner.task_type != "embodied" or unchecked:
+    if config.runner.task_type != "embodied" or unchecked or _in_gymnasium(description.id):
         return
     from gymnasium.error import NamespaceNotFound
 
@@ -52,6 +53,13 @@ def unknown_env(config: Config) -> Iterator[Problem]:
     except ConfigError as error:
         if not isinstance(error.__cause__, ImportError | NamespaceNotFound):
             yield from error.problems
+
+
+def _in_gymnasium(name: str) -> bool:
+    """Returns whether Gymnasium itself registers `name`, from its source: its import takes longer than this check."""
+    package = importlib.util.find_spec("gymnasium")
+    source = Path(package.origin or "").parent / "envs" / "__init__.py" if package is not None else Path()
+    return source.is_file() and f'id="{name}"' in source.read_text(encoding="utf-8")
 
 
 def _files(config: Config) -> Iterator[Problem]:

@@ -59,7 +59,7 @@ def random_case(seed: int, shape: tuple[int, int] = (6, 5)) -> tuple[dict[str, T
     generator = torch.Generator().manual_seed(seed)
 
     def draw(scale: float = 1.0) -> Tensor:
-        return scale * torch.randn(shape, generator=generator)
+        return scale * torch.randn(shape, generator=generator, dtype=torch.float64)
 
     mask = torch.rand(shape, generator=generator) < 0.6
     mask[2] = False
@@ -120,7 +120,11 @@ def test_gaps_and_padding_change_nothing(mode: str, garbage: float) -> None:
     places = torch.tensor([1, 2, 5, 6, 8])
 
     def widen(tensor: Tensor) -> Tensor:
-        wide = torch.full((6, 10), garbage) if tensor.is_floating_point() else torch.zeros(6, 10, dtype=tensor.dtype)
+        wide = (
+            torch.full((6, 10), garbage, dtype=tensor.dtype)
+            if tensor.is_floating_point()
+            else torch.zeros(6, 10, dtype=tensor.dtype)
+        )
         wide[:, places] = tensor
         return wide
 
