@@ -73,16 +73,23 @@ def _files(config: Config) -> Iterator[Problem]:
                 yield Problem(f"{key}.{name}", "no such file", value=path, hint=hint)
 
 
-def _code(value: object, key: str = "") -> Iterator[Problem]:
+def _code(config: dict[str, object]) -> Iterator[Problem]:
+    for key, value in strings_of(config):
+        if (match := _CODE.fullmatch(value)) and not Path(match[1]).exists():
+            hint = "path/to/file.py:Name, from the folder where the run is started"
+            yield Problem(key, "no such file", value=value, hint=hint)
+
+
+def strings_of(value: object, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yields the key and the value of each string in nested dicts and lists."""
     if isinstance(value, dict):
         for name, inner in value.items():
-            yield from _code(inner, f"{key}.{name}" if key else name)
+            yield from strings_of(inner, f"{key}.{name}" if key else name)
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from _code(inner, f"{key}[{index}]")
-    elif isinstance(value, str) and (match := _CODE.fullmatch(value)) and not Path(match[1]).exists():
-        hint = "path/to/file.py:Name, from the folder where the run is started"
-        yield Problem(key, "no such file", value=value, hint=hint)
+            yield from strings_of(inner, f"{key}[{index}]")
+    elif isinstance(value, str):
+        yield key, value
 
 
 def _models(config: Config) -> Iterator[Problem]:

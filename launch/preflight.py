@@ -18,6 +18,7 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.extras import is_present, required
 from rl_platform.launch.cluster import uses_ray
+from rl_platform.launch.missing import strings_of
 from rl_platform.launch.output import output_problems
 from rl_platform.launch.sharding import device_problems, sharding_problems
 from rl_platform.placement.layout import LEARNERS
@@ -58,17 +59,12 @@ def _missing_trackers(config: Config) -> Iterator[Problem]:
         yield from missing_trackers(names)
 
 
-def removed_secrets(value: object, key: str = "") -> Iterator[Problem]:
-    """Yields the keys of a stored config whose secrets were not stored."""
-    if isinstance(value, dict):
-        for name, each in value.items():
-            yield from removed_secrets(each, f"{key}.{name}" if key else name)
-    elif isinstance(value, list):
-        for index, each in enumerate(value):
-            yield from removed_secrets(each, f"{key}[{index}]")
-    elif isinstance(value, str) and (value == MARK or f"={MARK}" in value):
-        hint = f"{key}=${{env:NAME}} reads it from the environment variable NAME"
-        yield Problem(key, "the secret that stood here is not stored in config.yaml", value=value, hint=hint)
+def removed_secrets(config: object, key: str = "") -> Iterator[Problem]:
+    """Yields the keys below `key` of a stored config whose secrets were not stored."""
+    for name, value in strings_of(config, key):
+        if value == MARK or f"={MARK}" in value:
+            hint = f"{name}=${{env:NAME}} reads it from the environment variable NAME"
+            yield Problem(name, "the secret that stood here is not stored in config.yaml", value=value, hint=hint)
 
 
 def _engines(config: Config, placement: Placement) -> Iterator[Problem]:

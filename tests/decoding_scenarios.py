@@ -30,27 +30,25 @@ def causal_lm(
     head_dim: int = 16,
     vocabulary: int = VOCABULARY,
     seed: int = 0,
+    **options: object,
 ) -> Any:
-    """Returns a tiny model with random weights, biases and norms included."""
+    """Returns a tiny model with random weights, biases and norms included. options: further settings of its config."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(
-        kind,
-        vocab_size=vocabulary,
-        hidden_size=8 * heads,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        head_dim=head_dim,
-        max_position_embeddings=1024,
-        initializer_range=0.2,  # distributions far from uniform
-        sliding_window=None,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
+    settings: dict[str, Any] = {
+        "vocab_size": vocabulary,
+        "hidden_size": 8 * heads,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": 1024,
+        "initializer_range": 0.2,  # distributions far from uniform
+    }
+    settings |= dict.fromkeys(("sliding_window", "bos_token_id", "eos_token_id", "pad_token_id"))
+    config = AutoConfig.for_model(kind, **settings | options)
     plain = AutoModelForCausalLM.from_config(config).eval()
     for parameter in plain.parameters():
         if parameter.dim() == 1:

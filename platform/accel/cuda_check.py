@@ -7,7 +7,7 @@ the engine logs a warning and generates by plain torch.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ class Differs(Exception):
 @dataclass
 class _Row:
     stored: int
-    pages: list[Page] = field(default_factory=list)
+    pages: list[Page]
 
 
 @dataclass

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import decoding_scenarios
 import pytest
 import torch
 from torch import Tensor
@@ -34,32 +35,9 @@ def page(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def causal_lm(kind: str = "llama", tied: bool = True, head_dim: int = 8) -> Any:
-    """A tiny model, also its biases and norms with random weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        kind,
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=head_dim,
-        max_position_embeddings=64,
-        tie_word_embeddings=tied,
-        initializer_range=0.3,  # distributions far from uniform
-        sliding_window=None,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
-    plain = AutoModelForCausalLM.from_config(config).eval()
-    for parameter in plain.parameters():
-        if parameter.dim() == 1:
-            parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
-    return plain
+    """A tiny model whose head may be tied."""
+    options = {"tie_word_embeddings": tied, "max_position_embeddings": 64, "initializer_range": 0.3}
+    return decoding_scenarios.causal_lm(kind, head_dim=head_dim, vocabulary=VOCABULARY, **options)
 
 
 def state_of(plain: Any) -> dict[str, Tensor]:
