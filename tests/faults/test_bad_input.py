@@ -175,6 +175,58 @@ def test_missing_files_and_models_are_listed_with_wrong_keys(command, jsonl):
     assert_refused(planned, 2, "1 problem:", "actor.optim.lrr: unknown key")
 
 
+@pytest.mark.parametrize(
+    ("config", "given", "key", "message"),
+    [
+        ("jsonl.yaml", "actor.model.tokenizer=./nowhere", "actor.model.tokenizer", "no such model"),
+        ("jsonl.yaml", "data.task={type: dataset, path: ./nowhere}", "data.task.path", "no such folder"),
+        ("jsonl.yaml", "runner.callbacks=['nowhere.part:Stop']", "runner.callbacks[0]", "there is no module nowhere"),
+        ("jsonl.yaml", "reward.type=nowhere:score", "reward.type", "there is no module nowhere"),
+        (
+            "jsonl.yaml",
+            "reward={type: model, model: {path: ORG/NAME, tokenizer: ./nowhere}}",
+            "reward.model.tokenizer",
+            "no such model",
+        ),
+        (
+            "jsonl.yaml",
+            "rollout={backend: vllm, vllm: {python: ./nowhere}}",
+            "rollout.vllm.python",
+            "no such interpreter",
+        ),
+        (
+            "embodied.yaml",
+            "env={id: CartPole-v1, python: ./nowhere, num_workers: 1}",
+            "env.python",
+            "no such interpreter",
+        ),
+        (
+            "embodied.yaml",
+            "runner.warm_start={demonstrations: nowhere}",
+            "runner.warm_start.demonstrations",
+            "no such file or folder",
+        ),
+    ],
+)
+def test_what_the_machine_lacks_is_listed_with_a_wrong_key(
+    command, jsonl, config: str, given: str, key: str, message: str
+):
+    jsonl(GOOD_LINE * 10)
+    assert_refused(
+        command(config, "actor.optim.lrr=1", given),
+        2,
+        "2 problems:",
+        f"{key}: {message}",
+        "actor.optim.lrr: unknown key",
+    )
+
+
+def test_a_module_of_the_folder_or_an_installed_one_is_no_problem(command, jsonl, folder: Path):
+    (folder / "mine.py").touch()
+    named = ("reward.type=mine:score", "runner.callbacks=['mine:Stop', 'numpy.linalg:Stop']", "actor.optim.lrr=1")
+    assert_refused(command(jsonl(GOOD_LINE * 10), *named), 2, "1 problem:", "actor.optim.lrr: unknown key")
+
+
 def test_an_unknown_environment_is_listed_with_wrong_keys(command):
     wrong = ("env.id=CartPol-v1", "env.num_env=8")
     for option in ([], ["--plan"], ["--rehearse"]):

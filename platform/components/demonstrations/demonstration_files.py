@@ -43,10 +43,9 @@ def read_demonstrations(settings: WarmStart, spaces: EnvSpaces) -> Demonstration
     Raises ConfigError for a file that is missing or unreadable, and for observations or actions of another size, that
     are not finite or, for actions, beyond the bounds.
     """
+    if (problem := absent(settings)) is not None:
+        raise ConfigError([problem])
     path = Path(settings.demonstrations).expanduser()
-    if not path.exists():
-        hint = "an HDF5 file of robomimic's layout, or the folder of a LeRobot data set"
-        raise ConfigError([Problem(FILE, "no such file or folder", value=str(path), hint=hint)])
     observations, actions, episodes = (_lerobot if path.is_dir() else _hdf5)(path, settings.observations)
     if not len(actions):
         raise ConfigError([Problem(FILE, "there are no steps in it", value=str(path))])
@@ -57,6 +56,13 @@ def read_demonstrations(settings: WarmStart, spaces: EnvSpaces) -> Demonstration
         actions = np.rint(actions).astype(np.int64) - np.asarray(spaces.action_start)
     typed = actions.astype(spaces.policy_action_dtype).reshape(len(actions), *spaces.policy_action_shape)
     return Demonstrations(observations.astype(np.float32), typed, episodes)
+
+
+def absent(settings: WarmStart) -> Problem | None:
+    """Returns the problem of demonstrations that are not on this machine."""
+    path = Path(settings.demonstrations).expanduser()
+    hint = "an HDF5 file of robomimic's layout, or the folder of a LeRobot data set"
+    return None if path.exists() else Problem(FILE, "no such file or folder", value=str(path), hint=hint)
 
 
 def _problems(path: Path, observations: np.ndarray, actions: np.ndarray, spaces: EnvSpaces) -> list[Problem]:

@@ -50,6 +50,11 @@ def folder_problem(path: str, key: str) -> Problem | None:
     return None
 
 
+def tokenizer_problem(name: str, key: str) -> Problem | None:
+    """As `folder_problem`, of a tokenizer: its folder needs no model."""
+    return None if (Path(name).expanduser() / "tokenizer_config.json").is_file() else folder_problem(name, key)
+
+
 @cache
 def _from_modelscope(name: str, key: str) -> str:
     """Returns the folder of a model that ModelScope's library has downloaded, in the format of Hugging Face."""
