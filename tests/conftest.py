@@ -99,7 +99,20 @@ NOT_FAST = (  # in these folders: tests of extras and of other parts that most c
     "unit/runners/test_hang_watch.py",
     "unit/runners/test_streamed_evaluation.py",
 )
-MISSING = [name for name in (*FAST, *NOT_FAST) if not (TESTS / name).exists()]
+# Files of about a minute or more. They come first: one that comes last leaves the other processes without work.
+LONG = (
+    "unit/test_types.py",
+    "unit/test_benchmarks.py",
+    "unit/engines/test_megatron.py",
+    "faults/test_worker_faults.py",
+    "faults/test_soak.py",
+    "integration/test_learning.py",
+    "integration/test_ray_runs.py",
+    "integration/test_signals.py",
+    "integration/test_placement_shapes.py",
+    "integration/test_resharding.py",
+)
+MISSING = [name for name in (*FAST, *NOT_FAST, *LONG) if not (TESTS / name).exists()]
 assert not MISSING, MISSING
 
 
@@ -114,17 +127,31 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if other and config.option.markexpr == "fast" else None
 
 
+def order_of(paths: list[Path]) -> dict[Path, float]:
+    """A place for each file. Files that mostly wait for runs alternate with files that compute, to share the cores."""
+    order: dict[Path, float] = {}
+    paths = sorted(paths, key=lambda path: path not in {TESTS / name for name in LONG})
+    for waits in (False, True):
+        group = [path for path in paths if path.is_relative_to(TESTS / "unit") != waits]
+        order |= {path: place / len(group) for place, path in enumerate(group)}
+    return order
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name != "test_types.py")  # else it would be the last one, on one core
+    order = order_of(list(dict.fromkeys(item.path for item in items)))
+    items.sort(key=lambda item: order[item.path])
     for item in items:
         if is_fast(item.path) and not any(item.get_closest_marker(name) for name in ("slow", "release", "gpu")):
             item.add_marker("fast")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two processes, each file in one of them, for `pytest` and `pytest -m fast` without paths; otherwise this one."""
+    """Processes for `pytest` and `pytest -m fast` without paths, each file in one of them; otherwise this one.
+
+    The fast tests keep two cores busy with two processes. All tests together wait half of the time.
+    """
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    return 2 if whole and config.option.markexpr in ("not release", "fast") else 0
+    return {"fast": 2, "not release": 3}.get(config.option.markexpr, 0) if whole else 0
 
 
 @dataclass(frozen=True)
