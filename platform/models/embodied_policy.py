@@ -12,14 +12,14 @@ from rl_platform.extras import required
 from rl_platform.models.forward import EmbodiedActorCritic
 from rl_platform.models.network import build_network
 from rl_platform.models.policy import ActorCriticPolicy, PolicyConfig
-from rl_platform.models.squash import Squash
-from rl_platform.models.vision import ImageEncoder, PartsEncoder
 from rl_platform.user_code import is_named
 
 if TYPE_CHECKING:
     from torch import nn
 
     from rl_platform.models.policies.recurrent_policy import RecurrentPolicy
+    from rl_platform.models.policies.squash import Squash
+    from rl_platform.models.policies.vision import ImageEncoder, PartsEncoder
     from rl_platform.models.policies.vla import VisionLanguagePolicy
     from rl_platform.models.vlas.flow_policy import FlowPolicy
 
@@ -43,20 +43,14 @@ def build_policy(
             from rl_platform.models.vlas.build import build
 
         return build(model, spaces, levels, seed, instructions)
-    squashed = model.action_distribution == "squashed"
-    encoder: ImageEncoder | PartsEncoder | None = None
-    if model.type == "cnn" and spaces.images:
-        encoder = ImageEncoder(spaces.observation_shape, model.cnn)
-    elif model.type == "cnn":
-        encoder = PartsEncoder(spaces.parts, model.cnn)
     config = PolicyConfig(
         hidden_sizes=model.hidden_sizes,
         activation=model.activation,
         initial_log_std=model.initial_log_std,
         log_std=model.log_std,
-        squash=Squash(spaces.action_low, spaces.action_high) if squashed else None,
+        squash=_squash(model, spaces),
         network=build_network(model.type, spaces, model.kwargs) if is_named(model.type) else None,
-        encoder=encoder,
+        encoder=_encoder(model, spaces),
         recurrent_size=model.recurrent_size,
         num_actions=levels.num_actions,
         num_values=levels.values,
@@ -71,6 +65,22 @@ def build_policy(
     from rl_platform.models.policies.chunk_policy import ChunkPolicy
 
     return ChunkPolicy(shape, actions, config)
+
+
+def _encoder(model: Model, spaces: EnvSpaces) -> ImageEncoder | PartsEncoder | None:
+    if model.type != "cnn":
+        return None
+    from rl_platform.models.policies.vision import ImageEncoder, PartsEncoder
+
+    return ImageEncoder(spaces.observation_shape, model.cnn) if spaces.images else PartsEncoder(spaces.parts, model.cnn)
+
+
+def _squash(model: Model, spaces: EnvSpaces) -> Squash | None:
+    if model.action_distribution != "squashed":
+        return None
+    from rl_platform.models.policies.squash import Squash
+
+    return Squash(spaces.action_low, spaces.action_high)
 
 
 def trainable(policy: EmbodiedPolicy, levels: ActionLevels) -> nn.Module:

@@ -23,14 +23,6 @@ if TYPE_CHECKING:
     from rl_platform.models.policies.vla import VisionLanguagePolicy
 
 
-def tasks_of_rows(tasks: Tensor | None, instructions: int, rows: Tensor) -> Tensor:
-    """Returns the index of each row's instruction, [B] int64. tasks: it, or None with a single instruction."""
-    if tasks is not None:
-        return tasks
-    assert instructions == 1, "a policy with several instructions needs the task of each row"
-    return torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-
-
 class TokenPolicy(nn.Module):
     """Log-probabilities of the sampled tokens under a language model, at the rollout's temperature.
 

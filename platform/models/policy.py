@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,10 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.choices import chosen, entropies, log_distributions, of_choices
 from rl_platform.models.draws import Among, normals
-from rl_platform.models.squash import Squash
-from rl_platform.models.vision import ImageEncoder, PartsEncoder
+
+if TYPE_CHECKING:
+    from rl_platform.models.policies.squash import Squash
+    from rl_platform.models.policies.vision import ImageEncoder, PartsEncoder
 
 
 class Tanh(nn.Module):

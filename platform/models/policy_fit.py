@@ -45,7 +45,8 @@ def policy_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
         hint = "env.pixels has a MuJoCo environment drawn; else actor.model.type: mlp"
         observed = f"shape {spaces.observation_shape}, {spaces.observation_dtype}"
         return [*problems, Problem("actor.model.type", message, value=observed, allowed=allowed, hint=hint)]
-    from rl_platform.models.vision import ImageLayout
+    with required("rl_platform.models.policies", "actor.model.type"):
+        from rl_platform.models.policies.vision import ImageLayout
 
     size = min((ImageLayout(shape).height_and_width for shape in shapes), key=min)
     if min(model.cnn.map_sizes(*size)[-1]) < 1:

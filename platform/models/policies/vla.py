@@ -26,10 +26,9 @@ from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.attention import Features, is_plain
 from rl_platform.models.causal_lm import load_causal_lm, quiet_transformers
 from rl_platform.models.draws import Among, choices
-from rl_platform.models.forward import tasks_of_rows
 from rl_platform.models.language import LanguageModel
+from rl_platform.models.policies.vision import ImageEncoder
 from rl_platform.models.tokenizer import load_tokenizer
-from rl_platform.models.vision import ImageEncoder
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -251,3 +250,11 @@ def _keep_first_layers(network: PreTrainedModel, count: int) -> None:
         raise ConfigError([Problem("actor.model.backbone_layers", message, value=str(count), allowed=allowed)])
     del layers[count:]
     network.config.num_hidden_layers = count
+
+
+def tasks_of_rows(tasks: Tensor | None, instructions: int, rows: Tensor) -> Tensor:
+    """Returns the index of each row's instruction, [B] int64. tasks: it, or None with a single instruction."""
+    if tasks is not None:
+        return tasks
+    assert instructions == 1, "a policy with several instructions needs the task of each row"
+    return torch.zeros(len(rows), dtype=torch.int64, device=rows.device)

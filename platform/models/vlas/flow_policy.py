@@ -21,7 +21,7 @@ from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.config.schema.models import Flow
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.models.draws import Among, choices, normals
-from rl_platform.models.forward import tasks_of_rows
+from rl_platform.models.policies.vla import tasks_of_rows
 from rl_platform.models.vlas.actor_critic import ChunkActionsActorCritic
 from rl_platform.models.vlas.denoising import Denoising, bounded_std, entropy, log_density
 from rl_platform.models.vlas.inputs import ActionRange, Instructions, camera_images

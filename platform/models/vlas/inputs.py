@@ -15,8 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 from rl_platform.config.schema.models import Model
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.models.policies.vision import ImageLayout
 from rl_platform.models.pretrained.model_folder import model_folder
-from rl_platform.models.vision import ImageLayout
 
 _KEY = "actor.model.unnorm_key"
 

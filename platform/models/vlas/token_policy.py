@@ -19,7 +19,7 @@ from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.models.choices import entropies, of_choices
 from rl_platform.models.draws import Among, choices
-from rl_platform.models.forward import tasks_of_rows
+from rl_platform.models.policies.vla import tasks_of_rows
 from rl_platform.models.vlas.actor_critic import ChunkActionsActorCritic
 from rl_platform.models.vlas.inputs import ActionRange
 from rl_platform.models.vlas.vision_inputs import VisionInputs

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rl_platform.models.vision import ImageLayout
+from rl_platform.models.policies.vision import ImageLayout
 from rl_platform.models.vlas.inputs import camera_images, channels_of_image
 
 if TYPE_CHECKING:

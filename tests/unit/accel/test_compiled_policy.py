@@ -8,8 +8,8 @@ import torch
 
 from rl_platform.accel.compiled_policy import CompiledPolicy, acts_compiled
 from rl_platform.envs.embodied.spaces import ActionSpace
+from rl_platform.models.policies.squash import Squash
 from rl_platform.models.policy import ActorCriticPolicy, PolicyConfig
-from rl_platform.models.squash import Squash
 
 CPU = torch.device("cpu")
 SPACES = [ActionSpace("continuous", 3), ActionSpace("discrete", 4)]

@@ -10,8 +10,8 @@ from torch.distributions import AffineTransform, Independent, Normal, TanhTransf
 
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.policies.chunk_policy import ChunkPolicy
+from rl_platform.models.policies.squash import Squash
 from rl_platform.models.policy import LOG_STD_RANGE, ActorCriticPolicy, PolicyConfig
-from rl_platform.models.squash import Squash
 
 LOW, HIGH = (-1.0, 0.0, -3.0), (1.0, 5.0, -1.0)
 SPACE = ActionSpace("continuous", 3)

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from rl_platform.config.schema.models import ConvNet
 from rl_platform.envs.embodied.spaces import ActionSpace
+from rl_platform.models.policies.vision import ImageEncoder, ImageLayout
 from rl_platform.models.policy import ActorCriticPolicy, PolicyConfig
-from rl_platform.models.vision import ImageEncoder, ImageLayout
 
 SMALL = ConvNet(channels=[4, 6], kernels=[4, 3], strides=[2, 1])
 LAYOUTS = [  # shape, and what makes [B,channels,height,width] of it

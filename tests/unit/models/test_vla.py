@@ -14,8 +14,8 @@ from rl_platform.config.schema.models import ConvNet, Model, RandomLM
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
 from rl_platform.errors import ConfigError
 from rl_platform.models.language import LanguageModel
+from rl_platform.models.policies.vision import ImageEncoder
 from rl_platform.models.policies.vla import VisionLanguagePolicy, vision_language_policy
-from rl_platform.models.vision import ImageEncoder
 
 CNN = ConvNet(channels=[4, 6], kernels=[4, 3], strides=[2, 1])
 SHAPE = (10, 12, 3)
