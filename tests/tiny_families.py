@@ -14,9 +14,9 @@ import torch
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.models.causal_lm import quiet_transformers
-from rl_platform.models.families import FAMILIES
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.packed import pack
+from rl_platform.models.pretrained.families import FAMILIES
 from rl_platform.records import SamplingParams, Weights
 
 PAGE = Path(__file__).parents[1] / "docs" / "families.md"

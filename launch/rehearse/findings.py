@@ -44,7 +44,8 @@ def _unfit(config: Config, placement: Placement, known: dict[str, Architecture])
     from transformers import AutoConfig
 
     from rl_platform.engines.training.model_problems import model_problems
-    from rl_platform.models.families import architecture_problems, readable_positions
+    from rl_platform.models.build import readable_positions
+    from rl_platform.models.pretrained.families import architecture_problems
     from rl_platform.models.pretrained.folder_files import reading
 
     real = {}

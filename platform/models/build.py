@@ -11,7 +11,6 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Lora, Model
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.causal_lm import load_causal_lm, load_config
-from rl_platform.models.families import readable_positions
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.rng import derive_seed
@@ -77,6 +76,21 @@ def length_problem(config: Config, model_config: PretrainedConfig, key: str) -> 
     message = f"prompt and response together may have {longest} tokens, the model of {key} reads {positions}"
     allowed = f"data.max_prompt_length + data.max_response_length up to {positions}"
     return Problem("data.max_response_length", message, allowed=allowed)
+
+
+def readable_positions(config: PretrainedConfig) -> int | None:
+    """Returns the largest number of tokens of a sequence; None for a model without a limit.
+
+    Long rotary positions (LongRoPE) change for all sequences of a batch when one of them passes the original limit;
+    training and generation have other batches, so that limit counts.
+    """
+    rotary = getattr(config, "rope_parameters", None) or {}
+    if rotary.get("rope_type") == "longrope":
+        original = rotary.get("original_max_position_embeddings")
+        original = original or getattr(config, "original_max_position_embeddings", None)
+        if original:
+            return int(original)
+    return getattr(config, "max_position_embeddings", None)
 
 
 def _several_ranks() -> bool:

@@ -2,7 +2,7 @@
 
 The caller passes the attention object with the tokens: `packed.PackedAttention` in training, the paged caches of the
 rollout engine in generation. This needs an architecture that uses transformers' attention interface, mixes tokens in
-attention only and has a linear head; `pretrained.FAMILIES` lists them.
+attention only and has a linear head; `pretrained/families.py` lists them.
 """
 
 from __future__ import annotations

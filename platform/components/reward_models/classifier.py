@@ -14,7 +14,7 @@ from torch import Tensor
 from rl_platform.config.schema.reward import RewardModel
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.causal_lm import quiet_transformers
-from rl_platform.models.families import quantisation_problem
+from rl_platform.models.pretrained.families import quantisation_problem
 from rl_platform.models.pretrained.folder_files import check_options, check_weights, reading
 from rl_platform.models.pretrained.model_folder import model_folder
 from rl_platform.records import Message

@@ -8,7 +8,7 @@ import torch
 
 from rl_platform.errors import ConfigError
 from rl_platform.models.causal_lm import meta_causal_lm
-from rl_platform.models.families import architecture_problems
+from rl_platform.models.pretrained.families import architecture_problems
 from rl_platform.models.pretrained.folder_files import check_options, check_weights, reading
 from rl_platform.models.pretrained.model_folder import model_folder
 

@@ -18,9 +18,10 @@ from rl_platform.engines.rollout.base import Request
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.models import packed
 from rl_platform.models.attention import is_plain
-from rl_platform.models.families import FAMILIES, architecture_problems, readable_positions, unsupported_features
+from rl_platform.models.build import readable_positions
 from rl_platform.models.forward import TokenPolicy
 from rl_platform.models.language import LanguageModel
+from rl_platform.models.pretrained.families import FAMILIES, architecture_problems, unsupported_features
 from rl_platform.models.pretrained.probe import own_forward, probe
 from rl_platform.records import RolloutBatch, SamplingParams, Weights
 

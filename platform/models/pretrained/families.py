@@ -71,18 +71,3 @@ def unsupported_features(config: PretrainedConfig) -> list[str]:
     if not features and config.model_type not in FAMILIES:
         features.append("layers that are not tested here")
     return features
-
-
-def readable_positions(config: PretrainedConfig) -> int | None:
-    """Returns the largest number of tokens of a sequence; None for a model without a limit.
-
-    Long rotary positions (LongRoPE) change for all sequences of a batch when one of them passes the original limit;
-    training and generation have other batches, so that limit counts.
-    """
-    rotary = getattr(config, "rope_parameters", None) or {}
-    if rotary.get("rope_type") == "longrope":
-        original = rotary.get("original_max_position_embeddings")
-        original = original or getattr(config, "original_max_position_embeddings", None)
-        if original:
-            return int(original)
-    return getattr(config, "max_position_embeddings", None)
