@@ -226,9 +226,7 @@ class Learner(Evaluator):
         number of updates so far. on_request: the ranks gather when weights are requested; no call of the learner may
         run at that time.
         """
-        delta, ahead = self.config.rollout.sync == "delta", self.config.runner.max_staleness
-        # the ones to come, and those of a rollout rank that starts again
-        readable = ahead + 1 if ahead > 1 or self.config.updates_at_once else 1
+        delta, readable = self.config.rollout.sync == "delta", self.config.readable_publications
         offered = readable == 1 and may_go_by_group(self.config, self.device.type == "cuda")
         dtype = published_dtype(self.config, self.device)
         if self.context.world_size > 1:

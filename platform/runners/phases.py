@@ -15,8 +15,8 @@ from torch import Tensor
 
 from rl_platform.config.schema import Config
 from rl_platform.placement.chains import chains
+from rl_platform.placement.decisions import weight_transfer
 from rl_platform.placement.offload_order import CAN_LEAVE, OffloadOrder
-from rl_platform.placement.weight_route import weight_transfer
 from rl_platform.reporter import Reporter
 from rl_platform.runtime.worker_group import Handle, WorkerGroup
 from rl_platform.tracing import recorder

@@ -44,6 +44,12 @@ class Config(Section):
         """True if weights are loaded while responses are generated."""
         return self.runner.max_staleness > 0 and self.rollout.on_update != "finish"
 
+    @property
+    def readable_publications(self) -> int:
+        """Publications of weights that a learner keeps readable: those to come, and that of a rollout that restarts."""
+        ahead = self.runner.max_staleness
+        return ahead + 1 if ahead > 1 or self.updates_at_once else 1
+
     def oldest_version(self, step: int) -> int:
         """Version of weights that are `runner.max_staleness` updates old at the update of `step`; may be negative."""
         return max(0, step - self.algorithm.policy_training_start_step) - self.runner.max_staleness

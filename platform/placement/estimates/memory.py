@@ -24,14 +24,14 @@ from rl_platform.placement.estimates.component_shapes import Shape
 from rl_platform.placement.estimates.hardware import GIB
 from rl_platform.placement.estimates.model_shape import FLOAT, ModelShape
 from rl_platform.placement.estimates.policy_shape import PolicyShape
-from rl_platform.placement.layout import LEARNERS, Layout
-from rl_platform.placement.offload_order import PHASES, Held, Move, OffloadOrder
-from rl_platform.placement.weight_route import (
+from rl_platform.placement.estimates.weight_route import (
     held_publications,
     published_type,
     sends_by_group,
     sent_while_gathered,
 )
+from rl_platform.placement.layout import LEARNERS, Layout
+from rl_platform.placement.offload_order import PHASES, Held, Move, OffloadOrder
 from rl_platform.placement.workload import (
     copies,
     forward_rows,

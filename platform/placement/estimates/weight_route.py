@@ -1,21 +1,11 @@
-"""The transfer of weights from the policy's ranks to the rollout of a placement, and the ranks that hold a copy."""
+"""Which ranks of a policy hold a copy of the weights that they publish for the rollout, and in which type."""
 
 from __future__ import annotations
 
-from typing import Literal
-
 from rl_platform.config.rollout_backend import HOSTED, may_go_by_group
 from rl_platform.config.schema import Config
+from rl_platform.placement.decisions import weight_transfer
 from rl_platform.placement.layout import Layout
-
-
-def weight_transfer(config: Config, layout: Layout) -> Literal["auto", "group", "memory"]:
-    """Returns `rollout.weight_transfer` without `auto` where a process group cannot connect policy and rollout.
-
-    NCCL needs a separate GPU for each rank. With `auto`, rank 0 would hold weights that no group could send.
-    """
-    asked = config.rollout.weight_transfer
-    return "memory" if asked == "auto" and "rollout" in layout.sharing[layout.policy] else asked
 
 
 def held_publications(config: Config, layout: Layout, *, on_gpu: bool) -> int:
@@ -24,15 +14,13 @@ def held_publications(config: Config, layout: Layout, *, on_gpu: bool) -> int:
     Ranks with a rollout in their process hold them for that rollout. Rank 0 holds them for a process group if it trains
     while a restarted rollout may request them. As `components.learner.Learner.publish`.
     """
-    ahead = config.runner.max_staleness
-    readable = ahead + 1 if ahead > 1 or config.updates_at_once else 1
     if "rollout" not in layout.parts or layout.parts[layout.policy].ranks == 1:
         return 0
     policy, rollout = layout.parts[layout.policy], layout.parts["rollout"]
     if policy.key == rollout.key:  # the built-in engine generates with that copy, unless it converts it
         own = config.rollout.backend not in HOSTED and published_type(config, on_gpu=on_gpu) == config.actor.model.dtype
-        return readable - own
-    return int(sends_by_group(config, layout, on_gpu=on_gpu) and ahead == 1)
+        return config.readable_publications - own
+    return int(sends_by_group(config, layout, on_gpu=on_gpu) and config.runner.max_staleness == 1)
 
 
 def sent_while_gathered(config: Config, layout: Layout, *, on_gpu: bool) -> bool:
