@@ -8,7 +8,8 @@ from typing import get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from rl_platform.config.describe import allowed, choices, section_of
+from rl_platform.config.describe import section_of
+from rl_platform.config.explanations.accepted_values import allowed, choices
 from rl_platform.config.explanations.foreign_names import foreign_keys
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.section import Section

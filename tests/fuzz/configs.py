@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from fuzz import values
 
-from rl_platform.config.describe import walk
+from rl_platform.config.explanations.accepted_values import walk
 from rl_platform.launch import command
 from rl_platform.launch.plans.plan_forms import plan
 

@@ -8,7 +8,8 @@ from functools import cache
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from rl_platform.config.describe import allowed, choices, field_at, section_at, walk
+from rl_platform.config.describe import field_at, section_at
+from rl_platform.config.explanations.accepted_values import allowed, choices, walk
 from rl_platform.config.explanations.foreign_names import ForeignName, foreign_sections, of_component, translate
 from rl_platform.config.layers import dotted
 from rl_platform.config.suggest import ALIKE, SURE, nearest

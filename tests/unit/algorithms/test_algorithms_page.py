@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from rl_platform.config.describe import choices, section_of, walk
+from rl_platform.config.describe import section_of
+from rl_platform.config.explanations.accepted_values import choices, walk
 from rl_platform.config.schema.algorithm import (
     ESTIMATORS,
     PFPPO,

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.config.describe import section_at, section_of, walk
+from rl_platform.config.describe import section_at, section_of
+from rl_platform.config.explanations.accepted_values import walk
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import NodeGroup
 from rl_platform.config.schema.data import Source

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rl_platform.config.describe import field_at, walk
+from rl_platform.config.describe import field_at
+from rl_platform.config.explanations.accepted_values import walk
 from rl_platform.config.explanations.foreign_names import foreign_keys, foreign_sections, translate
 from rl_platform.config.schema import Config
 

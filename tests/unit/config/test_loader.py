@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rl_platform.config import load_config
-from rl_platform.config.describe import walk
+from rl_platform.config.explanations.accepted_values import walk
 from rl_platform.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -275,7 +275,7 @@ def test_loading_imports_nothing_heavy_and_is_fast() -> None:
 import sys, time
 started = time.process_time()
 from rl_platform.config import load_config
-from rl_platform.config.describe import walk
+from rl_platform.config.explanations.accepted_values import walk
 from rl_platform.errors import ConfigError
 try:
     load_config({str(Path(__file__).parents[3] / "configs" / "embodied" / "ppo.yaml")!r}, ["algorithm.gama=1"])

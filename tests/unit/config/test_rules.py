@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from rl_platform.config.checks import without
-from rl_platform.config.describe import choices, field_at, walk
+from rl_platform.config.describe import field_at
+from rl_platform.config.explanations.accepted_values import choices, walk
 from rl_platform.config.rules import broken, without_effect
 from rl_platform.config.schema.algorithm import ESTIMATORS, POLICY_LOSSES, KLLossType, KLPenalty, LossAggregation
 
