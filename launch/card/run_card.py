@@ -11,7 +11,7 @@ from rl_platform.user_code import is_named
 
 def run_card(config: Config) -> list[tuple[str, str]]:
     """Returns the algorithm card of a config."""
-    rows = config.transitions
+    rows = config.rows_per_step
     if config.runner.task_type == "reasoning":
         rows = config.data.train_batch_size * config.algorithm.group_size
     lines = algorithm_card(

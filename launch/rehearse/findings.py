@@ -68,7 +68,7 @@ def _unfit(config: Config, placement: Placement, known: dict[str, Architecture])
             check_ranks(real["actor"], config.rollout.tensor_parallel_size or max(1, owned))
         except ConfigError as error:
             yield from error.problems
-    longest = config.data.max_prompt_length + config.data.max_response_length
+    longest = config.data.longest_sequence
     for role in ("actor", "critic", "reference"):
         loaded = real.get(role if role in known else "actor")
         if role not in placement.components or loaded is None:

@@ -205,7 +205,7 @@ def _write_small(
     """Writes the small config to `path`, its models and questions. Returns it, its changes and the files that are not
     on this machine."""
     small, changes = shrunk(config, placement, stands)
-    materials.write_models(config, known, stands, small.data.max_prompt_length + small.data.max_response_length)
+    materials.write_models(config, known, stands, small.data.longest_sequence)
     missing = materials.write_questions(config, stands)
     path.write_text(LoadedConfig(small, {}).resolved_yaml(with_secrets=True), encoding="utf-8")
     try:

@@ -58,9 +58,7 @@ class Sizes:
     @property
     def updates(self) -> int:
         """Mini-batches of a rollout: one, or two where the config has several."""
-        config = self.config
-        rows = config.transitions if self.embodied else config.data.train_batch_size * config.algorithm.group_size
-        return min(2, max(1, rows // config.data.mini_batch_size))
+        return min(2, max(1, self.config.rows_per_step // self.config.data.mini_batch_size))
 
     @property
     def group(self) -> int:

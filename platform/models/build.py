@@ -69,7 +69,7 @@ def language_model(
 
 def length_problem(config: Config, model_config: PretrainedConfig, key: str) -> Problem | None:
     """Returns a problem if `data` allows longer sequences than the model of `key` reads."""
-    longest = config.data.max_prompt_length + config.data.max_response_length
+    longest = config.data.longest_sequence
     positions = readable_positions(model_config) or longest
     if longest <= positions:
         return None

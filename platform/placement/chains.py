@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable
 
 from rl_platform.config.schema import Config
 from rl_platform.placement.layout import Layout
-from rl_platform.placement.workload import micro_batch_rows, rows_per_step
 
 LEAST_PARTS = 4  # of a batch: the last part waits for the last response, so it must be small
 
@@ -58,4 +57,18 @@ def part_rows(config: Config, layout: Layout, names: Collection[str]) -> int:
     forward = config.algorithm.logprob_forward_micro_batch_size
     ranks = {name: layout.parts[name].ranks for name in names}
     wanted = max((forward or micro_batch_rows(config, name, count)) * count for name, count in ranks.items())
-    return min(wanted, -(-rows_per_step(config) // LEAST_PARTS))
+    return min(wanted, -(-config.rows_per_step // LEAST_PARTS))
+
+
+def micro_batch_rows(config: Config, component: str, ranks: int, length: float | None = None) -> int:
+    """Returns the rows of one forward and backward on one rank: its share of a mini-batch, or the configured limit.
+
+    length: mean tokens of a row; None: the greatest length.
+    """
+    section = config.section(component)
+    rows = -(-config.mini_batch_size(component) // ranks)
+    if section.micro_batch_size:
+        rows = min(rows, section.micro_batch_size)
+    if section.max_tokens_per_micro_batch:
+        rows = min(rows, max(1, int(section.max_tokens_per_micro_batch // (length or config.data.longest_sequence))))
+    return rows

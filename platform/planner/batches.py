@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rl_platform.config.schema import Config
+from rl_platform.placement.estimates.workload import copies
 from rl_platform.placement.layout import Layout
-from rl_platform.placement.workload import copies, rows_per_step
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def divisions(config: Config, layout: Layout) -> tuple[Division, ...]:
     if config.runner.task_type == "embodied":
         wanted = [("env.num_envs", config.env.num_envs, "env")]
     else:
-        rows = rows_per_step(config)
+        rows = config.rows_per_step
         grouped = config.algorithm.group_size > 1
         key = "data.train_batch_size * algorithm.group_size" if grouped else "data.train_batch_size"
         wanted = [(key, rows, "rollout"), (key, rows, "reference")]

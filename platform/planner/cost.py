@@ -18,6 +18,7 @@ from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import estimator_needs
 from rl_platform.config.schema.models import Parallel
+from rl_platform.placement.chains import micro_batch_rows
 from rl_platform.placement.estimates.component_shapes import Shape
 from rl_platform.placement.estimates.hardware import Devices
 from rl_platform.placement.estimates.memory import (
@@ -30,17 +31,15 @@ from rl_platform.placement.estimates.memory import (
 from rl_platform.placement.estimates.model_shape import FLOAT, ModelShape
 from rl_platform.placement.estimates.policy_device import with_policy_device
 from rl_platform.placement.estimates.policy_shape import PolicyShape
-from rl_platform.placement.layout import LEARNERS, Layout, Part
-from rl_platform.placement.offload_order import OffloadOrder, PhaseMoves
-from rl_platform.placement.workload import (
+from rl_platform.placement.estimates.workload import (
     copies,
     forward_rows,
     layout_of_learner,
-    micro_batch_rows,
     optimizer_steps,
-    rows_per_step,
     running_sequences,
 )
+from rl_platform.placement.layout import LEARNERS, Layout, Part
+from rl_platform.placement.offload_order import OffloadOrder, PhaseMoves
 from rl_platform.planner.lengths import Lengths, decoding, expected
 from rl_platform.planner.rates import OVERHEADS, Rates, data_sheet
 
@@ -115,7 +114,7 @@ def waves(config: Config, layout: Layout) -> int:
     if config.runner.task_type == "embodied":
         return 1
     ranks = layout.parts["rollout"].ranks
-    return math.ceil(-(-rows_per_step(config) // ranks) / running_sequences(config, ranks))
+    return math.ceil(-(-config.rows_per_step // ranks) / running_sequences(config, ranks))
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ class CostModel:
         self.basis = basis or Basis()
         self.lengths = self.basis.lengths or expected(config)
         self.rates = self.basis.rates or data_sheet(self.device)
-        self.rows = rows_per_step(config)
+        self.rows = config.rows_per_step
         greedy = config.data.train_batch_size if estimator_needs(config.algorithm.adv_type).greedy else 0
         self.responses = self.rows + greedy
 

@@ -30,15 +30,16 @@ from rl_platform.placement.estimates.occupancy import NEARLY_FULL, Crowd, resolv
 from rl_platform.placement.estimates.policy_device import with_policy_device
 from rl_platform.placement.estimates.policy_shape import PolicyShape
 from rl_platform.placement.estimates.recomputation import resolved_recomputation
+from rl_platform.placement.estimates.workload import layout_of_learner
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.layout import LEARNERS, layout_of_split
+from rl_platform.placement.layout import LEARNERS
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.placement.scheduler import schedule
-from rl_platform.placement.workload import layout_of_learner
 from rl_platform.planner.cost import Basis, CostModel, swaps, waves
 from rl_platform.planner.overlap import overlap
 from rl_platform.planner.placement_text import number_ranges
 from rl_platform.planner.report import check_known
+from rl_platform.planner.split_layout import layout_of_split
 from rl_platform.planner.step_timeline import Span, duration, step_seconds, timeline
 from rl_platform.planner.variants import Changes, Variant, contexts, layouts, micro_batches, one_update_older
 

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from statistics import NormalDist
 
+from rl_platform.config.schema.rollout import CHANNEL_CAPACITY
+from rl_platform.placement.estimates.workload import optimizer_steps
 from rl_platform.placement.layout import LEARNERS
-from rl_platform.placement.workload import CHANNEL_CAPACITY, optimizer_steps, rows_per_step
 from rl_platform.planner.cost import ADVANTAGES, waves
 from rl_platform.planner.discrete_events import Clock, Process
 from rl_platform.planner.report import Report
@@ -110,7 +111,7 @@ def model_of(report: Report) -> RunModel:
     simulated = cluster.simulation
     several = cluster.address is not None or not layout.one_process
     by_ray = several if cluster.runtime == "auto" else cluster.runtime == "ray"
-    rows = max(1, rows_per_step(config) // parts)
+    rows = max(1, config.rows_per_step // parts)
     return RunModel(
         works=works,
         sharing=sharing,

@@ -16,8 +16,8 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Parallel
 from rl_platform.placement.estimates.component_shapes import Shape
 from rl_platform.placement.estimates.model_shape import ModelShape
+from rl_platform.placement.estimates.workload import layout_of_learner
 from rl_platform.placement.layout import LEARNERS
-from rl_platform.placement.workload import layout_of_learner, longest
 
 STAGES = (1, 2, 4, 8)  # tried pipeline sizes
 FACTORS = (0.25, 0.5, 2, 4, 8)  # tried sizes of a micro-batch, in multiples of the config's
@@ -58,7 +58,7 @@ def layouts(config: Config, shapes: Mapping[str, Shape], per_node: int, rollout_
 def contexts(config: Config, variant: Variant, shapes: Mapping[str, Shape], per_node: int) -> Iterator[Variant]:
     """Yields variants of `variant` in which other numbers of ranks split the tokens of long sequences."""
     models = {name: shape for name in LEARNERS if isinstance(shape := shapes.get(name), ModelShape)}
-    if not models or longest(config) < LONG:
+    if not models or config.data.longest_sequence < LONG:
         return
     for size in (2**exponent for exponent in range(per_node.bit_length()) if 2**exponent <= per_node):
         changed = _with_context(variant.config, models, size)
@@ -94,8 +94,9 @@ def micro_batches(variant: Variant) -> Iterator[Variant]:
         sections = {}
         for role in ("actor", "critic"):
             section = variant.config.section(role)
-            for name in ("micro_batch_size", "max_tokens_per_micro_batch"):
-                value, least = getattr(section, name), 1 if name == "micro_batch_size" else longest(variant.config)
+            leasts = {"micro_batch_size": 1, "max_tokens_per_micro_batch": variant.config.data.longest_sequence}
+            for name, least in leasts.items():
+                value = getattr(section, name)
                 if value is not None and value * factor >= least:
                     changes[f"{role}.{name}"] = int(value * factor)
             own = {key.partition(".")[2]: value for key, value in changes.items() if key.startswith(f"{role}.")}

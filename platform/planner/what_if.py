@@ -15,7 +15,6 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError
 from rl_platform.placement.grammar import Entry, Segment, read
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.workload import longest
 from rl_platform.planner.lengths import Lengths
 from rl_platform.planner.report import Report
 
@@ -111,7 +110,7 @@ def _lengths(config: Config) -> Iterator[Choice]:
             overrides.append(f"data.expected_response_length={max(1, int(mean * choice.factor))}")
         for role in ("actor", "critic"):
             held = config.section(role).max_tokens_per_micro_batch
-            if held is not None and held < longest(config) + choice.value - own:
+            if held is not None and held < config.data.longest_sequence + choice.value - own:
                 overrides.append(f"{role}.max_tokens_per_micro_batch={int(held * choice.factor)}")
         yield replace(choice, overrides=tuple(overrides))
 

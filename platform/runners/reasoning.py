@@ -22,7 +22,7 @@ from rl_platform.components.reward import LanguageReward
 from rl_platform.components.rollout import LanguageRollout
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import estimator_needs
-from rl_platform.config.schema.rollout import Sampling
+from rl_platform.config.schema.rollout import CHANNEL_CAPACITY, Sampling
 from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.verifiers import DECIDING
@@ -30,7 +30,6 @@ from rl_platform.errors import ChannelClosed, CheckpointError, WorkerDied
 from rl_platform.extras import required
 from rl_platform.models.tokenizer import Tokenizer, load_tokenizer
 from rl_platform.placement.offload_order import OffloadOrder
-from rl_platform.placement.workload import CHANNEL_CAPACITY
 from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory, Weights
 from rl_platform.reporter import Reporter
 from rl_platform.runners.component_groups import TypedGroups

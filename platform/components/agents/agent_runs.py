@@ -77,7 +77,7 @@ class AgentRuns:
         if not wanted:
             return
         data, failures = self.config.data, list[str]()
-        longest = data.max_prompt_length + data.max_response_length
+        longest = data.longest_sequence
         if self._tools is not None:
             self._tools.begin()
         at_once = min(self.options.max_running, len(wanted))

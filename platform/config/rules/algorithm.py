@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rl_platform.config.rules.data import rows_of_step
 from rl_platform.config.rules.models import policy_is
 from rl_platform.config.rules.rule import CHUNKS, TASK, Unread, embodied, reasoning, unknown_name, unread_keys, when
 from rl_platform.config.schema import Config
@@ -322,7 +321,7 @@ def _unknown_filter(config: Config, key: str) -> Problem | None:
 
 def _steps_of_rollout(config: Config) -> int:
     """Optimizer steps on one rollout."""
-    return config.algorithm.ppo_epochs * -(-rows_of_step(config) // config.data.mini_batch_size)
+    return config.algorithm.ppo_epochs * -(-config.rows_per_step // config.data.mini_batch_size)
 
 
 def _old_log_probs(config: Config) -> Iterator[Problem]:
@@ -353,13 +352,13 @@ def _old_log_probs(config: Config) -> Iterator[Problem]:
         message = f"policy_loss {algorithm.policy_loss} compares log-probs before the update"
         yield Problem(_OLD, message, hint=recompute)
     if source == "current" and when(
-        lambda: _steps_of_rollout(config) > 1 and rows_of_step(config) % mini_batch.mini_batch_size == 0
+        lambda: _steps_of_rollout(config) > 1 and config.rows_per_step % mini_batch.mini_batch_size == 0
     ):
         message = (
             f"a rollout has {_steps_of_rollout(config)} optimizer steps, and from the second on the current policy "
             "differs from the old one"
         )
-        yield Problem(_OLD, message, hint=f"{_MINI}: {rows_of_step(config)}, and {_EPOCHS}: 1")
+        yield Problem(_OLD, message, hint=f"{_MINI}: {config.rows_per_step}, and {_EPOCHS}: 1")
 
 
 def _unread_by_estimator(config: Config) -> Iterator[Unread]:
@@ -513,12 +512,12 @@ def _unread_rows(config: Config) -> Iterator[Unread]:
     elif when(lambda: algorithm.pf_ppo.method != "pow"):
         reason = "it belongs to algorithm.pf_ppo.method pow"
         yield Unread("algorithm.pf_ppo.power", reason, ("algorithm.pf_ppo.method",))
-    if when(lambda: rows_of_step(config) <= config.data.mini_batch_size):
+    if when(lambda: config.rows_per_step <= config.data.mini_batch_size):
         prompts, envs = ("data.train_batch_size", _GROUP_SIZE), ("env.num_envs", "env.rollout_steps", CHUNKS)
         sizes = (_MINI, *(envs if embodied(config) else prompts), TASK)
         if when(lambda: algorithm.ppo_epochs == 1):
             reason = f"a rollout has one optimizer step ({_EPOCHS}, {_MINI}), after which none could be skipped"
             yield Unread("algorithm.target_kl", reason, (_EPOCHS, *sizes))
-        if when(lambda: not config.critic.use_critic_model or rows_of_step(config) <= config.mini_batch_size("critic")):
+        if when(lambda: not config.critic.use_critic_model or config.rows_per_step <= config.mini_batch_size("critic")):
             reason = f"a rollout is one mini-batch ({_MINI}), in which the order of rows has no effect"
             yield Unread("algorithm.shuffle_mini_batches", reason, (*sizes, "critic.mini_batch_size"))

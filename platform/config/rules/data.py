@@ -21,11 +21,6 @@ _PROMPTS = (
 )
 
 
-def rows_of_step(config: Config) -> int:
-    """Rows of a rollout: sequences, or transitions of an embodied run."""
-    return config.transitions if embodied(config) else config.data.train_batch_size * config.algorithm.group_size
-
-
 def divisor_of(rows: int, size: int) -> str:
     """Returns the allowed sizes in words, with the divisors of `rows` next to `size`."""
     tried = 10_000  # sizes on either side
@@ -37,8 +32,8 @@ def divisor_of(rows: int, size: int) -> str:
 
 def refused(config: Config) -> Iterator[Problem]:
     data = config.data
-    if when(lambda: rows_of_step(config) % data.mini_batch_size):
-        rows, size = rows_of_step(config), data.mini_batch_size
+    if when(lambda: config.rows_per_step % data.mini_batch_size):
+        rows, size = config.rows_per_step, data.mini_batch_size
         message, allowed = f"mini-batches of {size} do not divide the {rows} ", divisor_of(rows, size)
         if embodied(config):
             chunks = f" / {CHUNKS}" if config.actor.model.num_action_chunks > 1 else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rl_platform.config.rules.data import divisor_of, rows_of_step
+from rl_platform.config.rules.data import divisor_of
 from rl_platform.config.rules.rule import CHUNKS, TASK, Unread, embodied, reasoning, unknown_name, unread_keys, when
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import ESTIMATORS, estimator_needs
@@ -71,11 +71,6 @@ def policy_is(config: Config, *types: str) -> bool:
     return embodied(config) and config.actor.model.type in types
 
 
-def longest_sequence(config: Config) -> int:
-    """Tokens of the longest prompt and response together."""
-    return config.data.max_prompt_length + config.data.max_response_length
-
-
 def critic_problem(config: Config) -> Problem | None:
     """Returns the problem of `critic.use_critic_model`, None if there is none."""
     algorithm = config.algorithm
@@ -125,8 +120,8 @@ def _language_model(config: Config, role: str) -> Iterator[Problem]:
     if when(lambda: shape.num_kv_heads is not None and shape.num_heads % shape.num_kv_heads):
         message = f"the number of key and value heads does not divide num_heads {shape.num_heads}"
         yield Problem(f"{inside}.num_kv_heads", message)
-    if when(lambda: reasoning(config) and shape.max_positions < longest_sequence(config)):
-        message = f"prompt and response together may have {longest_sequence(config)} tokens"
+    if when(lambda: reasoning(config) and shape.max_positions < config.data.longest_sequence):
+        message = f"prompt and response together may have {config.data.longest_sequence} tokens"
         yield Problem(f"{inside}.max_positions", message)
 
 
@@ -139,8 +134,8 @@ def _training(config: Config, role: str) -> Iterator[Problem]:
     own = when(lambda: config.critic.mini_batch_size) if role == "critic" else None
     if own is not None:
         mini = "critic.mini_batch_size"
-        if when(lambda: rows_of_step(config) % own):
-            rows_there = rows_of_step(config)
+        if when(lambda: config.rows_per_step % own):
+            rows_there = config.rows_per_step
             message = f"mini-batches of {own} do not divide the {rows_there} sequences of a step"
             hint = "a step has data.train_batch_size * algorithm.group_size sequences"
             yield Problem(mini, message, allowed=divisor_of(rows_there, own), hint=hint)
@@ -152,9 +147,9 @@ def _training(config: Config, role: str) -> Iterator[Problem]:
         whole = config.mini_batch_size(role)
         message = f"micro-batches of {size} rows do not divide a mini-batch of {whole} ({mini})"
         yield Problem(rows, message, allowed=divisor_of(whole, size))
-    if limit is not None and when(lambda: limit < longest_sequence(config)):
+    if limit is not None and when(lambda: limit < config.data.longest_sequence):
         message = "the longest sequence does not fit: prompt and response together may have "
-        yield Problem(tokens, f"{message}{longest_sequence(config)} tokens")
+        yield Problem(tokens, f"{message}{config.data.longest_sequence} tokens")
     if when(lambda: section.optim.min_lr > section.optim.lr):
         message = f"the learning rate would rise: {role}.optim.lr is {section.optim.lr}"
         yield Problem(f"{role}.optim.min_lr", message)

@@ -130,9 +130,11 @@ class Config(Section):
         return tuple(text for text in own if text is not None)
 
     @property
-    def transitions(self) -> int:
-        """Embodied: rows of a rollout, one per choice of the policy."""
-        return self.env.num_envs * self.env.rollout_steps // self.actor.model.num_action_chunks
+    def rows_per_step(self) -> int:
+        """Rows of a rollout: sequences, or transitions of an embodied run, one per choice of the policy."""
+        if self.runner.task_type == "embodied":
+            return self.env.num_envs * self.env.rollout_steps // self.actor.model.num_action_chunks
+        return self.data.train_batch_size * self.algorithm.group_size
 
     @property
     def sequence_length(self) -> int:

@@ -68,6 +68,11 @@ class Data(Section):
     shuffle: bool = key(True, "shuffle the prompts anew in every epoch, from runner.seed")
 
     @property
+    def longest_sequence(self) -> int:
+        """Tokens of the longest prompt and response together."""
+        return self.max_prompt_length + self.max_response_length
+
+    @property
     def tasks(self) -> list[tuple[str, Task]]:
         """Every source of questions with its key."""
         if self.sources:

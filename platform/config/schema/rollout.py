@@ -12,6 +12,7 @@ from rl_platform.config.schema.section import Section, key
 ENGINES = ("auto", "torch", "sglang", "vllm")
 AGENT_TOOLS = ("search", "python", "calculator")
 TEXT_ENVIRONMENTS = ("guess_number", "reasoning_gym", "textarena", "verifiers", "openenv")
+CHANNEL_CAPACITY = 1024  # responses that may wait for the reward or the runner
 RUNNING = 64  # sequences decoded together, unless their number follows from the memory
 
 

@@ -66,7 +66,7 @@ def _user_engine(
         device=device,
         dtype=generation_dtype(config.actor.model.dtype, device),
         max_running=config.rollout.running_limit,
-        longest=data.max_prompt_length + data.max_response_length,
+        longest=data.longest_sequence,
     )
     kind = ENGINE.load(name)
     with ENGINE.running(name):

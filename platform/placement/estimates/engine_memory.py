@@ -18,10 +18,10 @@ from rl_platform.placement.estimates.component_shapes import shapes
 from rl_platform.placement.estimates.hardware import GIB, Device, devices_of
 from rl_platform.placement.estimates.memory import COMMUNICATOR, PROCESS_ON_GPU, Counted, MemoryModel
 from rl_platform.placement.estimates.occupancy import NEARLY_FULL, Crowd, chosen_order, crowds_of
+from rl_platform.placement.estimates.workload import rows_of_rollout, running_sequences
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.placement.scheduler import Placement
-from rl_platform.placement.workload import rows_of_rollout, running_sequences
 
 MOST_RUNNING = 256  # sequences of an engine without `rollout.max_running_requests`
 MARGIN = 1.1  # for pages that are not full, which the estimate leaves out

@@ -20,6 +20,7 @@ from dataclasses import dataclass, fields
 from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Parallel
+from rl_platform.placement.chains import micro_batch_rows
 from rl_platform.placement.estimates.component_shapes import Shape
 from rl_platform.placement.estimates.hardware import GIB
 from rl_platform.placement.estimates.model_shape import FLOAT, ModelShape
@@ -30,16 +31,9 @@ from rl_platform.placement.estimates.weight_route import (
     sends_by_group,
     sent_while_gathered,
 )
+from rl_platform.placement.estimates.workload import copies, forward_rows, layout_of_learner, running_sequences
 from rl_platform.placement.layout import LEARNERS, Layout
 from rl_platform.placement.offload_order import PHASES, Held, Move, OffloadOrder
-from rl_platform.placement.workload import (
-    copies,
-    forward_rows,
-    layout_of_learner,
-    longest,
-    micro_batch_rows,
-    running_sequences,
-)
 
 ADAM_STATES = 2
 LOGIT_CHUNK = 1024  # positions whose logits exist together: models.language.TOKENS_PER_CHUNK
@@ -218,7 +212,7 @@ class MemoryModel:
             if referenced and self.config.actor.model.dtype == "bfloat16":  # where the CPU has fast bfloat16
                 weights = (shape.parameters - shape.matrices) * bytes_of("bfloat16")
         slots = running_sequences(self.config, self.layout.parts["rollout"].ranks)
-        room = longest(self.config) + (0 if hosted else PAGES_BESIDE)
+        room = self.config.data.longest_sequence + (0 if hosted else PAGES_BESIDE)
         tokens = max(min(PREFILL_TOKENS, slots * self.config.data.max_prompt_length), slots)
         cached = shape.kv_elements_per_token if hosted else shape.whole_kv_elements_per_token
         logits = slots * shape.vocabulary * FLOAT * LOGIT_COPIES
@@ -235,7 +229,7 @@ class MemoryModel:
         assert reward.model is not None
         assert isinstance(shape, ModelShape)
         bytes_each = bytes_of(reward.model.dtype)
-        tokens = reward.max_batch_size * longest(self.config)
+        tokens = reward.max_batch_size * self.config.data.longest_sequence
         return Memory(weights=shape.parameters * bytes_each, activations=tokens * _live_elements(shape) * bytes_each)
 
     def _backward(self, name: str, shape: Shape) -> int:
@@ -244,7 +238,7 @@ class MemoryModel:
         dtype, parallel = self._dtype(name), layout_of_learner(section)
         if isinstance(shape, PolicyShape):
             return rows * _kept_by_policy(shape, dtype, checkpointed=section.gradient_checkpointing is True)
-        tokens = -(-rows * longest(self.config) // parallel.context)
+        tokens = -(-rows * self.config.data.longest_sequence // parallel.context)
         per_layer = saved_bytes_per_token(shape, dtype, parallel, recomputed=self._alone(name, shape))
         kept = tokens * shape.layers * per_layer  # a stage holds fewer layers, but those of more micro-batches
         if section.gradient_checkpointing is True:  # the inputs of all layers, and the recomputed tensors of one
@@ -263,7 +257,7 @@ class MemoryModel:
         if isinstance(shape, PolicyShape):
             return rows * _forward_of_policy(shape)
         context = section.parallel.context
-        tokens = -(-rows * longest(self.config) // context)
+        tokens = -(-rows * self.config.data.longest_sequence // context)
         copied = _half_copies(shape) if self._copies_in_half(name, shape) else 0
         return copied + tokens * _live_elements(shape) * FLOAT + self._logits(shape, rows) // context
 

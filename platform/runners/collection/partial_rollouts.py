@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.rollout import CHANNEL_CAPACITY
 from rl_platform.envs.reasoning.prompts import PromptLoader
 from rl_platform.errors import CheckpointError
-from rl_platform.placement.workload import CHANNEL_CAPACITY
 from rl_platform.records import Prompt, StateDict, Trajectory
 from rl_platform.reporter import Reporter
 from rl_platform.runners.recovery import Recovery

@@ -17,8 +17,8 @@ FROZEN = "reference.training_backend=megatron"
 
 
 def test_transitions_are_choices(load: Any) -> None:
-    assert load("embodied").config.transitions == 8 * 128
-    assert load("embodied", "actor.model.num_action_chunks=4").config.transitions == 8 * 32
+    assert load("embodied").config.rows_per_step == 8 * 128
+    assert load("embodied", "actor.model.num_action_chunks=4").config.rows_per_step == 8 * 32
 
 
 def test_sequences_are_rollouts_unless_they_are_cut(load: Any) -> None:

@@ -108,12 +108,7 @@ def several(config: Config, placement: Placement) -> dict[str, bool]:
         found[f"{name}: devices of a rank"] = any(len(slot.accelerators) > 1 for slot in slots)
         found[f"{name}: ranks of a device"] = 0 < len(devices) < len(slots)
     data = config.data
-    rows = (
-        config.transitions
-        if config.runner.task_type == "embodied"
-        else data.train_batch_size * config.algorithm.group_size
-    )
-    found["mini-batches"] = rows > data.mini_batch_size
+    found["mini-batches"] = config.rows_per_step > data.mini_batch_size
     found["micro-batches"] = data.mini_batch_size > (config.actor.micro_batch_size or data.mini_batch_size)
     found["samples of a prompt"] = config.algorithm.group_size > 1
     found["env workers"] = config.runner.task_type == "embodied" and config.env.num_workers > 1

@@ -24,8 +24,9 @@ from rl_platform.placement.estimates.memory import (
 )
 from rl_platform.placement.estimates.model_shape import ModelShape
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.layout import Layout, layout_of_split
+from rl_platform.placement.layout import Layout
 from rl_platform.placement.scheduler import schedule
+from rl_platform.planner.split_layout import layout_of_split
 from rl_platform.runtime.weights.group import BUCKET
 
 ROOT = Path(__file__).parents[3]

@@ -18,7 +18,6 @@ from rl_platform.models.embodied_policy import build_policy
 from rl_platform.placement.estimates.component_shapes import shapes
 from rl_platform.placement.estimates.policy_shape import ACTIONS, OBSERVATIONS, PolicyShape
 from rl_platform.placement.estimates.vlm_shape import IMAGE
-from rl_platform.placement.workload import rows_per_step
 
 TINY = {"random_init": {"hidden_size": 64, "num_layers": 3, "num_kv_heads": 2, "intermediate_size": 160}}
 PIXELS = {"width": 32, "height": 40, "frame_stack": 2}
@@ -157,7 +156,7 @@ def test_a_frozen_part_costs_an_update_its_forward_alone() -> None:
 
 def test_a_row_of_a_step_is_a_chunk_of_actions() -> None:
     one, four = (config_of(TINY | {"type": "pi0", "num_action_chunks": n}, pixels=True) for n in (1, 4))
-    assert rows_per_step(one) == 4 * rows_per_step(four) == one.env.num_envs * one.env.rollout_steps
+    assert one.rows_per_step == 4 * four.rows_per_step == one.env.num_envs * one.env.rollout_steps
 
 
 def test_a_published_model_has_its_published_size() -> None:

@@ -28,7 +28,7 @@ def hosted_engine(
     rollout = config.rollout
     ranks = rollout.tensor_parallel_size or max(1, len(accelerators))
     check_ranks(model_config, ranks)
-    longest = config.data.max_prompt_length + config.data.max_response_length
+    longest = config.data.longest_sequence
     description = model_config.to_dict()
     description |= {"architectures": description.get("architectures") or [_architecture(model_config)]}
     logs = Path(config.runner.output_dir).expanduser().absolute() / LOGS

@@ -1,30 +1,17 @@
-"""How many rows and tokens a step of a config has, in all and on one rank."""
+"""How many optimizer steps, rows and sequences a step has on one rank."""
 
 from __future__ import annotations
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Parallel, Trainable
-
-CHANNEL_CAPACITY = 1024  # responses that may wait for the reward or the runner
-
-
-def longest(config: Config) -> int:
-    """Returns the tokens of the longest sequence."""
-    return config.data.max_prompt_length + config.data.max_response_length
-
-
-def rows_per_step(config: Config) -> int:
-    """Returns the sequences (embodied: choices of the policy, each for a chunk of actions) of one PPO step."""
-    if config.runner.task_type == "embodied":
-        return config.env.num_envs * config.env.rollout_steps // config.actor.model.num_action_chunks
-    return config.data.train_batch_size * config.algorithm.group_size
+from rl_platform.placement.chains import micro_batch_rows
 
 
 def optimizer_steps(config: Config, component: str) -> int:
     """Returns the optimizer steps of a learner in one PPO step."""
     algorithm = config.algorithm
     epochs = algorithm.critic_epochs if component == "critic" else algorithm.ppo_epochs
-    return epochs * max(1, rows_per_step(config) // config.mini_batch_size(component))
+    return epochs * max(1, config.rows_per_step // config.mini_batch_size(component))
 
 
 def copies(config: Config, component: str, ranks: int) -> int:
@@ -35,23 +22,9 @@ def copies(config: Config, component: str, ranks: int) -> int:
     return max(1, ranks // (parallel.tensor * parallel.pipeline * parallel.context))
 
 
-def micro_batch_rows(config: Config, component: str, ranks: int, length: float | None = None) -> int:
-    """Returns the rows of one forward and backward on one rank: its share of a mini-batch, or the configured limit.
-
-    length: mean tokens of a row; None: the greatest length.
-    """
-    section = config.section(component)
-    rows = -(-config.mini_batch_size(component) // ranks)
-    if section.micro_batch_size:
-        rows = min(rows, section.micro_batch_size)
-    if section.max_tokens_per_micro_batch:
-        rows = min(rows, max(1, int(section.max_tokens_per_micro_batch // (length or longest(config)))))
-    return rows
-
-
 def forward_rows(config: Config, component: str, ranks: int, length: float | None = None) -> int:
     """Returns the rows of one forward without gradient on one rank. length: as of `micro_batch_rows`."""
-    rows, section = -(-rows_per_step(config) // ranks), config.section(component)
+    rows, section = -(-config.rows_per_step // ranks), config.section(component)
     if limit := config.algorithm.logprob_forward_micro_batch_size:
         return min(rows, limit)
     if section.micro_batch_size or section.max_tokens_per_micro_batch:
