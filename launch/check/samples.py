@@ -19,9 +19,9 @@ from rl_platform.algorithms.advantages import advantages
 from rl_platform.algorithms.aggregation import Denominators
 from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss, actor_loss, critic_loss
 from rl_platform.algorithms.metrics import Metrics
-from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.algorithms.rewards import penalized, place_outcome_rewards
 from rl_platform.algorithms.variants.covariance import covariant_positions
+from rl_platform.algorithms.variants.importance_weights import mismatch_weights
 from rl_platform.components.actor import action_levels
 from rl_platform.components.recording import ChunkRecording
 from rl_platform.config.schema import Config

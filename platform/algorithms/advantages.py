@@ -14,25 +14,18 @@ from torch import Tensor
 from rl_platform.algorithms.action_levels import to_log_prob_level
 from rl_platform.algorithms.aggregation import select
 from rl_platform.algorithms.gae import decoupled_gae, length_adaptive_lambda, vtrace
-from rl_platform.algorithms.groups import (
-    grpo,
-    leave_one_out,
-    local_penalties,
-    opo,
-    optimal_token_baseline,
-    raw,
-    remax,
-    reward_to_go,
-    rloo,
-)
+from rl_platform.algorithms.groups import grpo, raw, reward_to_go, rloo
 from rl_platform.algorithms.statistics import whiten, whiten_rows
 from rl_platform.algorithms.user_estimator import Estimate, load_estimator
 from rl_platform.algorithms.validation import check_finite
-from rl_platform.config.schema.algorithm import Algorithm, estimator_needs
+from rl_platform.config.schema.algorithm import ESTIMATORS, Algorithm, estimator_needs
+from rl_platform.extras import required
 from rl_platform.records import RolloutBatch
 
 if TYPE_CHECKING:
     from rl_platform.algorithms.shapes import FloatBT
+
+VARIANTS = "rl_platform.algorithms.variants"  # an extra
 
 
 def advantages(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, FloatBT | None]:
@@ -74,7 +67,13 @@ def reverse_kl(batch: RolloutBatch) -> FloatBT:
 
 def estimator(adv_type: str) -> Estimate:
     """Returns the function of `adv_type`. Raises ConfigError for a user's function that cannot be imported."""
-    return BUILT_IN_ESTIMATORS.get(adv_type) or load_estimator(adv_type)
+    if adv_type in BUILT_IN_ESTIMATORS:
+        return BUILT_IN_ESTIMATORS[adv_type]
+    if adv_type not in ESTIMATORS:
+        return load_estimator(adv_type)
+    with required(VARIANTS, "algorithm.adv_type"):
+        from rl_platform.algorithms.variants.estimator_kinds import KINDS
+    return KINDS[adv_type]
 
 
 def _gae(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, FloatBT]:
@@ -106,24 +105,16 @@ def _gae(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, FloatBT]:
 def _grpo(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, None]:
     arguments = batch.rewards, batch.mask, batch.group_ids
     if algorithm.grpo_leave_one_out:
+        with required(VARIANTS, "algorithm.grpo_leave_one_out"):
+            from rl_platform.algorithms.variants.estimator_kinds import leave_one_out
         return leave_one_out(*arguments, batch.baseline_mask), None
     return grpo(*arguments, algorithm.grpo_std_normalization, batch.baseline_mask), None
 
 
-def _optimal_token_baseline(batch: RolloutBatch, _: Algorithm) -> tuple[FloatBT, None]:
-    assert batch.log_probs is not None
-    assert batch.squared_probs is not None, "optimal_token_baseline needs batch.squared_probs"
-    distributions = batch.log_probs, batch.squared_probs, batch.loss_weights
-    return optimal_token_baseline(batch.rewards, batch.mask, batch.group_ids, *distributions, batch.baseline_mask), None
-
-
-def _remax(batch: RolloutBatch, _: Algorithm) -> tuple[FloatBT, None]:
-    assert batch.baselines is not None, "remax needs batch.baselines"
-    return remax(batch.rewards, batch.mask, batch.baselines), None
-
-
 def _reinforce_plus_plus(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, None]:
     if algorithm.reinforce_kl_credit == "local" and batch.kl_penalties is not None:
+        with required(VARIANTS, "algorithm.reinforce_kl_credit"):
+            from rl_platform.algorithms.variants.estimator_kinds import local_penalties
         return local_penalties(batch.rewards, batch.kl_penalties, batch.mask, algorithm.gamma), None
     return reward_to_go(batch.rewards, batch.value_positions, algorithm.gamma), None
 
@@ -132,11 +123,8 @@ BUILT_IN_ESTIMATORS: dict[str, Estimate] = {
     "gae": _gae,
     "grpo": _grpo,
     "rloo": lambda b, _: (rloo(b.rewards, b.mask, b.group_ids, b.baseline_mask), None),
-    "opo": lambda b, _: (opo(b.rewards, b.mask, b.group_ids, b.baseline_mask), None),
-    "optimal_token_baseline": _optimal_token_baseline,
     "reinforce_plus_plus": _reinforce_plus_plus,
     "reinforce_plus_plus_baseline": lambda b, _: (grpo(b.rewards, b.mask, b.group_ids, False, b.baseline_mask), None),
-    "remax": _remax,
     "raw": lambda b, _: (raw(b.rewards, b.mask), None),
     "distillation": lambda b, _: (torch.zeros_like(b.rewards), None),
 }

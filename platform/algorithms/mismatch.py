@@ -1,117 +1,23 @@
-"""The difference between rollout engine and training engine, which give the same token slightly different log-probs:
-importance weights that correct for it, and metrics of its size.
+"""Metrics of the difference between rollout engine and training engine, which give the same token slightly different
+log-probs.
 
-Always u = log pi_train - log pi_rollout on the active positions: tokens were sampled from the rollout's distribution,
-so exp(u) is their importance ratio. Computed once per rollout batch, before it is split. The ratio of current and old
-policy is in policy_losses.py.
+Always u = log pi_train - log pi_rollout on the active positions. Computed once per rollout batch, before it is split.
+Weights that correct for the difference are in variants/importance_weights.py.
 """
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from rl_platform.algorithms.aggregation import select
-from rl_platform.algorithms.statistics import active_numbers, masked_mean
-from rl_platform.config.schema.algorithm import Rejection, RolloutIS
+from rl_platform.algorithms.statistics import active_numbers
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
-
     from rl_platform.algorithms.shapes import BoolBT, FloatBT
 
 EXPONENT_LIMIT = 20.0
-
-
-@torch.no_grad()
-def mismatch_weights(
-    log_probs: FloatBT, rollout_log_probs: FloatBT, mask: BoolBT, correction: RolloutIS
-) -> tuple[FloatBT, dict[str, float]]:
-    """Constants [B,T] to multiply the policy loss with, 0 outside `mask` [B,T] bool, and the metrics `is/*`.
-
-    Truncated importance sampling, IcePop, geometric sequence mask, rejection by an estimate of the KL, and veto of
-    sequences with a token that is nearly impossible in training. A weight that is not finite is 0 and counted.
-    Positions with weight 0 still count in the denominators of the loss.
-    """
-    u = select(log_probs.float() - rollout_log_probs.float(), mask)
-    broken = ~u.isfinite()
-    u = u.masked_fill(broken, math.nan)  # so that it is in no bounds, alone or in a sum
-    lengths = mask.sum(dim=1, keepdim=True).clamp(min=1)
-    weights, outside = _weights(u, lengths, correction)
-    weights = select(weights, mask)
-    if correction.batch_normalize:
-        mean = masked_mean(weights, mask)
-        weights = weights / torch.where(mean > 0, mean, 1.0)
-    rejected = torch.zeros_like(mask) if correction.reject is None else mask & _rejected(u, lengths, correction.reject)
-    if correction.veto is not None:  # min_t exp(u_t) < veto
-        rejected = rejected | mask & (u.nan_to_num(0.0).amin(dim=1, keepdim=True) < math.log(correction.veto))
-    weights = weights.masked_fill(rejected, 0.0)
-    return weights, _weight_metrics(weights, mask, outside, broken, rejected)
-
-
-def _weights(u: FloatBT, lengths: Int[Tensor, "batch 1"], correction: RolloutIS) -> tuple[FloatBT, BoolBT]:
-    """Weights [B,T], and the positions outside the bounds. NaN is outside and has weight 0."""
-    if correction.mode is None:
-        return (~u.isnan()).to(u.dtype), torch.zeros_like(u, dtype=torch.bool)
-    by_sequence = correction.level == "sequence" and correction.mode != "sequence_mask"
-    # w_t = exp(u_t); of a sequence, w = prod_t exp(u_t) = exp(sum_t u_t)
-    weights = _exp(u.sum(dim=1, keepdim=True).expand_as(u) if by_sequence else u)
-    bounded = weights
-    if correction.mode == "sequence_mask":  # g = exp(1/|o| sum_t u_t), the geometric mean of the ratios
-        bounded = _exp(u.sum(dim=1, keepdim=True) / lengths).expand_as(u)
-    low, high = correction.low, math.inf if correction.high is None else correction.high
-    outside = ~((bounded >= low) & (bounded <= high))
-    if correction.mode == "truncate":  # truncated importance sampling: min(w, high), IcePop below: w inside, else 0
-        return weights.clamp(low, high).nan_to_num(0.0), outside
-    return weights.masked_fill(outside, 0.0), outside
-
-
-def _rejected(u: FloatBT, lengths: Int[Tensor, "batch 1"], rejection: Rejection) -> Bool[Tensor, "batch _"]:
-    """Returns [B,T] or [B,1] bool; a statistic that is not finite is rejected."""
-    match rejection.stat:
-        case "k1":
-            statistic = -u
-        case "k2":
-            statistic = 0.5 * u.square()
-        case "k3":
-            statistic = _k3(u)
-    if rejection.level == "sequence":
-        statistic = statistic.sum(dim=1, keepdim=True) / lengths
-    low = -math.inf if rejection.low is None else rejection.low
-    return ~((statistic <= rejection.threshold) & (statistic >= low))
-
-
-def _exp(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    return x.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT).exp()
-
-
-def _k3(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    u = u.clamp(max=EXPONENT_LIMIT)
-    return torch.expm1(u) - u
-
-
-def _weight_metrics(
-    weights: FloatBT, mask: BoolBT, outside: BoolBT, broken: BoolBT, rejected: BoolBT
-) -> dict[str, float]:
-    """Returns metrics of the applied weights. ess: effective sample size (sum w)^2 / sum w^2, a share of the tokens."""
-    count = int(mask.sum())
-    if count == 0:
-        return {}
-    total, squares = weights.double().sum(), weights.double().square().sum()
-    dropped = mask.any(dim=1) & ~(weights > 0).any(dim=1)
-    return {
-        "is/weight_mean": float(total) / count,
-        "is/weight_max": float(weights[mask].max()),
-        "is/weight_min": float(weights[mask].min()),
-        "is/ess": float(total.square() / squares) / count if squares > 0 else 0.0,
-        "is/oob_frac": int((outside & mask).sum()) / count,
-        "is/rejected_frac": int(rejected.sum()) / count,
-        "is/nonfinite": float(broken.sum()),
-        "is/masked_seqs": float(dropped.sum()),
-    }
 
 
 @torch.no_grad()

@@ -17,16 +17,16 @@ from typing import Protocol
 
 import torch
 
-from rl_platform.algorithms.advantages import advantages, reverse_kl
+from rl_platform.algorithms.advantages import VARIANTS, advantages, reverse_kl
 from rl_platform.algorithms.groups import outcome_scores
 from rl_platform.algorithms.kl import KLController, sequence_mean_kl
-from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.algorithms.rewards import penalized
 from rl_platform.algorithms.rollout_metrics import rollout_metrics
 from rl_platform.algorithms.statistics import masked_mean
 from rl_platform.algorithms.validation import check_batch
 from rl_platform.config.schema import Config
 from rl_platform.errors import Diverged
+from rl_platform.extras import required
 from rl_platform.interrupts import stopping_after_step
 from rl_platform.records import RolloutBatch, StateDict, Weights, WeightsReceived
 from rl_platform.reporter import Reporter
@@ -247,8 +247,8 @@ class PPO:
             self.logged = batch.select(torch.arange(min(self.log_samples, len(batch))))
         batch = replace(batch, token_versions=None)  # the updates read none
         if scores is not None:
-            from rl_platform.algorithms.variants.pf_ppo import apply_pf_ppo
-
+            with required(VARIANTS, "algorithm.use_pf_ppo"):
+                from rl_platform.algorithms.variants.pf_ppo import apply_pf_ppo
             batch, filtration = apply_pf_ppo(batch, scores, self.algorithm.pf_ppo, generator(self.seed, "pf_ppo", step))
             metrics |= filtration
         if batch.ends is not None:
@@ -337,6 +337,8 @@ class PPO:
         """Returns the batch with importance weights w_t = pi_old / pi_rollout of `rollout_is`, and their metrics."""
         if (correction := self.algorithm.rollout_is) is None:
             return batch, {}
+        with required(VARIANTS, "algorithm.rollout_is"):
+            from rl_platform.algorithms.variants.importance_weights import mismatch_weights
         weights, metrics = mismatch_weights(batch.log_probs, batch.rollout_log_probs, batch.mask, correction)
         return replace(batch, loss_weights=weights), metrics
 

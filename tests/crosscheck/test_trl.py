@@ -27,9 +27,9 @@ from trl.trainer.utils import entropy_from_logits, selective_log_softmax
 from rl_platform.algorithms.advantages import advantages
 from rl_platform.algorithms.aggregation import Denominators
 from rl_platform.algorithms.losses import ModelOutputs, actor_loss
-from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.algorithms.rewards import place_outcome_rewards
 from rl_platform.algorithms.statistics import masked_mean, masked_var, whiten
+from rl_platform.algorithms.variants.importance_weights import mismatch_weights
 from rl_platform.config.schema.algorithm import Algorithm, RolloutIS
 from rl_platform.models.language import token_log_probs
 from rl_platform.records import RolloutBatch

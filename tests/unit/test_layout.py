@@ -152,6 +152,7 @@ NEEDS = {  # extras that an extra imports freely
     ),
 }
 SEAMS = (
+    "platform/algorithms/advantages.py",
     "platform/models/causal_lm.py",
     "platform/models/tokenizer.py",
     "platform/config/loader.py",

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rl_platform.algorithms.advantages import BUILT_IN_ESTIMATORS, advantages
-from rl_platform.algorithms.groups import grpo, leave_one_out, local_penalties, reward_to_go, rloo
+from rl_platform.algorithms.advantages import BUILT_IN_ESTIMATORS, advantages, estimator
+from rl_platform.algorithms.groups import grpo, reward_to_go, rloo
 from rl_platform.algorithms.rewards import place_outcome_rewards
 from rl_platform.algorithms.statistics import whiten, whiten_rows
+from rl_platform.algorithms.variants.estimator_kinds import KINDS, leave_one_out, local_penalties
 from rl_platform.config.schema.algorithm import ESTIMATORS, Algorithm
 from rl_platform.errors import Diverged
 from rl_platform.records import RolloutBatch
@@ -251,7 +252,7 @@ def test_whitened_scores(adv_type: str, expected: list[float]) -> None:
 def test_whitened_with_the_biased_variance_of_another_system(adv_type: str, expected: list[float]) -> None:
     """The one difference to NeMo-RL in these estimators."""
     batch = batch_of(torch.tensor([1.0, 0, 2, 0]), LENGTHS, torch.tensor([0, 0, 1, 1]))
-    centred, _ = BUILT_IN_ESTIMATORS[adv_type](batch, Algorithm(adv_type=adv_type))
+    centred, _ = estimator(adv_type)(batch, Algorithm(adv_type=adv_type))
     close(whiten(centred, LENGTHS, unbiased=False), torch.where(LENGTHS, torch.tensor(expected)[:, None], 0.0))
 
 
@@ -374,7 +375,7 @@ def test_shuffled_rows_and_padding_change_nothing(adv_type: str, seed: int) -> N
 
 
 def test_names_and_functions_belong_together() -> None:
-    assert BUILT_IN_ESTIMATORS.keys() == ESTIMATORS.keys()
+    assert {**BUILT_IN_ESTIMATORS, **KINDS}.keys() == ESTIMATORS.keys()
 
 
 @pytest.mark.parametrize("adv_type", ESTIMATORS)

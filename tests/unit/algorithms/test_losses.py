@@ -16,8 +16,8 @@ from torch import Tensor
 from rl_platform.algorithms.aggregation import Denominators, aggregate
 from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss, actor_loss
 from rl_platform.algorithms.metrics import Metrics
-from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.algorithms.policy_losses import ppo_clip
+from rl_platform.algorithms.variants.importance_weights import mismatch_weights
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
 

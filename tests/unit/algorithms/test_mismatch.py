@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rl_platform.algorithms.mismatch import mismatch_metrics, mismatch_weights, token_mismatch_metrics
+from rl_platform.algorithms.mismatch import mismatch_metrics, token_mismatch_metrics
+from rl_platform.algorithms.variants.importance_weights import mismatch_weights
 from rl_platform.config.schema.algorithm import RolloutIS
 
 TRAINED = torch.tensor([[-1.0, -1.0, -2.0, -0.5]])

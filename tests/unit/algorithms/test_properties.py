@@ -14,8 +14,8 @@ from torch import Tensor
 
 from rl_platform.algorithms.advantages import advantages
 from rl_platform.algorithms.kl import sequence_mean_kl
-from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.algorithms.rewards import penalize_kl, place_outcome_rewards
+from rl_platform.algorithms.variants.importance_weights import mismatch_weights
 from rl_platform.config.schema.algorithm import ESTIMATORS, Algorithm, RolloutIS
 from rl_platform.records import RolloutBatch
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rl_platform.algorithms.kl import full_kl
-from rl_platform.algorithms.mismatch import mismatch_weights
+from rl_platform.algorithms.variants.importance_weights import mismatch_weights
 from rl_platform.components.actor import EmbodiedActor, LanguageActor
 from rl_platform.components.critic import LanguageCritic
 from rl_platform.components.learner import FAILURES_IN_A_ROW, keep_failed_batch

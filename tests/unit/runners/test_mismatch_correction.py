@@ -8,7 +8,7 @@ import pytest
 import torch
 from stand_ins import FixedGroup, SilentReporter
 
-from rl_platform.algorithms.mismatch import mismatch_weights
+from rl_platform.algorithms.variants.importance_weights import mismatch_weights
 from rl_platform.config.schema import Config
 from rl_platform.records import RolloutBatch
 from rl_platform.runners.ppo import PPO, Learners
