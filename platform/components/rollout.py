@@ -1,12 +1,12 @@
 """Rollout of language models: prompts in, trajectories out, each as soon as it is finished.
 
 `generate` completes all responses. `generate_until` stops when enough prompts are complete; the other responses go on
-in a later call. Responses of several turns, and agents, are in `agents/`.
+in a later call (`runners/collection/`). Responses of several turns, and agents, are in `agents/`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.rollout import Sampling
-from rl_platform.engines.rollout.base import Completion, Request, RolloutEngine
+from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.build import rollout_engine
 from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.errors import ChannelClosed, WorkerError
@@ -176,6 +176,8 @@ class LanguageRollout:
         Each of them goes once into `complete`, or into `cut` as far as it got. A response draws new random numbers in
         every step. Raises WorkerError as `generate` does.
         """
+        from rl_platform.runners.collection.cut_generation import generate_until, share_of
+
         self._check_weights(version)
         share, quota = share_of(groups, needed, self.context.rank, self.context.world_size)
         total = sum(not one.complete for group in share for one in group)
@@ -204,84 +206,3 @@ class LanguageRollout:
     def _params(self, sampling: Sampling) -> SamplingParams:
         longest = sampling.max_new_tokens or self.config.data.max_response_length
         return SamplingParams(longest, sampling.temperature, sampling.top_p, sampling.top_k)
-
-
-def share_of(groups: Sequence[Group], needed: int, rank: int, ranks: int) -> tuple[list[Group], int]:
-    """Returns the groups of one rank and how many of them it must complete. These numbers add up to `needed`."""
-    return list(groups[rank::ranks]), len(range(needed)[rank::ranks])
-
-
-def generate_until(
-    engine: RolloutEngine,
-    groups: Sequence[Group],
-    needed: int,
-    sampling: SamplingParams,
-    eos: Collection[int],
-    seed: Callable[[Prompt, int], int],
-    deliver: Callable[[Trajectory], None],
-) -> None:
-    """Continues the incomplete responses of `groups` until `needed` groups are complete, and delivers each of them
-    once: complete, in the order they finish, or cut.
-
-    A rank stops when its own share of the needed groups is complete, so it waits for no other rank. With an engine that
-    draws the same numbers again, the same responses are cut again. Responses of the first groups begin first.
-    `sampling.max_new_tokens` bounds the whole response.
-    """
-    work = [(number, one) for number, group in enumerate(groups) for one in group if not one.complete]
-    left = [sum(not one.complete for one in group) for group in groups]
-    complete = delivered = 0
-
-    def on_finished(completion: Completion) -> None:
-        nonlocal complete, delivered
-        number, before = work[completion.index]
-        trajectory = continued(before, completion, engine.version, sampling.max_new_tokens, eos)
-        delivered += 1
-        deliver(trajectory)
-        left[number] -= trajectory.complete
-        if trajectory.complete and not left[number]:
-            complete += 1
-            if complete == needed and delivered < len(work):
-                engine.abort()
-
-    if needed == 0:
-        for _, one in work:
-            deliver(one)
-    elif work:
-        requests = [
-            Request(
-                index,
-                one.prompt.token_ids + one.token_ids,
-                seed(one.prompt, one.sample),
-                sampling.max_new_tokens - len(one.token_ids),
-                len(one.token_ids),
-            )
-            for index, (_, one) in enumerate(work)
-        ]
-        engine.generate(requests, sampling, on_finished)
-
-
-def continued(
-    before: Trajectory, completion: Completion, version: int, longest: int, eos: Collection[int]
-) -> Trajectory:
-    """Returns `before`, extended by a completion of weights `version`, without the text."""
-    tokens, reason = before.token_ids + completion.token_ids, completion.finish_reason
-    if reason == "abort" and tokens:  # the engine may have sampled the last token just before it was stopped
-        reason = "stop" if tokens[-1] in eos else "length" if len(tokens) >= longest else "abort"
-    segments = _segments(before, version, len(completion.token_ids))
-    return replace(
-        before,
-        token_ids=tokens,
-        log_probs=before.log_probs + completion.log_probs,
-        finish_reason=reason,
-        weights_version=segments[0][0] if segments else version,
-        segments=segments if len(segments) > 1 else (),
-    )
-
-
-def _segments(before: Trajectory, version: int, count: int) -> tuple[tuple[int, int], ...]:
-    """Returns the segments of `before` and `count` more tokens of this version."""
-    known = before.segments or ((before.weights_version, len(before.token_ids)),)
-    segments = [segment for segment in known if segment[1]]
-    if segments and segments[-1][0] == version:
-        count += segments.pop()[1]
-    return (*segments, (version, count)) if count else tuple(segments)

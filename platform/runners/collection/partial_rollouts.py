@@ -1,6 +1,6 @@
 """Prompts whose responses take several steps: a step trains on those that complete first, the others continue.
 
-More prompts are open than a step trains on. When enough are complete, the others are cut (`components/rollout.py`).
+More prompts are open than a step trains on. When enough are complete, the others are cut (`cut_generation.py`).
 They are stored here with the log-probs and versions of their tokens, and continue in the next step with its weights.
 The last steps begin fewer prompts, so that none is left over.
 """

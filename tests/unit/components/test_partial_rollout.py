@@ -14,9 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_platform.components.rollout import continued, generate_until, share_of
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights
+from rl_platform.runners.collection.cut_generation import continued, generate_until, share_of
 
 LONGEST = 30
 

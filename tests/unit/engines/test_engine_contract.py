@@ -24,7 +24,6 @@ from vllm_engine import VLLM_PYTHON, needs_vllm
 from waiting import assert_gone
 from weight_senders import SendingProcess
 
-from rl_platform.components.rollout import generate_until
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.hosted.hosted_engine import HostedEngine
 from rl_platform.engines.rollout.sglang.program import SGLangSetup
@@ -35,6 +34,7 @@ from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.engines.rollout.vllm.client import VLLMEngine, VLLMSetup
 from rl_platform.errors import ConfigError
 from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights
+from rl_platform.runners.collection.cut_generation import generate_until
 from rl_platform.runtime.weights.group import WeightsOffer, offer_fields
 
 pytestmark = pytest.mark.timeout(900)

@@ -13,12 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_platform.components.rollout import generate_until, share_of
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.envs.reasoning.prompts import PromptLoader
 from rl_platform.errors import CheckpointError, WorkerDied
 from rl_platform.records import Prompt, SamplingParams, Trajectory
+from rl_platform.runners.collection.cut_generation import generate_until, share_of
 from rl_platform.runners.collection.partial_rollouts import PartialRollouts
 from rl_platform.runners.reasoning import restore
 from rl_platform.runners.recovery import Recovery
