@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from rl_platform.config.schema import Config
+from rl_platform.placement.scheduler import Host
 from rl_platform.records import RolloutBatch
 from rl_platform.runtime.host import ComponentContext
 
@@ -104,25 +106,26 @@ class SilentReporter:
     def note(self, text: str) -> None: ...
 
 
-@dataclass(frozen=True)
-class PlacedHost:
-    name: str
-    members: tuple[tuple[str, int], ...]
-    node: int = 0
-    accelerators: tuple[int, ...] = ()
-    env: dict[str, str] = field(default_factory=dict)
+def placed_host(
+    name: str,
+    members: Sequence[tuple[str, int]],
+    node: int = 0,
+    accelerators: tuple[int, ...] = (),
+    env: Mapping[str, str] | None = None,
+) -> Host:
+    return Host(name, node, accelerators, tuple(members), env or {})
 
 
 @dataclass(frozen=True)
 class Placed:
     """A placement of the hosts `host0`, `host1` and so on."""
 
-    hosts: list[PlacedHost]
+    hosts: list[Host]
 
     @classmethod
     def of(cls, *hosts: list[tuple[str, int]], **options: Any) -> Placed:
         """Placed.of([("actor", 0), ("critic", 0)], [("actor", 1)]) has two hosts."""
-        return cls([PlacedHost(f"host{index}", tuple(members), **options) for index, members in enumerate(hosts)])
+        return cls([placed_host(f"host{index}", members, **options) for index, members in enumerate(hosts)])
 
     def world_size(self, component: str) -> int:
         return sum(name == component for host in self.hosts for name, _ in host.members)

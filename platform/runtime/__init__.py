@@ -5,28 +5,19 @@ Runners and components use this interface only. A runtime for another kind of cl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rl_platform.errors import PlatformError, WorkerDied
 from rl_platform.runtime.channel import Channel
-from rl_platform.runtime.host import ComponentSpec, PlacedHost
+from rl_platform.runtime.host import ComponentSpec
 from rl_platform.runtime.worker_group import WorkerGroup
 from rl_platform.tracing import TraceSpan
 
-__all__ = ["ComponentSpec", "Runtime", "RuntimePlacement"]
+__all__ = ["ComponentSpec", "Runtime"]
 
 START_S = 1800.0  # of `cluster.start_timeout_s`: a large model is downloaded and sharded
-
-
-class RuntimePlacement(Protocol):
-    """The parts of a placement that a runtime reads: the hosts in order of construction, and world sizes."""
-
-    @property
-    def hosts(self) -> Sequence[PlacedHost]: ...
-
-    def world_size(self, component: str) -> int: ...
 
 
 class Runtime(Protocol):

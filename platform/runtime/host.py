@@ -15,13 +15,16 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rl_platform.errors import ChannelClosed, PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.cpu import release_team
 from rl_platform.runtime.peak_memory import memory_peak
 from rl_platform.runtime.waits import stack_of, waiting_on
 from rl_platform.tracing import recorder
+
+if TYPE_CHECKING:
+    from rl_platform.placement.scheduler import Host
 
 logger = logging.getLogger(__name__)
 
@@ -76,22 +79,6 @@ class ComponentSpec:
 
     cls: type
     kwargs: Mapping[str, object] = field(default_factory=dict)
-
-
-class PlacedHost(Protocol):
-    """One host of a placement: `members` are (component, rank) in order of construction.
-
-    `env`, for a host with a process of its own, is added to that process's environment; threads do without.
-    """
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def node(self) -> int: ...
-    @property
-    def accelerators(self) -> tuple[int, ...]: ...
-    @property
-    def members(self) -> tuple[tuple[str, int], ...]: ...
 
 
 def label(component: str, rank: int) -> str:
@@ -238,7 +225,7 @@ class RankThread:
 
 
 def start_ranks(
-    placed: PlacedHost,
+    placed: Host,
     specs: Mapping[str, ComponentSpec],
     world_sizes: Mapping[str, int],
     seed: int,
@@ -247,11 +234,11 @@ def start_ranks(
     """Starts the threads of a host's ranks, in the order of `placed.members`; their components share one dict."""
     shared: dict[str, object] = {}
     names = tuple(dict.fromkeys(name for name, _ in placed.members))
-    accelerators, ranks = tuple(placed.accelerators), {}
+    ranks = {}
     for name, rank in placed.members:
         neighbours = tuple(other for other in names if other != name)
         context = ComponentContext(
-            name, rank, world_sizes[name], placed.node, accelerators, seed, neighbours=neighbours, shared=shared
+            name, rank, world_sizes[name], placed.node, placed.accelerators, seed, neighbours=neighbours, shared=shared
         )
         ranks[name, rank] = RankThread(placed.name, context, specs[name], on_failure)
     return ranks

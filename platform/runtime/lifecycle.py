@@ -12,8 +12,9 @@ from typing import Protocol, Self, TypeVar
 
 from rl_platform.errors import ChannelClosed, Deadline, PlacementError, PlatformError, Problem
 from rl_platform.placement.layout import LEARNERS
+from rl_platform.placement.scheduler import Host
 from rl_platform.runtime.channel import Channel
-from rl_platform.runtime.host import ComponentSpec, PlacedHost, RankThread, label
+from rl_platform.runtime.host import ComponentSpec, RankThread, label
 
 T = TypeVar("T")
 RUNNER = "runner"
@@ -36,7 +37,7 @@ def check_components(placed: Collection[str], components: Mapping[str, Component
         raise PlacementError(unknown + missing)
 
 
-def in_stages(hosts: Sequence[PlacedHost]) -> list[dict[str, list[tuple[str, int]]]]:
+def in_stages(hosts: Sequence[Host]) -> list[dict[str, list[tuple[str, int]]]]:
     """Returns the ranks of hosts in one or two stages of construction, by host in order.
 
     Learners come before the other ranks on their accelerators. SGLang and vLLM divide the memory that is free when they

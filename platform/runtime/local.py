@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rl_platform.errors import PlatformError, WorkerDied
-from rl_platform.runtime import START_S, ComponentSpec, RuntimePlacement
+from rl_platform.placement.scheduler import Placement
+from rl_platform.runtime import START_S, ComponentSpec
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.host import RankThread, start_ranks
 from rl_platform.runtime.lifecycle import (
@@ -43,9 +44,7 @@ class LocalRuntime(ShutsDown):
     seed: the run's; start_timeout_s: the longest construction of a rank.
     """
 
-    def __init__(
-        self, placement: RuntimePlacement, deadline_s: float, seed: int, start_timeout_s: float = START_S
-    ) -> None:
+    def __init__(self, placement: Placement, deadline_s: float, seed: int, start_timeout_s: float = START_S) -> None:
         self._placement, self._start_timeout_s = placement, min(start_timeout_s, threading.TIMEOUT_MAX)
         self._deadline_s = min(deadline_s, threading.TIMEOUT_MAX)
         self._seed = seed

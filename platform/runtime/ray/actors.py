@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rl_platform import acceleration, numerics
 from rl_platform.errors import Deadline, WorkerDied
 from rl_platform.placement.inventory import VISIBLE_DEVICES
-from rl_platform.runtime.host import PlacedHost
+from rl_platform.placement.scheduler import Host
 from rl_platform.runtime.ray import reservation
 from rl_platform.runtime.ray.host_actor import HostActor
 from rl_platform.runtime.ray.serialization import Answer, unpack_error
@@ -42,7 +42,7 @@ class RayActors:
         self._recipes: dict[str, tuple[dict[str, object], tuple[object, ...]]] = {}  # by host: of its actor
         self._visible: dict[str, str] = {}
 
-    def start(self, hosts: Sequence[PlacedHost]) -> Mapping[str, Send]:
+    def start(self, hosts: Sequence[Host]) -> Mapping[str, Send]:
         parts = reservation.by_node(hosts)
         wanted = [reservation.resources_for(part) for part in parts]
         bundles, labels = ([getattr(place, name) for place in wanted] for name in ("resources", "labels"))
@@ -55,11 +55,11 @@ class RayActors:
             self._show_accelerators(part)
         return {name: partial(self._send, name) for name in self._actors}
 
-    def _start_node(self, hosts: Sequence[PlacedHost], bundle: int) -> None:
+    def _start_node(self, hosts: Sequence[Host], bundle: int) -> None:
         """The hosts of one node share its cores; the first one stands for all accelerators that the run has there."""
         gpus = reservation.resources_for(hosts).resources.get("GPU", 0.0)
         for placed in hosts:
-            environment = reservation.environment_of(placed)
+            environment = placed.env
             own = {name: value for name, value in environment.items() if name != VISIBLE_DEVICES}
             options = {
                 "namespace": self.transport.namespace,
@@ -92,7 +92,7 @@ class RayActors:
             actor.see.remote(self._visible[host])  # before the calls that follow
         return partial(self._send, name)
 
-    def _show_accelerators(self, hosts: Sequence[PlacedHost]) -> None:
+    def _show_accelerators(self, hosts: Sequence[Host]) -> None:
         """Translates the plan's accelerators into the names of those that Ray reserved on the node."""
         used = sorted({local for placed in hosts for local in placed.accelerators})
         if not used:

@@ -20,9 +20,9 @@ import ray
 from rl_platform.errors import PlatformError, WorkerDied
 from rl_platform.garbage import collect_as_usual
 from rl_platform.placement.inventory import VISIBLE_DEVICES
+from rl_platform.placement.scheduler import Host
 from rl_platform.runtime.host import RankThread, start_ranks
 from rl_platform.runtime.lifecycle import RUNNER, raise_first, stop_ranks
-from rl_platform.runtime.ray import reservation
 from rl_platform.runtime.ray.fingerprint import code_fingerprint
 from rl_platform.runtime.ray.host_process import (
     CallResult,
@@ -85,7 +85,7 @@ class HostActor:
 
     async def build(
         self,
-        seat: reservation.HostView,
+        seat: Host,
         packed: Packed,
         world_sizes: Mapping[str, int],
         seed: int,

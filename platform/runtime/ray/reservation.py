@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rl_platform.errors import PlacementError, Problem
-from rl_platform.runtime.host import PlacedHost
+from rl_platform.placement.scheduler import Host
 
 NODE_SHARE = 0.01  # of a CPU: what holds a place on a node without keeping others off its cores
 OWN_LABEL = "ray.io/"  # with it begin the labels that Ray gives its nodes itself
@@ -30,47 +30,27 @@ class NodeResources:
         return f"{self.resources.get('GPU', 0):g}" + (f" ({', '.join(labels)})" if labels else "")
 
 
-@dataclass(frozen=True)
-class HostView:
-    """A host as its own process sees it: it numbers the accelerators that it sees from 0."""
-
-    name: str
-    node: int
-    accelerators: tuple[int, ...]
-    members: tuple[tuple[str, int], ...]
-
-    @classmethod
-    def of(cls, placed: PlacedHost) -> HostView:
-        return cls(placed.name, placed.node, tuple(range(len(placed.accelerators))), tuple(placed.members))
-
-
-def environment_of(placed: PlacedHost) -> Mapping[str, str]:
-    """What the placement adds to the host's environment; nothing for placements of threads."""
-    variables: Mapping[str, str] = getattr(placed, "env", {})
-    return variables
-
-
-def by_node(hosts: Sequence[PlacedHost]) -> list[list[PlacedHost]]:
+def by_node(hosts: Sequence[Host]) -> list[list[Host]]:
     """The hosts of each node that has any."""
     nodes = sorted({placed.node for placed in hosts})
     return [[placed for placed in hosts if placed.node == node] for node in nodes]
 
 
-def bundle_for(hosts: Sequence[PlacedHost]) -> Bundle:
+def bundle_for(hosts: Sequence[Host]) -> Bundle:
     """Resources of the hosts of one node: their accelerators as a whole, however many ranks share one."""
     owned = {local for placed in hosts for local in placed.accelerators}
     return {"CPU": NODE_SHARE} | ({"GPU": float(len(owned))} if owned else {})
 
 
-def resources_for(hosts: Sequence[PlacedHost]) -> NodeResources:
-    """The needs of the hosts of one node; placements of threads have no labels."""
-    labels = {key: value for placed in hosts for key, value in getattr(placed, "ray_labels", {}).items()}
+def resources_for(hosts: Sequence[Host]) -> NodeResources:
+    """The needs of the hosts of one node."""
+    labels = {key: value for placed in hosts for key, value in placed.ray_labels.items()}
     return NodeResources(bundle_for(hosts), labels)
 
 
-def threads_for(placed: PlacedHost, hosts: Sequence[PlacedHost], cores: int) -> int:
+def threads_for(placed: Host, hosts: Sequence[Host], cores: int) -> int:
     """Threads to compute with: the hosts of one node share its cores by the accelerators or CPU workers they own."""
-    owned = {other.name: getattr(other, "owned", 1) for other in hosts}
+    owned = {other.name: other.owned for other in hosts}
     return max(1, cores * owned[placed.name] // sum(owned.values()))
 
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from rl_platform.errors import Deadline, PlacementError, PlatformError, Problem, WorkerDied
 from rl_platform.placement.layout import LEARNERS
-from rl_platform.runtime import START_S, ComponentSpec, RuntimePlacement
-from rl_platform.runtime.host import PlacedHost
+from rl_platform.placement.scheduler import Host, Placement
+from rl_platform.runtime import START_S, ComponentSpec
 from rl_platform.runtime.lifecycle import (
     RUNNER,
     SHUTDOWN_S,
@@ -38,7 +38,6 @@ from rl_platform.runtime.ray.channel_proxy import ChannelAddress, ChannelProxy
 from rl_platform.runtime.ray.fingerprint import code_fingerprint
 from rl_platform.runtime.ray.host_process import Member, NamedReferences, ProcessInfo
 from rl_platform.runtime.ray.loss_watch import LauncherWatch
-from rl_platform.runtime.ray.reservation import HostView
 from rl_platform.runtime.ray.restarts import Restarts
 from rl_platform.runtime.ray.serialization import pack_error, unpack_error
 from rl_platform.runtime.ray.worker_proxy import (
@@ -71,7 +70,7 @@ class RayRuntime(ShutsDown):
 
     def __init__(
         self,
-        placement: RuntimePlacement,
+        placement: Placement,
         deadline_s: float,
         seed: int,
         trace: bool = False,
@@ -278,7 +277,10 @@ class RayRuntime(ShutsDown):
     def _build(self, hosts: Iterable[HostProxy]) -> None:
         world_sizes = {name: self._placement.world_size(name) for name, _ in self._members}
         given = self._packed, world_sizes, self._seed, self._homes()
-        seats = {host.name: replace(HostView.of(host.placed), name=host.name) for host in hosts}
+        seats = {}
+        for host in hosts:  # a process numbers the accelerators that it sees from 0
+            accelerators = tuple(range(len(host.placed.accelerators)))
+            seats[host.name] = replace(host.placed, name=host.name, accelerators=accelerators)
         self._all("build", {name: (seat, *given) for name, seat in seats.items()})
 
     def _homes(self) -> dict[str, str]:
@@ -287,7 +289,7 @@ class RayRuntime(ShutsDown):
 
     def _form_groups(self) -> None:
         """A process group for every set of hosts whose learners have several ranks."""
-        groups: dict[tuple[str, ...], list[PlacedHost]] = {}
+        groups: dict[tuple[str, ...], list[Host]] = {}
         for placed in self._placement.hosts:
             names = tuple(name for name, _ in placed.members)
             if set(names) & set(LEARNERS):

@@ -14,7 +14,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from rl_platform.errors import HostDied, PlatformError, WorkerDied, WorkerError
-from rl_platform.runtime.host import FailureHook, PlacedHost, Progress, label
+from rl_platform.placement.scheduler import Host
+from rl_platform.runtime.host import FailureHook, Progress, label
 from rl_platform.runtime.ray.host_process import CallResult, NamedReferences, RankState, Record
 from rl_platform.runtime.ray.serialization import SHARED, pack, unpack, unpack_error
 
@@ -30,7 +31,7 @@ class HostProxy:
     `send(method, *arguments)` raises WorkerDied in its future.
     """
 
-    def __init__(self, name: str, placed: PlacedHost, send: Send, on_death: Callable[..., None]) -> None:
+    def __init__(self, name: str, placed: Host, send: Send, on_death: Callable[..., None]) -> None:
         self.name, self.placed, self.members, self.send = name, placed, tuple(placed.members), send
         self.labels = tuple(label(*member) for member in self.members)
         self.death: WorkerDied | None = None

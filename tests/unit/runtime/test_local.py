@@ -12,7 +12,7 @@ import weakref
 from typing import Any
 
 import pytest
-from stand_ins import Placed, PlacedHost
+from stand_ins import Placed, placed_host
 from waiting import HANG_S, until
 
 from rl_platform.errors import ChannelClosed, DataError, Deadline, PlacementError, WorkerDied, WorkerError
@@ -107,7 +107,7 @@ def no_thread_is_left():
 )
 def test_learners_are_constructed_before_those_that_divide_the_memory_of_their_gpus(hosts, stages):
     placed = [
-        PlacedHost(f"host{index}", tuple((name, index) for name in names.split()), node, gpus)
+        placed_host(f"host{index}", tuple((name, index) for name in names.split()), node, gpus)
         for index, (node, gpus, names) in enumerate(hosts)
     ]
     expected = [
@@ -119,7 +119,7 @@ def test_learners_are_constructed_before_those_that_divide_the_memory_of_their_g
 
 def test_on_a_gpu_the_rollout_is_constructed_last():
     log: list[str] = []
-    placed = Placed([PlacedHost("host0", (("rollout", 0), ("actor", 0)), 0, (0,))])
+    placed = Placed([placed_host("host0", (("rollout", 0), ("actor", 0)), 0, (0,))])
     with LocalRuntime(placed, deadline_s=HANG_S, seed=7) as local:
         local.start({name: ComponentSpec(Worker, {"log": log}) for name in ("rollout", "actor")})
     assert log[:2] == ["new actor[0]", "new rollout[0]"]
