@@ -16,7 +16,7 @@ from rl_platform.runtime.host import ComponentContext
 
 
 def context(name: str = "actor", rank: int = 0, world_size: int = 1) -> ComponentContext:
-    return ComponentContext(name=name, rank=rank, world_size=world_size, node=0, accelerators=(), seed=3)
+    return ComponentContext(name=name, rank=rank, world_size=world_size, accelerators=(), seed=3)
 
 
 def embodied_config(env: dict[str, Any], model: dict[str, Any], algorithm: dict[str, Any], **sections: Any) -> Config:

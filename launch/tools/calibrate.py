@@ -427,7 +427,7 @@ def _policy(config: Config, device: torch.device) -> dict[str, float]:
     accelerators = () if device.type == "cpu" else (0,)
 
     def context(name: str) -> ComponentContext:
-        return ComponentContext(name, 0, 1, 0, accelerators, config.runner.seed)
+        return ComponentContext(name, 0, 1, accelerators, config.runner.seed)
 
     algorithm = config.algorithm.model_copy(update={"ppo_epochs": 1, "target_kl": None})
     once = config.model_copy(update={"algorithm": algorithm})

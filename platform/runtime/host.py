@@ -52,19 +52,17 @@ class Progress:
 class ComponentContext:
     """The identity of a component rank.
 
-    name: the component's name in the placement; rank of world_size; node: index of its node; accelerators: the ones it
-    owns on that node, possibly none; seed: the run's seed, the same for everyone, so that what a component draws
-    depends on its name and rank and never on the placement; neighbours: the other components of the same host;
-    shared: objects of the host, the same dict for all its components; progress: to be updated in long calls.
+    name: the component's name in the placement; rank of world_size; accelerators: the ones it owns on its node,
+    possibly none; seed: the run's, the same for all, so that random numbers of a component depend on its name and rank
+    and not on the placement; shared: objects of the host, the same dict for all its components; progress: to be updated
+    in long calls.
     """
 
     name: str
     rank: int
     world_size: int
-    node: int
     accelerators: tuple[int, ...]
     seed: int
-    neighbours: tuple[str, ...] = ()
     shared: dict[str, object] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
 
@@ -233,13 +231,9 @@ def start_ranks(
 ) -> dict[tuple[str, int], RankThread]:
     """Starts the threads of a host's ranks, in the order of `placed.members`; their components share one dict."""
     shared: dict[str, object] = {}
-    names = tuple(dict.fromkeys(name for name, _ in placed.members))
     ranks = {}
     for name, rank in placed.members:
-        neighbours = tuple(other for other in names if other != name)
-        context = ComponentContext(
-            name, rank, world_sizes[name], placed.node, placed.accelerators, seed, neighbours=neighbours, shared=shared
-        )
+        context = ComponentContext(name, rank, world_sizes[name], placed.accelerators, seed, shared=shared)
         ranks[name, rank] = RankThread(placed.name, context, specs[name], on_failure)
     return ranks
 

@@ -379,7 +379,7 @@ def reward(folder: Path, hangs: HungRewards):
         cluster=Cluster(component_placement={"reward": "all"}),
         reward=RewardConfig(type=SPEC.type, num_workers=2, timeout_s=SHORT_S),
     )
-    component = LanguageReward(ComponentContext("reward", 0, 1, 0, (), seed=1), config)
+    component = LanguageReward(ComponentContext("reward", 0, 1, (), seed=1), config)
     yield component
     component.close()
 

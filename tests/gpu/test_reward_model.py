@@ -24,9 +24,7 @@ def scores(folder: Path, accelerators: tuple[int, ...]) -> tuple[list[float], An
         cluster={"component_placement": {"actor,critic,rollout,reward": "all"}},
         reward={"type": "model", "max_batch_size": 2, "model": {"path": str(folder)}},
     )
-    context = ComponentContext(
-        name="reward", rank=0, world_size=1, node=0, accelerators=accelerators, seed=1, neighbours=("actor",)
-    )
+    context = ComponentContext(name="reward", rank=0, world_size=1, accelerators=accelerators, seed=1)
     component = LanguageReward(context, config)
     texts = ("short", "a longer one", "!", "the longest of all of them")
     found = component.score([Trajectory(Prompt(0, "?", "", (1,)), 0, (1,), (0.0,), "stop", 0, text) for text in texts])

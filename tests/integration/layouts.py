@@ -168,7 +168,7 @@ def learners(case: str, config: Config) -> dict[str, DirectGroup]:
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
     def context(name: str) -> ComponentContext:
-        return ComponentContext(name=name, rank=rank, world_size=size, node=0, accelerators=(), seed=5)
+        return ComponentContext(name=name, rank=rank, world_size=size, accelerators=(), seed=5)
 
     if case in ("embodied", "recurrent"):
         return {"actor": DirectGroup(EmbodiedActor(context("actor"), config, SPACES))}

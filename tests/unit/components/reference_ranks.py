@@ -92,7 +92,7 @@ def batch(name: str) -> RolloutBatch:
 
 def reference(folder: Path, layout: str, **options: Any) -> LanguageReference:
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    context = ComponentContext(name="reference", rank=rank, world_size=size, node=0, accelerators=(), seed=3)
+    context = ComponentContext(name="reference", rank=rank, world_size=size, accelerators=(), seed=3)
     return LanguageReference(context, config(folder, layout, **options))
 
 

@@ -87,7 +87,7 @@ def test_a_state_is_gone_on_with_by_any_number_of_ranks(simulated) -> None:
 
 
 def context(rank: int, world_size: int) -> ComponentContext:
-    return ComponentContext(name="rollout", rank=rank, world_size=world_size, node=0, accelerators=(), seed=3)
+    return ComponentContext(name="rollout", rank=rank, world_size=world_size, accelerators=(), seed=3)
 
 
 @pytest.mark.parametrize("space", [ActionSpace("continuous", 2), ActionSpace("discrete", 3)], ids=lambda s: s.kind)

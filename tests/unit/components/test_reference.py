@@ -82,7 +82,7 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], toleranc
 
 def test_what_the_others_are_compared_to(runs: ModuleType, folder: Path, expected: Any) -> None:
     """The log-probabilities of an actor that was not trained yet, to the bit, however the rows stand together."""
-    context = ComponentContext(name="actor", rank=0, world_size=1, node=0, accelerators=(), seed=3)
+    context = ComponentContext(name="actor", rank=0, world_size=1, accelerators=(), seed=3)
     actor = LanguageActor(context, runs.config(folder, "plain small"))
     for name in runs.LENGTHS:
         answer = expected["small"]["packed"][name]["reference_log_probs"]

@@ -21,7 +21,7 @@ class Adder:
     def add(self):
         return float(torch.ones(1 << 20).add(1.0)[0]), len(os.listdir("/proc/self/task"))
 
-context = ComponentContext("adder", 0, 1, 0, (), 0)
+context = ComponentContext("adder", 0, 1, (), 0)
 rank = RankThread("host", context, ComponentSpec(Adder), lambda label, error: None)
 rank.construct().result()
 idle = len(os.listdir("/proc/self/task"))

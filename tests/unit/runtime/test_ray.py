@@ -191,7 +191,6 @@ def test_components_of_a_host_share_a_process_and_calls_keep_their_order(pair):
     (actor,), (critic,), (rollout,) = (groups[name].about().wait() for name in ("actor", "critic", "rollout"))
     assert actor[0] == critic[0] != rollout[0] != os.getpid()
     assert actor[1] == ["actor[0]", "critic[0]"]
-    assert actor[2].neighbours == ("critic",)
     assert (rollout[2].label, rollout[2].world_size, rollout[2].seed) == ("rollout[0]", 1, 7)
     for number in range(200):
         groups["rollout"].note(number)

@@ -361,7 +361,7 @@ def test_sharded_weights_arrive_whole(start, layout: tuple[str, int, int]) -> No
     groups = start(components, [("actor", 0)], [("actor", 1)], [("rollout", 0)])
     published = merge_published(groups["actor"].publish(1).wait())
     (received,) = groups["rollout"].receive(published).wait()
-    context = ComponentContext(name="actor", rank=0, world_size=1, node=0, accelerators=(), seed=5)
+    context = ComponentContext(name="actor", rank=0, world_size=1, accelerators=(), seed=5)
     expected = LanguageActor(context, config("fsdp")).publish(1).state
     assert received.keys() == expected.keys()
     assert all(torch.equal(received[name], tensor) for name, tensor in expected.items())
@@ -423,7 +423,7 @@ def test_weights_that_are_gathered_on_request_are_sent_while_later_ones_are_gath
         "rollout": ComponentSpec(Joins, {"fetched": fetched}),
     }
     groups = start(components, [("actor", 0)], [("actor", 1)], [("rollout", 0)], [("rollout", 1)])
-    context = ComponentContext(name="actor", rank=0, world_size=1, node=0, accelerators=(), seed=5)
+    context = ComponentContext(name="actor", rank=0, world_size=1, accelerators=(), seed=5)
     expected = LanguageActor(context, config("fsdp")).publish(1).state
     sizes = {tensor.data_ptr(): tensor.nbytes for tensor in expected.values()}.values()
     for version in (1, 2):
