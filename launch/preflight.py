@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,9 +24,6 @@ from rl_platform.placement.layout import LEARNERS
 from rl_platform.placement.scheduler import Placement
 from rl_platform.redact import MARK
 from rl_platform.user_code import is_named
-
-if TYPE_CHECKING:
-    pass
 
 
 def check_cheap(config: Config, placement: Placement) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.reward import Scoring
@@ -14,9 +13,6 @@ from rl_platform.launch.extensions import check_extensions
 from rl_platform.launch.model_checks import classifier_parts
 from rl_platform.launch.preflight import removed_secrets
 from rl_platform.user_code import is_named
-
-if TYPE_CHECKING:
-    pass
 
 
 def check_user_functions(config: Config) -> None:

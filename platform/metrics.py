@@ -12,15 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
 from rl_platform.errors import DataError
 from rl_platform.reporter import Episode, Reporter, RunInfo, Sample, Token
 from rl_platform.step_lines import StepLines, read_lines
 from rl_platform.user_code import Extension
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 

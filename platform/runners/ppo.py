@@ -33,6 +33,7 @@ from rl_platform.reporter import Reporter
 from rl_platform.rng import generator
 from rl_platform.runners.component_groups import ActorGroup, LearnerGroup, ReferenceGroup
 from rl_platform.runners.phases import ComponentTimings, Phase, Phases, TakingTurns
+from rl_platform.runners.recovery import EnvPart
 from rl_platform.runners.rollouts import Collected, Rollouts
 from rl_platform.runners.state import RunState
 from rl_platform.runners.step_callbacks import Callback, stopped_by
@@ -107,7 +108,7 @@ class TaskRunner(Protocol):
     def learned_parts(self) -> Mapping[str, WorkerGroup]:
         """Components that are trained, by the name of their checkpoint part: all their ranks write it."""
 
-    def parts(self) -> Mapping[str, WorkerGroup]:
+    def parts(self) -> Mapping[str, EnvPart]:
         """Other components with state, by the name of their checkpoint part."""
 
     def state_dict(self) -> StateDict: ...

@@ -12,12 +12,15 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rl_platform.records import RolloutBatch, StateDict, Weights
 from rl_platform.reporter import Sample
 from rl_platform.runtime.weights_token import WeightsToken
 from rl_platform.tracing import recorder
+
+if TYPE_CHECKING:
+    from rl_platform.runners.ppo import TaskRunner
 
 
 @dataclass(frozen=True)
@@ -29,22 +32,6 @@ class Collected:
     samples: list[Sample] = field(default_factory=list)
 
 
-class Collects(Protocol):
-    """The part of a runner that generates."""
-
-    def collect(self, step: int) -> Collected: ...
-
-    def exhausted(self) -> bool: ...
-
-    def sync_weights(self, version: int) -> dict[str, float]: ...
-
-    def publish(self, version: int) -> Weights | WeightsToken: ...
-
-    def receive(self, weights: Weights | WeightsToken) -> dict[str, float]: ...
-
-    def update(self, weights: Weights | WeightsToken) -> bool: ...
-
-
 class Rollouts:
     """The rollouts of steps 0 to `steps` - 1. ahead: `runner.max_staleness`.
 
@@ -54,7 +41,7 @@ class Rollouts:
     One thread calls all methods. A second thread collects; it ends when the next rollout must not be collected yet.
     """
 
-    def __init__(self, runner: Collects, ahead: int, steps: int, at_once: bool = False) -> None:
+    def __init__(self, runner: TaskRunner, ahead: int, steps: int, at_once: bool = False) -> None:
         self.runner, self.ahead, self.steps, self.at_once = runner, ahead, steps, at_once
         self._changed = threading.Condition()
         self._ready: deque[Collected] = deque()  # collected, and not taken yet

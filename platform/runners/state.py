@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rl_platform.checkpoint.verify import Checkpoint, Written
 from rl_platform.checkpoint.write import CheckpointStore, Part, Shards
@@ -13,24 +13,15 @@ from rl_platform.errors import CheckpointError, WorkerError
 from rl_platform.records import StateDict
 from rl_platform.reporter import Reporter
 from rl_platform.run_files import FINISHED
-from rl_platform.runners.recovery import EnvPart
 from rl_platform.runners.run_fingerprint import fingerprint
 from rl_platform.runtime.worker_group import WorkerGroup
 
+if TYPE_CHECKING:
+    from rl_platform.runners.ppo import PPO, TaskRunner
+    from rl_platform.runners.rollouts import Rollouts
+
 MISTYPED = (KeyError, IndexError, TypeError, ValueError, AttributeError, AssertionError, ArithmeticError, RuntimeError)
 TRUST = "To resume from it, set runner.trust_checkpoint=true if you trust everyone who could write to its folder"
-
-
-class Stateful(Protocol):
-    def state_dict(self) -> StateDict: ...
-
-    def load_state_dict(self, state: StateDict) -> None: ...
-
-
-class HasParts(Stateful, Protocol):
-    def learned_parts(self) -> Mapping[str, WorkerGroup]: ...
-
-    def parts(self) -> Mapping[str, EnvPart]: ...
 
 
 class RunState:
@@ -78,7 +69,7 @@ class RunState:
         """Marks the run as finished."""
         self._mark.touch()
 
-    def restore(self, runner: HasParts, ppo: Stateful, rollouts: Stateful) -> int:
+    def restore(self, runner: TaskRunner, ppo: PPO, rollouts: Rollouts) -> int:
         """Loads the state of the checkpoint into all parts; returns its step, 0 without one.
 
         Raises CheckpointError for a state of another run, and for one that may run code unless
@@ -97,7 +88,7 @@ class RunState:
             ) from error
         return self.resume_from.step
 
-    def _load(self, checkpoint: Checkpoint, runner: HasParts, ppo: Stateful, rollouts: Stateful) -> None:
+    def _load(self, checkpoint: Checkpoint, runner: TaskRunner, ppo: PPO, rollouts: Rollouts) -> None:
         for name, group in runner.learned_parts().items():
             group.load_state(str(checkpoint.file(name))).wait()
         for name, part in runner.parts().items():
@@ -113,7 +104,7 @@ class RunState:
         ppo.load_state_dict(run["ppo"])
         rollouts.load_state_dict(run.get("rollouts", {}))
 
-    def save(self, step: int, runner: HasParts, ppo: Stateful, rollouts: Stateful) -> None:
+    def save(self, step: int, runner: TaskRunner, ppo: PPO, rollouts: Rollouts) -> None:
         parts: dict[str, Part] = {name: shards(group) for name, group in runner.learned_parts().items()}
         states = {name: part.state_dict().wait()[0] for name, part in runner.parts().items()}
         parts |= states
@@ -126,7 +117,7 @@ class RunState:
         self.saved = True
         self.reporter.note(f"checkpoint of step {step}: {checkpoint.path}")
 
-    def _note_code(self, runner: HasParts, states: Mapping[str, StateDict]) -> None:
+    def _note_code(self, runner: TaskRunner, states: Mapping[str, StateDict]) -> None:
         """Notes that a resume will refuse these states."""
         for name, part in runner.parts().items():
             try:
