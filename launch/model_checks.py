@@ -50,8 +50,7 @@ def check_architectures(config: Config, placement: Placement) -> None:
             classifier_parts(config.reward.model)
         except ConfigError as error:
             problems |= {str(problem): problem for problem in error.problems}
-    full_kl = config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss
-    if full_kl and len({*(outputs[name] for name in ("actor", "reference") if name in outputs)}) > 1:
+    if config.algorithm.full_kl and len({*(outputs[name] for name in ("actor", "reference") if name in outputs)}) > 1:
         message = (
             "a full KL computes the logits of both models alike, and the reference scales or caps its own otherwise"
         )

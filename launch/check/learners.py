@@ -62,7 +62,7 @@ def small_learners(case: CheckedConfig, config: Config) -> Iterator[Small]:
     placement = schedule(config.cluster, Inventory.declared(1, 0))
     with LocalRuntime(placement, DEADLINE_S, case.seed) as runtime:
         groups = runtime.start(specs)
-        if config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss:
+        if config.algorithm.full_kl:
             groups["actor"].receive_reference_head(groups["reference"].head().wait()[0]).wait()
         learners = Learners(groups["actor"], groups.get("critic"), groups.get("reference"))
         yield Small(groups, PPO(config, learners, Reporters([])))

@@ -197,7 +197,7 @@ def _learners(config: Config, runtime: Runtime, recording: Recording, actor: str
         if config.has_reference:
             specs["reference"] = ComponentSpec(LanguageReference, {"config": config})
     groups = runtime.start(specs)
-    if config.has_reference and (config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss):
+    if config.has_reference and config.algorithm.full_kl:
         groups[actor].receive_reference_head(groups["reference"].head().wait()[0]).wait()
     if recording.before is not None:
         for part, name in (("actor", actor), ("critic", "critic")):

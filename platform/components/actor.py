@@ -70,7 +70,7 @@ class LanguageActor(Learner):
         from rl_platform.models.adapters.lora import without_adapters
 
         policy = self.engine.model
-        full_kl = self.config.algorithm.full_kl_in_reward or self.config.algorithm.full_kl_in_loss
+        full_kl = self.config.algorithm.full_kl
         with without_adapters(policy), keeping_states(policy, full_kl):
             outputs = self.outputs(batch)
         fields = {"reference_log_probs": present(outputs.log_probs)}

@@ -29,7 +29,7 @@ class LanguageReference(Evaluator):
 
     def __init__(self, context: ComponentContext, config: Config) -> None:
         section = config.reference_section
-        self.full_kl = config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss
+        self.full_kl = config.algorithm.full_kl
         if config.algorithm.distillation_coef and context.rank == 0:
             check_teacher(load_tokenizer(config.actor.model), load_tokenizer(section.model))
         probed = config.reference.model is not None and context.rank == 0  # the actor's model is probed there

@@ -78,12 +78,8 @@ def export_causal_lm(
 
     A head that is tied to the embeddings may be missing.
     """
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
-
     with quiet_transformers():
-        with init_empty_weights():  # random weights of 135M parameters take 3 s
-            network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        network = meta_causal_lm(config)  # random weights of 135M parameters would take 3 s
         whole = {name: tensor.to("cpu", torch.float32) for name, tensor in weights.items()}
         prefix = "backbone."
         state = {name.removeprefix(prefix): tensor for name, tensor in whole.items() if name.startswith(prefix)}

@@ -158,7 +158,6 @@ def asked_to_leave(config: Config, layout: Layout, answer: bool | Literal["auto"
     """Returns the components whose `offload` is `answer` and whose devices other components use too."""
     if config.runner.task_type == "embodied" or config.runner.max_staleness:
         return frozenset()  # generation and training run at the same time, so none can leave
-    full_kl = config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss
     around_reward = layout.around_reward if config.reward.classifier is not None else frozenset()
     return frozenset(
         name
@@ -167,5 +166,6 @@ def asked_to_leave(config: Config, layout: Layout, answer: bool | Literal["auto"
         and asked == answer
         and (layout.sharing[name] or name in around_reward)
         and not (name == "rollout" and lends_weights(layout))
-        and not (name == "reference" and full_kl)  # its output matrix is read in every update of the actor
+        # the reference's output matrix is read in every update of the actor
+        and not (name == "reference" and config.algorithm.full_kl)
     )

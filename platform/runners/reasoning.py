@@ -118,7 +118,7 @@ class ReasoningRunner:
             components["reference"] = LanguageReference
         self.groups = runtime.start({name: ComponentSpec(cls, {"config": config}) for name, cls in components.items()})
         self.typed = cast(TypedGroups, self.groups)
-        if config.has_reference and (config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss):
+        if config.has_reference and config.algorithm.full_kl:
             head = self.typed["reference"].head().wait()[0]
             self.typed["actor"].receive_reference_head(head).wait()
         self.warned_of_clipped_scores = False

@@ -314,5 +314,10 @@ class Algorithm(Section):
         return self.use_kl_loss and self.kl_loss_type == "full"
 
     @property
+    def full_kl(self) -> bool:
+        """True if a KL term sums over the vocabulary, in the reward or in the loss."""
+        return self.full_kl_in_reward or self.full_kl_in_loss
+
+    @property
     def needs_reference(self) -> bool:
         return self.use_kl_in_reward or self.use_kl_loss or self.distillation_coef > 0

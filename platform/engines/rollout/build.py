@@ -29,10 +29,10 @@ def rollout_engine(
 ) -> RolloutEngine:
     """Returns the engine of one rank, on its accelerators or on the CPU. Raises ConfigError if it cannot use them."""
     rollout = config.rollout
+    device = torch.device("cuda", accelerators[0]) if accelerators else torch.device("cpu")
     if is_named(rollout.backend):
-        return _user_engine(config, label, model_config, eos, accelerators)
+        return _user_engine(config, label, model_config, eos, device)
     if chosen_backend(rollout.backend, bool(accelerators))[0] == "torch":
-        device = torch.device("cuda", accelerators[0]) if accelerators else torch.device("cpu")
         dtype = generation_dtype(config.actor.model.dtype, device)
         return TorchRolloutEngine(
             model_config,
@@ -55,10 +55,9 @@ def rollout_engine(
 
 
 def _user_engine(
-    config: Config, label: str, model_config: PretrainedConfig, eos: tuple[int, ...], accelerators: tuple[int, ...]
+    config: Config, label: str, model_config: PretrainedConfig, eos: tuple[int, ...], device: torch.device
 ) -> RolloutEngine:
-    name, data = config.rollout.backend, config.data
-    device = torch.device("cuda", accelerators[0]) if accelerators else torch.device("cpu")
+    name = config.rollout.backend
     setup = EngineSetup(
         label=label,
         model_config=model_config,
@@ -66,7 +65,7 @@ def _user_engine(
         device=device,
         dtype=generation_dtype(config.actor.model.dtype, device),
         max_running=config.rollout.running_limit,
-        longest=data.longest_sequence,
+        longest=config.data.longest_sequence,
     )
     kind = ENGINE.load(name)
     with ENGINE.running(name):

@@ -9,7 +9,6 @@ from rl_platform.config.schema.models import Actor, Trainable
 from rl_platform.errors import Problem
 
 if TYPE_CHECKING:
-    from torch import nn
     from transformers import PretrainedConfig
 
 _GATE = "shared_expert_gate"
@@ -40,8 +39,9 @@ def model_problems(config: PretrainedConfig, section: Trainable, role: str) -> I
         yield from _replay_problems(config)
     if section.lora is not None:
         from rl_platform.models.adapters.lora import unknown_targets
+        from rl_platform.models.causal_lm import meta_causal_lm
 
-        yield from unknown_targets(_empty(config), section.lora, f"{role}.lora")
+        yield from unknown_targets(meta_causal_lm(config).base_model, section.lora, f"{role}.lora")
         if section.training_backend == "megatron" and _GATE in section.lora.target_modules:
             message = "Megatron keeps the gate of the shared experts as a vector, which has no adapter"
             yield Problem(f"{role}.lora.target_modules", message, value=_GATE)
@@ -55,12 +55,3 @@ def _replay_problems(config: PretrainedConfig) -> Iterator[Problem]:
     elif config.model_type == "phimoe":
         message = "a phimoe model draws its experts one after another, and their weights depend on the order"
         yield Problem(key, message, value="true", hint=f"{key}=false")
-
-
-def _empty(config: PretrainedConfig) -> nn.Module:
-    """Returns the model's modules on the meta device."""
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
-
-    with init_empty_weights():
-        return AutoModelForCausalLM.from_config(config).base_model
