@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from difflib import get_close_matches
 
 from rl_platform.config.schema.data import Data, Task
+from rl_platform.config.suggest import did_you_mean
 from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.errors import ConfigError, Problem
 
@@ -57,7 +57,7 @@ def _parameters(task: Task) -> tuple[str, int]:
             f"task {task.type} has no such parameter",
             value=str(value),
             allowed=", ".join(DEFAULTS),
-            hint="".join(f"did you mean {near}?" for near in get_close_matches(name, DEFAULTS, n=1)),
+            hint=did_you_mean(name, DEFAULTS),
         )
         for name, value in task.params.items()
         if name not in DEFAULTS

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import TYPE_CHECKING, Literal
 
-from rl_platform.config.suggest import nearest
+from rl_platform.config.suggest import did_you_mean
 from rl_platform.errors import ConfigError, DataError, Problem, check_all
 from rl_platform.launch.headline import headline_of_run
 from rl_platform.launch.tools.named_runs import check_runs
@@ -98,9 +98,9 @@ def draw_groups(
 
 def unknown_metric(metric: str, known: Set[str], note: str = "") -> Problem:
     """Returns the problem of a metric that no run has; `note` follows the hint."""
-    close = nearest(metric, known)
+    close = did_you_mean(metric, known)
     allowed = "" if close else ", ".join(sorted(known))
-    hint = f"did you mean {close}?" if close else "rl-platform metrics explains them"
+    hint = close or "rl-platform metrics explains them"
     hint = f"{hint} ({note})" if note else hint
     return Problem("--metric", "no run has this metric", value=metric, allowed=allowed, hint=hint)
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from importlib.resources import files
 
-from rl_platform.config.suggest import nearest
+from rl_platform.config.suggest import did_you_mean
 from rl_platform.envs.embodied.processes.interpreter import environments_folder
 from rl_platform.errors import ConfigError, DataError, Problem
 
@@ -36,8 +36,7 @@ def make(name: str) -> Iterator[str]:
     """Makes the environment unless it is there; yields what to tell the user. Raises ConfigError for an unknown
     name, DataError if it cannot be made."""
     if name not in names():
-        near = nearest(name, names())
-        hint = f"did you mean {near}?" if near else ""
+        hint = did_you_mean(name, names())
         problem = Problem("NAME", "no such environment", value=name, allowed=", ".join(names()), hint=hint)
         raise ConfigError([problem])
     folder = environments_folder() / name

@@ -24,9 +24,8 @@ from rl_platform.config.layers import Layers, dotted, steps_of, value_at
 from rl_platform.config.overrides import apply_overrides
 from rl_platform.config.python_values import OVERRIDES, Dumper, as_arguments
 from rl_platform.config.rules import without_effect
-from rl_platform.config.rules.cluster import PLACEMENT
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.cluster import Cluster
+from rl_platform.config.schema.cluster import PLACEMENT, Cluster
 from rl_platform.config.schema.config import complete_models
 from rl_platform.config.schema.runner import Runner
 from rl_platform.config.source import COMMAND_LINE, Tree

@@ -16,5 +16,11 @@ def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     return by_folded[matches[0]] if matches else None
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns `did you mean critic?` for the nearest known name, or an empty text."""
+    near = nearest(name, known)
+    return f"did you mean {near}?" if near else ""
+
+
 def _fold(name: str) -> str:
     return name.lower().replace("-", "_")

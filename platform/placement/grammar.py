@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rl_platform.config.suggest import nearest
+from rl_platform.config.schema.cluster import COMPONENTS, PLACEMENT
+from rl_platform.config.suggest import did_you_mean
 from rl_platform.errors import Problem
 
-COMPONENTS = ("actor", "critic", "actor_critic", "reference", "rollout", "reward", "env")
-PATH = "cluster.component_placement"
 MAX_PIECES = 1_000  # of a text
 SHOWN = 1_000  # characters of a text in messages
 MAX_RANKS = 100_000  # of one component; a typo like 0:0-999999999 must fail, not fill the memory
@@ -73,12 +72,6 @@ class Entry:
         return _problem_at(self.path, self.text, segment.position, piece, message, allowed, hint)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns `did you mean critic?` for the nearest known name, or an empty text."""
-    near = nearest(name, known)
-    return f"did you mean {near}?" if near else ""
-
-
 def read(component_placement: Mapping[str, object]) -> tuple[list[Entry], list[Problem]]:
     """Returns all readable entries in the config's order, and all problems of the others."""
     problems: list[Problem] = []
@@ -86,10 +79,10 @@ def read(component_placement: Mapping[str, object]) -> tuple[list[Entry], list[P
     named: dict[str, str] = {}
     if not component_placement:
         hint = 'as "actor,critic,rollout": all'
-        problems.append(Problem(PATH, "no component is placed", value="{}", allowed=_ALLOWED, hint=hint))
+        problems.append(Problem(PLACEMENT, "no component is placed", value="{}", allowed=_ALLOWED, hint=hint))
     for key, value in component_placement.items():
         components = _components(key, named, problems)
-        entry = _entry(f"{PATH}.{key}", components, value, problems)
+        entry = _entry(f"{PLACEMENT}.{key}", components, value, problems)
         if entry is not None:
             entries.append(entry)
     if "actor" in named and "actor_critic" in named:
@@ -97,7 +90,7 @@ def read(component_placement: Mapping[str, object]) -> tuple[list[Entry], list[P
             "actor_critic and actor are two names of one component",
             f"actor is placed by {named['actor']!r}",
         )
-        key, hint = f"{PATH}.{named['actor_critic']}", "embodied: keep actor_critic; reasoning: keep actor"
+        key, hint = f"{PLACEMENT}.{named['actor_critic']}", "embodied: keep actor_critic; reasoning: keep actor"
         problems.append(Problem(key, message, value=value, allowed="one of the two", hint=hint))
     return entries, problems
 
@@ -155,7 +148,7 @@ def _components(key: str, named: dict[str, str], problems: list[Problem]) -> tup
             message, hint = f"{name} is placed {again}", "place every component once"
         if message:
             start = position + (piece.index(name) if name else 0)
-            problems.append(_problem_at(f"{PATH}.{key}", key, start, name, message, ", ".join(COMPONENTS), hint))
+            problems.append(_problem_at(f"{PLACEMENT}.{key}", key, start, name, message, ", ".join(COMPONENTS), hint))
         else:
             named[name] = key
             components.append(name)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
-import difflib
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
+from rl_platform.config.suggest import nearest
 from rl_platform.errors import ChannelClosed, Deadline, PlacementError, PlatformError, Problem
 from rl_platform.placement.layout import LEARNERS
 from rl_platform.placement.scheduler import Host
@@ -62,8 +62,8 @@ def labels_of(channel: str, names: Iterable[str], members: Sequence[tuple[str, i
         ranks = [label(*member) for member in members if name in (member[0], label(*member))]
         if not ranks and name != RUNNER:
             known = [RUNNER, *dict.fromkeys(component for component, _ in members)]
-            nearest = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean '{nearest[0]}'?" if nearest else f"there are: {', '.join(known)}"
+            close = nearest(name, known)
+            hint = f"did you mean '{close}'?" if close else f"there are: {', '.join(known)}"
             raise ValueError(f"channel '{channel}': no component '{name}' in the placement; {hint}")
         labels += ranks or [RUNNER]
     return tuple(labels)

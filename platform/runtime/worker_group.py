@@ -7,7 +7,6 @@ transfer; the types of a component's calls, see `runners/component_groups.py`.
 from __future__ import annotations
 
 import concurrent.futures
-import difflib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
+from rl_platform.config.suggest import nearest
 from rl_platform.errors import Deadline
 from rl_platform.runtime.cpu import release_team
 from rl_platform.runtime.host import ComponentSpec, Progress
@@ -196,8 +196,8 @@ class WorkerGroup:
         if method.startswith("_"):
             return f"worker group has no attribute '{method}'"
         methods = _public_methods(self._cls)
-        nearest = difflib.get_close_matches(method, methods, n=1)
-        hint = f"did you mean '{nearest[0]}'?" if nearest else f"it has: {', '.join(methods)}"
+        close = nearest(method, methods)
+        hint = f"did you mean '{close}'?" if close else f"it has: {', '.join(methods)}"
         return f"component '{self.name}' ({self._cls.__name__}) has no method '{method}'; {hint}"
 
 

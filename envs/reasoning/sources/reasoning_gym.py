@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from rl_platform.config.schema.data import Data, Task
+from rl_platform.config.suggest import did_you_mean
 from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.errors import ConfigError, Problem
 
@@ -63,11 +64,7 @@ def _create(task: Task, seed: int) -> ProceduralDataset:
 
 
 def _unknown_parameter(task: Task, name: str, allowed: list[str]) -> Problem:
-    near = get_close_matches(name, allowed, n=1)
-    if name == "size":
-        hint = "reduce data.train_size and data.val_size"
-    else:
-        hint = f"did you mean {near[0]}?" if near else ""
+    hint = "reduce data.train_size and data.val_size" if name == "size" else did_you_mean(name, allowed)
     message = f"dataset {task.name} has no such parameter"
     return Problem(f"data.task.params.{name}", message, str(task.params[name]), ", ".join(allowed), hint)
 

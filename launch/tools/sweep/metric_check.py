@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rl_platform.config.schema import Config
-from rl_platform.config.suggest import nearest
+from rl_platform.config.suggest import did_you_mean
 from rl_platform.errors import ConfigError, DataError, Problem
 from rl_platform.launch.tools.report.definitions import definitions
 from rl_platform.metrics import read_metrics
@@ -27,8 +27,8 @@ def check_metric(key: str, metric: str, config: Config, runs: Sequence[Path]) ->
     patterns = list(_patterns(config))
     own = ":" in config.algorithm.policy_loss
     if not own and not any(re.fullmatch(each, metric) for each in patterns) and metric not in _reported(runs):
-        close = nearest(metric, (each.replace("\\", "") for each in patterns if "[" not in each))
-        hint = f"did you mean {close}?" if close else "rl-platform metrics explains all"
+        known = (each.replace("\\", "") for each in patterns if "[" not in each)
+        hint = did_you_mean(metric, known) or "rl-platform metrics explains all"
         problem = Problem(key, "a run of this config does not report this metric", value=metric, hint=hint)
         raise ConfigError([problem])
 

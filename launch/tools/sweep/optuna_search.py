@@ -5,7 +5,6 @@ Not covered: the algorithms of Optuna, whose defaults are used (TPE).
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 from rl_platform.config.layers import dotted
 from rl_platform.config.schema.section import Section
 from rl_platform.config.source import YamlReader
+from rl_platform.config.suggest import did_you_mean
 from rl_platform.disk import read_regular
 from rl_platform.errors import ConfigError, DataError, Problem, shown
 from rl_platform.launch.tools.run_groups import SEED, short_names
@@ -168,8 +168,7 @@ def _explained(detail: ErrorDetails) -> dict[str, str]:
     if kind == "extra_forbidden":
         section = Range if sections[:1] == ["parameters"] else Pruner if sections == ["pruner"] else Spec
         names = list(section.model_fields)
-        close = difflib.get_close_matches(str(last), names, n=1)
-        hint = f"did you mean {close[0]}?" if close else ""
+        hint = did_you_mean(str(last), names)
         return {"key": dotted(place), "message": "unknown key", "allowed": ", ".join(names), "hint": hint}
     if kind in ("model_type", "dict_type"):
         message = "must be a mapping"

@@ -12,7 +12,7 @@ from rl_platform.config.describe import field_at, section_at
 from rl_platform.config.explanations.accepted_values import allowed, choices, walk
 from rl_platform.config.explanations.foreign_names import ForeignName, foreign_sections, of_component, translate
 from rl_platform.config.layers import dotted
-from rl_platform.config.suggest import ALIKE, SURE, nearest
+from rl_platform.config.suggest import ALIKE, SURE, did_you_mean, nearest
 from rl_platform.errors import Problem, shown
 
 Where = Callable[[str], str]
@@ -51,8 +51,7 @@ def _wrong(detail: ErrorDetails, key: str, where: Where) -> Problem:
     if kind == "literal_error":
         message = "not one of the allowed values"
         field = field_at(key.partition("[")[0])
-        close = nearest(str(value), choices(field.annotation) if field is not None else [])
-        hint = f"did you mean {close}?" if close else ""
+        hint = did_you_mean(str(value), choices(field.annotation) if field is not None else [])
     elif kind.endswith("_type") or kind.startswith(("int_", "float_", "bool_")):
         message = f"the wrong type: {'nothing stands here' if value is None else f'this is {_kind(value)}'}"
         hint = _type_hint(kind, value)

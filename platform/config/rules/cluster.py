@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from rl_platform.config.rules.models import critic_problem
 from rl_platform.config.rules.rule import Unread, embodied, unread_keys, when
 from rl_platform.config.schema import Config
-from rl_platform.config.suggest import nearest
+from rl_platform.config.schema.cluster import COMPONENTS, PLACEMENT
+from rl_platform.config.suggest import did_you_mean, nearest
 from rl_platform.errors import Problem
 
-PLACEMENT = "cluster.component_placement"
-COMPONENTS = ("actor", "critic", "actor_critic", "reference", "rollout", "reward", "env")
 _ADDRESS = re.compile(r"auto|[\w.-]+:\d+|\[[0-9a-fA-F:.]+\]:\d+")
 
 
@@ -77,9 +76,8 @@ def _differs(key: str, declared: str, value: int) -> Problem:
 def _name(config: Config, key: str, name: str, count: int) -> Iterator[Problem]:
     """Yields the problems of a component name in a key; `count` names are the same, if it is the last of them."""
     if name not in COMPONENTS:
-        close = nearest(name, COMPONENTS)
         message = f"{name!r} is no component" if name else "a component name is missing beside a comma"
-        hint = f"did you mean {close}?" if close else f"components are {', '.join(COMPONENTS)}"
+        hint = did_you_mean(name, COMPONENTS) or f"components are {', '.join(COMPONENTS)}"
         yield Problem(key, message, hint=hint)
         return
     if count > 1:

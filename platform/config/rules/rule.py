@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.section import Unreadable
-from rl_platform.config.suggest import nearest
+from rl_platform.config.suggest import did_you_mean
 from rl_platform.errors import Problem
 from rl_platform.user_code import is_named
 
@@ -57,8 +57,7 @@ def unknown_name(key: str, name: str, known: Collection[str], what: str = "funct
         else f"not the name of a {what.lower()}"
     )
     allowed = ", ".join([*known, f"module:{what}", f"path/to/file.py:{what}"])
-    close = nearest(name, known)
-    return Problem(key, message, allowed=allowed, hint=f"did you mean {close}?" if close else "")
+    return Problem(key, message, allowed=allowed, hint=did_you_mean(name, known))
 
 
 def embodied(config: Config) -> bool:

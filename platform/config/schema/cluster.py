@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 from rl_platform.config.schema.section import Section, key
 
 GPU = Literal["a10", "a100-40gb", "a100-80gb", "b200", "h100", "h20", "h200", "l4", "l40s", "mi300x", "rtx4090"]
+PLACEMENT = "cluster.component_placement"
+COMPONENTS = ("actor", "critic", "actor_critic", "reference", "rollout", "reward", "env")
 MAX_NODES, MAX_GPUS = 10_000, 20_000  # of a cluster; of a node
 
 

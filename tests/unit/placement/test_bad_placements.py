@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from rl_platform.config.schema.cluster import Cluster
+from rl_platform.config.schema.cluster import PLACEMENT, Cluster
 from rl_platform.errors import ConfigError
 from rl_platform.launch.command import load
-from rl_platform.placement.grammar import MAX_PIECES, PATH, SHOWN
+from rl_platform.placement.grammar import MAX_PIECES, SHOWN
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import schedule
 
@@ -24,7 +24,7 @@ MANY = "0" + ",0" * MAX_PIECES
 BAD.append(
     {
         "placed": {"rollout": MANY},
-        "says": f"{PATH}.rollout: more than {MAX_PIECES} segments\n    value: {MANY[:SHOWN]}...\n"
+        "says": f"{PLACEMENT}.rollout: more than {MAX_PIECES} segments\n    value: {MANY[:SHOWN]}...\n"
         f"{BAD[0]['says'].splitlines()[2]}\n    hint: write ranges, as 0-3\n",
     }
 )

@@ -9,9 +9,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_platform.placement.grammar import COMPONENTS, MAX_RANKS, PATH, SHOWN, Segment, parse, parse_nodes, read
+from rl_platform.config.schema.cluster import COMPONENTS, PLACEMENT
+from rl_platform.placement.grammar import MAX_RANKS, SHOWN, Segment, parse, parse_nodes, read
 
-KEY = f"{PATH}.actor,critic"
+KEY = f"{PLACEMENT}.actor,critic"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_the_number_that_yaml_makes_of_a_colon_is_refused_and_the_quoted_one_rea
 )
 def test_malformed_key(key: str, message: str, position: int, hint: str) -> None:
     _, (problem,) = read({key: "0"})
-    assert problem.key == f"{PATH}.{key}"
+    assert problem.key == f"{PLACEMENT}.{key}"
     assert message in problem.message
     assert f"character {position}" in problem.value
     assert all(name in problem.allowed for name in COMPONENTS)
@@ -138,8 +139,8 @@ def test_long_form() -> None:
     entries, problems = read({"reward": {"node_group": "cpu", "placement": "0-1:0-31"}, "env": {"placement": "all"}})
     assert problems == []
     assert [(entry.node_group, entry.path) for entry in entries] == [
-        ("cpu", f"{PATH}.reward.placement"),
-        (None, f"{PATH}.env.placement"),
+        ("cpu", f"{PLACEMENT}.reward.placement"),
+        (None, f"{PLACEMENT}.env.placement"),
     ]
 
 
@@ -157,7 +158,7 @@ def test_long_form() -> None:
 def test_malformed_long_form(value: object, key: str, message: str, hint: str) -> None:
     entries, (problem,) = read({"reward": value})
     assert entries == []
-    assert problem.key == f"{PATH}.reward{key}"
+    assert problem.key == f"{PLACEMENT}.reward{key}"
     assert message in problem.message
     assert hint in problem.hint
 
@@ -165,7 +166,7 @@ def test_malformed_long_form(value: object, key: str, message: str, hint: str) -
 def test_all_problems_of_all_keys_at_once() -> None:
     entries, problems = read({"actor": "3-1,x", "critc": "0:", "reward": {"placement": "", "group": "a"}, "env": "0"})
     assert [entry.components for entry in entries] == [("env",)]
-    assert [problem.key.removeprefix(f"{PATH}.") for problem in problems] == [
+    assert [problem.key.removeprefix(f"{PLACEMENT}.") for problem in problems] == [
         "actor", "actor", "critc", "critc", "reward.group", "reward.placement",
     ]  # fmt: skip
 

@@ -7,9 +7,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_platform.config.schema.cluster import Cluster
+from rl_platform.config.schema.cluster import PLACEMENT, Cluster
 from rl_platform.errors import PlacementError
-from rl_platform.placement.grammar import PATH, read
+from rl_platform.placement.grammar import read
 from rl_platform.placement.inventory import Inventory, Node
 from rl_platform.placement.scheduler import schedule
 
@@ -86,5 +86,5 @@ def test_any_text_is_placed_or_explained(text: str, nodes: int, gpus: int, group
     except PlacementError as error:
         slots, problems = (), error.problems
     assert bool(slots) != bool(problems)
-    assert all(problem.key.startswith(f"{PATH}.actor") and problem.message for problem in problems)
+    assert all(problem.key.startswith(f"{PLACEMENT}.actor") and problem.message for problem in problems)
     assert all(slot.node < nodes and set(slot.accelerators) <= set(range(gpus)) for slot in slots)

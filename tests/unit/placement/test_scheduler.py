@@ -7,9 +7,8 @@ import time
 
 import pytest
 
-from rl_platform.config.schema.cluster import Cluster, NodeGroup
+from rl_platform.config.schema.cluster import PLACEMENT, Cluster, NodeGroup
 from rl_platform.errors import PlacementError
-from rl_platform.placement.grammar import PATH
 from rl_platform.placement.inventory import Inventory, Node
 from rl_platform.placement.scheduler import Placement, schedule
 
@@ -174,7 +173,7 @@ def test_impossible_placement(
     with pytest.raises(PlacementError) as caught:
         place(placement, inventory, groups)
     (problem,) = caught.value.problems
-    assert problem.key.startswith(f"{PATH}.{next(iter(placement))}")
+    assert problem.key.startswith(f"{PLACEMENT}.{next(iter(placement))}")
     assert message in problem.message
     assert allowed in problem.allowed
 
@@ -190,10 +189,10 @@ def test_all_problems_at_once_and_none_twice() -> None:
     with pytest.raises(PlacementError) as caught:
         place(placement, (1, 8), groups)
     assert [problem.key for problem in caught.value.problems] == [
-        f"{PATH}.actor,critic",
+        f"{PLACEMENT}.actor,critic",
         "cluster.node_groups[0].node_ranks",
-        f"{PATH}.rollout",
-        f"{PATH}.reward.node_group",
+        f"{PLACEMENT}.rollout",
+        f"{PLACEMENT}.reward.node_group",
     ]
 
 
