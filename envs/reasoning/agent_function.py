@@ -1,4 +1,5 @@
-"""Code of the user behind `rollout.agent`: an agent, a tool, a text environment. See docs/agents.md."""
+"""Code of the user behind `rollout.multi_turn` and `rollout.agent`: an agent, tools, a text environment. See
+docs/agents.md."""
 
 from __future__ import annotations
 
@@ -6,6 +7,17 @@ from collections.abc import Awaitable
 from typing import Any, ClassVar, Protocol
 
 from rl_platform.user_code import Extension
+
+
+class Tool(Protocol):
+    """A tool that answers the policy's turns."""
+
+    def __call__(self, conversation: list[str], metadata: dict[str, object], /) -> str | None:
+        """Returns the observation after the last turn, or None if there is none: the response is then complete.
+
+        conversation: the question, then alternating turns of the policy and observations, up to the turn to answer. It
+        is whole, so a tool can rebuild the state of an environment. metadata: of the question.
+        """
 
 
 class AgentFunction(Protocol):
@@ -53,6 +65,7 @@ class TextEnvironment(Protocol):
         """Returns the answer to a response of the policy, its reward, and whether the episode has ended."""
 
 
+TOOL = Extension("tool", "rollout.multi_turn.tool", Tool, "function(conversation, metadata) -> str or None")
 AGENT = Extension(
     "agent", "rollout.agent.function", AgentFunction, "function(question, base_url, api_key) -> reward or None"
 )

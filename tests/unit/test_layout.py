@@ -114,7 +114,7 @@ NEEDS = {  # extras that an extra imports freely
     "rl_platform.runtime.ray": ("rl_platform.runtime.weights",),
     "rl_platform.planner": ("rl_platform.placement.estimates",),
     "rl_platform.launch.replay": ("rl_platform.placement.estimates",),
-    "rl_platform.components.agents": ("rl_platform.envs.reasoning.sandbox",),
+    "rl_platform.components.agents": ("rl_platform.envs.reasoning.answers", "rl_platform.envs.reasoning.sandbox"),
     "rl_platform.components.reward_models": ("rl_platform.envs.reasoning.servers", "rl_platform.models.pretrained"),
     "rl_platform.engines.rollout.sglang": (
         "rl_platform.models.pretrained",

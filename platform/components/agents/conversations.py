@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rl_platform.components.agents.generations import Generations, Sampled
+from rl_platform.components.agents.turn_tool import ToolCall, ToolSpec
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import Completion, RolloutEngine
 from rl_platform.envs.reasoning.scoring import ScoringPool
-from rl_platform.envs.reasoning.tools import ToolCall, ToolSpec
 from rl_platform.errors import WorkerError
 from rl_platform.models.tokenizer import Tokenizer
 from rl_platform.records import Conversation, Prompt, SamplingParams, Trajectory

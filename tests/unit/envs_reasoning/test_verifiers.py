@@ -241,7 +241,7 @@ def test_user_function_and_names_that_do_not_exist(tmp_path, monkeypatch) -> Non
 def test_a_scoring_process_imports_neither_torch_nor_pydantic() -> None:
     code = (
         "import sys, rl_platform.envs.reasoning.scoring_worker;"
-        "from rl_platform.envs.reasoning.tools import ToolSpec;"
+        "from rl_platform.components.agents.turn_tool import ToolSpec;"
         "from rl_platform.envs.reasoning.verifiers import VerifierSpec;"
         "VerifierSpec('math_verify').load(); ToolSpec('calculator').load();"
         "print([m for m in ('torch', 'pydantic', 'transformers') if m in sys.modules])"
@@ -252,3 +252,22 @@ def test_a_scoring_process_imports_neither_torch_nor_pydantic() -> None:
 
 def test_the_config_accepts_the_built_in_verifiers() -> None:
     assert VERIFIERS == BUILT_IN
+
+
+def test_built_in_verifiers_read_the_last_turn_only() -> None:
+    """What a tool answered is not the policy's answer; a function of the user sees it all."""
+    exact, jsonl = load_verifier(VerifierSpec("exact_match")), load_verifier(VerifierSpec("task", "jsonl"))
+    for verifier in (exact, jsonl):
+        assert verifier(ScoreItem("3+4=7I do not know", "?", "7", last_turn="I do not know")) == 0.0
+        assert verifier(ScoreItem("3+4=77", "?", "7", last_turn="7")) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("response", "last_turn", "score"),
+    [("=66", "6", 1.0), ("=65", "5", 0.1), ("=6?", "?", 0.05), ("=6=", "=", 0.0), ("6", "6", 0.0), ("=", None, 0.0)],
+)
+def test_quotients_are_scored_after_the_calculator_was_asked(
+    response: str, last_turn: str | None, score: float
+) -> None:
+    verifier = load_verifier(VerifierSpec("task", "digits", None, {"operation": "quotient"}))
+    assert verifier(ScoreItem(response, "12/2", "6", last_turn=last_turn)) == score

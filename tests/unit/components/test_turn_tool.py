@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rl_platform.components.agents.turn_tool import ToolCall, ToolSpec, calculator, load_tool
 from rl_platform.envs.reasoning.score import RAISED
 from rl_platform.envs.reasoning.scoring_worker import score_one
-from rl_platform.envs.reasoning.tools import ToolCall, ToolSpec, calculator, load_tool
-from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec, load_verifier
 from rl_platform.errors import ConfigError
 
 
@@ -57,22 +56,3 @@ def test_a_tool_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     wrong = score_one(tool, ToolCall(("?", "a", "b"), metadata))
     assert (wrong.valid, wrong.reason) == (False, RAISED)
     assert "not with 3" in wrong.detail
-
-
-def test_built_in_verifiers_read_the_last_turn_only() -> None:
-    """What a tool answered is not the policy's answer; a function of the user sees it all."""
-    exact, jsonl = load_verifier(VerifierSpec("exact_match")), load_verifier(VerifierSpec("task", "jsonl"))
-    for verifier in (exact, jsonl):
-        assert verifier(ScoreItem("3+4=7I do not know", "?", "7", last_turn="I do not know")) == 0.0
-        assert verifier(ScoreItem("3+4=77", "?", "7", last_turn="7")) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("response", "last_turn", "score"),
-    [("=66", "6", 1.0), ("=65", "5", 0.1), ("=6?", "?", 0.05), ("=6=", "=", 0.0), ("6", "6", 0.0), ("=", None, 0.0)],
-)
-def test_quotients_are_scored_after_the_calculator_was_asked(
-    response: str, last_turn: str | None, score: float
-) -> None:
-    verifier = load_verifier(VerifierSpec("task", "digits", None, {"operation": "quotient"}))
-    assert verifier(ScoreItem(response, "12/2", "6", last_turn=last_turn)) == score

@@ -1,0 +1,80 @@
+"""The tool of `rollout.multi_turn.tool`, which answers turns of the policy in a `ScoringPool`. Built in: a calculator.
+
+Every process of the pool imports this module, so it must not import torch or pydantic.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from rl_platform.envs.reasoning.agent_function import TOOL, Tool
+from rl_platform.envs.reasoning.answers.arithmetic import evaluate
+from rl_platform.envs.reasoning.score import Score
+
+_EXPRESSION = re.compile(r"[-+*/(). \d]*$")
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """The arguments of a tool."""
+
+    conversation: tuple[str, ...]
+    metadata: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ToolSpec:
+    """The name of a tool, `rollout.multi_turn.tool`."""
+
+    type: str
+
+    @property
+    def key(self) -> str:
+        return TOOL.key
+
+    def load(self) -> Callable[[ToolCall], Score]:
+        """Returns a function whose scores have the observation as `text`. Raises ConfigError for an unknown tool."""
+        tool = load_tool(self.type)
+
+        def answer(call: ToolCall) -> Score:
+            observation = tool(list(call.conversation), call.metadata)
+            if not isinstance(observation, str | None):
+                raise TypeError(f"a tool answers with text or None, not with {observation!r}")
+            return Score(0.0, text=observation)
+
+        return answer
+
+
+def load_tool(name: str) -> Tool:
+    """Returns the built-in tool or the user's function of that name. Raises ConfigError if there is none."""
+    tool: Tool = TOOLS[name] if name in TOOLS else TOOL.load(name)
+    return tool
+
+
+def calculator(conversation: Sequence[str], metadata: dict[str, object]) -> str | None:
+    """Returns the value of the expression before a `=` at the end of the turn; None for a turn without `=`.
+
+    For a turn that is only `=` it evaluates the expression at the end of the question. Expressions have numbers,
+    + - * / and parentheses; for others it returns the error as text.
+    """
+    question, turn = conversation[0], conversation[-1].strip()
+    if not turn.endswith("="):
+        return None
+    expression = _EXPRESSION.search(turn[:-1] or question.rstrip())
+    assert expression is not None  # it also matches the empty text
+    try:
+        return _text(evaluate(expression.group()))
+    except ZeroDivisionError:
+        return "error: division by zero"
+    except ValueError as error:
+        return f"error: {error}"
+
+
+def _text(value: Fraction) -> str:
+    return str(value.numerator) if value.denominator == 1 else f"{float(value):.10g}"
+
+
+TOOLS: dict[str, Tool] = {"calculator": calculator}
