@@ -22,6 +22,7 @@ from rl_platform.components.reward import LanguageReward
 from rl_platform.components.rollout import LanguageRollout
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import estimator_needs
+from rl_platform.config.schema.cluster import PLACEMENT
 from rl_platform.config.schema.rollout import CHANNEL_CAPACITY, Sampling
 from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
 from rl_platform.envs.reasoning.question import Split
@@ -29,6 +30,7 @@ from rl_platform.envs.reasoning.verifiers import DECIDING
 from rl_platform.errors import ChannelClosed, CheckpointError, WorkerDied
 from rl_platform.extras import required
 from rl_platform.models.tokenizer import Tokenizer, load_tokenizer
+from rl_platform.placement.chains import part_rows, streaming_chains
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory, Weights
 from rl_platform.reporter import Reporter
@@ -38,7 +40,6 @@ from rl_platform.runners.ppo import Learners, sync_metrics
 from rl_platform.runners.recovery import EnvPart, Recovery
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runners.sample_ledger import SampleLedger, held_rows
-from rl_platform.runners.streamed_evaluation import streamed_evaluation
 from rl_platform.runners.token_log import tokens_of
 from rl_platform.runners.trajectories import (
     by_source,
@@ -66,6 +67,7 @@ from rl_platform.runtime.worker_group import WorkerGroup
 if TYPE_CHECKING:
     from rl_platform.runners.collection.dynamic_sampling import DynamicSampler
     from rl_platform.runners.collection.partial_rollouts import PartialRollouts
+    from rl_platform.runners.collection.streamed_evaluation import StreamedEvaluation
 
 UPDATES = 1024  # of weights, by reference
 COLLECTION = "rl_platform.runners.collection"  # an extra
@@ -136,7 +138,18 @@ class ReasoningRunner:
         self.turns = TakingTurns(turns, self.groups)
         actor, critic, reference = self.typed["actor"], self.typed.get("critic"), self.typed.get("reference")
         self.learners = Learners(actor, critic, reference, config.reference_is_base, self.turns)
-        self.streaming = streamed_evaluation(config, turns, self.groups, self._batch)
+        self.streaming = self._streaming(turns)
+
+    def _streaming(self, turns: OffloadOrder) -> StreamedEvaluation | None:
+        """None if everything is evaluated after the generation: also with agents, which decide about the number of
+        rows."""
+        chains = streaming_chains(self.config, turns.layout, turns.leaving)
+        if not chains or self.config.rollout.agent is not None:
+            return None
+        with required(COLLECTION, PLACEMENT):
+            from rl_platform.runners.collection.streamed_evaluation import StreamedEvaluation
+        rows = part_rows(self.config, turns.layout, [name for chain in chains for name in chain])
+        return StreamedEvaluation([[self.groups[name] for name in chain] for chain in chains], rows, self._batch)
 
     def warm_start(self) -> dict[str, float]:
         return {}

@@ -27,9 +27,9 @@ from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout
 from rl_platform.placement.scheduler import schedule
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
+from rl_platform.runners.collection.streamed_evaluation import StreamedEvaluation
 from rl_platform.runners.ppo import PPO
 from rl_platform.runners.reasoning import ReasoningRunner
-from rl_platform.runners.streamed_evaluation import StreamedEvaluation
 from rl_platform.runners.trajectories import rollout_batch, shaped_rewards
 from rl_platform.runtime.local import LocalRuntime
 from rl_platform.tracing import TraceSpan, recorder

@@ -7,16 +7,13 @@ in the batch alone, not on the order in which they finish, so two runs evaluate 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from rl_platform.config.schema import Config
-from rl_platform.placement.chains import part_rows, streaming_chains
-from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.records import Prompt, RolloutBatch, Trajectory, numbered
 from rl_platform.runtime.worker_group import WorkerGroup
 
@@ -86,14 +83,3 @@ def _evaluated(chain: Sequence[WorkerGroup], batch: RolloutBatch) -> Fields:
     for group in chain:
         fields |= group.evaluate(replace(batch, **fields)).wait()[0]
     return fields
-
-
-def streamed_evaluation(
-    config: Config, turns: OffloadOrder, groups: Mapping[str, WorkerGroup], batch_of: BatchOf
-) -> StreamedEvaluation | None:
-    """None if everything is evaluated after the generation: also with agents, which decide about the number of rows."""
-    chains = streaming_chains(config, turns.layout, turns.leaving)
-    if not chains or config.rollout.agent is not None:
-        return None
-    rows = part_rows(config, turns.layout, [name for chain in chains for name in chain])
-    return StreamedEvaluation([[groups[name] for name in chain] for chain in chains], rows, batch_of)
