@@ -261,32 +261,37 @@ def test_each_trajectory_has_its_state_which_is_closed(generated, folder: Path) 
     assert sorted(path.name for path in folder.glob("closed-*")) == ["closed-0-20", "closed-1-50"]
 
 
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
+ANSWERED = {  # at most so many tokens of a result: calls, and how the answers begin
+    20: [
         (calling("bad", 0), "error: KeyError: 'my own mistake'"),
         (calling("bad", 2), "x" * 20),
         (calling("bad", 3), "error: TypeError: call"),  # "call() returns text, not {'not': 'text'}", cut
         (calling("bad", 5), "?!"),
         (calling("bad", 6), "error: SystemExit: 1"),
         (calling("bad", '"one"'), "error: 'one' is not"),
+        ('<tool_call>{"name": "bad"}', "error: the call has no </tool_call>"),
+        ('<tool_call>{"name": "bad", "arguments": [1]}</tool_call>', "error: arguments must be an object"),
+    ],
+    100: [
         (calling("none", 0), "error: there is no function none, only bad"),
         (r'<tool_call>{"name": "\ud800"}</tool_call>', "error: there is no function ?"),
         ("<tool_call>{'name'}</tool_call>", "error: the call is not JSON"),
-        ('<tool_call>{"name": "bad"}', "error: the call has no </tool_call>"),
         ('<tool_call>["bad"]</tool_call>', "error: a call is an object with a name"),
-        ('<tool_call>{"name": "bad", "arguments": [1]}</tool_call>', "error: arguments must be an object"),
     ],
-)
-def test_wrong_calls_and_results_are_answered(generated, call: str, said: str) -> None:
-    longest = 20 if '"bad"' in call and "<tool_call>{" in call else 100
-    [one] = generated([[call, "done"]], **tools("Bad", max_result_tokens=longest))
-    assert written(one, by_policy=False).removeprefix("<tool_response>").startswith(said[:longest])
-    assert (one.valid, one.conversation.turns[-1]) == (True, "done")
-    metrics = conversation_metrics([one])
-    right = call in (calling("bad", 2), calling("bad", 5))
-    assert metrics["tool/bad/errors"] + metrics["tool/malformed"] == (not right)
-    assert metrics["tool/errors"] == 0
+}
+
+
+@pytest.mark.parametrize("longest", ANSWERED)
+def test_wrong_calls_and_results_are_answered(generated, longest: int) -> None:
+    calls, answers = zip(*ANSWERED[longest], strict=True)
+    found = generated([[call, "done"] for call in calls], answers=calls, **tools("Bad", max_result_tokens=longest))
+    for one, call, said in zip(found, calls, answers, strict=True):
+        assert written(one, by_policy=False).removeprefix("<tool_response>").startswith(said[:longest])
+        assert (one.valid, one.conversation.turns[-1]) == (True, "done")
+        metrics = conversation_metrics([one])
+        right = call in (calling("bad", 2), calling("bad", 5))
+        assert metrics["tool/bad/errors"] + metrics["tool/malformed"] == (not right)
+        assert metrics["tool/errors"] == 0
 
 
 def test_a_tool_that_hangs_or_dies_is_set_up_again_and_others_go_on(generated) -> None:
