@@ -7,6 +7,7 @@ in the process.
 from __future__ import annotations
 
 import os.path
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,8 @@ if not TYPE_CHECKING:  # else a type checker would accept every name
 
     def __getattr__(name: str) -> object:
         if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            message = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(message, name=name, obj=sys.modules[__name__])  # from them Python suggests a name
         module = import_module(_MODULES[name])
         value = module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
         globals()[name] = value

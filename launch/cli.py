@@ -78,7 +78,9 @@ def _explain(error: BaseException, program: str) -> int:
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # wrong usage of the command line
         context = getattr(error, "ctx", None)
         verb = f" {context.info_name}" if context is not None and context.parent is not None else ""
-        _print(error.format_message(), f"try: {program}{verb} --help")
+        if context is None and program == "rl-platform":  # an option lacks its value
+            verb = f" {sys.argv[1]}"
+        _print(error.format_message().replace("Value error, ", ""), f"try: {program}{verb} --help")
         return int(error.exit_code)
     import traceback
 

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from rl_platform.launch.jobs.kuberay import KubeRayOptions
     from rl_platform.launch.jobs.slurm import SlurmOptions
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["--help", "-h"]}
+)
 
 
 @dataclass(frozen=True)

@@ -185,6 +185,9 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
         if other := _simulator_hint(description.id):
             raise ConfigError([Problem("env.python", message, value=sys.executable, hint=other)]) from error
         hint = "check env.kwargs against the environment's documentation"
+        if spec.id.startswith(OF_PROGRAM):
+            hint = "the function takes env.kwargs and returns one Gymnasium environment; env.num_envs makes several"
+            raise ConfigError([Problem("env", message, value=description.id, hint=hint)]) from error
         raise ConfigError([Problem("env.kwargs", message, value=repr(kwargs), hint=hint)]) from error
     if description.pixels is not None:
         return PixelObservation(env, description.pixels)

@@ -127,7 +127,8 @@ class Policy:
         try:
             array = self._flat(observation) if isinstance(observation, Mapping) else np.asarray(observation)
         except ValueError as error:  # rows of unequal lengths
-            raise DataError(f"observation: no array: {error}") from error
+            reason = "reset() and step() return it first in a tuple" if isinstance(observation, tuple) else error
+            raise DataError(f"observation: no array: {reason}") from error
         if array.dtype != np.uint8 if images else array.dtype.kind not in "fiub":
             allowed = "uint8 images" if images else "real numbers"
             raise DataError(f"observation: has type {array.dtype}; this policy observes {allowed}")

@@ -30,6 +30,7 @@ from rl_platform.models.tokenizer import load_tokenizer
 
 Format = Literal["hf", "torch", "onnx", "lerobot"]
 FORMATS: Mapping[str, tuple[Format, ...]] = {"reasoning": ("hf",), "embodied": ("torch", "onnx")}  # the default first
+FILES = (".onnx", ".pt", ".pt2", ".pth", ".safetensors", ".zip")  # endings that no folder of an export should have
 COMMAND = "rl-platform export"
 
 
@@ -82,6 +83,9 @@ def _check_folder(folder: Path | None) -> None:
     if folder is None:
         return
     folder = folder.expanduser().absolute()
+    if folder.suffix in FILES and not folder.is_dir():
+        message = "names a file, and an export is a folder of several files"
+        raise _problem("--output", message, str(folder), f"a new or empty folder, as {folder.with_suffix('').name}")
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir():
         raise _problem("--output", f"{existing} is a file", str(folder), "a new or empty folder")

@@ -17,7 +17,10 @@ from rl_platform.extras import required
 from rl_platform.launch.tools.named_runs import run_path
 
 app = typer.Typer(
-    add_completion=False, pretty_exceptions_enable=False, help="Pictures and reports of runs, and data for them."
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+    help="Pictures and reports of runs, and data for them.",
 )
 
 _RUN = partial(typer.Argument, metavar="RUN", parser=run_path)
@@ -213,7 +216,9 @@ def export(
 
 @app.command()
 def data(
-    kind: Annotated[Literal["gsm8k", "math", "dapo-math", "aime24", "hh-rlhf"], typer.Argument(help="which dataset")],
+    kind: Annotated[
+        Literal["gsm8k", "math", "dapo-math", "aime24", "hh-rlhf"], typer.Argument(metavar="KIND", help="which dataset")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="folder of the files")] = Path("data"),
     source: Annotated[
         Path | None, typer.Option("--from", help="folder with a copy of the dataset; default: the Hugging Face hub")

@@ -153,7 +153,8 @@ def check(config: str, arguments: Sequence[str], optuna: str | None, metric: str
         problems += _of_search(varied, spec, metric)
     elif not varied.axes and not problems:
         message = "no key has several values, so there is nothing to compare"
-        problems.append(Problem("sweep", message, COMMAND_LINE, hint="for example runner.seed=1,2,3"))
+        hint = "separate values by commas, without brackets, as runner.seed=1,2,3"
+        problems.append(Problem("sweep", message, COMMAND_LINE, hint=hint))
     if problems:
         raise ConfigError(problems)
     points = varied.points() if spec is None else _samples(spec, varied)

@@ -12,6 +12,8 @@ from rl_platform.config.describe import field_at, section_at
 from rl_platform.config.explanations.accepted_values import allowed, choices, walk
 from rl_platform.config.explanations.foreign_names import ForeignName, foreign_sections, of_component, translate
 from rl_platform.config.layers import dotted
+from rl_platform.config.python_values import OVERRIDES
+from rl_platform.config.source import COMMAND_LINE
 from rl_platform.config.suggest import ALIKE, SURE, did_you_mean, nearest
 from rl_platform.errors import Problem, shown
 
@@ -42,7 +44,10 @@ def _missing(detail: ErrorDetails, key: str, where: Where) -> Problem:
         return Problem(parent, "too few entries", where(parent), allowed=_allowed(parent))
     field = field_at(key)
     meaning = f" ({field.description})" if field is not None and field.description else ""
-    return Problem(key, f"this key is required{meaning}", where(key), allowed=_allowed(key))
+    place, section, hint = where(key), key.rpartition(".")[0], ""
+    if section and place in (COMMAND_LINE, OVERRIDES):
+        hint = f"a value of {section} replaces the whole section; {section}.KEY sets one key of it"
+    return Problem(key, f"this key is required{meaning}", place, allowed=_allowed(key), hint=hint)
 
 
 def _wrong(detail: ErrorDetails, key: str, where: Where) -> Problem:

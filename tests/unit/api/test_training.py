@@ -166,6 +166,7 @@ WRONG = {
         (lambda: rl.train(None), "config: is no config"),
         (lambda: rl.train(CARTPOLE, {"runner.sed": 1}), "did you mean runner.seed"),
         (lambda: rl.train(CARTPOLE, "runner.seed=1"), "overrides: is no dict"),
+        (lambda: rl.train(CARTPOLE, {"runner": {"seed": 1}}), "a value of runner replaces the whole section"),
         (lambda: rl.train(CARTPOLE, callbacks=print), "callbacks: is no list"),
         (lambda: rl.train(CARTPOLE, callbacks=[3, rl.callbacks.StopAt]), r"(?s)2 problems.*callbacks\[0\].*\[1\]"),
         (lambda: rl.train(CARTPOLE, callbacks=[lambda: True]), r"callbacks\[0\]: it is called with \(step, metrics\)"),
@@ -176,7 +177,7 @@ WRONG = {
         (lambda: rl.ppo(3, total_steps="many"), r"(?s)2 problems.*total_steps.*env: makes no environment"),
         (lambda: rl.ppo("CartPole-v1", total_steps=0), "total_steps"),
         (lambda: rl.ppo(Line), "env.max_episode_steps: .* declares no time limit"),
-        (lambda: rl.ppo(lambda: 3, folder="x"), "env.kwargs: function/lambda cannot be built"),
+        (lambda: rl.ppo(lambda: 3, folder="x"), r"(?s)env: function/lambda cannot be built.*returns one Gymnasium env"),
         (lambda: rl.ppo("CartPole-v1", seed="x", overrides={"env.num_envs": -1}), r"(?s)runner.seed.*env.num_envs"),
     ],
     "plan": [

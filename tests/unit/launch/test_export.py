@@ -147,6 +147,7 @@ def test_what_is_refused(command, tool, folder: Path, monkeypatch: pytest.Monkey
         (["words", "--format", "lerobot"], "LeRobot could not load the folder"),
         (["out", "--format", "gguf"], "gguf"),
         (["policy", "-o", "full"], "--output: is not empty"),
+        (["policy", "-o", "policy.onnx"], "an export is a folder of several files"),
         (["out", "--format", "hf", "-o", "full"], "2 problems:\n--format: holds language models"),
         (["policy", "-o", "reasoning.yaml"], "reasoning.yaml is a file"),
         (["policy", "-o", "reasoning.yaml/x"], "reasoning.yaml is a file"),

@@ -122,6 +122,7 @@ OBSERVATIONS = [
     ("choices", [[1.0, 2.0, 3.0], [1.0, float("nan"), 3.0]], {}, "row 1 is not finite"),
     ("choices", {"a": 1}, {}, "gymnasium.spaces.flatten(env.observation_space, observation)"),
     ("choices", [[1.0], [1.0, 2.0]], {}, "no array"),
+    ("choices", (np.zeros(3), {}), {}, "no array: reset() and step() return it first in a tuple"),
     ("images", np.zeros((12, 12, 3)), {}, "has type float64; this policy observes uint8 images"),
     ("images", np.zeros((3, 12, 12), np.uint8), {}, "has shape (3, 12, 12)"),
     ("memory", np.zeros((2, 3)), {"episode_starts": [1, 0]}, "episode_starts: has type int64 and shape (2,)"),

@@ -69,7 +69,7 @@ def test_names_of_folders_are_short_safe_and_distinct() -> None:
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
-        ([], ["no key has several values", "hint: for example runner.seed=1,2,3"]),
+        ([], ["no key has several values", "without brackets, as runner.seed=1,2,3"]),
         (["runner.seed=1,,2"], ["runner.seed: the values cannot be told apart", "value: runner.seed=1,,2"]),
         (["runner.seed=1,1"], ["runner.seed: 1 is listed twice"]),
         (

@@ -91,7 +91,7 @@ CASES: dict[str, list[Case]] = {
         ("runs/run -o embodied.yaml/report.html", 2, (INSIDE,)),
     ],
     "data": [
-        ("gsm8", 2, ("'gsm8k'", USAGE)),
+        ("gsm8", 2, ("'KIND': 'gsm8' is not one of 'gsm8k'", USAGE)),
         ("gsm8k --from nix -o embodied.yaml", 2, ("2 problems", "--from: no such folder", "--output: is a file")),
         ("gsm8k --from embodied.yaml", 2, ("is a file, not the folder of a copy",)),
         ("gsm8k --from rows -o embodied.yaml/data", 2, (INSIDE,)),
@@ -103,6 +103,7 @@ CASES: dict[str, list[Case]] = {
         ("embodied.yaml runner.sed=1,2", 2, ("did you mean runner.seed?",)),
         ("embodied.yaml runner.seed=1 2", 2, ("2: is neither KEY=VALUE", "by commas: runner.seed=1,2,3")),
         ("embodied.yaml runner.seed=1,1", 2, ("1 is listed twice",)),
+        ("embodied.yaml runner.seed=[1,2]", 2, ("no key has several values", "without brackets")),
         ("embodied.yaml runner.seed=1,2 --jobs 0", 2, ("--jobs", USAGE)),
         ("embodied.yaml runner.seed=1,2 -o rows", 2, ("is not empty and contains no sweep",)),
         ("embodied.yaml --optuna embodied.yaml", 2, ("embodied.yaml:1: parameters: this key is required",)),
@@ -114,7 +115,8 @@ CASES: dict[str, list[Case]] = {
         ("runs", 2, ("contains neither a run nor a checkpoint",)),
         ("runs/run", 2, ("has not written a checkpoint yet", "runner.save_interval")),
         ("latest", 2, ("has a checkpoint", "name a run's folder")),
-        ("runs/run --format pickle", 2, ("'onnx'", USAGE)),
+        ("runs/run --format pickle", 2, ("'--format': 'pickle' is not one of 'hf'", "'onnx'", USAGE)),
+        ("runs/run --output", 2, ("requires an argument", USAGE)),
     ],
     "record": [
         ("nix --step 1", 2, ("RUN: no such folder", "runner.output_dir")),
