@@ -1,7 +1,8 @@
 """What `--plan`, `--check` and scripts of jobs find out about an environment: an unknown id, and settings of the policy
 that its spaces do not allow.
 
-Not covered, as this machine may lack what they need: other interpreters, backends of users, images. A start checks all.
+Not covered, as this machine may lack what they need: other interpreters, servers, backends of users, images. A start
+checks all.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def check_env(config: Config, *, imports: bool = False) -> None:
     packages are not installed is left to the start.
     """
     description, model = EnvDescription.of(config.env), config.actor.model
-    if config.runner.task_type != "embodied" or description.python is not None or description.own_backend:
+    if config.runner.task_type != "embodied" or description.elsewhere or description.own_backend:
         return
     if ":" in description.id and not imports:
         return

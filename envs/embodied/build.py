@@ -1,5 +1,5 @@
 """The only module of the core that imports `mujoco/`, the native simulation of Gymnasium's MuJoCo tasks, `user_envs/`,
-backends of users, and other interpreters.
+backends of users, other interpreters, and servers.
 
 Without `mujoco/` Gymnasium steps its MuJoCo tasks itself.
 """
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rl_platform.envs.embodied.descriptions import EnvDescription
     from rl_platform.envs.embodied.env_facts import EnvFacts
     from rl_platform.envs.embodied.mujoco.native import NativeEnvs
+    from rl_platform.envs.embodied.processes.workers import EnvWorkers
     from rl_platform.envs.embodied.spaces import AnyEnv, EnvSpaces
     from rl_platform.envs.embodied.user_envs.user_envs import UserEnvs
 
@@ -47,12 +48,27 @@ def warp_problem(env: AnyEnv) -> Problem | None:
     return problem(env)
 
 
-def inspect_there(description: EnvDescription) -> EnvFacts:
-    """See `processes/interpreter.py`."""
+def inspect_there(description: EnvDescription, *, limited: bool) -> EnvFacts:
+    """See `processes/interpreter.py` and `remote/remote_workers.py`."""
+    if description.addresses:
+        with required("rl_platform.envs.embodied.remote", "env.address"):
+            from rl_platform.envs.embodied.remote.remote_workers import inspect_remote
+        return inspect_remote(description, limited=limited)
     with required("rl_platform.envs.embodied.processes", "env.python"):
         from rl_platform.envs.embodied.processes.interpreter import inspect_there as inspect
 
     return inspect(description)
+
+
+def workers_class(description: EnvDescription) -> type[EnvWorkers]:
+    """Returns the class of the processes, or of the connections to servers, that step environments."""
+    if description.addresses:
+        with required("rl_platform.envs.embodied.remote", "env.address"):
+            from rl_platform.envs.embodied.remote.remote_workers import RemoteWorkers
+        return RemoteWorkers
+    with required("rl_platform.envs.embodied.processes", "env.num_workers", hint="env.num_workers=0"):
+        from rl_platform.envs.embodied.processes.workers import EnvWorkers
+    return EnvWorkers
 
 
 def user_envs(description: EnvDescription, spaces: EnvSpaces, num_envs: int) -> UserEnvs:

@@ -59,7 +59,8 @@ class EnvDescription:
     pixels: observations are rendered images. tasks: additions to `kwargs` for each of several tasks, which environments
     have in turn. backend: the physics engine of Gymnasium's MuJoCo tasks, or a class of the user that steps all
     environments (`user_backend.py`); `id` is then its name. python: the interpreter of the
-    processes that build it (`processes/interpreter.py`), None: this one.
+    processes that build it (`processes/interpreter.py`), None: this one. addresses: servers that build it
+    (`remote/remote_workers.py`). token_file: their secret, None: in an environment variable.
     """
 
     id: str
@@ -69,18 +70,26 @@ class EnvDescription:
     tasks: tuple[dict[str, object], ...] = ()
     backend: str = "mujoco"
     python: str | None = None
+    addresses: tuple[str, ...] = ()
+    token_file: str | None = None
 
     @classmethod
     def of(cls, env: Env) -> EnvDescription:
         """Returns the description in the config's section `env`."""
         pixels = None if env.pixels is None else PixelFormat(**env.pixels.model_dump())
         tasks = tuple(task.kwargs for task in env.tasks)
-        return cls(env.name, env.kwargs, env.max_episode_steps, pixels, tasks, env.backend, env.python)
+        where = env.python, env.addresses, env.token_file
+        return cls(env.name, env.kwargs, env.max_episode_steps, pixels, tasks, env.backend, *where)
 
     @property
     def own_backend(self) -> bool:
         """True if `backend` is a class of the user."""
         return is_named(self.backend)
+
+    @property
+    def elsewhere(self) -> bool:
+        """True if another interpreter or a server builds the environment."""
+        return self.python is not None or bool(self.addresses)
 
     def of_task(self, number: int) -> EnvDescription:
         """Returns the description of environment `number` of the run."""
@@ -227,12 +236,17 @@ def check_time_limit(env: AnyEnv, env_id: str) -> None:
     """Raises ConfigError for an environment without a declared time limit: an evaluation episode might never end."""
     own_limit = getattr(env.unwrapped, "max_path_length", None)  # Meta-World truncates its episodes itself
     if time_limit(env) is None and own_limit is None:
-        message = f"{env_id} declares no time limit, so that an evaluation episode may never end"
-        hint = (
-            'env.max_episode_steps=1000, in Python overrides={"env.max_episode_steps": 1000}; or register the '
-            "environment with max_episode_steps"
-        )
-        raise ConfigError([Problem("env.max_episode_steps", message, value="null", allowed="at least 1", hint=hint)])
+        raise ConfigError([no_time_limit(env_id)])
+
+
+def no_time_limit(env_id: str) -> Problem:
+    """Returns the problem of an environment without a declared time limit."""
+    message = f"{env_id} declares no time limit, so that an evaluation episode may never end"
+    hint = (
+        'env.max_episode_steps=1000, in Python overrides={"env.max_episode_steps": 1000}; or register the '
+        "environment with max_episode_steps"
+    )
+    return Problem("env.max_episode_steps", message, value="null", allowed="at least 1", hint=hint)
 
 
 @contextlib.contextmanager

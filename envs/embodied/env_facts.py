@@ -23,12 +23,13 @@ class EnvFacts:
 
 
 def inspect_env(description: EnvDescription, *, limited: bool = True) -> EnvFacts:
-    """Builds the environment once, in its interpreter. Raises ConfigError for one that the platform cannot train on.
+    """Builds the environment once, in its interpreter, or reads what its servers say. Raises ConfigError for one that
+    the platform cannot train on.
 
     limited: an environment without a time limit is one of those, if it is of this interpreter.
     """
-    if description.python is not None:
-        return inspect_there(description)
+    if description.elsewhere:
+        return inspect_there(description, limited=limited)
     if description.own_backend:
         return EnvFacts(user_spaces(description, tried=True))
     env = make_env(description)

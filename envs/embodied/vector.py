@@ -20,13 +20,12 @@ import numpy as np
 
 from rl_platform.envs.embodied.block import EnvBlock, EnvFailure, failure
 from rl_platform.envs.embodied.buffers import Buffers
-from rl_platform.envs.embodied.build import user_spaces
+from rl_platform.envs.embodied.build import user_spaces, workers_class
 from rl_platform.envs.embodied.descriptions import EnvDescription, EnvSetup, find_spec, make_env
 from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces, read_spaces
 from rl_platform.envs.embodied.success import Success, success_of
 from rl_platform.errors import CheckpointError, Diverged
-from rl_platform.extras import required
 from rl_platform.runtime.cpu import cpu_count
 from rl_platform.tracing import recorder
 
@@ -79,8 +78,8 @@ class VectorEnv:
     """N environments of one kind.
 
     num_workers: 0 steps them in this process, otherwise that many processes have equal shares, in order; environments
-    of another interpreter have at least one. Only workers have a deadline: an environment that hangs in this process
-    blocks it. After any error the environments are closed.
+    of another interpreter have at least one. Of servers it is the number of connections. Only workers have a deadline:
+    an environment that hangs in this process blocks it. After any error the environments are closed.
     `native`: batched physics steps the environments, and a reset leaves no state of earlier episodes.
 
     stages: equal parts of the environments, each stepped without waiting for the others; `rows` are their slices of N.
@@ -106,7 +105,8 @@ class VectorEnv:
 
         Raises ConfigError for an unknown id and unusable arguments or spaces.
         """
-        num_workers = max(num_workers, 1) if description.python is not None else num_workers
+        elsewhere = description.elsewhere
+        num_workers = max(num_workers, 1) if elsewhere else num_workers
         assert 0 <= num_workers <= num_envs
         self.description = description
         self.num_envs = num_envs
@@ -114,7 +114,6 @@ class VectorEnv:
         self._steps = 0
         self._under_way = [False] * stages
         self.rows = [slice(first, last) for first, last in pairwise(_shares(num_envs, stages))]
-        elsewhere = description.python is not None
         spec = None if description.own_backend or elsewhere else find_spec(description)
         if elsewhere:
             self.spaces = inspect_env(description).spaces
@@ -133,9 +132,8 @@ class VectorEnv:
             self._blocks = [EnvBlock(setup, self._buffers, *share, index, cpu_count()) for index, share in shares]
             self.native = self._blocks[0].native
         else:
-            with required("rl_platform.envs.embodied.processes", "env.num_workers", hint="env.num_workers=0"):
-                from rl_platform.envs.embodied.processes.workers import EnvWorkers
-            self._workers = EnvWorkers(setup, self._bounds, step_timeout_s, worker_variables or {})
+            workers = workers_class(description)
+            self._workers = workers(setup, self._bounds, step_timeout_s, worker_variables or {})
             self._buffers = self._workers.buffers
             with self._closing_on_error():
                 self._workers.wait_for_start()

@@ -161,6 +161,22 @@ def environment(name: Annotated[str, typer.Argument(metavar="NAME", help="as man
 
 
 @app.command()
+def environment_server(
+    output: Annotated[Path, typer.Argument(metavar="FILE", help="file to write, as server.pyz")],
+) -> None:
+    """Write an environment server as one file: `python server.pyz --env ID` serves environments to env.address.
+
+    The machine of the environments needs Python 3.11 or later, numpy, gymnasium and the simulator.
+    """
+    from rl_platform.envs.embodied.remote import single_file
+    from rl_platform.launch.tools.written import writing
+
+    with writing(output, (".pyz",)) as stage:
+        single_file.write(stage)
+    print(output)
+
+
+@app.command()
 def report(
     runs: Measured,
     output: Output = Path("report.html"),

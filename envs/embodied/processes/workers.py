@@ -142,8 +142,13 @@ class EnvWorkers:
         last_seen = self.buffers.observations[rows]  # a killed worker may have left invalid numbers
         self.buffers.final_observations[rows] = np.nan_to_num(last_seen, posinf=0.0, neginf=0.0)
         self.buffers.observations[rows] = self.buffers.final_observations[rows]
+        self._start_again(index, [self.seed, count])
+
+    def _start_again(self, index: int, entropy: Sequence[int]) -> None:
+        """Starts another process, whose environments begin new episodes."""
+        rows = slice(*self._bounds[index : index + 2])
         self._members[index] = self._start(index)
-        seeds = np.random.SeedSequence([self.seed, count]).generate_state(self._bounds[-1])[rows].tolist()
+        seeds = np.random.SeedSequence(entropy).generate_state(self._bounds[-1])[rows].tolist()
         self._members[index].command("reset", seeds)
         self._starting.add(index)
         self._replaced.add(index)

@@ -94,11 +94,26 @@ def _processes(config: Config) -> Iterator[Problem]:
         yield Problem(key, f"more processes than environments: env.num_envs is {env.num_envs}")
     elif when(lambda: env.num_workers and env.num_envs % env.num_workers):
         yield Problem(key, f"{env.num_envs} environments (env.num_envs) cannot be shared equally by these processes")
-    if when(lambda: env.python is not None and env.num_workers == 0):
+    if when(lambda: env.address is not None):
+        yield from _servers(config)
+    elif when(lambda: env.python is not None and env.num_workers == 0):
         yield Problem(key, "env.python is the interpreter of env processes", hint="for example env.num_workers: 2")
     elif when(lambda: env.pixels is not None and env.num_workers == 0):
         message = f"{_PIXELS} requires env processes, so that a crash of the graphics library does not end the run"
         yield Problem(key, message, hint="about one per core, for example env.num_workers: 2")
+
+
+def _servers(config: Config) -> Iterator[Problem]:
+    env, key = config.env, "env.address"
+    addresses = when(lambda: env.addresses) or ()
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536 or " " in address:
+            yield Problem(key, "not an address of a server", value=address, allowed="host:port", hint="127.0.0.1:5555")
+    if when(lambda: env.num_workers == 0 or env.num_workers % len(addresses)):
+        message = f"the connections share {len(addresses)} address{'es' * (len(addresses) > 1)} (env.address) equally"
+        hint = f"for example env.num_workers: {len(addresses)}"
+        yield Problem("env.num_workers", message, value=str(env.num_workers), hint=hint)
 
 
 def _warp(config: Config, name: str) -> Iterator[Problem]:
@@ -126,6 +141,11 @@ def unread(config: Config) -> Iterator[Unread]:
         if when(lambda: config.env.pixels is not None):
             reason = f"images ({_PIXELS}) are divided by 255 in the model instead"
             yield from unread_keys("env", "normalize_observations clip_observations", reason, _PIXELS, TASK)
+        if when(lambda: config.env.address is not None):
+            reason = "the operator of the server chooses the environment (env.address)"
+            yield from unread_keys("env", "backend kwargs pixels python tasks evaluation.video", reason, "env.address")
+        else:
+            yield Unread("env.token_file", "there is no server without env.address", ("env.address",))
         if when(lambda: is_named(config.env.backend)):
             reason = "env.backend is a class of yours, which is the environment"
             yield from unread_keys("env", "id pixels tasks evaluation.video", reason, "env.backend")

@@ -64,8 +64,21 @@ class Env(Section):
         "environment that `rl-platform environment NAME` made; null: the platform's own",
         min_length=1,
     )
+    address: str | None = key(
+        None,
+        "host:port of an environment server (`rl-platform environment-server`), or several, separated by commas; "
+        "null: no server",
+        min_length=1,
+    )
+    token_file: str | None = key(
+        None, "file with the servers' token; null: the environment variable RL_PLATFORM_ENV_TOKEN", min_length=1
+    )
     num_envs: int = key(8, "environments stepped together", ge=1)
-    num_workers: int = key(0, "processes that step the environments; 0: the process of the env rank", ge=0)
+    num_workers: int = key(
+        0,
+        "processes, with address connections, that step the environments; 0: the process of the env rank",
+        ge=0,
+    )
     pipeline_stages: int = key(
         1, "equal parts of the environments; the policy acts for one part while the others are stepped", ge=1
     )
@@ -88,6 +101,11 @@ class Env(Section):
         ge=0,
     )
     evaluation: Evaluation = Field(default_factory=Evaluation, description="episodes without exploration")
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The servers in `address`."""
+        return tuple(part.strip() for part in self.address.split(",")) if self.address else ()
 
     @property
     def name(self) -> str:

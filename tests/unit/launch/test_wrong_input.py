@@ -48,6 +48,14 @@ CASES: dict[str, list[Case]] = {
         ("./manipulation", 2, ("NAME: no such environment", "allowed: manipulation")),
         ("--nope manipulation", 2, (USAGE,)),
     ],
+    "environment-server": [
+        ("", 2, ("FILE", USAGE)),
+        ("server.py", 2, ("has the wrong ending", "did you mean server.pyz?")),
+        ("runs", 2, (A_FOLDER, "*.pyz")),
+        ("embodied.yaml/server.pyz", 2, (INSIDE,)),
+        ("server.pyz CartPole-v1", 2, (USAGE,)),
+        ("server.pyz --env CartPole-v1", 2, (USAGE,)),
+    ],
     "timeline": [
         ("nix -o nix", 2, ("2 problems", NO_RUN, "did you mean nix.png?")),
         ("runs/run", 2, ("RUN: has no trace.json", "runner.trace_steps above 0")),

@@ -1,0 +1,275 @@
+"""The program of an environment server: `python server.pyz --env ID`, see `rl-platform environment-server`.
+
+The server builds what its operator names; a trainer chooses the number of environments and their seeds. Each connection
+is checked here, in a thread, and then has a process of its own (`served_environments.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rl_platform.envs.embodied.remote.served_facts import ServedFacts
+from rl_platform.envs.embodied.remote.wire import (
+    GREETING_TIMEOUT_S,
+    TOKEN_VARIABLE,
+    Kind,
+    WireError,
+    checked_token,
+    greet,
+    prepare,
+    read_token,
+    receive,
+    send,
+)
+from rl_platform.runtime.child import Child, Death
+from rl_platform.standard_streams import never_fail
+
+logger = logging.getLogger(__name__)
+BUILD_TIMEOUT_S = 120.0
+MOST_GREETINGS = 32  # at the same time
+END_S = 4.0  # longer than a `stop()` may take
+_DESCRIBE = "from rl_platform.envs.embodied.remote.served_environments import describe; describe()"
+_SERVE = "from rl_platform.envs.embodied.remote.served_environments import main; main()"
+# more threads than one would compete with the processes of other connections
+_THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")
+
+
+class Refusal(Exception):
+    """The reason that a trainer is told. busy: another connection has the environments, so trying again may help."""
+
+    def __init__(self, reason: str, *, busy: bool = False) -> None:
+        super().__init__(reason)
+        self.busy = busy
+
+
+class EnvironmentServer:
+    """environment: id and kwargs. instances: the most environments of all connections. silence_s: the longest time
+    between commands after which environments with a `stop` are stopped."""
+
+    def __init__(
+        self, environment: Mapping[str, object], facts: ServedFacts, token: str, instances: int, silence_s: float
+    ) -> None:
+        self._environment, self._facts, self._token = dict(environment), facts, token
+        self._instances, self._silence_s = instances, silence_s
+        self._lock, self._greetings = threading.Lock(), threading.BoundedSemaphore(MOST_GREETINGS)
+        self._children: dict[Child, int] = {}
+        self._in_use, self._closing = 0, False
+
+    def serve(self, listener: socket.socket) -> None:
+        """Accepts connections until the process is interrupted."""
+        while True:
+            sock, (host, port, *_) = listener.accept()
+            if not self._greetings.acquire(blocking=False):
+                sock.close()
+                continue
+            threading.Thread(target=self._connect, args=(sock, f"{host}:{port}"), daemon=True).start()
+
+    def close(self) -> None:
+        """Ends the processes, which stop their environments first."""
+        with self._lock:
+            self._closing, children = True, list(self._children)
+            for child in children:
+                child.socket.close()
+        for child in children:
+            child.end(END_S)
+
+    def _connect(self, sock: socket.socket, peer: str) -> None:
+        child, count = None, 0
+        with sock:
+            try:
+                wishes = self._greeted(sock)
+                if wishes is None:
+                    return
+                count = self._take(wishes["num_envs"])
+                sock.settimeout(None)
+                send(sock, Kind.GRANTED)
+                child = self._start(sock, wishes, count)
+            except Refusal as refusal:
+                logger.warning("%s is refused: %s", peer, refusal)
+                _refuse(sock, refusal)
+            except WireError as error:
+                logger.warning("%s is refused: it sent %s", peer, error)
+                _refuse(sock, Refusal(f"the server got {error}"))
+            except (EOFError, OSError) as error:
+                logger.warning("%s is left: %s", peer, error)
+            finally:
+                self._greetings.release()
+                if child is None:
+                    self._give_back(count)
+        if child is not None:
+            self._await(child, peer, count)
+
+    def _greeted(self, sock: socket.socket) -> dict[str, Any] | None:
+        """Returns the wishes of a trainer that has the token; None if it wanted the facts only."""
+        prepare(sock)
+        if reason := greet(sock, self._token):
+            raise Refusal(reason)
+        send(sock, Kind.WELCOME, self._facts.fields())
+        try:
+            fields = receive(sock, (Kind.OPEN,), deadline=time.monotonic() + GREETING_TIMEOUT_S).fields
+        except EOFError:
+            return None
+        wishes = {name: fields.get(name) for name in ("num_envs", "restarts", "step_timeout_s", "max_episode_steps")}
+        for name, value in wishes.items():
+            least, kinds = (0, int | float) if name in ("restarts", "step_timeout_s") else (1, int)
+            given = value is not None or name != "max_episode_steps"
+            if given and (not isinstance(value, kinds) or not least <= value < 1e9):
+                raise WireError(f"{name}: {str(value)[:80]}")
+        return wishes
+
+    def _take(self, count: int) -> int:
+        with self._lock:
+            if count > self._instances:
+                raise Refusal(f"{count} environments in one connection; this server has {self._instances}: --instances")
+            if self._in_use + count > self._instances:
+                taken = f"{self._in_use} of {self._instances} environments are in use"
+                raise Refusal(f"{taken}, {count} more are wanted: --instances", busy=True)
+            self._in_use += count
+        return count
+
+    def _give_back(self, count: int) -> None:
+        with self._lock:
+            self._in_use -= count
+
+    def _start(self, sock: socket.socket, wishes: dict[str, Any], count: int) -> Child:
+        environment = self._environment | {"max_episode_steps": wishes.pop("max_episode_steps")}
+        wishes |= {"environment": environment, "facts": self._facts.fields(), "silence_s": self._silence_s}
+        descriptor = sock.fileno()
+        variables = {name: os.environ.get(name, "1") for name in _THREAD_LIMITS}
+        with self._lock:
+            if self._closing:
+                raise Refusal("the server ends")
+            child = Child(_SERVE, Death.HANG_UP, [descriptor, json.dumps(wishes)], variables, [descriptor])
+            self._children[child] = count
+        return child
+
+    def _await(self, child: Child, peer: str, count: int) -> None:
+        logger.info("%s has %d environments (process %d)", peer, count, child.pid)
+        while not child.ends_within(3600.0):
+            pass
+        with self._lock:
+            self._children.pop(child)
+        self._give_back(count)
+        logger.info("%s has left", peer)
+
+
+def _refuse(sock: socket.socket, refusal: Refusal) -> None:
+    try:
+        sock.settimeout(1.0)
+        send(sock, Kind.REFUSED, {"reason": str(refusal), "busy": refusal.busy})
+    except OSError:
+        pass
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Serves environments until SIGINT or SIGTERM. Exits with code 2 for wrong arguments."""
+    never_fail()
+    options = _options(arguments)
+    parser, token = options.parser, _token(options)
+    environment = {"id": options.env, "kwargs": _kwargs(options)}
+    try:
+        listener = socket.create_server((options.host, options.port))
+    except OSError as error:
+        parser.error(f"--host {options.host} --port {options.port}: {error.strerror or error}; name another port")
+    facts = _facts(environment, parser)
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    server = EnvironmentServer(environment, facts, token, options.instances, options.silence_s)
+    host, port = listener.getsockname()[:2]
+    if not host.startswith("127."):
+        print("messages are not encrypted: use it in a trusted network, or --host 127.0.0.1 and ssh -L", flush=True)
+    print(f"{options.env} is served: env.id={options.env} env.address={host}:{port}", flush=True)
+    try:
+        server.serve(listener)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        listener.close()
+        server.close()
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Serves environments to a trainer: env.address=HOST:PORT.")
+    parser.add_argument("--env", required=True, metavar="ID", help="as CartPole-v1, my_robot.py:Arm or module:id")
+    parser.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments of the environment, as a JSON object")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at; default: this machine alone")
+    parser.add_argument("--port", type=int, default=0, help="default: a free one, which is printed")
+    secret = f"the shared secret, made if FILE is missing; default: the variable {TOKEN_VARIABLE}"
+    parser.add_argument("--token-file", metavar="FILE", help=secret)
+    parser.add_argument("--instances", type=int, default=1024, help="most environments at once; a robot: 1")
+    parser.add_argument(
+        "--silence-s", type=float, default=10.0, help="seconds without a command after which stop() is called"
+    )
+    options = parser.parse_args(arguments, argparse.Namespace(parser=parser))
+    for name, good in (
+        ("port", 0 <= options.port < 65536),
+        ("instances", options.instances >= 1),
+        ("silence_s", 0.1 <= options.silence_s < 1e6),
+    ):
+        if not good:
+            parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: out of range")
+    return options
+
+
+def _kwargs(options: argparse.Namespace) -> dict[str, object]:
+    try:
+        kwargs = json.loads(options.kwargs)
+    except ValueError:
+        kwargs = None
+    if not isinstance(kwargs, dict):
+        options.parser.error(f"--kwargs {options.kwargs}: not a JSON object; as --kwargs '{{\"speed\": 0.5}}'")
+    return kwargs
+
+
+def _token(options: argparse.Namespace) -> str:
+    """Returns the token. Makes the file if it is missing."""
+    path = options.token_file
+    try:
+        if path is None:
+            if TOKEN_VARIABLE not in os.environ:
+                options.parser.error("there is no token: --token-file token makes one")
+            path = TOKEN_VARIABLE
+            return checked_token(os.environ[TOKEN_VARIABLE].strip())
+        if not os.path.exists(path):
+            token = secrets.token_urlsafe(32)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(token + "\n")
+            print(f"{path}: a new token; the trainer needs a copy: env.token_file", flush=True)
+            return token
+        return read_token(path)
+    except (OSError, ValueError) as error:
+        options.parser.error(f"{path}: {getattr(error, 'strerror', None) or error}")
+
+
+def _facts(environment: Mapping[str, object], parser: argparse.ArgumentParser) -> ServedFacts:
+    """Returns the facts of the environment, which a process of its own builds once."""
+    child = Child(_DESCRIBE, Death.HANG_UP, [json.dumps(environment)])
+    try:
+        deadline = time.monotonic() + BUILD_TIMEOUT_S
+        message = receive(child.socket, (Kind.WELCOME,), deadline=deadline)
+        facts = ServedFacts.of(message.fields) if message.kind == Kind.WELCOME else None
+    except TimeoutError:
+        parser.error(f"--env {environment['id']}: was not built within {BUILD_TIMEOUT_S:g} s")
+    except (EOFError, OSError, WireError):
+        parser.error(f"--env {environment['id']}: its process ended: {child.exit_reason()}")
+    finally:
+        child.kill()
+    if facts is None:
+        reason = str(message.fields.get("reason"))
+        parser.error(reason.replace("env.id", "--env").replace("env.kwargs", "--kwargs"))
+    return facts
+
+
+if __name__ == "__main__":
+    main()

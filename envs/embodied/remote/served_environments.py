@@ -1,0 +1,264 @@
+"""The process of an environment server that steps the environments of one connection.
+
+An environment with a method `stop()` is stopped as soon as nobody controls it. `Watch` calls it from a thread of its
+own when a step takes too long, the connection is lost, the trainer is silent, or the server ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+
+from rl_platform.envs.embodied.block import EnvBlock, EnvFailure
+from rl_platform.envs.embodied.buffers import Buffers
+from rl_platform.envs.embodied.descriptions import EnvDescription, EnvSetup, check_time_limit, find_spec, make_env
+from rl_platform.envs.embodied.remote.served_facts import ServedFacts
+from rl_platform.envs.embodied.remote.wire import Kind, Message, WireError, receive, send
+from rl_platform.envs.embodied.spaces import read_spaces
+from rl_platform.errors import ConfigError
+from rl_platform.standard_streams import never_fail
+
+logger = logging.getLogger(__name__)
+STOP_LIMIT_S = 2.0
+
+
+class ServedBlock(EnvBlock):
+    """Environments of one connection, which can be stopped."""
+
+    def stops(self) -> list[Callable[[], object]]:
+        """Returns the `stop` methods of the environments that have one."""
+        methods = [getattr(env.unwrapped, "stop", None) for env in self._envs]
+        return [method for method in methods if callable(method)]
+
+    def end_episodes(self) -> None:
+        """In place of a step: ends the running episodes as invalid and begins new ones."""
+        active = ~self._idle
+        self._finals[:] = self._observations
+        self._rewards[:], self._terminated[:] = 0.0, False
+        self._truncated[:] = self._invalid[:] = active
+        if active.any():
+            which = active.nonzero()[0]
+            self._reset(which, [self._spares.seed_of_new(i) for i in which.tolist()])
+
+    def _replace(self, i: int, doing: str, error: Exception) -> None:
+        stop = getattr(self._envs[i].unwrapped, "stop", None)
+        if callable(stop):
+            _call(stop)
+        super()._replace(i, doing, error)
+
+
+def _call(stop: Callable[[], object]) -> None:
+    try:
+        stop()
+    except Exception:
+        logger.exception("stop() raised")
+
+
+class Watch:
+    """Stops the environments, and ends this process where nobody will use them again.
+
+    limits: the longest step, and the longest silence between commands, in seconds.
+    """
+
+    def __init__(self, sock: socket.socket, lifeline: int, step_timeout_s: float, silence_s: float, name: str) -> None:
+        self._socket, self._name = sock, name
+        self._step_timeout_s, self._silence_s = step_timeout_s, silence_s
+        self._lock = threading.Lock()  # of the state between commands; a stop during a step does not take it
+        self._stopping = threading.RLock()  # the environments are closed after a stop, not during it
+        self._working, self._moving, self._halted = False, False, False
+        self._deadline = float("inf")
+        self.stops: list[Callable[[], object]] | None = None
+        self._poller = select.poll()
+        self._poller.register(sock, getattr(select, "POLLRDHUP", 0))
+        self._poller.register(lifeline, 0)  # hang-ups are always reported
+        self._lifeline = lifeline
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def begin(self) -> bool:
+        """Before a command. Returns whether the environments were stopped since the last one."""
+        with self._lock:
+            halted, self._halted = self._halted, False
+            self._working = self._moving = True
+            self._deadline = time.monotonic() + self._step_timeout_s
+            return halted
+
+    def done(self) -> None:
+        """After a command."""
+        with self._lock:
+            self._working, self._deadline = False, time.monotonic() + self._silence_s
+
+    def stop(self, why: str) -> None:
+        """Stops the environments unless they were stopped already."""
+        with self._stopping:
+            moving, self._moving = self._moving, False
+            if moving and self.stops:
+                logger.warning("%s is stopped: %s", self._name, why)
+                for stop in self.stops:
+                    _call(stop)
+                self._halted = True
+
+    def _run(self) -> None:
+        tick = min(self._step_timeout_s, self._silence_s, 1.0) / 10
+        while not (events := self._poller.poll(1000 * tick)):
+            with self._lock:
+                late = time.monotonic() > self._deadline
+                if late and not self._working:
+                    self.stop(f"no command for {self._silence_s:g} s")
+                    self._deadline, late = float("inf"), False
+            if late:
+                self._end(f"a step took more than {self._step_timeout_s:g} s")
+        ended = any(fd == self._lifeline for fd, _ in events)
+        self._end("the server ends" if ended else "the connection ended")
+
+    def _end(self, why: str) -> NoReturn:
+        end = threading.Timer(STOP_LIMIT_S, os._exit, (1,))
+        end.daemon = True
+        end.start()
+        self.stop(why)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # which ends the main thread, between commands
+        while True:
+            time.sleep(STOP_LIMIT_S)
+
+
+def main() -> None:
+    """Builds the environments and executes commands until the connection ends.
+
+    Arguments of the process: descriptors of the server's pipe and of the connection, and a JSON object: `environment`,
+    `facts`, `silence_s`, and the fields of the trainer's message `OPEN`.
+    """
+    _start_logging()
+    lifeline, descriptor, text = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    del sys.argv[1:]  # an environment may parse the command line
+    sock, wishes = socket.socket(fileno=descriptor), json.loads(text)
+    description = EnvDescription(**wishes["environment"])
+    watch = Watch(sock, lifeline, wishes["step_timeout_s"], wishes["silence_s"], description.id)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(1))
+    block = None
+    try:
+        block, buffers = _build(description, wishes)
+        watch.stops = block.stops()
+        send(sock, Kind.DONE)
+        _serve(sock, watch, block, buffers, ServedFacts.of(wishes["facts"]))
+    except WireError as error:
+        logger.warning("the trainer is refused: it sent %s", error)
+    except EnvFailure as error:
+        _fail(sock, error.env_index, error.doing, error.details)
+    except (EOFError, OSError):
+        pass  # the trainer has closed the connection
+    except Exception:
+        _fail(sock, 0, "start", traceback.format_exc())
+    finally:
+        watch.stop("the connection ended")
+        if block is not None:
+            block.close()
+
+
+def _build(description: EnvDescription, wishes: Mapping[str, Any]) -> tuple[ServedBlock, Buffers]:
+    count, spaces = wishes["num_envs"], ServedFacts.of(wishes["facts"]).spaces
+    setup = EnvSetup(description, find_spec(description), spaces, range(count), restarts=wishes["restarts"])
+    buffers = Buffers(count, spaces)
+    return ServedBlock(setup, buffers, 0, count, 0), buffers
+
+
+def _serve(sock: socket.socket, watch: Watch, block: ServedBlock, buffers: Buffers, facts: ServedFacts) -> None:
+    count, counted = len(buffers.idle), buffers.failures.copy()
+    results = {name: getattr(buffers, name) for name in ("rewards", "terminated", "truncated", "invalid")}
+    ends = {name: getattr(buffers, name) for name in ("returns", "lengths", "success_once", "success_at_end")}
+    targets = {"actions": buffers.actions, "idle": buffers.idle}
+    while True:
+        watch.done()
+        message = receive(sock, (Kind.RESET, Kind.STEP), targets)
+        if message.kind == Kind.RESET:
+            seeds = _seeds(message, count)
+            watch.begin()
+            block.reset(seeds)
+            arrays = {"observations": buffers.observations}
+        else:
+            _check_actions(message, buffers, facts)
+            if watch.begin():
+                block.end_episodes()
+            else:
+                block.step()
+            arrays = {"observations": buffers.observations, **results}
+            ended = buffers.terminated | buffers.truncated
+            if ended.any():
+                arrays |= {**ends, "final_observations": buffers.final_observations[ended]}
+        failures = np.repeat(np.arange(count), buffers.failures - counted)
+        counted[:] = buffers.failures
+        send(sock, Kind.DONE, {"replaced": failures.tolist()}, arrays)
+
+
+def _seeds(message: Message, count: int) -> list[int]:
+    seeds = message.fields.get("seeds")
+    if not isinstance(seeds, list) or len(seeds) != count or not all(type(n) is int and 0 <= n < 2**64 for n in seeds):
+        raise WireError(f"no list of {count} seeds")
+    return seeds
+
+
+def _check_actions(message: Message, buffers: Buffers, facts: ServedFacts) -> None:
+    if "actions" not in message.arrays:
+        raise WireError("a step without actions")
+    if "idle" not in message.arrays:
+        buffers.idle[:] = False
+    spaces, actions = facts.spaces, buffers.actions
+    if spaces.action.kind == "continuous":
+        low, high = (np.asarray(bound, np.float32) for bound in (spaces.action_low, spaces.action_high))
+    else:
+        low, high = np.asarray(0), np.asarray(spaces.action.counts) - 1
+        low, high = (low, high) if spaces.action.kind == "multi_discrete" else (low, high[0])
+    if not ((actions >= low) & (actions <= high)).all():
+        raise WireError(f"actions outside of the bounds of {facts.id}")
+
+
+def _fail(sock: socket.socket, env_index: int, doing: str, details: str) -> None:
+    logger.warning("environment %d failed in %s:\n%s", env_index, doing, details)
+    with contextlib.suppress(OSError):
+        send(sock, Kind.FAILED, {"env_index": env_index, "doing": doing, "details": details[-20_000:]})
+
+
+def describe() -> None:
+    """Builds an environment and sends its facts, or what is wrong with it, into the server's pipe.
+
+    Arguments of the process: the descriptor of the pipe, and the description of the environment as JSON.
+    """
+    _start_logging()
+    pipe, description = socket.socket(fileno=int(sys.argv[1])), EnvDescription(**json.loads(sys.argv[2]))
+    del sys.argv[1:]
+    try:
+        env = make_env(description)
+        facts = ServedFacts(description.id, read_spaces(env, description.id), limited=_limited(env, description.id))
+        env.close()
+    except ConfigError as error:
+        send(pipe, Kind.REFUSED, {"reason": "\n".join(map(str, error.problems))})
+    except Exception:
+        send(pipe, Kind.REFUSED, {"reason": f"env.id: cannot be built:\n{traceback.format_exc()}"})
+    else:
+        send(pipe, Kind.WELCOME, facts.fields())
+
+
+def _limited(env: Any, env_id: str) -> bool:
+    try:
+        check_time_limit(env, env_id)
+    except ConfigError:
+        return False
+    return True
+
+
+def _start_logging() -> None:
+    never_fail()  # an environment may print
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)

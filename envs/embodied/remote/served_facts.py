@@ -1,0 +1,74 @@
+"""What an environment server says about its environment, as fields of a message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from rl_platform.envs.embodied.remote.wire import WireError
+from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces, ObservationPart
+
+LARGEST = 1 << 28  # numbers of an observation or an action
+
+
+@dataclass(frozen=True)
+class ServedFacts:
+    """id: as the server was given it. limited: the environment has a time limit of its own."""
+
+    id: str
+    spaces: EnvSpaces
+    limited: bool
+
+    def fields(self) -> dict[str, object]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> ServedFacts:
+        """Raises WireError for fields that describe no environment."""
+        try:
+            facts = cls(str(fields["id"])[:1000], _spaces(fields["spaces"]), fields["limited"] is True)
+            integers = np.dtype(facts.spaces.action_dtype).kind in "iub"
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise WireError(f"an environment whose description cannot be read ({error!r})") from error
+        spaces, size = facts.spaces, 1
+        for length in spaces.observation_shape:
+            size *= length
+        bounds = spaces.action.size if spaces.action.kind == "continuous" else 0
+        if (
+            not 0 < size <= LARGEST
+            or not 0 < spaces.action.size <= LARGEST
+            or spaces.action.kind not in ("continuous", "discrete", "multi_discrete")
+            or spaces.observation_dtype not in ("float32", "uint8")
+            or len(spaces.action_low) != bounds
+            or len(spaces.action_high) != bounds
+            or not integers
+        ):
+            raise WireError("an environment whose spaces no policy can use")
+        return facts
+
+
+def _spaces(given: Mapping[str, Any]) -> EnvSpaces:
+    action, start = given["action"], given["action_start"]
+    return EnvSpaces(
+        observation_shape=_integers(given["observation_shape"]),
+        action=ActionSpace(action["kind"], int(action["size"]), _integers(action["choices"])),
+        action_shape=_integers(given["action_shape"]),
+        action_low=tuple(map(float, given["action_low"])),
+        action_high=tuple(map(float, given["action_high"])),
+        action_start=_integers(start) if isinstance(start, list | tuple) else int(start),
+        observation_dtype=given["observation_dtype"],
+        action_dtype=str(given["action_dtype"])[:20],
+        parts=tuple(map(_part, given["parts"])),
+    )
+
+
+def _part(given: Mapping[str, Any]) -> ObservationPart:
+    flags = bool(given["numbers"]), bool(given["image"])
+    return ObservationPart(str(given["name"]), _integers(given["shape"]), int(given["size"]), *flags)
+
+
+def _integers(values: list[Any]) -> tuple[int, ...]:
+    return tuple(int(value) for value in values)

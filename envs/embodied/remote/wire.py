@@ -1,0 +1,211 @@
+"""Messages between a trainer and an environment server: a header, a JSON object, and the bytes of arrays.
+
+| part | content |
+|---|---|
+| header, 20 bytes | `RLPE`, kind of the message, bytes of the JSON object, bytes of all arrays |
+| JSON object | fields of the message; `arrays`: name, dtype and shape of each array, in order |
+| arrays | their elements, little-endian, C order |
+
+A connection begins with the server's greeting and the trainer's claim, both of a fixed size. The claim proves that the
+trainer has the token, without sending it. Nothing is unpickled, and nothing that exceeds a limit is read. Messages are
+not encrypted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+VERSION = 1
+TOKEN_VARIABLE = "RL_PLATFORM_ENV_TOKEN"
+SHORTEST_TOKEN = 16
+GREETING_TIMEOUT_S = 10.0
+MOST_JSON = 1 << 20
+_MAGIC = b"RLPE"
+_GREETING = struct.Struct("!4sI32s")  # version, nonce
+_CLAIM = struct.Struct("!4sI32s")  # version, HMAC-SHA256 of the nonce
+_HEADER = struct.Struct("!4sIIQ")  # kind, bytes of JSON, bytes of arrays
+_DTYPES = ("<f4", "<f8", "<i8", "|i1", "|u1", "|b1")
+
+
+class Kind(IntEnum):
+    """refused: `reason` and `busy`; the connection ends. welcome: facts of the environment. open: the trainer's wishes,
+    answered by granted and, once the environments are built, by done. reset, step: answered by done or failed."""
+
+    REFUSED = 0
+    WELCOME = 1
+    OPEN = 2
+    GRANTED = 3
+    DONE = 4
+    FAILED = 5
+    RESET = 6
+    STEP = 7
+
+
+class WireError(Exception):
+    """The other side sent something that is no message, or one that is too large or was not expected."""
+
+
+class Message(NamedTuple):
+    kind: Kind
+    fields: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+def read_token(path: str) -> str:
+    """Returns the token in a file, without blanks at its ends. Raises ValueError if there is none, or a short one."""
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            token = file.read(1000).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    return checked_token(token)
+
+
+def checked_token(token: str) -> str:
+    if len(token) < SHORTEST_TOKEN:
+        raise ValueError(f"holds a token of {len(token)} characters; at least {SHORTEST_TOKEN} are needed")
+    return token
+
+
+def prepare(sock: socket.socket) -> None:
+    """Sends small messages at once, and notices a machine that is gone after about a minute."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def greet(sock: socket.socket, token: str) -> str:
+    """The server's side of the start. Returns why the other side is refused; empty: it has the token."""
+    deadline = time.monotonic() + GREETING_TIMEOUT_S
+    nonce = secrets.token_bytes(32)
+    sock.settimeout(GREETING_TIMEOUT_S)
+    sock.sendall(_GREETING.pack(_MAGIC, VERSION, nonce))
+    magic, version, proof = _CLAIM.unpack(_exactly(sock, _CLAIM.size, deadline))
+    if not hmac.compare_digest(proof, _proof(token, nonce)):
+        return "wrong token"
+    if magic != _MAGIC or version != VERSION:
+        return f"protocol version {version}; this server has version {VERSION}"
+    return ""
+
+
+def claim(sock: socket.socket, token: str) -> None:
+    """The trainer's side of the start. Raises WireError if the other side is no server of this version."""
+    deadline = time.monotonic() + GREETING_TIMEOUT_S
+    magic, version, nonce = _GREETING.unpack(_exactly(sock, _GREETING.size, deadline))
+    if magic != _MAGIC:
+        raise WireError("it is no environment server")
+    if version != VERSION:
+        raise WireError(f"it has protocol version {version}; this platform has version {VERSION}")
+    sock.sendall(_CLAIM.pack(_MAGIC, VERSION, _proof(token, nonce)))
+
+
+def _proof(token: str, nonce: bytes) -> bytes:
+    return hmac.new(token.encode(), nonce, hashlib.sha256).digest()
+
+
+def send(
+    sock: socket.socket,
+    kind: Kind,
+    fields: Mapping[str, object] | None = None,
+    arrays: Mapping[str, np.ndarray] | None = None,
+) -> None:
+    """Sends a message; contiguous arrays are not copied. Raises OSError."""
+    given = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
+    table = [[name, array.dtype.str, list(array.shape)] for name, array in given.items()]
+    text = json.dumps({**(fields or {}), "arrays": table}).encode()
+    size = sum(array.nbytes for array in given.values())
+    parts = [memoryview(_HEADER.pack(_MAGIC, kind, len(text), size) + text)]
+    parts += [memoryview(array).cast("B") for array in given.values() if array.nbytes]
+    while parts:
+        sent = sock.sendmsg(parts)
+        while parts and sent >= len(parts[0]):
+            sent -= len(parts.pop(0))
+        if sent:
+            parts[0] = parts[0][sent:]
+
+
+def receive(
+    sock: socket.socket,
+    expected: Sequence[Kind],
+    targets: Mapping[str, np.ndarray] | None = None,
+    deadline: float | None = None,
+    most: int = 0,
+) -> Message:
+    """Returns the next message. Arrays named in `targets` are received into these; others have at most `most` bytes.
+
+    targets: contiguous. deadline: of the whole message (time.monotonic). Raises TimeoutError, EOFError, WireError or
+    OSError. A message of the kind `REFUSED` is returned whatever is expected.
+    """
+    targets = targets or {}
+    limit = most + sum(array.nbytes for array in targets.values())
+    magic, number, text_size, size = _HEADER.unpack(_exactly(sock, _HEADER.size, deadline))
+    if magic != _MAGIC:
+        raise WireError("not a message")
+    if text_size > MOST_JSON or size > limit:
+        raise WireError(f"a message of {text_size} + {size} bytes; the limits are {MOST_JSON} + {limit}")
+    if number not in (Kind.REFUSED, *expected):
+        raise WireError(f"an unexpected message of kind {number}")
+    try:
+        fields = json.loads(_exactly(sock, text_size, deadline))
+        table = [(str(name), str(dtype), [int(n) for n in shape]) for name, dtype, shape in fields.pop("arrays")]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise WireError("not a JSON object with a list of arrays") from error
+    arrays: dict[str, np.ndarray] = {}
+    left = size
+    for name, dtype, shape in table:
+        if dtype not in _DTYPES or not all(0 <= n < 2**31 for n in shape) or len(shape) > 8:
+            raise WireError(f"an array {name!r} of dtype {dtype!r} and shape {shape}")
+        left -= np.dtype(dtype).itemsize * _product(shape)
+        if left < 0:
+            raise WireError("arrays that exceed their message")
+        array = targets.get(name)
+        if array is None:
+            array = np.empty(shape, dtype)
+        elif array.dtype != np.dtype(dtype) or list(array.shape) != shape:
+            wanted = f"{array.dtype} {list(array.shape)}"
+            raise WireError(f"{name} as {np.dtype(dtype)} {shape} instead of {wanted}")
+        if array.nbytes:
+            _fill(sock, memoryview(array).cast("B"), deadline)
+        if array.dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:
+            raise WireError(f"{name} with values that are neither true nor false")
+        arrays[name] = array
+    if left:
+        raise WireError("bytes that belong to no array")
+    return Message(Kind(number), fields, arrays)
+
+
+def _product(shape: Sequence[int]) -> int:
+    total = 1
+    for length in shape:  # Python's integers: NumPy's would overflow
+        total *= length
+    return total
+
+
+def _exactly(sock: socket.socket, size: int, deadline: float | None) -> bytes:
+    buffer = bytearray(size)
+    _fill(sock, memoryview(buffer), deadline)
+    return bytes(buffer)
+
+
+def _fill(sock: socket.socket, view: memoryview, deadline: float | None) -> None:
+    while len(view):
+        # at least a moment, so that what has arrived is read
+        sock.settimeout(None if deadline is None else max(deadline - time.monotonic(), 1e-3))
+        count = sock.recv_into(view)
+        if count == 0:
+            raise EOFError("the connection was closed")
+        view = view[count:]

@@ -1,0 +1,149 @@
+"""A robot stands still as soon as nobody controls it: `stop()` is called, whoever died, hung or was interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from served import ROBOT, Record, Served, until
+
+from rl_platform.envs.embodied.remote import remote_workers
+from rl_platform.envs.embodied.vector import VectorEnv
+
+SILENCE_S = 2.0
+TRAINER = """
+import sys, time
+import numpy as np
+from rl_platform.envs.embodied.descriptions import EnvDescription
+from rl_platform.envs.embodied.vector import VectorEnv
+address, token, pause = sys.argv[1], sys.argv[2], float(sys.argv[3])
+envs = VectorEnv(EnvDescription("robot.py:Robot", max_episode_steps=10**6, addresses=(address,), token_file=token), 1)
+envs.reset([0])
+while True:
+    result = envs.step(np.zeros((1, 1), np.float32))
+    print(int(result.invalid[0]), result.failures, flush=True)
+    time.sleep(pause)
+"""
+
+
+class Robot:
+    def __init__(self, folder: Path, **options: int) -> None:
+        (folder / "robot.py").write_text(ROBOT)
+        self.record, self._folder = Record(folder / "record"), folder
+        kwargs = f'{{"record": "{self.record}"' + "".join(f', "{k}": {v}' for k, v in options.items()) + "}"
+        arguments = ("--env", "robot.py:Robot", "--kwargs", kwargs, "--instances", "1", "--silence-s", str(SILENCE_S))
+        self.server = Served(folder, *arguments)
+        self.trainer: subprocess.Popen[str] | None = None
+
+    def train(self, pause: float = 0.05) -> subprocess.Popen[str]:
+        """Starts a trainer and returns once it moves the robot."""
+        token = str(self._folder / "token")
+        command = [sys.executable, "-c", TRAINER, self.server.address, token, str(pause)]
+        self.trainer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        until(lambda: self.record.words().count("step") > 3)
+        return self.trainer
+
+    def stopped_since(self, moment: float, seconds: float) -> float:
+        """Waits at most `seconds` for a stop, and returns how long after `moment` it was."""
+        until(lambda: "stop" in self.record.words() and self.record.last("stop") > moment, seconds)
+        return self.record.last("stop") - moment
+
+    def end(self) -> None:
+        if self.trainer is not None:
+            self.trainer.kill()
+            self.trainer.wait()
+        self.server.end()
+
+
+@pytest.fixture
+def robot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Robot]:
+    monkeypatch.setattr(remote_workers, "_known", {})
+    made = Robot(tmp_path)
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_the_trainer_dies(robot: Robot, number: int) -> None:
+    trainer = robot.train()
+    moment = time.monotonic()
+    os.kill(trainer.pid, number)
+    assert robot.stopped_since(moment, 30) < SILENCE_S
+    until(lambda: robot.record.words()[-1] == "close")
+    until(lambda: "has left" in robot.server.log.read_text())  # the robot can be used again
+    robot.train()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_the_server_dies(robot: Robot, number: int) -> None:
+    robot.train()
+    moment = time.monotonic()
+    os.kill(robot.server.pid, number)
+    assert robot.stopped_since(moment, 30) < SILENCE_S
+
+
+def test_the_process_of_the_robot_is_told_to_end(robot: Robot) -> None:
+    robot.train()
+    moment = time.monotonic()
+    os.kill(int(robot.record.lines()[-1][1]), signal.SIGTERM)
+    assert robot.stopped_since(moment, 30) < SILENCE_S
+
+
+def test_the_trainer_is_silent_and_goes_on(robot: Robot) -> None:
+    """As after a lost network: the connection stays open without a word."""
+    trainer = robot.train()
+    os.kill(trainer.pid, signal.SIGSTOP)
+    last = robot.record.last("step")
+    assert SILENCE_S * 0.9 < robot.stopped_since(last, 30) < SILENCE_S + 2
+    count = robot.record.words().count("stop")
+    time.sleep(SILENCE_S)
+    assert robot.record.words().count("stop") == count, "it is stopped once"
+    steps = len(robot.record.lines())
+    os.kill(trainer.pid, signal.SIGCONT)
+    until(lambda: len(robot.record.lines()) > steps + 3)
+    assert robot.record.words()[steps : steps + 2] == ["reset", "step"], "a new episode begins"
+    trainer.kill()
+    said = [line.split() for line in trainer.stdout.read().splitlines()]
+    assert sum(invalid == "1" for invalid, _ in said) == 1, "one step, from before the pause, is left out"
+    assert all(failures == "0" for _, failures in said)
+
+
+def test_pauses_shorter_than_the_limit_change_nothing(robot: Robot) -> None:
+    robot.train(pause=SILENCE_S / 4)
+    assert "stop" not in robot.record.words()
+
+
+def test_a_step_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_workers, "_known", {})
+    robot = Robot(tmp_path, hangs_at=3)
+    envs = VectorEnv(
+        robot.server.description("robot.py:Robot", max_episode_steps=100), 1, step_timeout_s=1.0, restarts=1
+    )
+    try:
+        envs.reset([0])
+        results = [envs.step(np.zeros((1, 1), np.float32)) for _ in range(6)]
+        hung = next(float(moment) for moment, _, word in reversed(robot.record.lines()[:4]) if word == "step")
+        stops = [float(moment) for moment, _, word in robot.record.lines() if word == "stop"]
+        assert 0.9 < stops[0] - hung < 3
+        assert sum(result.failures for result in results) == 1
+        assert [bool(result.invalid[0]) for result in results] == [False, False, True, True, False, False]
+    finally:
+        envs.close()
+        robot.end()
+
+
+def test_the_run_ends(robot: Robot) -> None:
+    envs = VectorEnv(robot.server.description("robot.py:Robot", max_episode_steps=100), 1)
+    envs.reset([0])
+    envs.step(np.zeros((1, 1), np.float32))
+    moment = time.monotonic()
+    envs.close()
+    assert robot.stopped_since(moment, 30) < SILENCE_S
+    until(lambda: robot.record.words()[-1] == "close")

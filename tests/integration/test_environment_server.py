@@ -1,0 +1,442 @@
+"""Environments of a server are those of this process; servers refuse what they should, and may end and return."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from served import ROBOT, TOKEN, Record, Served, until
+
+from rl_platform.envs.embodied.descriptions import EnvDescription
+from rl_platform.envs.embodied.env_facts import inspect_env
+from rl_platform.envs.embodied.remote import remote_workers, wire
+from rl_platform.envs.embodied.vector import StepResult, VectorEnv
+from rl_platform.errors import ConfigError, Deadline, Unreachable, WorkerDied, WorkerError
+from rl_platform.metrics import read_metrics
+
+CARTPOLE = "CartPole-v1"
+OWN = """
+import sys
+import gymnasium
+import numpy as np
+
+class Modules(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 1, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.array([name in sys.modules for name in ("torch", "pydantic", "yaml")], np.float32), {}
+
+    def step(self, action):
+        return self.reset()[0], 0.0, False, False, {}
+"""
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Facts of servers of other tests, whose ports may be used again."""
+    monkeypatch.setattr(remote_workers, "_known", {})
+
+
+@pytest.fixture(scope="module")
+def cartpole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    server = Served(tmp_path_factory.mktemp("cartpole"), "--env", CARTPOLE)
+    yield server
+    assert server.end() == 0
+
+
+def _steps(envs: VectorEnv, shape: int | tuple[int, ...], dtype: type = np.int64) -> None:
+    for _ in range(3):
+        envs.step(np.zeros(shape, dtype))
+
+
+def _equal(first: StepResult, second: StepResult) -> None:
+    for name in ("observations", "rewards", "terminated", "truncated", "invalid", "final_observations"):
+        assert np.array_equal(getattr(first, name), getattr(second, name)), name
+    assert first.episodes == second.episodes
+
+
+@pytest.mark.parametrize(("workers", "stages"), [(1, 1), (2, 2)])
+def test_the_same_numbers_as_in_this_process(cartpole: Served, workers: int, stages: int) -> None:
+    here, there = EnvDescription(CARTPOLE, max_episode_steps=50), cartpole.description(CARTPOLE, max_episode_steps=50)
+    assert inspect_env(here).spaces == inspect_env(there).spaces
+    first, second = (VectorEnv(each, 4, workers, stages=stages) for each in (here, there))
+    try:
+        assert np.array_equal(first.reset([1, 2, 3, 4]), second.reset([1, 2, 3, 4]))
+        draw = np.random.default_rng(0)
+        for number in range(120):
+            idle = np.array([number % 3 == 0, False])[: 4 // stages] if stages == 2 else None
+            for stage in range(stages):
+                actions = draw.integers(0, 2, 4 // stages)
+                for envs in (first, second):
+                    envs.send(actions, stage, idle)
+            for stage in range(stages):
+                _equal(first.receive(stage), second.receive(stage))
+    finally:
+        first.close()
+        second.close()
+
+
+def test_batched_physics_and_several_servers(tmp_path: Path) -> None:
+    servers = [Served(tmp_path, "--env", "HalfCheetah-v5") for _ in range(2)]
+    description = servers[0].description("HalfCheetah-v5")
+    both = EnvDescription(
+        "HalfCheetah-v5", addresses=(servers[0].address, servers[1].address), token_file=description.token_file
+    )
+    first, second = VectorEnv(EnvDescription("HalfCheetah-v5"), 4, 2), VectorEnv(both, 4, 2)
+    try:
+        assert np.array_equal(first.reset([1, 2, 3, 4]), second.reset([1, 2, 3, 4]))
+        draw = np.random.default_rng(0)
+        for _ in range(30):
+            actions = draw.uniform(-1, 1, (4, 6)).astype(np.float32)
+            _equal(first.step(actions), second.step(actions))
+        assert all("has 2 environments" in server.log.read_text() for server in servers)
+    finally:
+        first.close()
+        second.close()
+        for server in servers:
+            server.end()
+
+
+def test_the_file_runs_where_only_numpy_and_gymnasium_are(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    venv.create(tmp_path / "bare", with_pip=False)
+    packages = next((tmp_path / "bare").glob("lib/*/site-packages"))
+    for name in ("numpy", "numpy.libs", "gymnasium", "cloudpickle", "farama_notifications", "typing_extensions.py"):
+        source = Path(np.__file__).parents[1] / name
+        if source.exists():
+            (packages / name).symlink_to(source)
+    python = str(tmp_path / "bare" / "bin" / "python")
+    server = Served(tmp_path, "--env", "own.py:Modules", python=python)
+    envs = VectorEnv(server.description("own.py:Modules", max_episode_steps=5), 1)
+    try:
+        assert envs.reset([0]).tolist() == [[0.0, 0.0, 0.0]]
+        assert envs.step(np.zeros(1, np.int64)).rewards.tolist() == [0.0]
+    finally:
+        envs.close()
+        server.end()
+
+
+@pytest.mark.parametrize("workers", [2])
+def test_a_run_is_that_of_local_processes_and_resumes_with_new_episodes(
+    command, cartpole: Served, workers: int
+) -> None:
+    settings = ["embodied.yaml", "runner.max_steps=2", "env.num_workers=2", f"env.id={CARTPOLE}"]
+    served = [f"env.address={cartpole.address}", f"env.token_file={cartpole.description('x').token_file}"]
+    local = command(*settings, "runner.output_dir=local")
+    assert local.code == 0, local.err
+    remote = command(*settings, *served, "runner.output_dir=remote")
+    assert remote.code == 0, remote.err
+    first, second = (read_metrics(Path(name) / "metrics.jsonl") for name in ("local", "remote"))
+    for one, other in zip(first, second, strict=True):
+        compared = {name for name in one if not name.startswith(("time/", "perf/", "memory/"))} & other.keys()
+        assert {"val/return", "actor/approx_kl"} & compared
+        assert {name: one[name] for name in compared} == {name: other[name] for name in compared}
+    assert TOKEN not in Path("remote/config.yaml").read_text()
+    resumed = command(*settings, *served, "runner.output_dir=remote", "runner.max_steps=3")
+    assert resumed.code == 0, resumed.err
+    assert "a resumed run begins new episodes" in resumed.out + resumed.err
+    assert [row["step"] for row in read_metrics(Path("remote/metrics.jsonl"))] == [0, 1, 2, 3]
+
+
+def test_the_only_robot_is_lent_to_evaluations(command, tmp_path: Path) -> None:
+    (tmp_path / "robot.py").write_text(ROBOT)
+    record = Record(tmp_path / "record")
+    kwargs = f'{{"record": "{record}"}}'
+    server = Served(tmp_path, "--env", "robot.py:Robot", "--kwargs", kwargs, "--instances", "1")
+    try:
+        ended = command(
+            "embodied.yaml",
+            "runner.max_steps=2",
+            "runner.val_check_interval=1",
+            "env.id=robot.py:Robot",
+            f"env.address={server.address}",
+            f"env.token_file={server.description('x').token_file}",
+            "env.num_envs=1",
+            "env.num_workers=1",
+            "env.max_episode_steps=10",
+            "env.rollout_steps=32",
+            "data.mini_batch_size=16",
+            "env.evaluation.episodes=1",
+            "runner.output_dir=robot",
+        )
+        assert ended.code == 0, ended.err
+        rows = read_metrics(Path("robot/metrics.jsonl"))
+        assert [row["env/failures"] for row in rows[1:]] == [0.0, 0.0]
+        assert [row["episode/invalid"] for row in rows[1:]] == [1.0, 1.0]  # the step after each evaluation
+        assert record.words().count("stop") >= 3  # before each change of hands
+        assert record.words()[-2:] == ["stop", "close"]
+    finally:
+        server.end()
+
+
+def _problem(description: EnvDescription) -> tuple[str, str, str]:
+    with pytest.raises(ConfigError) as refused:
+        inspect_env(description)
+    (problem,) = refused.value.problems
+    return problem.key, problem.message, problem.hint
+
+
+def test_what_is_wrong_is_said_with_the_line_to_type(
+    cartpole: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = cartpole.description(CARTPOLE)
+    (tmp_path / "other").write_text("another token of many letters")
+    (tmp_path / "short").write_text("short")
+
+    def changed(**changes: object) -> EnvDescription:
+        fields = {"id": CARTPOLE, "addresses": good.addresses, "token_file": good.token_file} | changes
+        return EnvDescription(**fields)
+
+    key, message, hint = _problem(changed(token_file=str(tmp_path / "other")))
+    assert (key, "wrong token" in message) == ("env.token_file", True)
+    assert "--token-file" in hint
+    assert _problem(changed(token_file=str(tmp_path / "short")))[:2] == (
+        "env.token_file",
+        "holds a token of 5 characters; at least 16 are needed",
+    )
+    assert "cannot be read" in _problem(changed(token_file=str(tmp_path / "none")))[1]
+    monkeypatch.delenv(wire.TOKEN_VARIABLE, raising=False)
+    assert "RL_PLATFORM_ENV_TOKEN" in _problem(changed(token_file=None))[2]
+    monkeypatch.setenv(wire.TOKEN_VARIABLE, TOKEN)
+    assert inspect_env(changed(token_file=None)).spaces.observation_size == 4
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    key, message, hint = _problem(changed(addresses=(f"127.0.0.1:{port}",)))
+    assert (key, "no environment server answers" in message) == ("env.address", True)
+    assert f"python server.pyz --env CartPole-v1 --port {port} --token-file token" in hint
+    assert _problem(changed(id="Pendulum-v1")) == (
+        "env.id",
+        f"the server at {cartpole.address} has another environment",
+        "env.id=CartPole-v1",
+    )
+    monkeypatch.setattr(wire, "VERSION", 2)
+    key, message, hint = _problem(changed())
+    assert "protocol version 1; this platform has version 2" in message
+    assert "rl-platform environment-server server.pyz" in hint
+
+
+def test_garbage_is_refused_and_others_are_still_served(cartpole: Served) -> None:
+    host, port = "127.0.0.1", cartpole.port
+    for data in (b"\x80\x04cos\nsystem\n(S'true'\ntR.", b"GET / HTTP/1.1\r\n\r\n" * 10, b"\0" * 5000):
+        with socket.create_connection((host, port), timeout=20) as sock:
+            sock.sendall(data)
+            sock.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(lambda s=sock: _read(s), b""))
+        assert answer.startswith(b"RLPE")
+        assert b"GRANTED" not in answer
+    until(lambda: "is refused: wrong token" in cartpole.log.read_text())
+    # with the token: too large, of another kind, with wrong wishes
+    for kind, size, text, reason in (
+        (wire.Kind.OPEN, 1 << 50, b"{}", "the limits are"),
+        (wire.Kind.STEP, 0, b"{}", "unexpected message"),
+        (wire.Kind.OPEN, 0, b'{"arrays": [], "num_envs": -1}', "num_envs: -1"),
+        (wire.Kind.OPEN, 0, b'{"arrays": [], "num_envs": 100000}', "restarts: None"),
+    ):
+        with socket.create_connection((host, port), timeout=20) as sock:
+            wire.claim(sock, TOKEN)
+            wire.receive(sock, (wire.Kind.WELCOME,))
+            sock.sendall(struct.pack("!4sIIQ", b"RLPE", kind, len(text), size) + text)
+            refused = wire.receive(sock, ())
+            assert reason in refused.fields["reason"]
+    envs = VectorEnv(cartpole.description(CARTPOLE), 1)
+    assert envs.reset([0]).shape == (1, 4)
+    envs.close()
+
+
+def _read(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(4096)
+    except ConnectionResetError:
+        return b""
+
+
+def test_more_environments_than_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_workers, "RECONNECT_S", 1.0)
+    server = Served(tmp_path, "--env", CARTPOLE, "--instances", "2")
+    description = server.description(CARTPOLE)
+    try:
+        with pytest.raises(ConfigError, match="3 environments in one connection; this server has 2"):
+            VectorEnv(description, 3)
+        code = (
+            "import sys, pickle; from rl_platform.envs.embodied.vector import VectorEnv\n"
+            f"envs = VectorEnv(pickle.loads({pickle.dumps(description)!r}), 2)\n"
+            "envs.reset([0, 1]); print('ready', flush=True); sys.stdin.read()"
+        )
+        other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert other.stdout.readline() == "ready\n"
+        with pytest.raises(Unreachable, match="2 of 2 environments are in use, 1 more are wanted"):
+            VectorEnv(description, 1)
+        other.communicate()
+        envs = VectorEnv(description, 1)
+        envs.close()
+    finally:
+        server.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_server_that_returns_costs_episodes_and_not_the_run(tmp_path: Path, number: int) -> None:
+    server = Served(tmp_path, "--env", CARTPOLE)
+    envs = VectorEnv(server.description(CARTPOLE), 4, 2, restarts=4)
+    try:
+        envs.reset([1, 2, 3, 4])
+        for _ in range(3):
+            assert not envs.step(np.zeros(4, np.int64)).invalid.any()
+        server.end(number)
+        server = Served(tmp_path, "--env", CARTPOLE, port=server.port)
+        results = [envs.step(np.zeros(4, np.int64)) for _ in range(3)]
+        assert sum(result.failures for result in results) == 2  # one for each connection
+        assert results[0].invalid.all()
+        assert not results[2].invalid.any()
+        assert np.isfinite([result.observations for result in results]).all()
+    finally:
+        envs.close()
+        server.end()
+
+
+def test_a_server_that_stays_away_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_workers, "RECONNECT_S", 1.0)
+    server = Served(tmp_path, "--env", CARTPOLE)
+    envs = VectorEnv(server.description(CARTPOLE), 2, restarts=4)
+    envs.reset([1, 2])
+    server.end()
+    with pytest.raises(Unreachable, match="was not available for 1 s: Connection refused"):
+        _steps(envs, 2)
+    remote_workers._known.clear()
+    with pytest.raises(ConfigError, match="no environment server answers"):
+        inspect_env(server.description(CARTPOLE))
+
+
+def test_without_restarts_the_lost_connection_is_the_error(tmp_path: Path) -> None:
+    server = Served(tmp_path, "--env", CARTPOLE)
+    envs = VectorEnv(server.description(CARTPOLE), 2)
+    envs.reset([1, 2])
+    server.end()
+    with pytest.raises(WorkerDied, match=r"environment server 127.*the connection was lost"):
+        _steps(envs, 2)
+
+
+class Malicious:
+    """A server that has the token, grants everything, and answers commands with `data`."""
+
+    def __init__(self, answers: list[bytes]) -> None:
+        self._answers, self._listener = answers, socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def serve(self, facts: dict[str, object], connections: int = 1) -> None:
+        for _ in range(connections):
+            sock, _ = self._listener.accept()
+            assert wire.greet(sock, TOKEN) == ""
+            wire.send(sock, wire.Kind.WELCOME, facts)
+            try:
+                wire.receive(sock, (wire.Kind.OPEN,))
+            except EOFError:
+                continue
+            wire.send(sock, wire.Kind.GRANTED)
+            wire.send(sock, wire.Kind.DONE)
+            for answer in self._answers:
+                sock.recv(1 << 16)
+                sock.sendall(answer)
+            self.kept = sock
+        self._listener.close()
+
+
+def _answer(fields: dict[str, object] | None = None, **arrays: np.ndarray) -> bytes:
+    one, two = socket.socketpair()
+    with one, two:
+        wire.send(one, wire.Kind.DONE, fields, arrays)
+        return two.recv(1 << 20)
+
+
+OBSERVATIONS = {"observations": np.zeros((1, 4), np.float32)}
+FLAGS = dict.fromkeys(("terminated", "truncated", "invalid"), np.zeros(1, bool))
+STEP = OBSERVATIONS | FLAGS | {"rewards": np.zeros(1)}
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "reason"),
+    [
+        (b"", Deadline, "did not finish its step within 1 s"),  # silent
+        (_answer(**STEP)[:-1], Deadline, "did not finish its step within 1 s"),
+        (b"HTTP/1.1 500 Internal Server Error\r\n", WorkerDied, "not a message"),
+        (_answer(**OBSERVATIONS), WorkerDied, "an answer without results"),
+        (_answer(**STEP | {"rewards": np.array([np.nan])}), WorkerDied, "not finite"),
+        (_answer(**STEP | {"observations": np.zeros((1, 5), np.float32)}), WorkerDied, "the limits are|instead of"),
+        (_answer(**STEP | {"terminated": np.ones(1, bool)}), WorkerDied, "without their last observations"),
+        (_answer({"replaced": [7]}, **STEP), WorkerDied, "replacements of environments that are not there"),
+    ],
+)
+def test_answers_of_a_wrong_server_do_not_reach_the_learner(
+    cartpole: Served, answer: bytes, error: type[Exception], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(wire.TOKEN_VARIABLE, TOKEN)
+    inspect_env(cartpole.description(CARTPOLE))
+    facts = remote_workers._known[cartpole.address, CARTPOLE]
+    server = Malicious([_answer(**OBSERVATIONS), answer])
+    thread = threading.Thread(target=server.serve, args=(facts.fields(), 2), daemon=True)
+    thread.start()
+    envs = VectorEnv(EnvDescription(CARTPOLE, addresses=(server.address,)), 1, step_timeout_s=1.0)
+    envs.reset([0])
+    began = time.monotonic()
+    with pytest.raises(error, match=reason):
+        envs.step(np.zeros(1, np.int64))
+    assert time.monotonic() - began < 10
+
+
+def test_an_environment_that_raises_is_replaced_on_its_server(tmp_path: Path) -> None:
+    (tmp_path / "robot.py").write_text(ROBOT)
+    record = Record(tmp_path / "record")
+    kwargs = f'{{"record": "{record}", "raises_at": 3}}'
+    server = Served(tmp_path, "--env", "robot.py:Robot", "--kwargs", kwargs)
+    envs = VectorEnv(server.description("robot.py:Robot", max_episode_steps=100), 1, restarts=1)
+    try:
+        envs.reset([0])
+        results = [envs.step(np.zeros((1, 1), np.float32)) for _ in range(4)]
+        assert [result.failures for result in results] == [0, 0, 1, 0]
+        assert [bool(result.invalid[0]) for result in results] == [False, False, True, False]
+        words = record.words()
+        assert words[words.index("stop") - 1 : words.index("stop") + 2] == ["step", "stop", "close"]
+        with pytest.raises(WorkerError, match="the arm is not plugged in"):
+            _steps(envs, (1, 1), np.float32)
+    finally:
+        envs.close()
+        server.end()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "the following arguments are required: --env"),
+        (("--env", "CartPole"), "did you mean CartPole-v"),
+        (("--env", CARTPOLE, "--kwargs", "speed=2"), "as --kwargs '{\"speed\": 0.5}'"),
+        (("--env", CARTPOLE, "--kwargs", '{"speed": 2}'), "--kwargs: CartPole-v1 cannot be built"),
+        (("--env", CARTPOLE, "--port", "70000"), "--port 70000: out of range"),
+        (("--env", CARTPOLE, "--instances", "0"), "--instances 0: out of range"),
+        (("--env", CARTPOLE, "--silence-s", "nan"), "--silence-s nan: out of range"),
+        (("--env", CARTPOLE, "--host", "256.1.1.1"), "name another port"),
+        (("--env", CARTPOLE, "--token-file", "no/such/folder"), "no/such/folder: No such file or directory"),
+        (("--env", "missing.py:Robot"), "there is no file"),
+    ],
+)
+def test_wrong_arguments_of_the_server_end_with_exit_code_2(
+    arguments: tuple[str, ...], message: str, cartpole: Served, tmp_path: Path
+) -> None:
+    token = () if "--token-file" in arguments else ("--token-file", "token")
+    file = cartpole.log.parent / "server.pyz"
+    ended = subprocess.run(
+        [sys.executable, str(file), *token, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
