@@ -128,10 +128,7 @@ def test_the_file_runs_where_only_numpy_and_gymnasium_are(tmp_path: Path) -> Non
         server.end()
 
 
-@pytest.mark.parametrize("workers", [2])
-def test_a_run_is_that_of_local_processes_and_resumes_with_new_episodes(
-    command, cartpole: Served, workers: int
-) -> None:
+def test_a_run_is_that_of_local_processes_and_resumes_with_new_episodes(command, cartpole: Served) -> None:
     settings = ["embodied.yaml", "runner.max_steps=2", "env.num_workers=2", f"env.id={CARTPOLE}"]
     served = [f"env.address={cartpole.address}", f"env.token_file={cartpole.description('x').token_file}"]
     local = command(*settings, "runner.output_dir=local")
@@ -222,6 +219,7 @@ def test_what_is_wrong_is_said_with_the_line_to_type(
         "env.id=CartPole-v1",
     )
     monkeypatch.setattr(wire, "VERSION", 2)
+    remote_workers._known.clear()
     key, message, hint = _problem(changed())
     assert "protocol version 1; this platform has version 2" in message
     assert "rl-platform environment-server server.pyz" in hint

@@ -74,6 +74,9 @@ def read_token(path: str) -> str:
 
 
 def checked_token(token: str) -> str:
+    """Returns the token. Raises ValueError for a short one."""
+    if not token:
+        raise ValueError("holds no token")
     if len(token) < SHORTEST_TOKEN:
         raise ValueError(f"holds a token of {len(token)} characters; at least {SHORTEST_TOKEN} are needed")
     return token

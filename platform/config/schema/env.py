@@ -76,7 +76,7 @@ class Env(Section):
     num_envs: int = key(8, "environments stepped together", ge=1)
     num_workers: int = key(
         0,
-        "processes, with address connections, that step the environments; 0: the process of the env rank",
+        "processes that step the environments, or connections to the servers of address; 0: the env rank itself",
         ge=0,
     )
     pipeline_stages: int = key(
