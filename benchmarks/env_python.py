@@ -7,18 +7,21 @@ joined into one array, and ends, numbers that are not finite and success are che
 
 `sleep` is an environment whose step waits 1 ms: its ratio is the overhead of a step of that length. It needs no
 simulator, the others need `rl-platform environment manipulation`. Seconds of the processor are those of all processes
-of a contestant; other load on the machine hardly changes them.
+of a contestant; other load on the machine hardly changes them. `--tcp` adds a contestant whose environments are those
+of a server on the loopback interface (`env.address`), with as many connections as there are workers.
 
-    python benchmarks/env_python.py [--rounds 6] [--num-envs 64] [--workers 8] [--steps 20] [--tasks sleep ...]
+    python benchmarks/env_python.py [--rounds 6] [--num-envs 64] [--workers 8] [--steps 20] [--tasks sleep ...] [--tcp]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,9 +33,11 @@ from _common import Entry, Turns, machine, new_parser, print_verdict, race, rate
 
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.processes.interpreter import executable
+from rl_platform.envs.embodied.remote import single_file
+from rl_platform.envs.embodied.remote.wire import TOKEN_VARIABLE
 from rl_platform.envs.embodied.vector import VectorEnv
 
-ALONE, OURS = "alone", "rl_platform"
+ALONE, OURS, TCP = "alone", "rl_platform", "rl_platform over TCP"
 STEPS, CPU = "steps", "cpu_seconds"
 FOLDER = Path(__file__).parent
 SUITES = "rl_platform.envs.embodied.suites"
@@ -178,7 +183,28 @@ def alone(turns: Turns, settings: argparse.Namespace) -> None:
 
 def ours(turns: Turns, settings: argparse.Namespace) -> None:
     task = TASKS[settings.task]
-    envs = VectorEnv(replace(task.env, python=task.python), settings.num_envs, settings.workers)
+    stepped(turns, settings, replace(task.env, python=task.python))
+
+
+def over_tcp(turns: Turns, settings: argparse.Namespace) -> None:
+    task = TASKS[settings.task]
+    os.environ[TOKEN_VARIABLE] = "only for this benchmark"
+    with tempfile.TemporaryDirectory() as folder:
+        single_file.write(file := Path(folder) / "server.pyz")
+        command = [executable(task.python), str(file), "--env", task.env.id, "--kwargs", json.dumps(task.env.kwargs)]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().rpartition("env.address=")[2].strip()
+            stepped(turns, settings, replace(task.env, kwargs={}, addresses=(address,)), server.pid)
+        finally:
+            server.terminate()
+            server.wait()
+
+
+def stepped(turns: Turns, settings: argparse.Namespace, env: EnvDescription, server: int | None = None) -> None:
+    """Laps of a `VectorEnv`. server: the process whose children step its environments."""
+    envs = VectorEnv(env, settings.num_envs, settings.workers)
     envs.reset(range(settings.num_envs))
     shape = (settings.steps, settings.num_envs, *envs.spaces.policy_action_shape)
     actions = np.random.default_rng(0).uniform(envs.spaces.action_low, envs.spaces.action_high, shape)
@@ -187,7 +213,16 @@ def ours(turns: Turns, settings: argparse.Namespace) -> None:
         for action in actions:
             envs.step(action)
 
-    laps(turns, settings, steps, [os.getpid(), *envs.worker_pids])
+    children = (
+        []
+        if server is None
+        else [
+            pid
+            for file in Path(f"/proc/{server}/task").glob("*/children")
+            for pid in map(int, file.read_text(encoding="utf-8").split())
+        ]
+    )
+    laps(turns, settings, steps, [os.getpid(), *envs.worker_pids, *children])
 
 
 def main() -> None:
@@ -196,6 +231,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--steps", type=int, default=20, help="of every environment in a lap")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
+    parser.add_argument("--tcp", action="store_true", help="also over TCP, on the loopback interface")
     options = parser.parse_args()
     if options.quick:
         options.num_envs, options.workers, options.steps, options.rounds = 4, 2, 5, 2
@@ -205,12 +241,16 @@ def main() -> None:
             task=name, num_envs=options.num_envs, workers=options.workers, steps=options.steps
         )
         entries = {ALONE: Entry(alone, settings, 1), OURS: Entry(ours, settings, 1)}
+        if options.tcp:
+            entries[TCP] = Entry(over_tcp, settings, 1)
         done = race(entries, options.warm_up, options.rounds)
         print(f"\n{name}: {rate(done[OURS], STEPS):,.0f} steps/s, alone {rate(done[ALONE], STEPS):,.0f}")
         for who, each in done.items():
             cpu = statistics.median(lap.numbers[CPU] / lap.numbers[STEPS] for lap in each)
             print(f"{who}: {1e6 * cpu:.0f} microseconds of CPU for a step of an environment")
         print_verdict("ours in multiples of it", ratios(done[OURS], done[ALONE], STEPS), TASKS[name].aim)
+        if options.tcp:
+            print_verdict("over TCP in multiples of ours", ratios(done[TCP], done[OURS], STEPS), TASKS[name].aim)
         everything[name] = done
     content = {"benchmark": "env_python", "options": vars(options), "machine": found, "laps": everything}
     write_json(options.json, content)
