@@ -219,6 +219,9 @@ def load(
             schedule(cluster, inventory)
         except PlacementError as error:
             return error.problems
+        if cluster.reallocate != "off" and max(inventory.accelerators, len(inventory.nodes)) == 1:
+            message = "this machine has one device, and so one placement"
+            return [Problem("cluster.reallocate", message, value=cluster.reallocate, allowed="off")]
         return []
 
     loaded = load_config(config, overrides, check_cluster, missing if starts else unknown_env, stored=stored)

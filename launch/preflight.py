@@ -32,16 +32,25 @@ def check_cheap(config: Config, placement: Placement) -> None:
         key = "rollout.multi_turn" if config.rollout.multi_turn else "rollout.agent"
         with required("rl_platform.components.agents", key):
             importlib.import_module("rl_platform.components.agents")
+    if config.cluster.reallocate != "off":
+        key, hint = "cluster.reallocate", "cluster.reallocate=off"
+        with required("rl_platform.planner", key, hint), required("rl_platform.launch.reallocation", key, hint):
+            importlib.import_module("rl_platform.launch.reallocation.reallocate")
     problems = [
-        *_engines(config, placement),
-        *_processes(config, placement),
-        *_weight_sync(config, placement),
+        *placement_problems(config, placement),
         *output_problems(config),
         *removed_secrets(config.model_dump(mode="json")),
         *_missing_trackers(config),
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def placement_problems(config: Config, placement: Placement) -> Iterator[Problem]:
+    """Yields reasons why this version or this machine cannot run the config on this placement."""
+    yield from _engines(config, placement)
+    yield from _processes(config, placement)
+    yield from _weight_sync(config, placement)
 
 
 def _missing_trackers(config: Config) -> Iterator[Problem]:

@@ -110,12 +110,13 @@ def _run_once(
     config, folder = loaded.config, output.path
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # the loop may compute in one thread
-        cluster_is_up = stack.enter_context(cluster_for(config.cluster, placement))  # it starts while models are read
+        starting = stack.enter_context(ExitStack())
+        cluster_is_up = starting.enter_context(cluster_for(config.cluster, placement))  # starts while models are read
         if isinstance(world, EnvSpaces):
             checkpoint_bytes = policy_bytes(config, world)
         else:
             checkpoint_bytes = check_models(config, placement, inventory)
-        reporter, timeline = stack.enter_context(_reporting(config, output, placement, inventory, view))
+        reporter, timeline = stack.enter_context(_reporting(config, output, inventory, view))
         state = RunState(config, folder, reporter, restarts.saved)
         if state.finished:
             assert state.resume_from is not None
@@ -138,8 +139,16 @@ def _run_once(
             and not config.env.pixels
         ):
             reporter.note("env.normalize_observations: observations are images, which the model divides by 255 instead")
-        try:
-            with ExitStack() as running:
+
+        def trained(
+            config: Config,
+            placement: Placement,
+            leaves: Callable[[int], bool],
+            cluster_is_up: Callable[[], None] | None = None,
+        ) -> str:
+            """Starts the components, trains and ends them. cluster_is_up: of the cluster that was started above."""
+            with starting.pop_all() as running:
+                reporter.devices = _devices(placement)
                 with reporter.phase("load"):
                     runtime = running.enter_context(runtime_for(config, placement, cluster_is_up))
                     task = task_of(config, runtime, reporter, folder, world, placement, inventory)
@@ -147,10 +156,18 @@ def _run_once(
                 timeline.sources.append(runtime.spans)
                 try:
                     with hang_watch(task.groups, folder, reporter.note, config.runner.deadline_s):
-                        ppo_of = ppo_of or _failure_recorder(config, folder)
-                        reason = train(config, task, reporter, state, callbacks, ppo_of)
+                        ppo = ppo_of or _failure_recorder(config, folder)
+                        return train(config, task, reporter, state, callbacks, ppo, leaves)
                 finally:
                     timeline.write()  # while the processes still run
+
+        try:
+            if config.cluster.reallocate == "off":
+                reason = trained(config, placement, lambda step: False, cluster_is_up)
+            else:
+                from rl_platform.launch.reallocation.reallocate import reallocating
+
+                reason = reallocating(trained, loaded, placement, inventory, reporter, cluster_is_up)
         except BaseException as error:
             error.add_note(state.outlook())
             if state.saved:
@@ -254,10 +271,9 @@ def spaces_of(config: Config) -> EnvSpaces:
 
 @contextmanager
 def _reporting(
-    config: Config, output: OutputFolder, placement: Placement, inventory: Inventory, view: Callable[[], Reporter]
+    config: Config, output: OutputFolder, inventory: Inventory, view: Callable[[], Reporter]
 ) -> Iterator[tuple[Reporters, Timeline]]:
     """Yields the run's reporters. Warnings of the platform's own modules become notes."""
-    gpus = frozenset[tuple[int, int]]().union(*placement.accelerators.values())
     timeline = Timeline(output.path / "trace.json", config.runner.trace_steps)
     backends = config.runner.logger_backends
     logs: list[Reporter] = [RunLog(output.path)]
@@ -265,9 +281,8 @@ def _reporting(
         from rl_platform.trackers.experiment_log import ExperimentLog
 
         logs.append(ExperimentLog(output.path, trackers))
-    devices = len(gpus) or len({host.node for host in placement.hosts})
     logs += user_loggers(backends)
-    reporter = _RunReporters([*logs, timeline, view()], output, devices, peak_flops(config, inventory))
+    reporter = _RunReporters([*logs, timeline, view()], output, peak_flops(config, inventory))
     notes = _Notes(reporter)
     logger = logging.getLogger("rl_platform")
     logger.addHandler(notes)
@@ -278,11 +293,17 @@ def _reporting(
         reporter.close()
 
 
+def _devices(placement: Placement) -> int:
+    """Returns the number of GPUs of a run, or of its nodes where it has none."""
+    gpus = frozenset[tuple[int, int]]().union(*placement.accelerators.values())
+    return len(gpus) or len({host.node for host in placement.hosts})
+
+
 class _RunReporters(Reporters):
     """Reporters of a run, which keep its output folder from the first step on."""
 
-    def __init__(self, sinks: Sequence[Reporter], output: OutputFolder, devices: int, flops: float | None) -> None:
-        super().__init__(sinks, devices, flops)
+    def __init__(self, sinks: Sequence[Reporter], output: OutputFolder, flops: float | None) -> None:
+        super().__init__(sinks, flops=flops)
         self.output = output
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -76,7 +76,7 @@ class Episode(NamedTuple):
 RATED = ("tokens", "env_steps", "samples")
 """Counts `perf/<name>` of one step from which `Reporters` derives `perf/<name>_per_sec`."""
 
-NOT_TRAINING = ("load", "log tokens", "validate", "checkpoint", "export")
+NOT_TRAINING = ("load", "log tokens", "validate", "checkpoint", "export", "reallocate")
 """Phases whose seconds are in `time/step` and do not count for the rates."""
 
 
@@ -145,9 +145,10 @@ class Reporters:
 
     def __init__(self, sinks: Sequence[Reporter], devices: int = 1, flops: float | None = None) -> None:
         """devices: GPUs of the run, or its nodes where it has none. flops: what one computes in a second at most."""
-        self.sinks, self._devices, self._flops = list(sinks), devices, flops
+        self.sinks, self.devices, self._flops = list(sinks), devices, flops
         self._lock = threading.Lock()
         self._seconds: dict[str, float] = {}
+        self._added: dict[str, float] = {}
         self._step_began = time.perf_counter()
 
     def start(self, info: RunInfo) -> None:
@@ -181,19 +182,25 @@ class Reporters:
         with self._lock:
             times = {f"time/{name}": seconds for name, seconds in self._seconds.items()}
             self._seconds.clear()
+            added, self._added = self._added, {}
             times["time/step"] = now - self._step_began
             self._step_began = now
-        complete = {name: float(value) for name, value in metrics.items()} | times
+        complete = {name: float(value) for name, value in metrics.items()} | added | times
         training = times["time/step"] - sum(times.get(f"time/{name}", 0.0) for name in NOT_TRAINING)
         for name in RATED:
             if f"perf/{name}" in complete:
                 complete[f"perf/{name}_per_sec"] = complete[f"perf/{name}"] / max(training, 1e-9)
         if "perf/tokens_per_sec" in complete:
-            complete["perf/tokens_per_second_per_gpu"] = complete["perf/tokens_per_sec"] / self._devices
+            complete["perf/tokens_per_second_per_gpu"] = complete["perf/tokens_per_sec"] / self.devices
         if "perf/flops" in complete and self._flops is not None:
-            complete["perf/mfu"] = complete["perf/flops"] / (max(training, 1e-9) * self._devices * self._flops)
+            complete["perf/mfu"] = complete["perf/flops"] / (max(training, 1e-9) * self.devices * self._flops)
         for sink in self.sinks:
             sink.step(step, complete)
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Adds metrics to those of the next step."""
+        with self._lock:
+            self._added |= metrics
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
         for sink in self.sinks:

@@ -99,6 +99,7 @@ def small_cluster(config: Config, placement: Placement) -> dict[str, object]:
         "inventory": None,
         "address": None,
         "node_groups": [],
+        "reallocate": "off",
         **alone,
         "component_placement": entries,
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,10 +17,11 @@ from rl_platform.disk import read_regular
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.estimates.hardware import Device, device_of
 from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.scheduler import Placement
 from rl_platform.planner.cost import ADVANTAGES, Basis, Correction
 from rl_platform.planner.lengths import of_metrics
 from rl_platform.planner.rates import stored_machine
-from rl_platform.planner.report import Report
+from rl_platform.planner.report import Report, plan_report
 from rl_platform.run_files import METRICS
 
 OPTION = "--calibrate"
@@ -72,7 +73,11 @@ def read_measured(file: Path) -> Measured:
     if not steps:
         hint = "the metrics.jsonl of a run that made at least one step"
         raise ConfigError([Problem(OPTION, "contains no timings of a step", value=str(file), hint=hint)])
-    steps = steps[1:] or steps
+    return measured_of(file, steps[1:] or steps)
+
+
+def measured_of(file: Path, steps: Sequence[Mapping[str, object]]) -> Measured:
+    """Returns the medians of the metrics of `steps`."""
     values: dict[str, list[float]] = {}
     for step in steps:
         for name, value in step.items():
@@ -87,6 +92,18 @@ def _is_step(line: object) -> bool:
     if not isinstance(line, dict) or "time/step" not in line:
         return False
     return isinstance(step := line.get("step"), int | float) and step > 0
+
+
+def corrected_basis(
+    measured: Measured, ran: tuple[Config, Placement, Inventory], config: Config, inventory: Inventory
+) -> Basis:
+    """Returns the basis of plans for `config` on `inventory`, corrected by the run of the config and placement `ran`.
+
+    Raises ConfigError as `corrections` does.
+    """
+    uncorrected = replace(run_basis(measured, ran[0], ran[2]), other_seconds={})
+    factors = corrections(measured, plan_report(*ran, uncorrected), device_of(inventory))
+    return replace(run_basis(measured, config, inventory), corrections=factors)
 
 
 def corrections(measured: Measured, earlier: Report, device: Device) -> dict[str, Correction]:

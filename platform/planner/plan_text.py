@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from rl_platform.config import LoadedConfig
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.placement.estimates.hardware import device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
-from rl_platform.planner.calibration import OPTION, corrections, read_measured, run_basis, stored_basis
+from rl_platform.planner.calibration import OPTION, corrected_basis, read_measured, stored_basis
 from rl_platform.planner.cost import Basis
 from rl_platform.planner.report import Report, plan_report
 from rl_platform.planner.report_json import report_json
@@ -88,8 +86,6 @@ def _of_run(given: Path, config: Config, inventory: Inventory, load: Load) -> tu
         message = f"the run is {task}, the config is {config.runner.task_type}: they have other phases and lengths"
         hint = f"a run of a {config.runner.task_type} config, or no --calibrate"
         raise ConfigError([Problem(OPTION, message, value=str(given), hint=hint)])
-    uncorrected = replace(run_basis(measured, loaded.config, machines), other_seconds={})
-    earlier = plan_report(loaded.config, placement, machines, uncorrected)
+    basis = corrected_basis(measured, (loaded.config, placement, machines), config, inventory)
     steps = f"{measured.steps} step{'s' if measured.steps > 1 else ''}"
-    factors = corrections(measured, earlier, device_of(inventory))
-    return replace(run_basis(measured, config, inventory), corrections=factors), f"{steps} of {measured.file}"
+    return basis, f"{steps} of {measured.file}"

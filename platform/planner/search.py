@@ -183,6 +183,11 @@ class Search:
         self.first_kind = _devices_of_first_kind(self.devices, inventory)
         self.emulated, self.tried = inventory.stands_in, dict[str, Candidate]()
 
+    def placements(self) -> SearchResult:
+        """Tries placements only: no other key of the config changes."""
+        self._try(Variant(self.config, self.rollout_devices), coarse=False)
+        return self._result()
+
     def run(self) -> SearchResult:
         """Tries every layout of the models on few splits, then the best ones on all and with other micro-batches."""
         configured, *others = layouts(self.config, self.shapes, self.per_node, self.rollout_devices)
@@ -194,6 +199,9 @@ class Search:
                 self._try(other, coarse=True)
         if changes := one_update_older(self.config):
             self._try(Variant(changed(self.config, changes), self.rollout_devices, changes), coarse=False)
+        return self._result()
+
+    def _result(self) -> SearchResult:
         fitting = sorted((one for one in self.tried.values() if one.fits), key=lambda candidate: candidate.order)
         peaks = [candidate.peak for candidate in self.tried.values() if not candidate.fits]
         return SearchResult(
@@ -284,11 +292,17 @@ class Search:
         return [order for grouping in groupings for order in itertools.permutations(grouping)]
 
 
-def search(config: Config, inventory: Inventory, basis: Basis | None = None) -> SearchResult:
-    """Returns all candidates on the devices of `inventory`. Raises ConfigError for an unknown model or if none fits."""
+def search(
+    config: Config, inventory: Inventory, basis: Basis | None = None, *, placements_only: bool = False
+) -> SearchResult:
+    """Returns all candidates on the devices of `inventory`. Raises ConfigError for an unknown model or if none fits.
+
+    placements_only: without candidates that change other keys.
+    """
     known_shapes, unknown = shapes(config)
     check_known(unknown)
-    result = Search(config, known_shapes, inventory, basis).run()
+    searching = Search(config, known_shapes, inventory, basis)
+    result = searching.placements() if placements_only else searching.run()
     if not result.candidates and not result.too_large:
         message = f"on {result.available} devices no placement gives the models ranks that their layouts divide"
         raise ConfigError([Problem("cluster.component_placement", message, hint="smaller actor.parallel sizes")])
@@ -417,7 +431,7 @@ def search_text(result: SearchResult, inventory: Inventory, present: float, sour
         lines += [f"{duration(ahead.seconds):>13}  {text}", f"{'':15}{_why(ahead, result)}"]
         lines.append(f"{'':15}with {_changes_text(ahead.changes)}")
     lines += ["", *_remarks(result, len(shown))]
-    lines += ["To use the first:", *_yaml(shown[0], len(inventory.nodes))]
+    lines += ["To use the first:", *placement_yaml(shown[0], len(inventory.nodes))]
     return "\n".join(lines) + "\n"
 
 
@@ -425,8 +439,8 @@ def _changes_text(changes: Changes) -> str:
     return ", ".join(f"{key}: {json.dumps(value)}" for key, value in changes.items())
 
 
-def _yaml(candidate: Candidate, nodes: int) -> list[str]:
-    """Returns the lines of a config that differ."""
+def placement_yaml(candidate: Candidate, nodes: int) -> list[str]:
+    """Returns the lines of a config that differ, for `nodes` nodes."""
     rows = [f'    {key}: "{value}"' for key, value in candidate.component_placement.items()]
     lines = ["cluster:", f"  num_nodes: {nodes}", "  component_placement:", *rows]
     tree: dict[str, object] = {}

@@ -45,6 +45,7 @@ from rl_platform.runtime.worker_group import Handle, WorkerGroup
 
 Metrics = dict[str, float]
 # The tests and the guide of NeMo-RL call a run above these values unhealthy.
+LEFT = "left"  # what `train` returns if the run goes on elsewhere
 MISMATCH_LIMITS = {"mismatch/prob_error": 1.05, "mismatch/k3": 1e-3}
 
 
@@ -126,10 +127,12 @@ def train(
     state: RunState,
     callbacks: Sequence[Callback] = (),
     ppo_of: Callable[[Config, Learners, Reporter], PPO] | None = None,
+    leaves: Callable[[int], bool] = lambda step: False,
 ) -> str:
     """Runs PPO steps from the step of `state` until `runner.max_steps` or until a callback returns True.
 
-    ppo_of: makes the object that updates the models; None: `PPO`.
+    ppo_of: makes the object that updates the models; None: `PPO`. leaves: called after each step but the last one;
+    True: the loop saves the step and returns LEFT, and the run can go on with other worker groups.
 
     Returns what ended the run: `max_steps`, `max_epochs` or `callback NAME`. After a signal or the error of a callback,
     saves the step and raises Interrupted or that error.
@@ -194,8 +197,11 @@ def train(
                 raise
             stragglers.look()
             stopped = stop.due()
-            if last or stopped or due(step, config.runner.save_interval):
+            left = not (last or stopped) and leaves(step)
+            if last or stopped or left or due(step, config.runner.save_interval):
                 save()
+            if left:
+                return LEFT
             last = last or stopped
     runner.finish(step)
     return reason or ("max_steps" if step >= steps else "max_epochs")

@@ -25,7 +25,8 @@ TRUST = "To resume from it, set runner.trust_checkpoint=true if you trust everyo
 
 
 class RunState:
-    """Checkpoints of the run in `output_dir`, and `resume_from`, the one of `runner.resume` (None: start at step 0).
+    """Checkpoints of the run in `output_dir`, and `resume_from`: the newest one that was written, before that the one
+    of `runner.resume` (None: start at step 0).
 
     Raises CheckpointError for a checkpoint at an explicit path that is damaged, for one of another model, and if every
     checkpoint of the folder is damaged or cannot be read. restarted: this command has written checkpoints before, of
@@ -113,7 +114,7 @@ class RunState:
         self._wrote = True
         self.reporter.sync()  # a checkpoint without the metrics of its steps would leave a gap in them
         run = {"task": runner.state_dict(), "ppo": ppo.state_dict(), "rollouts": rollouts.state_dict()}
-        checkpoint = self.store.save(step, parts | {"run": run})
+        checkpoint = self.resume_from = self.store.save(step, parts | {"run": run})
         self.saved = True
         self.reporter.note(f"checkpoint of step {step}: {checkpoint.path}")
 

@@ -101,6 +101,7 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.launch.check": "launch/check",
     "rl_platform.launch.rehearse": "launch/rehearse",
     "rl_platform.launch.replay": "launch/replay",
+    "rl_platform.launch.reallocation": "launch/reallocation",
     "rl_platform.launch.card": "launch/card",
     "rl_platform.launch.live": "launch/live",
     "rl_platform.launch.saved": "launch/saved",
@@ -115,6 +116,7 @@ NEEDS = {  # extras that an extra imports freely
     "rl_platform.runtime.ray": ("rl_platform.runtime.weights",),
     "rl_platform.planner": ("rl_platform.placement.estimates",),
     "rl_platform.launch.replay": ("rl_platform.placement.estimates",),
+    "rl_platform.launch.reallocation": ("rl_platform.planner",),
     "rl_platform.components.agents": ("rl_platform.envs.reasoning.answers", "rl_platform.envs.reasoning.sandbox"),
     "rl_platform.components.reward_models": ("rl_platform.envs.reasoning.servers", "rl_platform.models.pretrained"),
     "rl_platform.engines.rollout.sglang": (

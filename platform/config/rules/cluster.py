@@ -47,6 +47,9 @@ def refused(config: Config) -> Iterator[Problem]:
     if when(lambda: cluster.address is not None and not _ADDRESS.fullmatch(cluster.address)):
         message = "neither auto nor the HOST:PORT of a Ray cluster's head"
         yield Problem("cluster.address", message, hint="for example 10.0.0.1:6379")
+    if reason := when(lambda: _why_no_move(config)):
+        hint = "cluster.reallocate=suggest"
+        yield Problem("cluster.reallocate", reason, value="auto", allowed="off, suggest", hint=hint)
     counts, seen = Counter(when(lambda: _placed(config)) or ()), Counter[str]()
     for key in when(lambda: cluster.component_placement) or ():
         for name in _names_in(key):
@@ -58,10 +61,21 @@ def refused(config: Config) -> Iterator[Problem]:
 def unread(config: Config) -> Iterator[Unread]:
     if when(lambda: config.cluster.runtime == "local"):
         reason = "cluster.runtime local is one process without Ray"
-        keys = "address restarts restart_backoff_s collective_timeout_s"
+        keys = "address restarts restart_backoff_s collective_timeout_s reallocate"
         yield from unread_keys("cluster", keys, reason, "cluster.runtime")
     elif when(lambda: config.cluster.restarts == 0):
         yield from unread_keys("cluster", "restart_backoff_s", "cluster.restarts is 0", "cluster.restarts")
+
+
+def _why_no_move(config: Config) -> str:
+    """Returns why a run cannot move to another placement; empty if it can, or is not to."""
+    if config.cluster.reallocate != "auto":
+        return ""
+    if config.cluster.node_groups:
+        return "a move would leave the node groups of this config (cluster.node_groups)"
+    if embodied(config) and not config.runner.trust_checkpoint:
+        return "a move loads the state of the environments, which may run code (runner.trust_checkpoint)"
+    return ""
 
 
 def _groups_with_a_gpu(config: Config) -> list[int]:

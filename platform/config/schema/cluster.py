@@ -85,6 +85,11 @@ class Cluster(Section):
     collective_timeout_s: float | None = key(
         None, "Ray: longest time of one collective of gloo or NCCL, in seconds; null: runner.deadline_s", gt=0
     )
+    reallocate: Literal["off", "suggest", "auto"] = key(
+        "off",
+        "suggest: measured times of phases correct the plan, and a faster placement of the same devices is printed; "
+        "auto: the run also moves to it if that pays within 10 steps",
+    )
     inventory: ClusterInventory | None = key(None, "a whole cluster for --plan, which need not exist")
     simulation: Simulation = Field(default_factory=Simulation, description="failures and slow nodes of --plan=simulate")
 

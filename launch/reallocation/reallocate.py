@@ -1,0 +1,259 @@
+"""`cluster.reallocate`: other placements of a running job's devices, predicted from its measured times.
+
+After some steps the measured times of the phases correct the plan's cost model, and the search looks for a faster
+placement of the same devices. `suggest` prints it. `auto` also moves the run there if that pays soon: the loop saves
+the step, the components end, and those of the new placement load that checkpoint. Loggers, counters, order of the data
+and random numbers go on: a move is a resume without a new process.
+
+Not covered: other keys than `cluster.component_placement`, other devices.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import yaml
+
+from rl_platform.config import LoadedConfig
+from rl_platform.config.schema import Config
+from rl_platform.errors import ConfigError, PlatformError, RayLost
+from rl_platform.launch.command import load
+from rl_platform.launch.preflight import placement_problems
+from rl_platform.launch.sharding import check_shards
+from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.scheduler import Placement
+from rl_platform.planner.calibration import Measured, corrected_basis, measured_of
+from rl_platform.planner.report import plan_report
+from rl_platform.planner.search import TRIES, Candidate, placement_yaml, search
+from rl_platform.planner.step_timeline import duration
+from rl_platform.reporter import NOT_TRAINING, Reporter, Reporters
+from rl_platform.run_files import METRICS
+from rl_platform.runners.ppo import LEFT
+
+FIRST, EVERY = 5, 20  # measured steps before the first comparison on a placement, and from one to the next
+LEAST_GAIN = 0.1  # of a step; the mean error of a corrected plan is 8 % (docs/results/plan_accuracy.md)
+PAYS_WITHIN = 10  # steps
+
+
+class Trained(Protocol):
+    """Trains on a placement from the newest checkpoint on; returns what `train` returns."""
+
+    def __call__(
+        self,
+        config: Config,
+        placement: Placement,
+        leaves: Callable[[int], bool],
+        cluster_is_up: Callable[[], None] | None = None,
+    ) -> str: ...
+
+
+@dataclass
+class Placed:
+    """A config with its placement. measured: seconds of a step on it, 0 before a measurement; predicted: by the plan
+    before the move there."""
+
+    config: Config
+    placement: Placement
+    predicted: float = 0.0
+    measured: float = 0.0
+
+    def same(self, other: Placed) -> bool:
+        """Whether both have the same ranks on the same devices, in the same processes."""
+        mine, others = ({frozenset(host.members) for host in one.placement.hosts} for one in (self, other))
+        return mine == others and self.placement.components == other.placement.components
+
+    @property
+    def text(self) -> str:
+        value = self.config.cluster.component_placement
+        return ", ".join(f"{key}: {place}" for key, place in value.items())
+
+
+@dataclass(frozen=True)
+class Better:
+    """A faster placement: seconds that it saves in each step, seconds of a move to it, and the lines of its config."""
+
+    target: Placed
+    saves: float
+    cost: float
+    lines: tuple[str, ...] = ()
+
+
+def reallocating(
+    trained: Trained,
+    loaded: LoadedConfig,
+    placement: Placement,
+    inventory: Inventory,
+    reporter: Reporters,
+    cluster_is_up: Callable[[], None] | None,
+) -> str:
+    """Returns the result of `trained`, called on one placement after another.
+
+    If the components do not start on a new placement, or its first step fails, the run goes back to the one before and
+    stays there.
+    """
+    here = Placed(loaded.config, placement)
+    watch = Reallocation(loaded, here, inventory, reporter)
+    reporter.sinks.append(watch)
+    before: Placed | None = None
+    while True:
+        try:
+            reason = trained(here.config, here.placement, watch.leaves, cluster_is_up)
+        except PlatformError as error:
+            if before is None or watch.steps or isinstance(error, RayLost):
+                raise
+            reporter.note(f"the run does not start on {here.text}: {type(error).__name__}: {str(error).strip()}")
+            reporter.note(f"the run goes back to {before.text} and stays there")
+            here, before = before, None
+            watch.settle(here)
+        else:
+            if reason != LEFT:
+                return reason
+            assert watch.target is not None
+            here, before = watch.target, here
+            watch.arrive(here)
+        cluster_is_up = None
+        gc.collect()  # models of the last placement may be in cycles
+
+
+class Reallocation(Reporter):
+    """Measures the steps of a run, of whose reporter it is a sink, and decides after a step whether the run moves.
+
+    target: where the run moves if `leaves` has returned True. steps: metrics of the steps on the present placement. The
+    run takes a placement that it has left once more at most, if steps were shorter there, and then stays.
+    """
+
+    def __init__(self, loaded: LoadedConfig, here: Placed, inventory: Inventory, reporter: Reporters) -> None:
+        self._loaded, self._here, self._inventory, self._reporter = loaded, here, inventory, reporter
+        self._moves = loaded.config.cluster.reallocate == "auto"
+        self._left: list[Placed] = []
+        self._settled = self._told = False
+        self._start_s = self._move_s = 0.0  # measured: of the first start, and of the last move
+        self._leaving = 0.0  # the time at which the last move began
+        self.steps: list[Mapping[str, float]] = []
+        self.target: Placed | None = None
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._start_s = self._start_s or metrics.get("time/load", 0.0)
+        if step > 0:
+            self.steps.append(metrics)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        if name == "sync weights" and self._leaving:  # the first phase after the components have their state
+            self._move_s, self._leaving = time.perf_counter() - self._leaving, 0.0
+        yield
+
+    def settle(self, here: Placed) -> None:
+        """The run is on `here` from now on, and stays."""
+        self._here, self._settled, self._leaving = here, True, 0.0
+
+    def arrive(self, here: Placed) -> None:
+        """The run is on `here` from now on."""
+        self._settled = any(here is one for one in self._left)
+        self._left.append(self._here)
+        self._here, self.target, self.steps = here, None, []
+
+    def leaves(self, step: int) -> bool:
+        """Called after each step but the last one. Returns whether the run moves to `target`."""
+        measured = self.steps[1:]  # the first one is a warm-up
+        if self._settled or len(measured) < FIRST or (len(measured) - FIRST) % EVERY:
+            return False
+        with self._reporter.phase("reallocate"):
+            self._here.measured = statistics.median(map(_training_seconds, measured[-EVERY:]))
+            self._report_move()
+            try:
+                better = self._better(measured_of(Path(METRICS), measured[-EVERY:]))
+            except ConfigError as error:
+                message = error.problems[0].message
+                self._reporter.note(f"cluster.reallocate: no other placement is predicted: {message}")
+                self._settled = True
+                return False
+        saves = better.saves if better is not None else 0.0
+        self._reporter.add({"perf/reallocation_gain": saves / self._here.measured})
+        return better is not None and self._decides(better, step)
+
+    def _report_move(self) -> None:
+        """Prints the measured step after a move beside the predicted one, once."""
+        here = self._here
+        if here.predicted and self._left:
+            self._reporter.note(
+                f"after the move a step takes {duration(here.measured)}, predicted {duration(here.predicted)}, before "
+                f"{duration(self._left[-1].measured)}; the move took {duration(self._move_s)}"
+            )
+            here.predicted = 0.0
+
+    def _better(self, window: Measured) -> Better | None:
+        """Returns the best other placement, or one that the run has left, if it saves at least `LEAST_GAIN` of a step.
+
+        Raises ConfigError if nothing can be predicted.
+        """
+        here, inventory = self._here, self._inventory
+        saving = here.config.runner.model_copy(update={"save_interval": 1})  # so that the plan has checkpoints
+        ran = here.config.model_copy(update={"runner": saving}), here.placement, inventory
+        basis = corrected_basis(window, ran, ran[0], inventory)
+        report = plan_report(*ran, basis)
+        present = report.overlap.seconds if report.overlap else report.seconds
+        written = sum(work.seconds for work in report.other_work if work.name == "checkpoint")
+        cost = self._move_s or self._start_s + 2 * written  # it is written and read
+        least = LEAST_GAIN * here.measured
+        known = min(self._left, key=lambda one: one.measured, default=None)
+        for candidate in search(ran[0], inventory, basis, placements_only=True).candidates[:TRIES]:
+            saves = present - candidate.seconds
+            if saves < least or (known is not None and known.measured < here.measured - saves):
+                break
+            with suppress(ConfigError):
+                target = self._placed(candidate)
+                if not any(target.same(one) for one in (here, *self._left)):
+                    target.predicted = max(here.measured - saves, candidate.seconds)
+                    return Better(target, saves, cost, tuple(placement_yaml(candidate, len(inventory.nodes))))
+        if known is not None and here.measured - known.measured >= least:
+            return Better(known, here.measured - known.measured, cost)
+        return None
+
+    def _placed(self, candidate: Candidate) -> Placed:
+        """Returns the config of the run with a candidate. Raises ConfigError if it cannot run."""
+        tree = yaml.safe_load(self._loaded.resolved_yaml(with_secrets=True))
+        loaded, placement, _ = load(tree, candidate.overrides)
+        config = loaded.config
+        if problems := list(placement_problems(config, placement)):
+            raise ConfigError(problems)
+        check_shards(config, placement)
+        traced = config.runner.model_copy(update={"trace_steps": 0})  # trace.json holds the first placement only
+        return Placed(config.model_copy(update={"runner": traced}), placement)
+
+    def _decides(self, better: Better, step: int) -> bool:
+        """Prints the placement; returns whether the run moves there."""
+        here, target = self._here, better.target
+        predicted = target.predicted or target.measured
+        text = (
+            f"a step takes {duration(here.measured)} on {here.text}. It would take {duration(predicted)} on "
+            f"{target.text} (by {'the plan, corrected by the last steps' if target.predicted else 'earlier steps'}). "
+            f"A move takes about {duration(better.cost)}, which {better.cost / better.saves:.1f} steps save"
+        )
+        pays = better.saves * min(PAYS_WITHIN, _steps_left(here.config, step)) > better.cost
+        if self._moves and pays:
+            self._reporter.note(f"{text}: the run moves after step {step}")
+            self.target, self._leaving = target, time.perf_counter()
+            return True
+        if not self._told:
+            why = f": the run stays, as a move must pay within {PAYS_WITHIN} steps" if self._moves else ". To use it:"
+            self._reporter.note("\n".join([text + why, *better.lines]))
+            self._told = True
+        self._settled = not self._moves
+        return False
+
+
+def _steps_left(config: Config, step: int) -> int:
+    return config.runner.max_steps - step
+
+
+def _training_seconds(metrics: Mapping[str, float]) -> float:
+    """Returns the seconds of a step without validation, checkpoints and the like."""
+    return metrics["time/step"] - sum(metrics.get(f"time/{name}", 0.0) for name in NOT_TRAINING)

@@ -1,0 +1,181 @@
+"""When a run is offered another placement, and when it moves. The measured times are made up."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from rl_platform.errors import Deadline, WorkerDied
+from rl_platform.launch.command import load
+from rl_platform.launch.reallocation.reallocate import EVERY, FIRST, Placed, Reallocation, reallocating
+from rl_platform.reporter import Reporters
+from rl_platform.runners.ppo import LEFT
+
+PLACEMENT = "cluster.component_placement={'actor,critic,reward': 1-3, rollout: 0}"
+# generation on one of four workers takes most of a step
+SLOW = {"generate": 8.0, "log-probs": 0.2, "values": 0.2, "train critic": 0.6, "train actor": 0.6}
+BALANCED = {"generate": 0.01, "log-probs": 0.01, "values": 0.01, "train critic": 0.01, "train actor": 0.01}
+
+
+class Notes(Reporters):
+    def __init__(self) -> None:
+        super().__init__([])
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def phase(self, name: str) -> Any:
+        return nullcontext()
+
+
+class Run:
+    """A run whose steps take made-up seconds."""
+
+    def __init__(self, asked: str, *overrides: str) -> None:
+        given = ("cluster.devices_per_node=4", PLACEMENT, f"cluster.reallocate={asked}", "runner.max_steps=1000")
+        loaded, placement, self.inventory = load("reasoning.yaml", [*given, *overrides])
+        self.loaded, self.placement, self.notes, self.steps = loaded, placement, Notes(), 0
+        self.here = Placed(loaded.config, placement)
+        self.watch = Reallocation(loaded, self.here, self.inventory, self.notes)
+        self.watch.step(0, {"time/load": 2.0})
+
+    def after(self, count: int, seconds: dict[str, float]) -> bool:
+        """Whether the run leaves after one of `count` steps."""
+        for _ in range(count):
+            self.steps += 1
+            times = {f"time/{phase}": each for phase, each in seconds.items()}
+            self.watch.step(self.steps, times | {"time/step": sum(seconds.values())})
+            if self.watch.leaves(self.steps):
+                return True
+        return False
+
+    def move(self) -> None:
+        assert self.watch.target is not None
+        self.here = self.watch.target
+        self.watch.arrive(self.here)
+
+    @property
+    def gain(self) -> float:
+        return self.notes._added["perf/reallocation_gain"]
+
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+def test_a_faster_placement_is_suggested_once():
+    run = Run("suggest")
+    assert not run.after(FIRST, SLOW)
+    assert run.notes.notes == [], "too few steps: the first one is a warm-up"
+    assert not run.after(1, SLOW)
+    (note,) = run.notes.notes
+    assert note.startswith("a step takes 9.6 s on actor,critic,reward: 1-3, rollout: 0. It would take ")
+    assert 'To use it:\ncluster:\n  num_nodes: 1\n  component_placement:\n    actor,rollout,reward: "0-2"' in note
+    assert 0.2 < run.gain < 1
+    assert not run.after(3 * EVERY, SLOW)
+    assert len(run.notes.notes) == 1
+
+
+def test_a_balanced_run_gets_no_suggestion_until_it_is_slow():
+    whole = "cluster.component_placement={'actor,critic,rollout,reward': 0-3}"
+    run = Run("suggest", whole)
+    assert not run.after(FIRST + 1, SLOW)
+    assert run.notes.notes == []
+    assert run.gain == 0
+    run = Run("auto", whole)
+    assert not run.after(FIRST + 1 + 2 * EVERY, SLOW)
+
+
+def test_a_run_moves_if_that_pays_within_ten_steps():
+    run = Run("auto")
+    assert run.after(FIRST + 1, SLOW)
+    assert "the run moves after step 6" in run.notes.notes[-1]
+    run.move()
+    assert run.here.text == "actor,rollout,reward: 0-2, critic: 3"
+    assert run.here.placement.world_size("rollout") == 3
+    assert run.here.config.data == run.loaded.config.data
+
+
+def test_a_run_stays_if_a_move_costs_more_than_ten_steps_save():
+    run = Run("auto")
+    run.watch._start_s = 1000.0
+    assert not run.after(FIRST + 1 + 2 * EVERY, SLOW)
+    (note,) = run.notes.notes
+    assert "a move must pay within 10 steps" in note
+
+
+def test_a_run_that_soon_ends_stays():
+    run = Run("auto", f"runner.max_steps={FIRST + 1}")
+    assert not run.after(FIRST + 1, SLOW)
+
+
+def test_a_run_goes_back_once_and_then_stays():
+    """The new placement turns out slower than the old one: no placement is taken twice but the last one."""
+    run = Run("auto")
+    before = run.here
+    assert run.after(FIRST + 1, SLOW)
+    run.move()
+    slower = {phase: 3 * seconds for phase, seconds in SLOW.items()}
+    moves = 0
+    while run.after(FIRST + 1, slower):
+        run.move()
+        moves += 1
+        assert moves < 20
+    text = "\n".join(run.notes.notes)
+    assert "after the move a step takes 28.8 s, predicted " in text
+    assert run.here is before
+    assert not run.after(3 * EVERY, slower), "it stays"
+
+
+def test_a_run_stays_where_its_step_is_as_short_as_predicted():
+    run = Run("auto")
+    assert run.after(FIRST + 1, SLOW)
+    run.move()
+    assert not run.after(FIRST + 1 + 2 * EVERY, {phase: seconds / 4 for phase, seconds in SLOW.items()})
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_failed_start_goes_back_and_a_later_failure_ends_the_run(steps: int):
+    run, placements = Run("auto"), []
+
+    def trained(config, placement, leaves, cluster_is_up=None) -> str:
+        placements.append(config.cluster.component_placement)
+        (watch,) = run.notes.sinks
+        if len(placements) == 1:
+            run.watch = watch
+            assert run.after(FIRST + 1, SLOW)
+            return LEFT
+        if len(placements) == 2:
+            run.after(steps, SLOW)
+            raise WorkerDied("actor[0] is gone")
+        assert not run.after(3 * EVERY, SLOW)
+        return "max_steps"
+
+    def whole() -> str:
+        return reallocating(trained, run.loaded, run.placement, run.inventory, run.notes, None)
+
+    if steps:
+        with pytest.raises(WorkerDied):
+            whole()
+    else:
+        assert whole() == "max_steps"
+        assert placements[2] == placements[0] != placements[1]
+        assert any("WorkerDied: actor[0] is gone" in note for note in run.notes.notes)
+
+
+def test_an_error_before_any_move_ends_the_run():
+    run = Run("auto")
+
+    def trained(*arguments: Any) -> str:
+        raise Deadline("rollout[0] waited 60 s")
+
+    with pytest.raises(Deadline):
+        reallocating(trained, run.loaded, run.placement, run.inventory, run.notes, None)
+
+
+def test_one_device_has_one_placement(command):
+    ended = command("reasoning.yaml", "cluster.reallocate=suggest", "--plan")
+    assert ended.code == 2
+    assert "cluster.reallocate: this machine has one device, and so one placement" in ended.err
