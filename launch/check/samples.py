@@ -23,7 +23,7 @@ from rl_platform.algorithms.rewards import penalized, place_outcome_rewards
 from rl_platform.algorithms.variants.covariance import covariant_positions
 from rl_platform.algorithms.variants.importance_weights import mismatch_weights
 from rl_platform.components.actor import action_levels
-from rl_platform.components.recording import ChunkRecording
+from rl_platform.components.policy_recordings.chunks import ChunkRecording
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import COVARIANCE, Algorithm, estimator_needs
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces

@@ -14,7 +14,7 @@ from rl_platform.components.env_ranks import AllEnvs, Peers, Shares, follow_orde
 from rl_platform.components.env_tasks import EnvTasks
 from rl_platform.components.policy_rollout import Actions, LocalPolicy, Observations, Policy
 from rl_platform.components.recent_episodes import RecentEpisodes
-from rl_platform.components.recording import ChunkRecording, HiddenStates, Recording, RecurrentRecording
+from rl_platform.components.recording import HiddenStates, Recording
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import INSTRUCTED
 from rl_platform.envs.embodied.descriptions import EnvDescription
@@ -206,10 +206,13 @@ class Environment:
 
     def _recording(self, steps: int) -> Recording:
         where, turn = (self.env.num_envs, steps, self.envs.spaces), self.episode_steps or 1
+        if self.memory is None and self.levels.single:
+            return Recording(*where, turn)
+        with required("rl_platform.components.policy_recordings", "actor.model"):
+            from rl_platform.components.policy_recordings.chunks import ChunkRecording
+            from rl_platform.components.policy_recordings.recurrent import RecurrentRecording
         if self.memory is not None:
             return RecurrentRecording(*where, self.memory, self.sequence_length, turn)
-        if self.levels.single:
-            return Recording(*where, turn)
         return ChunkRecording(*where, self.levels, turn)
 
     def evaluate(

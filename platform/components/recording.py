@@ -1,7 +1,7 @@
 """Recordings: actions and the results of environments, step by step, and the rollout batch made of them.
 
-One recording per kind of policy: one action per step, one action per step with hidden states, chunks of actions. How
-environments are stepped and observations normalised is in environment.py.
+Here for policies that choose one action per step; those with hidden states and chunks of actions are in
+`policy_recordings/`. How environments are stepped and observations normalised is in environment.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.components.policy_rollout import Actions
 from rl_platform.config.schema.algorithm import Bootstrap
 from rl_platform.envs.embodied.spaces import EnvSpaces
@@ -129,95 +128,3 @@ class HiddenStates:
         assert actions.hidden_states is not None
         self.array[rows] = actions.hidden_states
         self.array[rows][ended] = 0.0
-
-
-class RecurrentRecording(Recording):
-    """Also records the hidden states before the first step of each sequence of `length` steps.
-
-    `states` are those of the policy; `HiddenStates.advance` is called after each `add`.
-    """
-
-    def __init__(
-        self, num_envs: int, steps: int, spaces: EnvSpaces, states: HiddenStates, length: int, turn: int = 1
-    ) -> None:
-        super().__init__(num_envs, steps, spaces, turn)
-        self.states, self.length = states, length
-        self.first_states = np.zeros((num_envs, steps // length, states.array.shape[1]), np.float32)
-
-    def add(self, where: Where, observations: np.ndarray, actions: Actions, result: StepResult) -> None:
-        super().add(where, observations, actions, result)
-        rows, (sequence, offset) = where[0], divmod(where[1], self.length)
-        if offset == 0:
-            self.first_states[rows, sequence] = self.states.array[rows]
-
-    def finish(self, next_observations: np.ndarray, kind: Bootstrap) -> RolloutBatch:
-        starts = np.zeros_like(self.ends)  # at the first position the state is 0 already if an episode begins there
-        starts[:, 1:] = self.ends[:, :-1]
-        batch = super().finish(next_observations, kind)
-        batch.inputs |= {
-            "episode_starts": torch.from_numpy(starts),
-            "hidden_states": torch.from_numpy(self.first_states),
-        }
-        return batch
-
-
-class ChunkRecording(Recording):
-    """Arrays [num_envs, C choices, ...] of a policy that chooses chunks of K actions.
-
-    An episode that ends inside a chunk ends the chunk: the remaining actions are not executed, and the environment is
-    `idle` at least until the next choice. A choice therefore has at most one end.
-    """
-
-    def __init__(self, num_envs: int, steps: int, spaces: EnvSpaces, levels: ActionLevels, turn: int = 1) -> None:
-        super().__init__(num_envs, steps // levels.num_actions, spaces, max(turn, levels.num_actions))
-        self.levels = levels
-        chunks = (*self.ends.shape, levels.num_actions)
-        self.log_probs = np.zeros((*chunks, levels.num_components), np.float32)
-        self.rewards = np.zeros(chunks, np.float32)
-        self.executed, self.invalid = (np.zeros(chunks, bool) for _ in range(2))
-
-    @property
-    def env_steps(self) -> int:
-        return int(self.executed.sum() + self.invalid.sum())
-
-    def next_actions(self, actions: np.ndarray, where: Where) -> tuple[np.ndarray, np.ndarray | None]:
-        return actions[:, where[1] % self.levels.num_actions], self._idle(where)
-
-    def add(self, where: Where, observations: np.ndarray, actions: Actions, result: StepResult) -> None:
-        rows, (choice, slot) = where[0], divmod(where[1], self.levels.num_actions)
-        if slot == 0:
-            self.observations[rows, choice] = observations
-            self._actions_like(actions)[rows, choice] = actions.array
-            self.log_probs[rows, choice] = actions.log_probs
-        self.rewards[rows, choice, slot] = result.rewards
-        self.executed[rows, choice, slot] = ~self.idle[rows] & ~result.invalid
-        self.invalid[rows, choice, slot] = result.invalid
-        self.ends[rows, choice] |= result.ended
-        self.terminated[rows, choice] |= result.terminated
-        if len(result.final_observations):
-            self.end_observations[rows, choice][result.ended] = result.final_observations
-        self.idle[rows] |= result.ended
-        self.episodes += result.episodes
-
-    def finish(self, next_observations: np.ndarray, kind: Bootstrap) -> RolloutBatch:
-        followed = self._close(next_observations, kind)
-        levels, executed = self.levels, torch.from_numpy(self.executed)
-        log_probs = levels.of_components(torch.from_numpy(self.log_probs).flatten(0, 1), executed.flatten(0, 1))
-        value_mask, entropy_units = levels.value_mask(executed), levels.entropy_units(executed)
-        batch = self._batch(
-            action_mask=levels.mask(executed).flatten(1),
-            rewards=levels.placed_rewards(torch.from_numpy(self.rewards)).flatten(1),
-            rollout_log_probs=log_probs.view(len(self.ends), -1),
-            ends=self._at_last_position(self.ends),
-            bootstrapped=self._at_last_position(followed),
-            value_mask=None if value_mask is None else value_mask.flatten(1),
-            entropy_units=None if entropy_units is None else entropy_units.flatten(1),
-        )
-        batch.inputs["executed"] = executed
-        return batch
-
-    def _at_last_position(self, of_choices: np.ndarray) -> torch.Tensor:
-        """Maps [num_envs, C] bool to [num_envs, C P], after actions that were not executed, which estimators skip."""
-        placed = torch.zeros(*of_choices.shape, self.levels.positions, dtype=torch.bool)
-        placed[..., -1] = torch.from_numpy(of_choices)
-        return placed.flatten(1)

@@ -73,6 +73,7 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.models.pretrained": "platform/models/pretrained",
     "rl_platform.components.agents": "platform/components/agents",
     "rl_platform.components.demonstrations": "platform/components/demonstrations",
+    "rl_platform.components.policy_recordings": "platform/components/policy_recordings",
     "rl_platform.components.reward_models": "platform/components/reward_models",
     "rl_platform.envs.reasoning.servers": "envs/reasoning/servers",
     "rl_platform.models.context": "platform/models/context",
@@ -133,7 +134,11 @@ NEEDS = {  # extras that an extra imports freely
     ),
     "rl_platform.envs.embodied.remote": ("rl_platform.envs.embodied.processes",),
     "rl_platform.envs.reasoning.sandbox": ("rl_platform.envs.reasoning.servers",),
-    "rl_platform.launch.check": ("rl_platform.algorithms.variants", "rl_platform.launch.card"),
+    "rl_platform.launch.check": (
+        "rl_platform.algorithms.variants",
+        "rl_platform.components.policy_recordings",
+        "rl_platform.launch.card",
+    ),
     "rl_platform.launch.saved": ("rl_platform.models.adapters",),
     "rl_platform.launch.rehearse": (
         "rl_platform.envs.reasoning.sources",
@@ -171,7 +176,6 @@ SEAMS = (
     "platform/placement/compute_type.py",
     "platform/placement/decisions.py",
     "platform/runners/utilization.py",
-    "platform/components/actor.py",
     "platform/components/environment.py",
     "platform/components/rollout.py",
     "platform/components/reward.py",
