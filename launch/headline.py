@@ -8,12 +8,9 @@ from __future__ import annotations
 import math
 import shlex
 from collections import deque
-from collections.abc import Container, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from statistics import median
-
-import yaml
 
 from rl_platform.config.schema.reward import VERIFIERS
 from rl_platform.metrics import iter_metrics
@@ -33,21 +30,22 @@ class Headline:
     rates: Mapping[str, str] = field(default_factory=dict)
 
 
+def _reasoning(validation: str, label: str) -> Headline:
+    numbers = {
+        "reward": "reward/mean",
+        label: validation,
+        "KL": "actor/approx_kl",
+        "clip": "actor/clip_frac",
+        "entropy": "actor/entropy",
+        "expl var": "critic/explained_var",
+        "length": "len/response_mean",
+        "tokens/s": "perf/tokens_per_sec",
+    }
+    return Headline("reward/mean", validation, numbers)
+
+
 HEADLINES = {
-    "reasoning": Headline(
-        "reward/mean",
-        "val/accuracy",
-        {
-            "reward": "reward/mean",
-            "val acc": "val/accuracy",
-            "KL": "actor/approx_kl",
-            "clip": "actor/clip_frac",
-            "entropy": "actor/entropy",
-            "expl var": "critic/explained_var",
-            "length": "len/response_mean",
-            "tokens/s": "perf/tokens_per_sec",
-        },
-    ),
+    "reasoning": _reasoning("val/accuracy", "val acc"),
     "embodied": Headline(
         "episode/return",
         "val/return",
@@ -64,16 +62,7 @@ HEADLINES = {
         {"success": "env/success_once", "val success": "val/success_once"},
     ),
 }
-
-
-OWN_REWARD = replace(
-    HEADLINES["reasoning"],
-    validation="val/score",
-    numbers={
-        ("val score" if name == "val/accuracy" else label): ("val/score" if name == "val/accuracy" else name)
-        for label, name in HEADLINES["reasoning"].numbers.items()
-    },
-)
+OWN_REWARD = _reasoning("val/score", "val score")
 """For reasoning runs with another reward than the verifiers, which return right or wrong."""
 
 CURVE_POINTS = 256
@@ -85,20 +74,6 @@ def headline_of(config: Mapping[str, Mapping[str, object]]) -> Headline:
     task = str(config["runner"]["task_type"])
     own = task == "reasoning" and (config.get("reward") or {}).get("type", "task") not in (*VERIFIERS, "code")
     return OWN_REWARD if own else HEADLINES[task]
-
-
-def headline_of_run(run: Path, metrics: Container[str]) -> Headline:
-    """Returns the headline of a finished run from its `config.yaml`, or else from the names of its metrics.
-
-    run: its folder or a file in it.
-    """
-    folder = run if run.is_dir() else run.parent
-    try:
-        return headline_of(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, yaml.YAMLError):
-        if any(name in metrics for name in ("perf/env_steps", "episode/return", "val/return")):
-            return HEADLINES["embodied"]
-        return OWN_REWARD if "val/score" in metrics else HEADLINES["reasoning"]
 
 
 class Curve:

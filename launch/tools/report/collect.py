@@ -19,10 +19,10 @@ import yaml
 from rl_platform.config.layers import value_at
 from rl_platform.config.source import CoreLoader
 from rl_platform.errors import ConfigError, DataError, PlatformError
-from rl_platform.launch.headline import headline_of_run
 from rl_platform.launch.run_lock import LOCK, PATIENCE_S
 from rl_platform.launch.tools.report.devices import busy_devices, rank_seconds
 from rl_platform.launch.tools.report.facts import Facts
+from rl_platform.launch.tools.run_headline import headline_of_run
 from rl_platform.launch.tools.timeline import Event, read_lanes, shown
 from rl_platform.metrics import read_metrics
 from rl_platform.placement.scheduler import Placement
