@@ -81,7 +81,7 @@ def evaluate_checkpoint(
                 task.learned_parts()["actor"].load_state(str(checkpoint.file("actor"))).wait()
                 if isinstance(task, EmbodiedRunner):
                     task.groups["env"].use_normalizer(checkpoint.load("env")).wait()
-            task.sync_weights(0)
+            task.receive(task.publish(0))
         collect_as_usual()
         with reporter.phase("evaluate"):
             if isinstance(task, EmbodiedRunner):

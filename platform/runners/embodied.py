@@ -66,9 +66,6 @@ class EmbodiedRunner:
             metrics: dict[str, float] = self.actor.warm_start().wait(on_progress=self.reporter.progress)[0]
         return metrics
 
-    def sync_weights(self, version: int) -> dict[str, float]:
-        return self.receive(self.publish(version))
-
     def publish(self, version: int) -> Weights | WeightsToken:
         return self.actor.publish(version, copy=self.config.runner.max_staleness > 0).wait()[0]
 

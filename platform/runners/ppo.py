@@ -74,9 +74,6 @@ class TaskRunner(Protocol):
     def warm_start(self) -> Metrics:
         """Called once before the first step, with the models as they were built (`runner.warm_start`)."""
 
-    def sync_weights(self, version: int) -> Metrics:
-        """Sends the present weights of the actor to the rollout."""
-
     def publish(self, version: int) -> Weights | WeightsToken:
         """Returns the present weights of the actor. They stay readable while the models are trained."""
 

@@ -29,7 +29,7 @@ from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.verifiers import DECIDING
 from rl_platform.errors import ChannelClosed, CheckpointError, WorkerDied
 from rl_platform.extras import required
-from rl_platform.models.tokenizer import Tokenizer, load_tokenizer
+from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.placement.chains import part_rows, streaming_chains
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory, Weights
@@ -154,9 +154,6 @@ class ReasoningRunner:
     def warm_start(self) -> dict[str, float]:
         return {}
 
-    def sync_weights(self, version: int) -> dict[str, float]:
-        return self.receive(self.publish(version))
-
     def publish(self, version: int) -> Weights | WeightsToken:
         self.turns.before("sync weights")
         copy = self.config.runner.max_staleness > 0
@@ -279,8 +276,8 @@ class ReasoningRunner:
         if algorithm.old_log_probs == "recompute" and not algorithm.full_kl_in_reward:
             self.turns.before("log-probs")
             after = self.typed["actor"].evaluate(batch).wait()[0]["log_probs"]
-        text_of = partial(_text_of, self.tokenizer)
-        self.reporter.tokens(step, list(tokens_of(batch, after, text_of)))
+        tokens = tokens_of(batch, after, lambda token: self.tokenizer.decode([token], special=True))
+        self.reporter.tokens(step, list(tokens))
 
     def answers(self, sampling: Sampling, step: int) -> list[Trajectory]:
         """Returns one scored response to each validation prompt, in the order of the prompts."""
@@ -403,10 +400,6 @@ def restore(partial: PartialRollouts | None, state: StateDict | None, prompts: M
             f"the checkpoint holds {len(state['open'])} prompts whose responses are not trained on yet: resume with "
             "rollout.partial_rollout, or start anew with runner.resume: never"
         )
-
-
-def _text_of(tokenizer: Tokenizer, token: int) -> str:
-    return tokenizer.decode([token], special=True)
 
 
 def validation_metric(config: Config) -> str:

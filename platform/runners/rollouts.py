@@ -60,7 +60,7 @@ class Rollouts:
 
     def start(self, step: int, version: int) -> None:
         """Sends the weights of the models before `step`, the first step, to the generation."""
-        self._received = self.runner.sync_weights(version)
+        self._received = self.runner.receive(self.runner.publish(version))
         self._next = step + len(self._ready)
 
     def more(self, step: int) -> bool:
@@ -94,7 +94,7 @@ class Rollouts:
         """
         if self.ahead < 2 and not self.at_once:
             self.settle()
-            return self.runner.sync_weights(version)
+            return self.runner.receive(self.runner.publish(version))
         weights = self.runner.publish(version)
         sent = self.at_once and self.runner.update(weights)
         with self._changed:

@@ -36,9 +36,6 @@ class Task:
         self.held: list[int] = []  # versions that were published and not received
         self.version, self.data, self.broken = -1, steps, broken
 
-    def sync_weights(self, version: int) -> dict[str, float]:
-        return self.receive(self.publish(version))
-
     def publish(self, version: int) -> Weights:
         self.held.append(version)
         return Weights(version, {})

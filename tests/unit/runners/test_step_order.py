@@ -13,7 +13,7 @@ from rl_platform.components.actor import LanguageActor
 from rl_platform.components.critic import LanguageCritic
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.data import Data
-from rl_platform.records import RolloutBatch
+from rl_platform.records import RolloutBatch, Weights
 from rl_platform.runners.ppo import PPO, Learners, train
 from rl_platform.runners.rollouts import Collected
 
@@ -98,8 +98,11 @@ class World:
         self.critic = Group("critic", LanguageCritic(context("critic"), config), self.calls)
         self.learners: Any = Learners(self.actor, self.critic)  # type: ignore[arg-type]
 
-    def sync_weights(self, version: int) -> dict[str, float]:
+    def publish(self, version: int) -> Weights:
         self.synced.append(version)
+        return Weights(version, {})
+
+    def receive(self, weights: Weights) -> dict[str, float]:
         return {}
 
     def warm_start(self) -> dict[str, float]:

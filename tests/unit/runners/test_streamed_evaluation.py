@@ -83,7 +83,7 @@ def task_of(config: Config) -> Iterator[ReasoningRunner]:
         turns = offload_order(config, placement, Inventory.emulated(1, DEVICES))
         questions = build_questions(config.data, config.runner.seed)
         task = ReasoningRunner(config, runtime, Reporter(), None, questions, turns)  # type: ignore[arg-type]
-        task.sync_weights(0)
+        task.receive(task.publish(0))
         yield task
 
 
@@ -94,7 +94,7 @@ def learned(config: Config) -> tuple[list[RolloutBatch], dict[str, float]]:
         for step in range(2):
             batches.append(task.collect(step).batch)
             metrics = ppo.update(batches[-1], step)
-            task.sync_weights(step + 1)
+            task.receive(task.publish(step + 1))
         return batches, metrics
 
 
