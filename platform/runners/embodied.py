@@ -22,7 +22,7 @@ from rl_platform.envs.embodied.success import success_rates
 from rl_platform.records import RolloutBatch, StateDict, Weights
 from rl_platform.reporter import Episode, Reporter
 from rl_platform.runners.component_groups import TypedGroups
-from rl_platform.runners.ppo import Learners, sync_metrics
+from rl_platform.runners.ppo import Learners
 from rl_platform.runners.recovery import EnvPart, Recovery, Simulation
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runners.sample_ledger import SampleLedger, held_rows
@@ -70,7 +70,7 @@ class EmbodiedRunner:
         return self.actor.publish(version, copy=self.config.runner.max_staleness > 0).wait()[0]
 
     def receive(self, weights: Weights | WeightsToken) -> dict[str, float]:
-        return sync_metrics(self.simulation.sync(weights))
+        return self.simulation.sync(weights)
 
     def update(self, weights: Weights | WeightsToken) -> bool:
         raise NotImplementedError("rollout.on_update is refused for embodied runs")

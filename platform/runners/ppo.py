@@ -28,7 +28,7 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import Diverged
 from rl_platform.extras import required
 from rl_platform.interrupts import stopping_after_step
-from rl_platform.records import RolloutBatch, StateDict, Weights, WeightsReceived
+from rl_platform.records import RolloutBatch, StateDict, Weights
 from rl_platform.reporter import Reporter
 from rl_platform.rng import generator
 from rl_platform.runners.component_groups import ActorGroup, LearnerGroup, ReferenceGroup
@@ -354,6 +354,8 @@ class PPO:
         if self.trains_actor(step):
             rows, correction = batch, self.algorithm.rollout_is
             if correction is not None and correction.denominator == "kept":
+                with required(VARIANTS, "algorithm.rollout_is"):
+                    from rl_platform.algorithms.variants.importance_weights import without_rejected
                 rows = without_rejected(batch, values_too=self.learners.critic is None)
             stage.append(_training("actor", self.learners.actor, rows, step))
         return self.phases.run(stage)
@@ -371,26 +373,3 @@ def _evaluation(name: str, component: str, call: Callable[[RolloutBatch], Handle
 
 def _training(name: str, group: LearnerGroup, batch: RolloutBatch, step: int) -> Phase:
     return Phase(f"train {name}", name, lambda _: group.update(batch, step))
-
-
-def without_rejected(batch: RolloutBatch, *, values_too: bool) -> RolloutBatch:
-    """Returns the batch with an action mask of the positions whose weight is not 0.
-
-    values_too: the batch also trains a value head, whose loss still counts every position.
-    """
-    assert batch.loss_weights is not None
-    weighted = batch.loss_weights > 0
-    accepted = replace(batch, action_mask=batch.action_mask & weighted)
-    if batch.entropy_units is not None:
-        accepted = replace(accepted, entropy_units=batch.entropy_units * weighted)
-    if values_too and batch.values is not None and batch.value_mask is None:
-        accepted = replace(accepted, value_mask=batch.action_mask)
-    return accepted
-
-
-def sync_metrics(received: Sequence[WeightsReceived]) -> Metrics:
-    """Returns the bytes and buckets that all rollout ranks received from other processes."""
-    return {
-        "weights/bytes": float(sum(receipt.bytes for receipt in received)),
-        "weights/buckets": float(sum(receipt.buckets for receipt in received)),
-    }

@@ -36,7 +36,7 @@ from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory, Wei
 from rl_platform.reporter import Reporter
 from rl_platform.runners.component_groups import TypedGroups
 from rl_platform.runners.phases import TakingTurns, with_turns
-from rl_platform.runners.ppo import Learners, sync_metrics
+from rl_platform.runners.ppo import Learners
 from rl_platform.runners.recovery import EnvPart, Recovery
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runners.sample_ledger import SampleLedger, held_rows
@@ -165,7 +165,7 @@ class ReasoningRunner:
             self.streaming.settle()
 
     def receive(self, weights: Weights | WeightsToken) -> dict[str, float]:
-        return sync_metrics(self.recovery.sync(weights))
+        return self.recovery.sync(weights)
 
     def update(self, weights: Weights | WeightsToken) -> bool:
         """Sends weights to the rollout while it generates. Returns False if it does not generate."""

@@ -32,14 +32,18 @@ class Recovery:
         self._updated = False  # since the last `sync`
         self._calls: list[Handle[object]] = []  # of an attempt that failed
 
-    def sync(self, weights: Weights | WeightsToken, again: Callable[[], object] | None = None) -> list[WeightsReceived]:
-        """Sends weights to all ranks of the rollout; returns their receipts. `again`: as in `run`."""
+    def sync(self, weights: Weights | WeightsToken, again: Callable[[], object] | None = None) -> dict[str, float]:
+        """Sends weights to all ranks of the rollout; returns metrics of what they received from other processes.
+        `again`: as in `run`."""
         self._weights, self.version, self._updated = weights, weights.version, False
         self._behind, self._received = set(range(self.rollout.world_size)), []
         self.run(lambda: None, again)
         if isinstance(weights, Weights):  # tensors by reference: the rollout is in this process and cannot restart
             self._weights = None
-        return self._received
+        return {
+            "weights/bytes": float(sum(receipt.bytes for receipt in self._received)),
+            "weights/buckets": float(sum(receipt.buckets for receipt in self._received)),
+        }
 
     def update(self, weights: Weights | WeightsToken) -> None:
         """Stores weights that the rollout receives while it works. After a death every rank receives them again."""
@@ -163,7 +167,7 @@ class Simulation:
         """Returns the result of `attempt`, which leaves the environments as they are; repeated after a death."""
         return self.recovery.run(attempt, self._restoring())
 
-    def sync(self, weights: Weights | WeightsToken) -> list[WeightsReceived]:
+    def sync(self, weights: Weights | WeightsToken) -> dict[str, float]:
         """As `Recovery.sync`. The process of a rollout may hold environments, which died with it."""
         return self.recovery.sync(weights, self._restoring())
 

@@ -8,6 +8,7 @@ policy is in policy_losses.py.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +18,7 @@ from rl_platform.algorithms.aggregation import select
 from rl_platform.algorithms.mismatch import EXPONENT_LIMIT
 from rl_platform.algorithms.statistics import masked_mean
 from rl_platform.config.schema.algorithm import Rejection, RolloutIS
+from rl_platform.records import RolloutBatch
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -48,6 +50,21 @@ def mismatch_weights(
         rejected = rejected | mask & (u.nan_to_num(0.0).amin(dim=1, keepdim=True) < math.log(correction.veto))
     weights = weights.masked_fill(rejected, 0.0)
     return weights, _weight_metrics(weights, mask, outside, broken, rejected)
+
+
+def without_rejected(batch: RolloutBatch, *, values_too: bool) -> RolloutBatch:
+    """Returns the batch with an action mask of the positions whose weight is not 0.
+
+    values_too: the batch also trains a value head, whose loss still counts every position.
+    """
+    assert batch.loss_weights is not None
+    weighted = batch.loss_weights > 0
+    accepted = replace(batch, action_mask=batch.action_mask & weighted)
+    if batch.entropy_units is not None:
+        accepted = replace(accepted, entropy_units=batch.entropy_units * weighted)
+    if values_too and batch.values is not None and batch.value_mask is None:
+        accepted = replace(accepted, value_mask=batch.action_mask)
+    return accepted
 
 
 def _weights(u: FloatBT, lengths: Int[Tensor, "batch 1"], correction: RolloutIS) -> tuple[FloatBT, BoolBT]:

@@ -11,10 +11,11 @@ from stand_ins import FixedGroup, SilentReporter
 from rl_platform.algorithms.action_levels import denominators_of
 from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss, actor_loss, critic_loss
 from rl_platform.algorithms.statistics import whiten
+from rl_platform.algorithms.variants.importance_weights import without_rejected
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
-from rl_platform.runners.ppo import PPO, Learners, without_rejected
+from rl_platform.runners.ppo import PPO, Learners
 
 SHAPE = (2, 3)
 EVERYWHERE = torch.ones(SHAPE, dtype=torch.bool)
