@@ -173,9 +173,7 @@ def unread(config: Config) -> Iterator[Unread]:
     if when(lambda: embodied(config)):
         yield Unread("reward", "embodied rewards come from the environment", (TASK,))
         reason = "it belongs to responses; see env.normalize_rewards"
-        yield Unread(_SCALING, reason, (TASK,))
-        reason = "it belongs to responses; see env.normalize_rewards"
-        yield Unread("algorithm.reward_whitening", reason, (TASK,))
+        yield from unread_keys("algorithm", "reward_scaling reward_whitening", reason, TASK)
         yield Unread(_OVERLONG, "it belongs to responses; embodied training has none", (TASK,))
     if when(lambda: reasoning(config)):
         if when(lambda: config.reward.functions):
