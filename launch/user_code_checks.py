@@ -80,8 +80,8 @@ def _check_scoring(config: Config, scoring: Scoring) -> None:
 
 def check_tests(config: Config, questions: Split) -> None:
     """Raises DataError for a question without the tests that a reward of type code needs."""
-    from rl_platform.envs.reasoning import build
-
     if any(part.type == "code" for _, part in config.reward.parts):
         with required("rl_platform.envs.reasoning.sandbox", "reward.type"):
-            build.check_tests([*questions.train, *questions.validation])
+            from rl_platform.envs.reasoning.sandbox.code_scorer import check_cases
+
+        check_cases([*questions.train, *questions.validation])

@@ -22,7 +22,6 @@ from rl_platform.components.weighted_scorer import WeightedScorer
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.data import Data, Task
 from rl_platform.config.schema.reward import Scoring
-from rl_platform.envs.reasoning.build import code_scorer
 from rl_platform.envs.reasoning.score import Score
 from rl_platform.envs.reasoning.scoring import ScoringPool, ScoringStats
 from rl_platform.envs.reasoning.verifiers import DECIDING, ScoreItem, VerifierSpec
@@ -174,6 +173,8 @@ def _scorer_of(context: ComponentContext, config: Config, scoring: Scoring) -> S
 def process_scorer(data: Data, scoring: Scoring) -> ScoringPool | HttpScorer:
     """Returns the scorer of a verifier or of programs. Raises ConfigError or WorkerError if it cannot be loaded."""
     if scoring.type == "code":
+        from rl_platform.envs.reasoning.sandbox.code_scorer import code_scorer
+
         return code_scorer(scoring)
     spec = verifier_spec(data, scoring)
     return ScoringPool(spec, num_workers=scoring.num_workers, timeout_s=scoring.timeout_s)

@@ -197,7 +197,6 @@ SEAMS = (
     "envs/embodied/build.py",
     "envs/embodied/descriptions.py",
     "envs/embodied/vector.py",
-    "envs/reasoning/build.py",
     "envs/reasoning/tasks.py",
     "launch/cli.py",
     "launch/command.py",

@@ -16,7 +16,7 @@ import pytest
 from waiting import HANG_S
 
 from rl_platform.config.schema.reward import Code, Scoring
-from rl_platform.envs.reasoning.build import code_scorer
+from rl_platform.envs.reasoning.sandbox.code_scorer import code_scorer
 from rl_platform.envs.reasoning.score import Score
 from rl_platform.envs.reasoning.servers.http_scorer import HttpScorer
 from rl_platform.envs.reasoning.verifiers import ScoreItem

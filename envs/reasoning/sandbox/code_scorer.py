@@ -1,4 +1,4 @@
-"""Builds what belongs to the extra `sandbox`: scorers of programs, and the check of their tests."""
+"""The scorer of `reward.type: code`, and the check of the tests that it needs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 from rl_platform.config.schema.reward import Code, Scoring
 from rl_platform.envs.reasoning.question import Question
+from rl_platform.envs.reasoning.sandbox.cases import cases_of
+from rl_platform.envs.reasoning.sandbox.process import Limits
+from rl_platform.envs.reasoning.sandbox.spec import CodeSpec
 from rl_platform.envs.reasoning.scoring import ScoringPool
 from rl_platform.errors import DataError
 
@@ -17,9 +20,6 @@ if TYPE_CHECKING:
 def code_scorer(scoring: Scoring) -> ScoringPool | HttpScorer:
     """Returns the scorer of `reward.type: code`. Raises ConfigError if a layer of the isolation is missing or no
     sandbox-fusion server is at `code.url`, Unreachable if it does not answer."""
-    from rl_platform.envs.reasoning.sandbox.process import Limits
-    from rl_platform.envs.reasoning.sandbox.spec import CodeSpec
-
     code = scoring.code or Code()
     limits, partial = Limits(scoring.timeout_s, code.memory_mb << 20), code.score == "fraction"
     if code.url is not None:
@@ -32,10 +32,8 @@ def code_scorer(scoring: Scoring) -> ScoringPool | HttpScorer:
     return ScoringPool(spec, num_workers=scoring.num_workers, timeout_s=spec.longest_s)
 
 
-def check_tests(questions: Iterable[Question]) -> None:
+def check_cases(questions: Iterable[Question]) -> None:
     """Raises DataError, with file and row, for a question without valid tests."""
-    from rl_platform.envs.reasoning.sandbox.cases import cases_of
-
     for question in questions:
         try:
             cases_of(question.metadata)
