@@ -41,11 +41,14 @@ def test_environment_with_dictionaries_and_several_choices_is_learned(run) -> No
     assert metrics[-1]["val/return"] > 9
 
 
-def test_a_run_with_several_choices_that_was_stopped(run, tmp_path: Path) -> None:
-    run("environment", "runner.max_steps=2", folder="whole")
-    run("environment", "runner.max_steps=1", folder="parts")
-    run("environment", "runner.max_steps=2", "env.num_workers=2", folder="parts")
-    whole, parts = (final_state(tmp_path / folder, 2) for folder in ("whole", "parts"))
+@pytest.mark.parametrize(
+    ("name", "trusted"), [("environment", ()), ("env_backend", ("examples/env_backend.py:Carts",))]
+)
+def test_a_run_that_was_stopped(run, tmp_path: Path, name: str, trusted: tuple[str, ...]) -> None:
+    run(name, "runner.max_steps=2", folder="whole")
+    run(name, "runner.max_steps=1", folder="parts")
+    run(name, "runner.max_steps=2", "env.num_workers=2", folder="parts")
+    whole, parts = (final_state(tmp_path / folder, 2, *trusted) for folder in ("whole", "parts"))
     assert differences(whole, parts) == []
 
 
@@ -59,15 +62,6 @@ def test_environment_backend_is_learned_and_acts_from_a_checkpoint(run, command,
     evaluated = command("--eval", str(tmp_path / "out"))
     assert evaluated.code == 0, evaluated.err
     assert "examples/env_backend.py:Carts" in evaluated.out
-
-
-def test_a_run_with_an_environment_backend_that_was_stopped(run, tmp_path: Path) -> None:
-    run("env_backend", "runner.max_steps=2", folder="whole")
-    run("env_backend", "runner.max_steps=1", folder="parts")
-    run("env_backend", "runner.max_steps=2", "env.num_workers=2", folder="parts")
-    backend = "examples/env_backend.py:Carts"
-    whole, parts = (final_state(tmp_path / folder, 2, backend) for folder in ("whole", "parts"))
-    assert differences(whole, parts) == []
 
 
 def test_logger(run, tmp_path: Path) -> None:

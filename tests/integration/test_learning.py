@@ -27,10 +27,11 @@ def trained(start, folder: Path, config: str, *overrides: str, limit_s: float = 
 @pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.release)], ids=["until it has", "whole"])
 def test_a_language_model_learns_the_last_digit(start, folder: Path, whole: bool):
-    """The run ends at 250 steps or, in every test run, after the first validation above 90 %."""
+    """The run ends at 250 steps or, in every test run, after the first validation above 90 %: with the seeds 1, 2 and 3
+    after 150, 70 and 100 steps."""
     (folder / "learned.py").write_text("def stop(step, metrics):\n    return metrics.get('val/accuracy', 0.0) > 0.9\n")
-    callbacks = [] if whole else ["runner.callbacks=[learned:stop]", "runner.val_check_interval=10"]
-    rows = trained(start, folder, "reasoning/ppo_tiny.yaml", *callbacks)
+    until = [] if whole else ["runner.callbacks=[learned:stop]", "runner.val_check_interval=10", "runner.seed=2"]
+    rows = trained(start, folder, "reasoning/ppo_tiny.yaml", *until)
     assert rows[0]["val/accuracy"] < 0.2
     assert rows[-1]["val/accuracy"] > 0.9
 

@@ -131,7 +131,7 @@ def test_micro_batches_do_not_change_the_update(command) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("demonstrations")
+@pytest.mark.usefixtures("demonstrations", "forked_workers")
 def test_two_ranks_of_learner_and_environments_clone_and_learn_as_one(command) -> None:
     more = (NAMED, "runner.warm_start.nll_coef=0.5", "runner.warm_start.updates=20")
     nlls, returns = [], []
