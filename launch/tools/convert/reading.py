@@ -18,8 +18,9 @@ from rl_platform.launch.tools.convert.conversion import System, rule_of
 from rl_platform.launch.tools.convert.hydra import composed, flat, parsed, resolved
 from rl_platform.launch.tools.convert.nemo_rl import NEMO_RL
 from rl_platform.launch.tools.convert.outcome import Unresolved, Value
+from rl_platform.launch.tools.convert.python_script import script_arguments
 from rl_platform.launch.tools.convert.rlinf import RLINF
-from rl_platform.launch.tools.convert.sb3 import SB3, only_ppo, read_blocks, read_model
+from rl_platform.launch.tools.convert.sb3 import SB3, only_ppo, opened, read_blocks, read_model
 from rl_platform.launch.tools.convert.shell import commands, known
 from rl_platform.launch.tools.convert.trl import TRL
 from rl_platform.launch.tools.convert.verl import VERL
@@ -30,8 +31,8 @@ _FORMS = {
     "rlinf": "a YAML file of Hydra with the sections runner, algorithm, actor and rollout",
     "verl": "a shell script that calls verl.trainer.main_ppo, or a YAML file with the section actor_rollout_ref",
     "nemo-rl": "a YAML file with the sections ppo or grpo, policy and loss_fn",
-    "trl": "a YAML or JSON file of arguments, or a shell script that passes them as --name value",
-    "sb3": "a YAML file of the zoo, a mapping of PPO's arguments, or a saved model (.zip)",
+    "trl": "a YAML or JSON file of arguments, a shell script that passes them as --name value, or a Python script",
+    "sb3": "a YAML file of the zoo, a mapping of PPO's arguments, a Python script, or a saved model (.zip)",
 }
 
 
@@ -93,6 +94,8 @@ def _keys(path: Path, name: str | None, env: str | None) -> tuple[dict[str, Valu
         raise ConfigError([Problem(str(path), "not a text, and not a saved model (.zip)")]) from error
     if path.suffix == ".json":
         return _json(path, text), []
+    if path.suffix == ".py":
+        return opened(script_arguments(path, text)), []
     return _arguments(path, text), []
 
 

@@ -222,7 +222,7 @@ def read_blocks(path: Path, tree: dict[str, Value], env: str | None) -> dict[str
     """The arguments in a file of the zoo: those of the block `env`, or of the only one. Other files stay unchanged."""
     blocks = {str(name): block for name, block in tree.items() if isinstance(block, Mapping) and _is_block(block)}
     if not blocks:
-        return {**_opened(tree), **({"env": env} if env else {})} if _is_block(tree) else tree
+        return {**opened(tree), **({"env": env} if env else {})} if _is_block(tree) else tree
     names = [name for name in blocks if name not in ("default", "atari")]
     if env is None and len(names) > 1:
         message = f"the file has settings of {len(names)} environments"
@@ -232,7 +232,7 @@ def read_blocks(path: Path, tree: dict[str, Value], env: str | None) -> dict[str
         near, message = nearest(chosen, blocks), "the file has no such block"
         hint = f"--env {near}" if near else ""
         raise ConfigError([Problem(str(path), message, value=chosen, allowed=", ".join(blocks), hint=hint)])
-    return {"env": chosen, **_opened(blocks[chosen])}
+    return {"env": chosen, **opened(blocks[chosen])}
 
 
 def only_ppo(path: Path, keys: Mapping[str, Value]) -> None:
@@ -246,7 +246,7 @@ def _is_block(block: Mapping[str, Value]) -> bool:
     return "n_timesteps" in block or ("n_steps" in block and ("n_epochs" in block or "gae_lambda" in block))
 
 
-def _opened(block: Mapping[str, Value]) -> dict[str, Value]:
+def opened(block: Mapping[str, Value]) -> dict[str, Value]:
     """A block whose `policy_kwargs` is a mapping, not its text."""
     opened = dict(block)
     if isinstance(text := opened.get("policy_kwargs"), str):

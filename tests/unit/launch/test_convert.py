@@ -20,6 +20,7 @@ from rl_platform.config.loader import load_config
 from rl_platform.launch.tools.convert.conversion import convert
 from rl_platform.launch.tools.convert.converted_yaml import as_yaml, report
 from rl_platform.launch.tools.convert.key_tables import read_table
+from rl_platform.launch.tools.convert.outcome import Unresolved
 from rl_platform.launch.tools.convert.reading import SYSTEMS, read
 from rl_platform.launch.tools.convert.shell import commands, known
 
@@ -177,6 +178,72 @@ def test_the_training_command_of_verl_follows_other_programs(tmp_path: Path) -> 
     }
 
 
+STUDY = (Path(__file__).parents[3] / "docs/tutorials/from-stable-baselines3.md").read_text(encoding="utf-8")
+
+
+def test_the_script_of_the_tutorial_is_converted(tool: Any, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(re.search(r"```python\n(from stable.*?)```", STUDY, re.DOTALL)[1])
+    assert tool("convert", tmp_path / "train.py", "-o", tmp_path / "ours.yaml").code == 0
+    config = load_config(tmp_path / "ours.yaml").config
+    assert (config.env.id, config.env.num_envs, config.env.rollout_steps, config.runner.max_steps) == (
+        "CartPole-v1",
+        8,
+        128,
+        60,
+    )
+    assert (config.data.mini_batch_size, config.actor.optim.lr, config.algorithm.entropy_bonus) == (256, 1e-3, 0.01)
+
+
+SB3 = """
+raise SystemExit("nothing is run")
+N, ENV = 4, "Pendulum-v1"
+env = VecNormalize(DummyVecEnv([make for _ in range(N)]), gamma=0.9)
+KW = dict(net_arch=[32], activation_fn=nn.ReLU)
+make = lambda: gym.make(ENV, g=9.8)
+model = PPO("MlpPolicy", env, policy_kwargs=KW, learning_rate=lambda left: left * 3e-4, seed=3)
+model.learn(total_timesteps=STEPS)
+"""
+GRPO = """
+RATE = 1e-6
+data = load_dataset("openai/gsm8k", "main", split="train")
+config = GRPOConfig(learning_rate=RATE, num_generations=4, beta=beta())
+GRPOTrainer(model="Qwen/Qwen2.5-0.5B-Instruct", reward_funcs=[close], args=config, train_dataset=data)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "known_keys", "computed"),
+    [
+        (
+            SB3,
+            {"policy": "MlpPolicy", "seed": 3, "env_kwargs.g": 9.8, "policy_kwargs.net_arch": [32]},
+            {"learning_rate", "n_envs", "n_timesteps", "normalize", "env"},
+        ),
+        (
+            GRPO,
+            {
+                "learning_rate": 1e-6,
+                "num_generations": 4,
+                "model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct",
+                "dataset_name": "openai/gsm8k",
+                "dataset_config": "main",
+                "dataset_train_split": "train",
+            },
+            {"beta", "reward_funcs"},
+        ),
+    ],
+)
+def test_python_is_parsed_and_what_it_computes_is_named(
+    tmp_path: Path, text: str, known_keys: dict[str, object], computed: set[str]
+) -> None:
+    (tmp_path / "train.py").write_text(text, encoding="utf-8")
+    foreign = read(tmp_path / "train.py")
+    assert {key for key, value in foreign.keys.items() if isinstance(value, Unresolved)} == computed
+    assert {key: foreign.keys.get(key) for key in known_keys} == known_keys
+    rows = {row.key: row.outcome.status for row in convert(foreign.system, foreign.keys).rows if row.given}
+    assert all(rows[key] == "untranslated" for key in computed)
+
+
 @pytest.mark.parametrize(
     "text", ["a='b", 'a="${b', "a=(b c", "a=`b", "x=$((1+", "${", "case a in", "'", 'echo "$(' * 50]
 )
@@ -311,6 +378,9 @@ BOMB = "a: &a {x: 1, y: 1}\n" + "".join(  # a section of 8 sections of 8 ..., ni
         ("ours.yaml", (ROOT / "configs/reasoning/ppo_tiny.yaml").read_text(encoding="utf-8"), [], "already"),
         ("ppo.yaml", GOOD, ["-o", "ours.yaml"], "ours.yaml:3: cluster: this key is required"),
         ("model.zip", "PK", [], "no training command"),
+        ("train.py", "import torch\n", [], "no calls of PPOConfig, GRPOConfig, PPO"),
+        ("train.py", "PPO('MlpPolicy', 'A-v1')\nPPO('MlpPolicy', 'B-v1')\n", [], "2 calls of"),
+        ("train.py", "PPO(\n", [], "not readable as Python"),
         ("defaults.yaml", "defaults: 5\nx: 1\n", [], "not a config of any of"),
         ("quickstart.sh", EXAMPLES[0][1], ["-o", "quickstart.sh/ours.yaml"], "--output: "),
         ("quickstart.sh", EXAMPLES[0][1], ["-o", "."], "--output: "),
