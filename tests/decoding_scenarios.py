@@ -123,9 +123,14 @@ def check_equal(found: dict[int, Completion], wanted: dict[int, Completion]) -> 
 
 def teacher_forced(network: Any, request: Request, completion: Completion) -> Tensor:
     """Returns the completion's log-probs, from one forward pass of transformers on the device of `network`."""
+    distribution = teacher_forced_logits(network, request, completion).log_softmax(-1)
+    written = torch.tensor(completion.token_ids, device=network.device)
+    return distribution.gather(1, written[:, None]).squeeze(1)
+
+
+def teacher_forced_logits(network: Any, request: Request, completion: Completion) -> Tensor:
+    """Returns the logits [n,V] float32 of the completion's n tokens."""
     network.set_attn_implementation("eager")
     tokens = torch.tensor([request.token_ids + completion.token_ids], device=network.device)
     with torch.no_grad():
-        distribution = network(tokens).logits[0].float().log_softmax(-1)
-    start = len(request.token_ids)
-    return distribution[start - 1 : -1].gather(1, tokens[0, start:, None]).squeeze(1)
+        return network(tokens).logits[0, len(request.token_ids) - 1 : -1].float()

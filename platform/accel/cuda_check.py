@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_platform.accel.cuda_decode_kernels import PagedAttention
+from rl_platform.accel.cuda_decode_kernels import PagedAttention, current
 from rl_platform.accel.cuda_prefill import CudaRows, PagedPrefill, place_of
 from rl_platform.engines.rollout.decoder import PLAIN_ROWS, FusedDecoder
 from rl_platform.engines.rollout.kv_cache import KVCache, Page
@@ -51,7 +51,7 @@ class _Prompt:
 def agrees(decoder: FusedDecoder, device: torch.device, dtype: torch.dtype, *, flash: bool) -> bool:
     """Returns whether the kernels agree with plain torch on `device`; warns if not. flash: as `PagedPrefill`."""
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), current(device):
             _Comparison(decoder, device, dtype).run(flash)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -117,6 +117,8 @@ class _Comparison:
         norm, kinds = self._norm(self.hidden, self.layer.norm), (PLAIN_ROWS, CudaRows())
         self._compare("norm", *(rows.norm(states.clone(), norm, more) for rows in kinds))
         self._compare("gate", *(rows.gated(gates) for rows in kinds))
+        heads, cos, sin = (self._numbers(3, count, self.width) for count in (self.heads + self.key_heads, 1, 1))
+        self._compare("rotation", *(rows.rotate(heads, self.heads, cos, sin) for rows in kinds))
 
     def _heads(self, tokens: int) -> list[Tensor]:
         return [self._numbers(1, heads, tokens, self.width) for heads in (self.heads, self.key_heads, self.key_heads)]

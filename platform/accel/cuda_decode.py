@@ -16,19 +16,21 @@ Not covered: windows shorter than a sequence, capped scores, sinks, and rotary f
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_platform.accel.cuda_decode_kernels import PagedAttention, add_and_norm, gated
-from rl_platform.accel.cuda_prefill import PREFILL_TOKENS, CudaRows, PagedPrefill, place_of
+from rl_platform.accel.cuda_decode_kernels import PagedAttention, add_and_norm, current, gated
+from rl_platform.accel.cuda_prefill import CudaRows, PagedPrefill, place_of
 from rl_platform.engines.rollout.decoder import FusedDecoder, JoinedLinear
 from rl_platform.engines.rollout.kv_cache import KVCache
 from rl_platform.engines.rollout.paged_attention import PrefillAttention, PrefillChunk, RunningRow
+from rl_platform.engines.rollout.prefill import GPU_PREFILL_TOKENS
 from rl_platform.engines.rollout.sampling import sample
 from rl_platform.models.varlen import HALF, has_kernel
 from rl_platform.records import SamplingParams
@@ -41,7 +43,7 @@ class DecodedRow(RunningRow, Protocol):
     """A running sequence: its tokens so far, the last of which is not cached, and its random numbers."""
 
     tokens: list[int]
-    random: Tensor
+    random: NDArray[np.float64]
 
 
 def decodes(decoder: object, dtype: torch.dtype) -> bool:
@@ -112,7 +114,7 @@ class CudaDecoding:
         flash = flashes(self.device, cache.tails.dtype, cache.tails.shape[-1])
         self.prompt_attention: Callable[[Sequence[PrefillChunk]], PrefillAttention | PagedPrefill]
         self.prompt_attention = PagedPrefill if flash else PrefillAttention
-        self.prompt_tokens = PREFILL_TOKENS if flash else None  # of one forward pass; None: as on a CPU
+        self.prompt_tokens = GPU_PREFILL_TOKENS if flash else None  # of one forward pass; None: as on a CPU
         self._written: list[tuple[DecodedRow, int]] = []
         self._moves = 0
         modules = (self.decoder.backbone, *self.decoder.head.layers)  # type: ignore[union-attr]
@@ -120,7 +122,8 @@ class CudaDecoding:
         if weights != self._weights:
             self.drop()
             self._weights = weights
-            self._products = {linear: _product(linear) for linear in self.decoder.linears}
+        for linear in self.decoder.linears:
+            linear.packed = _together(linear)
         if longest >= self._pages * cache.page:
             self.drop()
             self._allocate(1 << (longest // cache.page).bit_length())
@@ -141,19 +144,19 @@ class CudaDecoding:
         """
         size = padded(len(rows))
         used = self._write(rows, size)
-        with self._on_device():
-            self._there[:used].copy_(self._host[:used], non_blocking=True)
-            return self._run(size)[:, : len(rows)]
+        self._there[:used].copy_(self._host[:used], non_blocking=True)
+        return self._run(size)[:, : len(rows)]
 
-    def _on_device(self) -> AbstractContextManager[object]:
-        return torch.cuda.device(self.device) if self._cuda else nullcontext()
+    def on_device(self) -> AbstractContextManager[object]:
+        """Makes the engine's GPU the current one."""
+        return current(self.device)
 
     def _write(self, rows: Sequence[DecodedRow], size: int) -> int:
         """Writes what changed into the pinned buffer; returns how many of its numbers the step reads."""
         count = len(rows)
         self._tokens[:count] = [row.tokens[-1] for row in rows]
         self._lengths[:count] = [row.stored + 1 for row in rows]
-        self._uniforms[:count] = [row.random.numpy()[len(row.tokens)] for row in rows]
+        self._uniforms[:count] = [row.random[len(row.tokens)] for row in rows]
         self._tokens[count:size] = self._lengths[count:size] = 0
         moves = sum(pool.moves for pool in self.cache.pools.values())
         if moves != self._moves:
@@ -223,21 +226,27 @@ class CudaDecoding:
         cos, sin = (part[0] for part in backbone.rotary_emb(states, (lengths - 1).clamp(min=0)[None]))
         attention = PagedAttention(lengths, table, self.cache.page, cos, sin)
         for layer in self.decoder.layers:
-            heads = self._products[layer.qkv](add_and_norm(states, more, layer.norm))
+            heads = _parts(layer.qkv, add_and_norm(states, more, layer.norm))
             seen = attention(layer.number, *heads, layer.scaling, layer.head_norms)
             normed = add_and_norm(states, layer.output(seen), layer.mlp_norm)
-            more = layer.down(gated(*self._products[layer.gate_up](normed)))
+            more = layer.down(gated(*_parts(layer.gate_up, normed)))
         return add_and_norm(states, more, backbone.norm)
 
 
-def _product(joined: JoinedLinear) -> Callable[[Tensor], Sequence[Tensor]]:
-    """Returns a function from states [n,inputs] to the results [n,outputs] of `joined`, one per layer."""
-    layers = joined.layers
-    weight, bias = (_side_by_side([getattr(layer, kind) for layer in layers]) for kind in ("weight", "bias"))
-    if weight is None or (bias is None) != (layers[0].bias is None):
-        return lambda states: [F.linear(states, layer.weight, layer.bias) for layer in layers]
-    sizes = [layer.out_features for layer in layers]
-    return lambda states: F.linear(states, weight, bias).split(sizes, dim=1)
+def _parts(joined: JoinedLinear, states: Tensor) -> Sequence[Tensor]:
+    """Returns the results [n,outputs] of the layers of `joined` for states [n,inputs]."""
+    if joined.packed is None:
+        return [F.linear(states, layer.weight, layer.bias) for layer in joined.layers]
+    return joined.packed(states).split([layer.out_features for layer in joined.layers], dim=1)
+
+
+def _together(joined: JoinedLinear) -> Callable[[Tensor], Tensor] | None:
+    """Returns one product for all layers, if there are several and `CudaDecoding.join` placed them side by side."""
+    weights, biases = ([getattr(layer, kind) for layer in joined.layers] for kind in ("weight", "bias"))
+    weight, bias = _side_by_side(weights), _side_by_side(biases)
+    if len(weights) == 1 or weight is None or (bias is None) != (biases[0] is None):
+        return None
+    return lambda states: F.linear(states, weight, bias)
 
 
 def _side_by_side(parts: Sequence[Tensor | None]) -> Tensor | None:

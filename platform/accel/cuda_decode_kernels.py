@@ -11,6 +11,7 @@ Scores, weights and sums are float32. Products of float32 are exact float32 prod
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -180,6 +181,20 @@ def _add_and_norm(states, more, weight, out, epsilon, ADDS: tl.constexpr, H: tl.
 
 
 @triton.jit
+def _rotate(heads, cos, sin, out, row_stride, COUNT: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):
+    """x cos + roll(x, D / 2) sin of some heads."""
+    row, number = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    place, used, half = number % D, number < COUNT * D, D // 2
+    partner = number + tl.where(place < half, half, -half)
+    numbers = tl.load(heads + row * row_stride + number, used, 0.0).to(tl.float32)
+    others = tl.load(heads + row * row_stride + partner, used, 0.0).to(tl.float32)
+    cosines = tl.load(cos + row * D + place, used, 0.0).to(tl.float32)
+    sines = tl.load(sin + row * D + place, used, 0.0).to(tl.float32)
+    rotated = numbers * cosines + others * sines
+    tl.store(out + row * COUNT * D + number, rotated.to(heads.dtype.element_ty), used)
+
+
+@triton.jit
 def _gate(gate, up, out, gate_row, up_row, INNER: tl.constexpr, BLOCK: tl.constexpr):
     """silu(gate) up."""
     row, places = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -187,6 +202,11 @@ def _gate(gate, up, out, gate_row, up_row, INNER: tl.constexpr, BLOCK: tl.conste
     given = tl.load(up + row * up_row + places, places < INNER, 0.0).to(tl.float32)
     gated = opened / (1.0 + tl.exp(-opened)) * given
     tl.store(out + row * INNER + places, gated.to(gate.dtype.element_ty), places < INNER)
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a GPU the current one, on which Triton launches kernels."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()  # Triton's interpreter runs on CPUs
 
 
 def add_and_norm(states: Tensor, more: Tensor | None, module: Any) -> Tensor:
@@ -206,6 +226,15 @@ def add_and_norm(states: Tensor, more: Tensor | None, module: Any) -> Tensor:
         **shape,
         num_warps=warps,
     )
+    return out
+
+
+def rotate(heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> Tensor:
+    """As `RowOperations.rotate`; heads [N,heads,D] of rows whose heads follow each other in memory."""
+    rows, _, width = heads.shape
+    out = heads.new_empty(rows, count, width)
+    blocks = triton.cdiv(count * width, BLOCK)
+    _rotate[rows, blocks](heads, cos, sin, out, heads.stride(0), COUNT=count, D=width, BLOCK=BLOCK)
     return out
 
 

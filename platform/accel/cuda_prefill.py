@@ -17,7 +17,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_platform.accel.cuda_decode_kernels import add_and_norm, gated
+from rl_platform.accel.cuda_decode_kernels import add_and_norm, gated, rotate
 from rl_platform.device_copy import on_device
 from rl_platform.engines.rollout.decoder import RowOperations
 from rl_platform.engines.rollout.kv_cache import Page
@@ -25,7 +25,6 @@ from rl_platform.engines.rollout.paged_attention import PrefillChunk
 from rl_platform.models.attention import Features
 from rl_platform.models.varlen import flash_attention
 
-PREFILL_TOKENS = 2048  # of one forward pass: in half precision they take the memory of 1,024 in float32
 Flash = Callable[[Tensor, Tensor, Tensor, tuple[Tensor, int], tuple[Tensor, int], float], Tensor]
 
 
@@ -34,6 +33,9 @@ class CudaRows(RowOperations):
 
     def norm(self, states: Tensor, module: object, more: Tensor | None = None) -> Tensor:
         return add_and_norm(states, more, module)
+
+    def rotate(self, heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> Tensor:
+        return rotate(heads, count, cos, sin)
 
     def gated(self, gate_up: Tensor) -> Tensor:
         return gated(*gate_up.chunk(2, dim=-1))

@@ -1,8 +1,8 @@
 """Decoder layers of the Llama family in half precision on a GPU, with few kernels between their matrix products.
 
-Autocast keeps the residual stream in float32, and casts the inputs of each matrix product. Here a norm, a rotation or a
-gate is one kernel that reads its input once and writes the cast result. Results differ from transformers' by the
-rounding of the gate. Not covered: other families, float32, Megatron.
+Autocast keeps the residual stream in float32, and casts the inputs of each matrix product. Here a norm with the
+addition before it, a rotation or a gate is one kernel, which reads its input once and writes the cast result. Results
+differ from transformers' by the rounding of the gate. Not covered: other families, float32, Megatron.
 """
 
 from __future__ import annotations
@@ -34,18 +34,22 @@ def covers(config: PretrainedConfig, device: torch.device) -> bool:
 
 
 def fuse_layers(backbone: Any, dtype: torch.dtype) -> None:
-    """Replaces the forward methods of norms, attention and feed-forwards of a transformers model."""
+    """Replaces the forward methods of layers, attention and feed-forwards of a transformers model."""
     for number, layer in enumerate(backbone.layers):
-        for norm in (layer.input_layernorm, layer.post_attention_layernorm):
-            norm.forward = partial(_norm, norm, dtype)
+        layer.forward = partial(_layer, layer, dtype)
         window = window_of(backbone.config, number)
         features = None if window is None else Features(window)
         layer.self_attn.forward = partial(_attention, layer.self_attn, dtype, features)
         layer.mlp.forward = partial(_feed_forward, layer.mlp)
 
 
-def _norm(module: Any, dtype: torch.dtype, states: Tensor) -> Tensor:
-    return _on(states.device).normed(states, module.weight, module.variance_epsilon, dtype)
+def _layer(layer: Any, dtype: torch.dtype, hidden_states: Tensor, **options: Any) -> Tensor:
+    """hidden_states [1,N,H] -> [1,N,H], the residual stream. options: of `_attention`."""
+    functions, first, second = _on(hidden_states.device), layer.input_layernorm, layer.post_attention_layernorm
+    normed_states = functions.normed(hidden_states, first.weight, first.variance_epsilon, dtype)
+    seen, _ = layer.self_attn(normed_states, **options)
+    stream, normed_states = functions.added(hidden_states, seen, second.weight, second.variance_epsilon, dtype)
+    return functions.summed(stream, layer.mlp(normed_states))
 
 
 def _feed_forward(module: Any, states: Tensor) -> Tensor:
@@ -79,6 +83,8 @@ def _attention(
 @dataclass(frozen=True)
 class _Functions:
     normed: Callable[[Tensor, Tensor, float, torch.dtype], Tensor]
+    added: Callable[[Tensor, Tensor, Tensor, float, torch.dtype], tuple[Tensor, Tensor]]
+    summed: Callable[[Tensor, Tensor], Tensor]
     gated: Callable[[Tensor, Tensor], Tensor]
     rotated: Callable[[Tensor, Tensor, Tensor, torch.dtype], Tensor]
 
@@ -86,7 +92,7 @@ class _Functions:
 @cache
 def _on(device: torch.device) -> _Functions:
     """Returns the functions for tensors of `device`."""
-    return _Functions(fused(normed, device), fused(gated, device), fused(rotated, device))
+    return _Functions(*(fused(function, device) for function in (normed, added, summed, gated, rotated)))
 
 
 def normed(states: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
@@ -94,6 +100,16 @@ def normed(states: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -
     wide = states.float()
     root = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
     return (weight * (wide * root).to(states.dtype)).to(dtype)
+
+
+def added(stream: Tensor, more: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Returns the sum of stream and more [...,H], and its `normed`."""
+    total = stream + more
+    return total, normed(total, weight, epsilon, dtype)
+
+
+def summed(stream: Tensor, more: Tensor) -> Tensor:
+    return stream + more
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from decoding_scenarios import (
     engine_for,
     prompts,
     teacher_forced,
+    teacher_forced_logits,
     weights_of,
 )
 
@@ -68,11 +69,21 @@ def test_shapes_of_heads(heads: int, key_heads: int, head_dim: int) -> None:
 
 
 def test_filters_of_a_large_vocabulary() -> None:
-    """Libraries sort long rows with other kernels."""
+    """Libraries sort long rows with other kernels. The last token that a filter keeps depends on rounding."""
     network, filtered = causal_lm(vocabulary=100_000).to(DEVICE), SamplingParams(70, top_p=0.9, top_k=2000)
-    fast, plain = (engine_for(network, DEVICE, fast=on) for on in (True, False))
-    requests = prompts(LENGTHS)
-    check_equal(answers(fast, requests, filtered), answers(plain, requests, filtered))
+    fast, requests = engine_for(network, DEVICE, fast=True), prompts(LENGTHS)
+    found, ranks = answers(fast, requests, filtered), []
+    for request in requests:
+        completion = found[request.index]
+        logits = teacher_forced_logits(network, request, completion).double()
+        probs = logits.softmax(-1)
+        drawn = probs.gather(1, torch.tensor(completion.token_ids, device=DEVICE)[:, None])
+        assert (drawn.log()[:, 0].cpu() - torch.tensor(completion.log_probs)).abs().max() < 1e-3
+        likelier = probs > drawn
+        ranks += likelier.sum(-1).tolist()
+        kept = probs.topk(2000).values.sum(-1)  # the nucleus is a share of these
+        assert ((probs * likelier).sum(-1) < 0.9 * kept + 1e-4).all()
+    assert 500 < max(ranks) < 2000
     assert graphs(fast) > 0
 
 

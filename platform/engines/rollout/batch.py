@@ -7,7 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_platform.engines.rollout.base import Completion, Request
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 @dataclass
 class _Sequence:
     request: Request
-    random: Tensor
+    random: NDArray[np.float64]
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     pages: list[Page] = field(default_factory=list)
@@ -54,8 +56,9 @@ class ContinuousBatch:
     """Runs requests in an empty `cache`, whose number of slots is the number of sequences that run together.
 
     plain: as of `decode_attention`. padded: the model's heads are narrower than those of the cache. recorder: of the
-    routes of the decoder's model; None: completions have none. decoding: decodes the running sequences apart from the
-    prompts that enter (accel/cuda_decode.py); None: one forward pass computes both.
+    routes of the decoder's model; None: completions have none. decoding: decodes the running sequences when no prompt
+    enters, so that as many as possible share the reading of the weights (accel/cuda_decode.py); None: one forward pass
+    computes both.
     """
 
     def __init__(
@@ -96,17 +99,21 @@ class ContinuousBatch:
         self.prefill.expect([request.token_ids for request in requests])
 
     def step(self) -> None:
-        """Samples a token for each running sequence and each sequence whose prompt is complete after this pass."""
+        """Samples a token for each sequence that runs, or whose prompt is complete, after this pass.
+
+        With `decoding`, running sequences rest while prompts enter.
+        """
         self._admit()
         for slot, entry in enumerate(self.running):
             if entry.stored == self.cache.page * (1 + len(entry.pages)):
                 entry.pages.append(self.cache.full_tail(slot))
                 self.readers = None
-        planned, decoded = self.prefill.plan(), None
-        if self.decoding is not None and self.running:
-            decoded = self.decoding.step(self.running)
-        passed = len(self.running) if decoded is not None else 0
-        states = self._forward(planned, self.running[passed:])
+        planned, apart = self.prefill.plan(), 0
+        if self.decoding is not None:
+            apart = len(self.running)
+            if apart and not planned:
+                _append(self.running, *self.decoding.step(self.running).tolist())
+        states = self._forward(planned, self.running[apart:])
         for prompt in self.prefill.complete():
             assert prompt.state is not None
             assert prompt.tail is not None
@@ -118,12 +125,10 @@ class ContinuousBatch:
                 states.append(prompt.state[None])
         self.prefill.leave(self.waiting[0].token_ids if self.waiting else None)
         if states:
-            entries = self.running[passed:]
-            uniform = torch.stack([entry.random[len(entry.tokens)] for entry in entries])
+            entries = self.running[apart:]
+            uniform = torch.tensor([entry.random[len(entry.tokens)] for entry in entries], dtype=torch.float64)
             tokens, log_probs = self._sample(self.decoder.logits(torch.cat(states)), uniform, self.sampling)
             _append(entries, tokens.tolist(), log_probs.tolist())
-        if decoded is not None:
-            _append(self.running[:passed], *decoded.tolist())
 
     def finished(self, eos: Collection[int], stop_texts: StopTexts | None = None) -> Iterator[Completion]:
         """Yields and removes complete sequences; the last running sequence moves into the free slot."""
@@ -152,7 +157,7 @@ class ContinuousBatch:
     def _admit(self) -> None:
         for _ in range(min(len(self.waiting), self.cache.slots - len(self.running) - len(self.prefill.entering))):
             request = self.waiting.popleft()
-            entry = _Sequence(request, uniforms(request.seed, self.sampling.max_new_tokens))
+            entry = _Sequence(request, uniforms(request.seed, self.sampling.max_new_tokens).numpy())
             self.prefill.add(request.token_ids, entry)
 
     def _forward(

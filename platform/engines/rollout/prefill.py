@@ -18,6 +18,7 @@ from rl_platform.engines.rollout.kv_cache import KVCache, Page
 from rl_platform.engines.rollout.paged_attention import PrefillChunk
 
 PREFILL_TOKENS = 1024  # of one forward pass; a longer prompt takes several
+GPU_PREFILL_TOKENS = 8192  # of a forward pass with the kernels of accel/cuda_prefill; fewer leave a GPU idle
 WORTH_A_PASS = 64  # tokens; computing fewer again costs less than another forward pass
 Tokens = tuple[int, ...]
 T = TypeVar("T")

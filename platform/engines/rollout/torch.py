@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -209,7 +210,8 @@ class TorchRolloutEngine:
                     self._pack()
                     left = work.continued(batch.cut(), version) if self.continues else batch.left
                     batch, version, self._again = self._new_batch(left, sampling, arrivals), self.version, False
-                batch.step()
+                with nullcontext() if self._decoding is None else self._decoding.on_device():
+                    batch.step()
             for completion in batch.finished(self.eos, self.stop_texts):
                 on_finished(work.whole(completion, version))
         for completion in batch.cut():

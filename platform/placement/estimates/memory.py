@@ -38,7 +38,7 @@ from rl_platform.placement.offload_order import PHASES, Held, Move, OffloadOrder
 ADAM_STATES = 2
 LOGIT_CHUNK = 1024  # positions whose logits exist together: models.language.TOKENS_PER_CHUNK
 LOGIT_COPIES = 3  # logits, their exponentials and a gradient
-PREFILL_TOKENS = 1024  # of engines.rollout.prefill
+PREFILL_TOKENS, GPU_PREFILL_TOKENS = 1024, 8192  # of engines.rollout.prefill
 PAGES_BESIDE = 2 * 64  # tokens: of engines.rollout.kv_cache, what a slot takes beside the tokens it holds
 SENT_BUCKET = 256 * 2**20  # bytes: BUCKET of runtime.weights.group
 # CUDA context: 543 MiB in a process that allocated nothing (github.com/pytorch/pytorch/issues/81257), and a workspace
@@ -213,12 +213,14 @@ class MemoryModel:
                 weights = (shape.parameters - shape.matrices) * bytes_of("bfloat16")
         slots = running_sequences(self.config, self.layout.parts["rollout"].ranks)
         room = self.config.data.longest_sequence + (0 if hosted else PAGES_BESIDE)
-        tokens = max(min(PREFILL_TOKENS, slots * self.config.data.max_prompt_length), slots)
+        flash = self.on_gpu and not hosted and bytes_each < FLOAT
+        most = GPU_PREFILL_TOKENS if flash else PREFILL_TOKENS
+        tokens = max(min(most, slots * self.config.data.max_prompt_length), slots)
         cached = shape.kv_elements_per_token if hosted else shape.whole_kv_elements_per_token
         logits = slots * shape.vocabulary * FLOAT * LOGIT_COPIES
         return Memory(
             weights=weights,
-            activations=packed + logits + tokens * _live_elements(shape) * FLOAT,
+            activations=packed + logits + tokens * _live_elements(shape) * (bytes_each if flash else FLOAT),
             kv_cache=cached * slots * room * bytes_each,
         )
 

@@ -116,7 +116,8 @@ def test_the_key_value_cache_is_the_engines(config: Config) -> None:
     few = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_running_requests": 4})})
     estimate = model(few, layout({"actor,critic,rollout,reward": "0"})).rank("rollout").kv_cache
     assert filled <= estimate < filled + 2 * cache.tails.nbytes
-    assert (memory.PREFILL_TOKENS, memory.PAGES_BESIDE) == (prefill.PREFILL_TOKENS, 2 * kv_cache.PAGE)
+    assert (memory.PREFILL_TOKENS, memory.GPU_PREFILL_TOKENS) == (prefill.PREFILL_TOKENS, prefill.GPU_PREFILL_TOKENS)
+    assert memory.PAGES_BESIDE == 2 * kv_cache.PAGE
 
 
 def test_states_are_sharded_over_ranks() -> None:
