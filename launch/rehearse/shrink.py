@@ -265,6 +265,10 @@ def _embodied(sizes: Sizes) -> bool:
     return sizes.embodied
 
 
+def _served(sizes: Sizes) -> bool:
+    return sizes.embodied and bool(sizes.config.env.addresses)
+
+
 def _reasoning(sizes: Sizes) -> bool:
     return not sizes.embodied
 
@@ -477,6 +481,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("env.num_envs", lambda sizes: sizes.num_envs, applies=_embodied),
     Rule("env.num_workers", lambda sizes: sizes.workers, applies=_embodied),
+    Rule("env.address", lambda sizes: sizes.config.env.addresses[0], "one server", applies=_served),
     Rule("env.rollout_steps", lambda sizes: sizes.rollout_steps, applies=_embodied),
     Rule(
         "env.max_episode_steps",

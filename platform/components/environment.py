@@ -318,7 +318,7 @@ class Environment:
 
     def load_state_dict(self, state: StateDict) -> None:
         """Loads the state of all environments, which any number of ranks may have saved."""
-        self.envs.load_state_dict(state["envs"], self.numbers)
+        raw, saved = self.envs.load_state_dict(state["envs"], self.numbers), state["envs"]["observations"]
         self.observations = state["observations"].numpy().copy()
         self.recent.load_state_dict(state)
         if self.memory is not None:
@@ -327,6 +327,11 @@ class Environment:
             self.observation_normalizer.load_state_dict(state["observation_normalizer"])
         if self.reward_normalizer:
             self.reward_normalizer.load_state_dict(state["reward_normalizer"])
+        # environments whose state could not be saved have begun new episodes
+        begun = (raw != np.frombuffer(saved, raw.dtype).reshape(-1, raw.shape[1])[self.numbers]).any(axis=1)
+        self.observations[self.numbers[begun]] = self._normalized(raw[begun])
+        if self.memory is not None:
+            self.memory.array[self.numbers[begun]] = 0.0
 
     def normalizer(self) -> StateDict | None:
         """Returns the state of the observation normaliser, as checkpoints have it; None without one."""

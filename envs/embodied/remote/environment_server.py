@@ -122,7 +122,7 @@ class EnvironmentServer:
             return None
         wishes = {name: fields.get(name) for name in ("num_envs", "restarts", "step_timeout_s", "max_episode_steps")}
         for name, value in wishes.items():
-            least, kinds = (0, int | float) if name in ("restarts", "step_timeout_s") else (1, int)
+            kinds, least = {"restarts": (int, 0), "step_timeout_s": (int | float, 0.001)}.get(name, (int, 1))
             given = value is not None or name != "max_episode_steps"
             if given and (not isinstance(value, kinds) or not least <= value < 1e9):
                 raise WireError(f"{name}: {str(value)[:80]}")

@@ -27,7 +27,7 @@ from rl_platform.envs.embodied.buffers import Buffers
 from rl_platform.envs.embodied.descriptions import EnvDescription, EnvSetup, check_time_limit, find_spec, make_env
 from rl_platform.envs.embodied.remote.served_facts import ServedFacts
 from rl_platform.envs.embodied.remote.wire import Kind, Message, WireError, receive, send
-from rl_platform.envs.embodied.spaces import read_spaces
+from rl_platform.envs.embodied.spaces import EnvSpaces, read_spaces
 from rl_platform.errors import ConfigError
 from rl_platform.standard_streams import never_fail
 
@@ -153,7 +153,7 @@ def main() -> None:
         block, buffers = _build(description, wishes)
         watch.stops = block.stops()
         send(sock, Kind.DONE)
-        _serve(sock, watch, block, buffers, ServedFacts.of(wishes["facts"]))
+        _serve(sock, watch, block, buffers, ServedFacts.of(wishes["facts"]).spaces)
     except WireError as error:
         logger.warning("the trainer is refused: it sent %s", error)
     except EnvFailure as error:
@@ -175,11 +175,11 @@ def _build(description: EnvDescription, wishes: Mapping[str, Any]) -> tuple[Serv
     return ServedBlock(setup, buffers, 0, count, 0), buffers
 
 
-def _serve(sock: socket.socket, watch: Watch, block: ServedBlock, buffers: Buffers, facts: ServedFacts) -> None:
+def _serve(sock: socket.socket, watch: Watch, block: ServedBlock, buffers: Buffers, spaces: EnvSpaces) -> None:
     count, counted = len(buffers.idle), buffers.failures.copy()
     results = {name: getattr(buffers, name) for name in ("rewards", "terminated", "truncated", "invalid")}
     ends = {name: getattr(buffers, name) for name in ("returns", "lengths", "success_once", "success_at_end")}
-    targets = {"actions": buffers.actions, "idle": buffers.idle}
+    targets, bounds = {"actions": buffers.actions, "idle": buffers.idle}, _bounds(spaces)
     while True:
         watch.done()
         message = receive(sock, (Kind.RESET, Kind.STEP), targets)
@@ -189,7 +189,7 @@ def _serve(sock: socket.socket, watch: Watch, block: ServedBlock, buffers: Buffe
             block.reset(seeds)
             arrays = {"observations": buffers.observations}
         else:
-            _check_actions(message, buffers, facts)
+            _check_actions(message, buffers, *bounds)
             if watch.begin():
                 block.end_episodes()
             else:
@@ -210,19 +210,20 @@ def _seeds(message: Message, count: int) -> list[int]:
     return seeds
 
 
-def _check_actions(message: Message, buffers: Buffers, facts: ServedFacts) -> None:
+def _bounds(spaces: EnvSpaces) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the lowest and highest actions of the policy."""
+    if spaces.action.kind == "continuous":
+        return np.asarray(spaces.action_low, np.float32), np.asarray(spaces.action_high, np.float32)
+    return np.zeros((), np.int64), np.reshape(spaces.action.counts, spaces.policy_action_shape) - 1
+
+
+def _check_actions(message: Message, buffers: Buffers, low: np.ndarray, high: np.ndarray) -> None:
     if "actions" not in message.arrays:
         raise WireError("a step without actions")
     if "idle" not in message.arrays:
         buffers.idle[:] = False
-    spaces, actions = facts.spaces, buffers.actions
-    if spaces.action.kind == "continuous":
-        low, high = (np.asarray(bound, np.float32) for bound in (spaces.action_low, spaces.action_high))
-    else:
-        low, high = np.asarray(0), np.asarray(spaces.action.counts) - 1
-        low, high = (low, high) if spaces.action.kind == "multi_discrete" else (low, high[0])
-    if not ((actions >= low) & (actions <= high)).all():
-        raise WireError(f"actions outside of the bounds of {facts.id}")
+    if not ((buffers.actions >= low) & (buffers.actions <= high)).all():
+        raise WireError("actions outside of their bounds")
 
 
 def _fail(sock: socket.socket, env_index: int, doing: str, details: str) -> None:

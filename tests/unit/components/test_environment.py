@@ -35,8 +35,9 @@ class Corridor(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, nan_at: int = -1, succeed_at: int | None = None) -> None:
+    def __init__(self, nan_at: int = -1, succeed_at: int | None = None, saveable: bool = True) -> None:
         self.nan_at, self.succeed_at = nan_at, succeed_at
+        self.device = None if saveable else (lambda: None)  # no pickle holds a lambda
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -123,6 +124,20 @@ def test_the_return_is_known_between_the_ends_of_episodes_and_after_a_restart():
         assert [found.get("episode/return") for found in metrics] == [None, None, 6.0, 6.0]
         second.load_state_dict(first.state_dict())
         assert second.collect(4, RemotePolicy(policy, policy))[1]["episode/return"] == 6.0
+    finally:
+        first.close()
+        second.close()
+
+
+def test_the_policy_sees_the_new_episodes_of_environments_that_cannot_be_saved():
+    policy, settings = AlwaysChooses(0), config(rollout_steps=2, kwargs={"saveable": False})
+    first, second = (Environment(context("env"), settings) for _ in range(2))
+    try:
+        first.collect(0, RemotePolicy(policy, policy))
+        second.load_state_dict(first.state_dict())
+        policy.asked.clear()
+        second.collect(1, RemotePolicy(policy, policy))
+        assert policy.asked[0].array.tolist() == [[1.0, 7.0]] * 2
     finally:
         first.close()
         second.close()
