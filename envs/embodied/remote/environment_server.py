@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from rl_platform.envs.embodied.remote.served_facts import ServedFacts
 from rl_platform.envs.embodied.remote.wire import (
@@ -181,7 +181,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         listener = socket.create_server((options.host, options.port))
     except OSError as error:
-        parser.error(f"--host {options.host} --port {options.port}: {error.strerror or error}; name another port")
+        _wrong(parser, f"--host {options.host} --port {options.port}: {error.strerror or error}; name another port")
     facts = _facts(environment, parser)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -218,8 +218,12 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         ("silence_s", 0.1 <= options.silence_s < 1e6),
     ):
         if not good:
-            parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: out of range")
+            _wrong(parser, f"--{name.replace('_', '-')} {getattr(options, name)}: out of range")
     return options
+
+
+def _wrong(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    parser.error(message)
 
 
 def _kwargs(options: argparse.Namespace) -> dict[str, object]:
@@ -228,7 +232,7 @@ def _kwargs(options: argparse.Namespace) -> dict[str, object]:
     except ValueError:
         kwargs = None
     if not isinstance(kwargs, dict):
-        options.parser.error(f"--kwargs {options.kwargs}: not a JSON object; as --kwargs '{{\"speed\": 0.5}}'")
+        _wrong(options.parser, f"--kwargs {options.kwargs}: not a JSON object; as --kwargs '{{\"speed\": 0.5}}'")
     return kwargs
 
 
@@ -238,7 +242,7 @@ def _token(options: argparse.Namespace) -> str:
     try:
         if path is None:
             if TOKEN_VARIABLE not in os.environ:
-                options.parser.error("there is no token: --token-file token makes one")
+                _wrong(options.parser, "there is no token: --token-file token makes one")
             path = TOKEN_VARIABLE
             return checked_token(os.environ[TOKEN_VARIABLE].strip())
         if not os.path.exists(path):
@@ -249,7 +253,7 @@ def _token(options: argparse.Namespace) -> str:
             return token
         return read_token(path)
     except (OSError, ValueError) as error:
-        options.parser.error(f"{path}: {getattr(error, 'strerror', None) or error}")
+        _wrong(options.parser, f"{path}: {getattr(error, 'strerror', None) or error}")
 
 
 def _facts(environment: Mapping[str, object], parser: argparse.ArgumentParser) -> ServedFacts:
@@ -260,14 +264,14 @@ def _facts(environment: Mapping[str, object], parser: argparse.ArgumentParser) -
         message = receive(child.socket, (Kind.WELCOME,), deadline=deadline)
         facts = ServedFacts.of(message.fields) if message.kind == Kind.WELCOME else None
     except TimeoutError:
-        parser.error(f"--env {environment['id']}: was not built within {BUILD_TIMEOUT_S:g} s")
+        _wrong(parser, f"--env {environment['id']}: was not built within {BUILD_TIMEOUT_S:g} s")
     except (EOFError, OSError, WireError):
-        parser.error(f"--env {environment['id']}: its process ended: {child.exit_reason()}")
+        _wrong(parser, f"--env {environment['id']}: its process ended: {child.exit_reason()}")
     finally:
         child.kill()
     if facts is None:
         reason = str(message.fields.get("reason"))
-        parser.error(reason.replace("env.id", "--env").replace("env.kwargs", "--kwargs"))
+        _wrong(parser, reason.replace("env.id", "--env").replace("env.kwargs", "--kwargs"))
     return facts
 
 

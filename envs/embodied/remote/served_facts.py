@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -70,5 +70,5 @@ def _part(given: Mapping[str, Any]) -> ObservationPart:
     return ObservationPart(str(given["name"]), _integers(given["shape"]), int(given["size"]), *flags)
 
 
-def _integers(values: list[Any]) -> tuple[int, ...]:
+def _integers(values: Iterable[Any]) -> tuple[int, ...]:
     return tuple(int(value) for value in values)

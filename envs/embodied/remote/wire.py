@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import secrets
 import socket
 import struct
@@ -132,13 +133,9 @@ def send(
     text = json.dumps({**(fields or {}), "arrays": table}).encode()
     size = sum(array.nbytes for array in given.values())
     parts = [memoryview(_HEADER.pack(_MAGIC, kind, len(text), size) + text)]
-    parts += [memoryview(array).cast("B") for array in given.values() if array.nbytes]
+    parts += [array.data.cast("B") for array in given.values() if array.nbytes]
     while parts:
-        sent = sock.sendmsg(parts)
-        while parts and sent >= len(parts[0]):
-            sent -= len(parts.pop(0))
-        if sent:
-            parts[0] = parts[0][sent:]
+        parts = _rest(parts, sock.sendmsg(parts))
 
 
 def receive(
@@ -150,8 +147,8 @@ def receive(
 ) -> Message:
     """Returns the next message. Arrays named in `targets` are received into these; others have at most `most` bytes.
 
-    targets: contiguous. deadline: of the whole message (time.monotonic). Raises TimeoutError, EOFError, WireError or
-    OSError. A message of the kind `REFUSED` is returned whatever is expected.
+    targets: contiguous. deadline: of the whole message (time.monotonic); None: the socket's own timeout. Raises
+    TimeoutError, EOFError, WireError or OSError. A message of the kind `REFUSED` is returned whatever is expected.
     """
     targets = targets or {}
     limit = most + sum(array.nbytes for array in targets.values())
@@ -172,43 +169,46 @@ def receive(
     for name, dtype, shape in table:
         if dtype not in _DTYPES or not all(0 <= n < 2**31 for n in shape) or len(shape) > 8:
             raise WireError(f"an array {name!r} of dtype {dtype!r} and shape {shape}")
-        left -= np.dtype(dtype).itemsize * _product(shape)
+        left -= np.dtype(dtype).itemsize * math.prod(shape)
         if left < 0:
             raise WireError("arrays that exceed their message")
+        if name in arrays:
+            raise WireError(f"two arrays {name!r}")
         array = targets.get(name)
         if array is None:
             array = np.empty(shape, dtype)
-        elif array.dtype != np.dtype(dtype) or list(array.shape) != shape:
-            wanted = f"{array.dtype} {list(array.shape)}"
-            raise WireError(f"{name} as {np.dtype(dtype)} {shape} instead of {wanted}")
-        if array.nbytes:
-            _fill(sock, memoryview(array).cast("B"), deadline)
-        if array.dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:
-            raise WireError(f"{name} with values that are neither true nor false")
+        elif array.dtype != dtype or list(array.shape) != shape:
+            raise WireError(f"{name} as {np.dtype(dtype)} {shape} instead of {array.dtype} {list(array.shape)}")
         arrays[name] = array
     if left:
         raise WireError("bytes that belong to no array")
+    _fill(sock, [array.data.cast("B") for array in arrays.values() if array.nbytes], deadline)
+    for name, array in arrays.items():
+        if array.dtype == np.bool_ and max(array.tobytes(), default=0) > 1:
+            raise WireError(f"{name} with values that are neither true nor false")
     return Message(Kind(number), fields, arrays)
-
-
-def _product(shape: Sequence[int]) -> int:
-    total = 1
-    for length in shape:  # Python's integers: NumPy's would overflow
-        total *= length
-    return total
 
 
 def _exactly(sock: socket.socket, size: int, deadline: float | None) -> bytes:
     buffer = bytearray(size)
-    _fill(sock, memoryview(buffer), deadline)
+    _fill(sock, [memoryview(buffer)] if size else [], deadline)
     return bytes(buffer)
 
 
-def _fill(sock: socket.socket, view: memoryview, deadline: float | None) -> None:
-    while len(view):
-        # at least a moment, so that what has arrived is read
-        sock.settimeout(None if deadline is None else max(deadline - time.monotonic(), 1e-3))
-        count = sock.recv_into(view)
+def _fill(sock: socket.socket, views: list[memoryview], deadline: float | None) -> None:
+    while views:
+        if deadline is not None:
+            sock.settimeout(max(deadline - time.monotonic(), 1e-3))  # a moment, so that what has arrived is read
+        count = sock.recvmsg_into(views)[0]
         if count == 0:
             raise EOFError("the connection was closed")
-        view = view[count:]
+        views = _rest(views, count)
+
+
+def _rest(views: list[memoryview], count: int) -> list[memoryview]:
+    """Returns the views without their first `count` bytes."""
+    for index, view in enumerate(views):
+        if count < len(view):
+            return [view[count:], *views[index + 1 :]]
+        count -= len(view)
+    return []

@@ -79,6 +79,7 @@ def _table(*entries: object) -> bytes:
         (_message(_table(["x", "<f4", [1]]) + b"", 8) + b"12345678", "belong to no array"),
         (_message(_table(["known", "<f8", [1]]), 8), "known as float64 [1] instead of float32 [2]"),
         (_message(_table(["known", "<f4", [1, 2]]), 8), "known as float32 [1, 2] instead of float32 [2]"),
+        (_message(_table(["x", "<f4", [1]], ["x", "<f4", [1]]), 8), "two arrays 'x'"),
         (_message(_table(["x", "|b1", [2]]), 2) + b"\x01\x02", "neither true nor false"),
     ],
 )
