@@ -18,6 +18,7 @@ from rl_platform.envs.embodied.remote import remote_workers
 from rl_platform.envs.embodied.vector import VectorEnv
 
 SILENCE_S = 2.0
+CONFIG = Path(__file__).parents[2] / "configs" / "embodied" / "cartpole.yaml"
 TRAINER = """
 import sys, time
 import numpy as np
@@ -137,6 +138,38 @@ def test_a_step_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     finally:
         envs.close()
         robot.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_is_killed_or_interrupted(robot: Robot, number: int, tmp_path: Path) -> None:
+    settings = {
+        "env.id": "robot.py:Robot",
+        "env.address": robot.server.address,
+        "env.token_file": tmp_path / "token",
+        "env.num_envs": 1,
+        "env.num_workers": 1,
+        "env.max_episode_steps": 1000,
+        "env.evaluation.episodes": 1,
+        "data.mini_batch_size": 64,
+        "runner.max_steps": 10_000,
+        "runner.output_dir": tmp_path / "run",
+    }
+    command = [sys.executable, "-c", "from rl_platform.launch.cli import main; main()", str(CONFIG)]
+    command += [f"{key}={value}" for key, value in settings.items()]
+    with (tmp_path / "run.log").open("w") as log:
+        robot.trainer = subprocess.Popen(command, stdout=log, stderr=log)
+    until(lambda: '"step": 2' in _read(tmp_path / "run" / "metrics.jsonl") or robot.trainer.poll() is not None, 120)
+    assert robot.trainer.poll() is None, _read(tmp_path / "run.log")
+    until(lambda: robot.record.words()[-1] == "step")
+    robot.trainer.send_signal(number)
+    robot.trainer.wait(60)
+    moment = time.monotonic()
+    until(lambda: robot.record.words()[-2:] == ["stop", "close"], 30)
+    assert robot.record.last("stop") - moment < SILENCE_S
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 def test_the_run_ends(robot: Robot) -> None:

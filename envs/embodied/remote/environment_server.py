@@ -189,7 +189,8 @@ def main(arguments: list[str] | None = None) -> None:
     host, port = listener.getsockname()[:2]
     if not host.startswith("127."):
         print("messages are not encrypted: use it in a trusted network, or --host 127.0.0.1 and ssh -L", flush=True)
-    print(f"{options.env} is served: env.id={options.env} env.address={host}:{port}", flush=True)
+    shown = socket.gethostname() if host == "0.0.0.0" else host
+    print(f"{options.env} is served: env.id={options.env} env.address={shown}:{port}", flush=True)
     try:
         server.serve(listener)
     except KeyboardInterrupt:
