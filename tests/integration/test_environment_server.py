@@ -360,6 +360,8 @@ def _answer(fields: dict[str, object] | None = None, **arrays: np.ndarray) -> by
 OBSERVATIONS = {"observations": np.zeros((1, 4), np.float32)}
 FLAGS = dict.fromkeys(("terminated", "truncated", "invalid"), np.zeros(1, bool))
 STEP = OBSERVATIONS | FLAGS | {"rewards": np.zeros(1)}
+END = STEP | {"terminated": np.ones(1, bool), "returns": np.zeros(1), "lengths": np.ones(1, np.int64)}
+END |= dict.fromkeys(("success_once", "success_at_end"), np.zeros(1, np.int8))
 
 
 @pytest.mark.parametrize(
@@ -371,7 +373,10 @@ STEP = OBSERVATIONS | FLAGS | {"rewards": np.zeros(1)}
         (_answer(**OBSERVATIONS), WorkerDied, "an answer without results"),
         (_answer(**STEP | {"rewards": np.array([np.nan])}), WorkerDied, "not finite"),
         (_answer(**STEP | {"observations": np.zeros((1, 5), np.float32)}), WorkerDied, "the limits are|instead of"),
-        (_answer(**STEP | {"terminated": np.ones(1, bool)}), WorkerDied, "without their last observations"),
+        (_answer(**STEP | {"terminated": np.ones(1, bool)}), WorkerDied, "an answer without results"),
+        (_answer(**END), WorkerDied, "without their last observations"),
+        (_answer(**END, final_observations=np.zeros((2, 4), np.float32)), WorkerDied, "the limits are"),
+        (_answer(**END, final_observations=np.full((1, 4), np.inf, np.float32)), WorkerDied, "not finite"),
         (_answer({"replaced": [7]}, **STEP), WorkerDied, "replacements of environments that are not there"),
     ],
 )

@@ -7,7 +7,6 @@ state of its environments stays on the server, so a resumed run begins new episo
 from __future__ import annotations
 
 import logging
-import math
 import os
 import pickle
 import socket
@@ -116,6 +115,7 @@ class RemoteWorker:
 
     pid = -1
     _results = ("observations", "rewards", "terminated", "truncated", "invalid")
+    _ends = ("returns", "lengths", "success_once", "success_at_end")  # if episodes ended
     _open: ClassVar[weakref.WeakSet[RemoteWorker]] = weakref.WeakSet()  # those of this process
 
     def __init__(
@@ -128,8 +128,8 @@ class RemoteWorker:
         self._waits = True  # for the answer of a command
         self.suspended = False
         buffers.busy[index] = rows[0]
-        spaces, ends = setup.spaces, ("returns", "lengths", "success_once", "success_at_end")
-        self._targets = {name: getattr(buffers, name)[self._rows] for name in (*self._results, *ends)}
+        spaces, names = setup.spaces, (*self._results, *self._ends)
+        self._targets = {name: getattr(buffers, name)[self._rows] for name in names}
         self._most_finals = (rows[1] - rows[0]) * spaces.observation_size * np.dtype(spaces.observation_dtype).itemsize
         wishes = {
             "num_envs": rows[1] - rows[0],
@@ -195,8 +195,9 @@ class RemoteWorker:
     def command(self, method: str, *arguments: Any) -> None:
         """Resets the environments, with the seeds in the last argument; `save` needs no server."""
         if method == "save":
+            if self._index == 0:
+                logger.warning("environments of servers (env.address) are not saved: a resumed run begins new episodes")
             # as EnvBlock.save returns it for an environment that cannot be saved
-            logger.warning("environments of a server (env.address) are not saved: a resumed run begins new episodes")
             state = pickle.dumps((None, 0.0, 0, (UNREPORTED, UNREPORTED)))
             self._answer = [state] * (self._rows.stop - self._rows.start)
         else:
@@ -241,20 +242,19 @@ class RemoteWorker:
         """Takes over what was not received in place. Raises WireError for numbers that no server should send."""
         buffers, rows = self._buffers, self._rows
         observations, rewards = buffers.observations[rows], buffers.rewards[rows]
+        ended = (buffers.terminated[rows] | buffers.truncated[rows]).nonzero()[0] if doing == "step" else ()
         needed = self._results if doing == "step" else self._results[:1]
-        if not all(name in message.arrays for name in needed):
+        if not all(name in message.arrays for name in (*needed, *(self._ends if len(ended) else ()))):
             raise WireError("an answer without results")
-        numbers = observations.reshape(-1)[: 0 if self._setup.spaces.images else None]
-        # a finite sum of squares means that all numbers are finite
-        if not math.isfinite(numbers @ numbers + rewards @ rewards):
-            raise WireError("numbers that are not finite")
-        ended = (buffers.terminated[rows] | buffers.truncated[rows]).nonzero()[0]
-        if doing == "step" and len(ended):
-            finals = message.arrays.get("final_observations")
-            expected = (observations.dtype, (len(ended), observations.shape[1]))
-            if finals is None or (finals.dtype, finals.shape) != expected:
+        numbers = [observations, rewards]
+        if len(ended):
+            finals = message.arrays.get("final_observations", observations[:0])
+            if (finals.dtype, finals.shape) != (observations.dtype, (len(ended), observations.shape[1])):
                 raise WireError("ends of episodes without their last observations")
             buffers.final_observations[rows][ended] = finals
+            numbers += [finals, buffers.returns[rows]]
+        if not all(np.isfinite(array).all() for array in numbers):
+            raise WireError("numbers that are not finite")
         replaced = message.fields.get("replaced", [])
         if not all(isinstance(i, int) and 0 <= i < len(rewards) for i in replaced):
             raise WireError("replacements of environments that are not there")

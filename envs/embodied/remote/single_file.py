@@ -8,27 +8,31 @@ from pathlib import Path
 
 import rl_platform
 import rl_platform.envs.embodied as embodied
-from rl_platform import runtime
+from rl_platform.runtime import child, cpu
 
 _MAIN = "from rl_platform.envs.embodied.remote.environment_server import main\nmain()\n"
+_EMPTY = ("rl_platform", "rl_platform/envs", "rl_platform/runtime")  # packages of which the server needs some modules
 
 
 def write(path: Path) -> None:
     """Writes the file. Python 3.11, numpy, gymnasium and the simulator run it."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("__main__.py", _MAIN)
-        for package in ("rl_platform", "rl_platform.envs"):
-            archive.writestr(f"{package.replace('.', '/')}/__init__.py", "")
+        for package in _EMPTY:
+            archive.writestr(f"{package}/__init__.py", "")
         for name, file in _modules():
             archive.write(file, name)
 
 
 def _modules() -> Iterator[tuple[str, Path]]:
     """Yields the name in the archive and the file of each module that a server may import."""
-    roots = [Path(folder) for folder in rl_platform.__path__]
-    for file in (file for root in roots for file in sorted(root.glob("*.py")) if file.name != "__init__.py"):
-        yield f"rl_platform/{file.name}", file
-    for package in (runtime, embodied):
-        folder, prefix = Path(package.__path__[0]), package.__name__.replace(".", "/")
-        for file in sorted(folder.glob("*.py") if package is runtime else folder.rglob("*.py")):
-            yield f"{prefix}/{file.relative_to(folder)}", file
+    for folder in map(Path, rl_platform.__path__):
+        for file in sorted(folder.glob("*.py")):
+            if file.name != "__init__.py":
+                yield f"rl_platform/{file.name}", file
+    for module in (child, cpu):
+        file = Path(str(module.__file__))
+        yield f"rl_platform/runtime/{file.name}", file
+    folder = Path(embodied.__path__[0])
+    for file in sorted(folder.rglob("*.py")):
+        yield f"rl_platform/envs/embodied/{file.relative_to(folder)}", file
