@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import psutil
@@ -10,7 +12,7 @@ import torch
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.reward import RewardModel
 from rl_platform.envs.embodied.spaces import EnvSpaces
-from rl_platform.errors import ConfigError, Problem
+from rl_platform.errors import ConfigError, Problem, check_all
 from rl_platform.extras import required
 from rl_platform.launch.sharding import check_sharding
 from rl_platform.placement.inventory import Inventory
@@ -32,32 +34,29 @@ def check_architectures(config: Config, placement: Placement) -> None:
     from rl_platform.models.build import length_problem
     from rl_platform.models.language import LogitTransform
 
-    problems: dict[str, Problem] = {}  # by text: components share models
-    outputs = {}
-    for name in ("actor", "critic", "reference"):
-        if name not in placement.components:
-            continue
-        try:
-            model_config, _, key = _model_config(config, name)
-        except ConfigError as error:
-            problems |= {str(problem): problem for problem in error.problems}
-            continue
+    outputs: dict[str, LogitTransform] = {}
+
+    def check_model(name: str) -> None:
+        model_config, _, key = _model_config(config, name)
         outputs[name] = LogitTransform.of(model_config)
         if (problem := length_problem(config, model_config, key)) is not None:
-            problems[str(problem)] = problem
+            raise ConfigError([problem])
+
+    def check_outputs() -> None:
+        compared = {outputs[name] for name in ("actor", "reference") if name in outputs}
+        if config.algorithm.full_kl and len(compared) > 1:
+            message = (
+                "a full KL computes the logits of both models alike, and the reference scales or caps its own otherwise"
+            )
+            allowed = "a model with the actor's scale and cap of logits"
+            raise ConfigError([Problem("reference.model", message, allowed=allowed)])
+
+    checks: list[Callable[[], object]] = [
+        partial(check_model, name) for name in ("actor", "critic", "reference") if name in placement.components
+    ]
     if config.reward.model is not None:
-        try:
-            classifier_parts(config.reward.model)
-        except ConfigError as error:
-            problems |= {str(problem): problem for problem in error.problems}
-    if config.algorithm.full_kl and len({*(outputs[name] for name in ("actor", "reference") if name in outputs)}) > 1:
-        message = (
-            "a full KL computes the logits of both models alike, and the reference scales or caps its own otherwise"
-        )
-        problem = Problem("reference.model", message, allowed="a model with the actor's scale and cap of logits")
-        problems[str(problem)] = problem
-    if problems:
-        raise ConfigError([*problems.values()])
+        checks.append(partial(classifier_parts, config.reward.model))
+    check_all(*checks, check_outputs)
 
 
 def check_models(config: Config, placement: Placement, inventory: Inventory) -> int:

@@ -6,7 +6,7 @@ Exit codes: 2 bad config or placement, 65 bad data or checkpoint, 70 diverged or
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -55,6 +55,17 @@ def shortened(text: str) -> str:
 def shown(value: object) -> str:
     """Returns a value as YAML could write it, with text in quotes, cut after 80 characters."""
     return shortened(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def ranges(numbers: Iterable[int]) -> list[str]:
+    """Returns ascending numbers as texts, as `1` and `4-6`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return [str(first) if first == last else f"{first}-{last}" for first, last in runs]
 
 
 class ConfigError(PlatformError):

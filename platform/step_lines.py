@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_platform.disk import sync, sync_folder
-from rl_platform.errors import DataError
+from rl_platform.errors import DataError, ranges
 
 log = logging.getLogger(__name__)
 
@@ -136,11 +136,5 @@ def _report(path: Path, damaged: list[tuple[int, bytes]], missing: list[int]) ->
 
 def _ranges(numbers: list[int]) -> str:
     """Returns numbers as `1, 4-6`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    shown = [str(first) if first == last else f"{first}-{last}" for first, last in runs[:10]]
-    return ", ".join(shown) + (f" and {len(runs) - 10} more ranges" if len(runs) > 10 else "")
+    runs = ranges(numbers)
+    return ", ".join(runs[:10]) + (f" and {len(runs) - 10} more ranges" if len(runs) > 10 else "")

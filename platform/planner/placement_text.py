@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from rl_platform.errors import ranges
 from rl_platform.placement.inventory import VISIBLE_DEVICES, Inventory
 from rl_platform.placement.scheduler import Host, Placement
 
@@ -231,11 +232,5 @@ def _count(count: int, noun: str) -> str:
 
 def number_ranges(numbers: Sequence[int]) -> str:
     """Returns ascending numbers as `0-3,8`, with only a count from the thirteenth range on."""
-    pieces: list[list[int]] = []
-    for number in numbers:
-        if pieces and number == pieces[-1][1] + 1:
-            pieces[-1][1] = number
-        else:
-            pieces.append([number, number])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in pieces]
+    texts = ranges(numbers)
     return ",".join(texts) if len(texts) <= 12 else f"{','.join(texts[:12])},... ({len(numbers)} in all)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -15,6 +16,7 @@ from rl_platform.placement.layout import LEARNERS
 from rl_platform.placement.scheduler import Host
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.host import ComponentSpec, RankThread, label
+from rl_platform.runtime.waits import waiting_on
 
 T = TypeVar("T")
 RUNNER = "runner"
@@ -67,6 +69,12 @@ def labels_of(channel: str, names: Iterable[str], members: Sequence[tuple[str, i
             raise ValueError(f"channel '{channel}': no component '{name}' in the placement; {hint}")
         labels += ranks or [RUNNER]
     return tuple(labels)
+
+
+def runner_status() -> str:
+    """What the runner, the main thread, does."""
+    waiting = waiting_on(threading.main_thread().ident)
+    return f"waiting on {waiting}" if waiting else "busy"
 
 
 def stop_ranks(ranks: Iterable[RankThread], timeout: float) -> list[PlatformError]:

@@ -27,10 +27,10 @@ from rl_platform.runtime.lifecycle import (
     in_stages,
     labels_of,
     raise_first,
+    runner_status,
     stop_after,
     stop_ranks,
 )
-from rl_platform.runtime.waits import waiting_on
 from rl_platform.runtime.worker_group import Handle, WorkerGroup, worker_groups
 from rl_platform.tracing import TraceSpan
 
@@ -129,8 +129,7 @@ class LocalRuntime(ShutsDown):
 
     def _status(self, name: str) -> str:
         if name == RUNNER:
-            waiting = waiting_on(threading.main_thread().ident)
-            return f"waiting on {waiting}" if waiting else "busy"
+            return runner_status()
         return next((rank.doing() for rank in list(self._ranks.values()) if rank.label == name), "not started")
 
     def _on_failure(self, name: str, error: PlatformError) -> None:

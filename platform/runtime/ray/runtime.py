@@ -31,6 +31,7 @@ from rl_platform.runtime.lifecycle import (
     in_stages,
     labels_of,
     raise_first,
+    runner_status,
     stop_after,
 )
 from rl_platform.runtime.ray.actors import RayActors
@@ -47,7 +48,6 @@ from rl_platform.runtime.ray.worker_proxy import (
     WorkerProxy,
     relay,
 )
-from rl_platform.runtime.waits import waiting_on
 from rl_platform.runtime.worker_group import WorkerGroup, worker_groups
 from rl_platform.tracing import TraceSpan
 
@@ -341,8 +341,7 @@ class RayRuntime(ShutsDown):
 
     def _status(self, name: str) -> str:
         if name == RUNNER:
-            waiting = waiting_on(threading.main_thread().ident)
-            return f"waiting on {waiting}" if waiting else "busy"
+            return runner_status()
         return next((host.doing(name) for host in self._hosts.values() if name in host.labels), "not started")
 
     def _on_failure(self, name: str | None, error: PlatformError) -> None:
