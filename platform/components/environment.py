@@ -104,7 +104,7 @@ class Environment:
 
     def begin(self, peers: Peers) -> None:
         """Counts the observations after the reset. Called once and first, on rank 0 of several ranks."""
-        self._current(AllEnvs(self.envs, self.shares, peers))
+        self._current(peers)
 
     def collect(
         self, step: int, policy: Policy | None, peers: Peers | None = None
@@ -131,7 +131,7 @@ class Environment:
             if position % turn == 0:
                 if self.episode_steps is not None:
                     self._begin_episodes(envs, step, position // turn)
-                current, stages = self._current(envs), list(enumerate(envs.rows))
+                current, stages = self._current(peers), list(enumerate(envs.rows))
                 for stage, rows in stages:
                     policy.request(self._policy_input(current[rows].copy(), ("act", step, position, stage), rows))
             elif self.episode_steps is not None:
@@ -192,11 +192,11 @@ class Environment:
             error.add_note(f"environment 0 of {context.label} is number {self.numbers[0]} of the run")
             raise
 
-    def _current(self, envs: AllEnvs) -> np.ndarray:
+    def _current(self, peers: Peers | None = None) -> np.ndarray:
         """Observations [num_envs,D] that await an action, normalised unless they are images; those that follow a reset
         are counted once."""
         if self.observations is None:
-            self.observations = self._seen(envs.observations())
+            self.observations = self._seen(AllEnvs(self.envs, self.shares, peers).observations())
         return self.observations
 
     def _policy_input(self, observations: np.ndarray, draw: tuple[str | int, ...], rows: slice) -> Observations:
@@ -228,7 +228,7 @@ class Environment:
         settings, chunked = self.env.evaluation, not self.levels.single
         moves, over, number, memory = 0, 0, 0, None
         values: list[float] | None = None  # of the episode that is drawn
-        self._current(AllEnvs(self.envs, self.shares, None))  # the normalisers count the observations after the reset
+        self._current()  # the normalisers count the observations after the reset
 
         def begin(num_envs: int) -> None:
             """Sets the hidden states to 0, because all environments begin an episode."""
@@ -306,7 +306,7 @@ class Environment:
         state: StateDict = {"envs": self.envs.state_dict()}
         if self.context.rank > 0:
             return state
-        state["observations"] = torch.from_numpy(self._current(AllEnvs(self.envs, self.shares, None)).copy())
+        state["observations"] = torch.from_numpy(self._current().copy())
         state |= self.recent.state_dict()
         if self.memory is not None:
             state["hidden_states"] = torch.from_numpy(self.memory.array.copy())
@@ -335,7 +335,7 @@ class Environment:
 
     def normalizer(self) -> StateDict | None:
         """Returns the state of the observation normaliser, as checkpoints have it; None without one."""
-        self._current(AllEnvs(self.envs, self.shares, None))
+        self._current()
         return self.observation_normalizer and self.observation_normalizer.state_dict()
 
     def use_normalizer(self, state: StateDict) -> None:
