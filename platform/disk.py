@@ -80,10 +80,10 @@ def check_unedited(path: Path, text: str) -> None:
         raise FileExistsError(errno.EEXIST, "it exists and has another content")
 
 
-def private(path: Path, mode: int = 0o600) -> IO[str]:
+def private(path: Path) -> IO[str]:
     """Opens a new text file that only the user can read from its beginning on; a file at `path` is replaced."""
     path.unlink(missing_ok=True)
-    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8")
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8")
 
 
 def read_regular(path: str | Path, most: int | None = None) -> bytes:

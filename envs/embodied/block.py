@@ -52,7 +52,7 @@ class EnvBlock:
     worker: the index of this block in `buffers.busy`. Every method may raise EnvFailure.
     """
 
-    def __init__(self, setup: EnvSetup, buffers: Buffers, first: int, last: int, worker: int, threads: int = 1) -> None:
+    def __init__(self, setup: EnvSetup, buffers: Buffers, first: int, last: int, worker: int, threads: int) -> None:
         description, spaces = setup.description, setup.spaces
         self._native: NativeEnvs | UserEnvs | None = None
         self._envs: list[AnyEnv] = []

@@ -82,8 +82,8 @@ def vtrace(
     gamma: float,
     lam: float,
     weights: FloatBT,
-    ends: BoolBT | None = None,
-    end_values: FloatBT | None = None,
+    ends: BoolBT | None,
+    end_values: FloatBT | None,
 ) -> tuple[FloatBT, FloatBT]:
     """Advantages, and value targets v_t of the policy before the update (V-trace, Espeholt et al. 2018).
 

@@ -93,8 +93,8 @@ def overlong_penalty(lengths: IntB, max_length: int, buffer_length: int, penalty
 def whiten_rewards(rewards: FloatB, counted: BoolB) -> FloatB:
     """Returns mean + (R - mean) / sqrt(var + 1e-8), with mean and unbiased variance of the `counted` [B] rewards.
 
-    The mean stays, so that a reward of the right sign keeps it (`whiten` with shift_mean=False), and rewards that are
-    not counted are mapped by the same numbers. Rewards that are all alike have no scale and stay as they are.
+    The mean stays, so that a reward of the right sign keeps it, and rewards that are not counted are mapped by the same
+    numbers. Rewards that are all alike have no scale and stay as they are.
     """
     variance = masked_var(rewards, counted)
     if float(variance) < SMALLEST_VARIANCE:

@@ -32,13 +32,13 @@ def masked_mean(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Flo
     return _mean(x, mask, mask.sum())
 
 
-def masked_var(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], unbiased: bool = True) -> Float[Tensor, ""]:
-    """Variance of `x` where `mask` is set: sum((x - mean)^2) / (n - 1), or / n when not `unbiased`.
+def masked_var(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:
+    """Variance of `x` where `mask` is set, sum((x - mean)^2) / (n - 1); 0 for fewer than two positions.
 
-    0 for fewer than two positions. Scalar of the dtype of `x`.
+    Scalar of the dtype of `x`.
     """
     count = mask.sum()
-    return _variance(x - _mean(x, mask, count), mask, count, unbiased)
+    return _variance(x - _mean(x, mask, count), mask, count)
 
 
 def _mean(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], count: Int[Tensor, ""]) -> Float[Tensor, ""]:
@@ -46,26 +46,18 @@ def _mean(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], count: Int[T
 
 
 def _variance(
-    centred: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], count: Int[Tensor, ""], unbiased: bool
+    centred: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], count: Int[Tensor, ""]
 ) -> Float[Tensor, ""]:
     # var = 1/(n-1) sum_i (x_i - mean)^2
-    result = masked_sum(centred.square(), mask) / (count - int(unbiased)).clamp(min=1)
+    result = masked_sum(centred.square(), mask) / (count - 1).clamp(min=1)
     return torch.where(count < 2, 0.0, result).to(centred.dtype)
 
 
-def whiten(
-    x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], unbiased: bool = True, shift_mean: bool = True
-) -> Float[Tensor, "*shape"]:
-    """(x - mean) / sqrt(var + 1e-8) over the positions of `mask`, 0 elsewhere.
-
-    `shift_mean=False` keeps the mean and scales around it.
-    """
+def whiten(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """(x - mean) / sqrt(var + 1e-8) over the positions of `mask`, 0 elsewhere."""
     count = mask.sum()
-    mean = _mean(x, mask, count)
-    centred = x - mean
-    # (x - mean) / sqrt(var + eps)
-    whitened = centred * torch.rsqrt(_variance(centred, mask, count, unbiased) + WHITEN_EPSILON)
-    return torch.where(mask, whitened if shift_mean else whitened + mean, 0.0)
+    centred = x - _mean(x, mask, count)
+    return torch.where(mask, centred * torch.rsqrt(_variance(centred, mask, count) + WHITEN_EPSILON), 0.0)
 
 
 def whiten_rows(x: FloatBT, mask: BoolBT) -> FloatBT:

@@ -169,7 +169,7 @@ class LanguageRollout:
         step: int,
         complete: Channel[Trajectory],
         cut: Channel[Trajectory],
-        version: int | None = None,
+        version: int | None,
     ) -> None:
         """Goes on with the unfinished responses of `groups` until, over all ranks, `needed` groups are complete.
 

@@ -92,7 +92,7 @@ class RolloutGroup(Ranks, Protocol):
         step: int,
         complete: Channel[Trajectory],
         cut: Channel[Trajectory],
-        version: int | None = None,
+        version: int | None,
     ) -> Handle[None]: ...
 
 

@@ -44,11 +44,8 @@ def test_masked_statistics(seed: int) -> None:
     x, mask = torch.randn(6, 9, generator=numbers) * 3 + 2, torch.rand(6, 9, generator=numbers) < 0.6
     close = torch.testing.assert_close
     close(masked_mean(x, mask), theirs.masked_mean(x, mask))
-    for unbiased in (True, False):
-        close(masked_var(x, mask, unbiased), theirs.masked_var(x, mask, unbiased))
-    for shift_mean in (True, False):
-        ours = whiten(x, mask, shift_mean=shift_mean)
-        close(ours[mask], theirs.masked_whiten(x, mask, shift_mean)[mask], rtol=1e-5, atol=1e-5)
+    close(masked_var(x, mask), theirs.masked_var(x, mask))
+    close(whiten(x, mask)[mask], theirs.masked_whiten(x, mask)[mask], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

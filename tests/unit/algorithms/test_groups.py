@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rl_platform.algorithms.advantages import BUILT_IN_ESTIMATORS, advantages, estimator
+from rl_platform.algorithms.advantages import BUILT_IN_ESTIMATORS, advantages
 from rl_platform.algorithms.groups import grpo, reward_to_go, rloo
 from rl_platform.algorithms.rewards import place_outcome_rewards
 from rl_platform.algorithms.statistics import whiten, whiten_rows
@@ -240,26 +240,6 @@ def test_whitened_scores(adv_type: str, expected: list[float]) -> None:
     close(
         advantages(batch, Algorithm(adv_type=adv_type))[0], torch.where(LENGTHS, torch.tensor(expected)[:, None], 0.0)
     )
-
-
-@pytest.mark.parametrize(
-    ("adv_type", "expected"),
-    [
-        ("reinforce_plus_plus_baseline", [0.480384, -0.800641, 1.120897, -1.441153]),
-        ("raw", [0.160128, -1.120897, 1.441153, -1.120897]),
-    ],
-)
-def test_whitened_with_the_biased_variance_of_another_system(adv_type: str, expected: list[float]) -> None:
-    """The one difference to NeMo-RL in these estimators."""
-    batch = batch_of(torch.tensor([1.0, 0, 2, 0]), LENGTHS, torch.tensor([0, 0, 1, 1]))
-    centred, _ = estimator(adv_type)(batch, Algorithm(adv_type=adv_type))
-    close(whiten(centred, LENGTHS, unbiased=False), torch.where(LENGTHS, torch.tensor(expected)[:, None], 0.0))
-
-
-def test_biased_variance_in_reinforce_plus_plus() -> None:
-    mask = torch.tensor([[1, 1, 1], [1, 1, 0]], dtype=torch.bool)
-    to_go = reward_to_go(place_outcome_rewards(torch.tensor([1.0, 0.0]), mask), mask, 1.0)
-    close(whiten(to_go, mask, unbiased=False), [[0.816497] * 3, [-1.224745, -1.224745, 0]])
 
 
 def test_whitened_over_sequences() -> None:
