@@ -15,10 +15,9 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 
-from rl_platform.envs.reasoning.score import DIED, RAISED, REFUSED, TIMEOUT, Score, decode, unscored
+from rl_platform.envs.reasoning.score import DIED, REFUSED, TIMEOUT, Score, decode, unscored
 from rl_platform.envs.reasoning.scoring_process import Job, ScoringProcess
 from rl_platform.envs.reasoning.scoring_worker import started
 from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec
@@ -26,23 +25,6 @@ from rl_platform.errors import WorkerDied
 
 START_LIMIT_S = 60.0
 FAILED_STARTS = 3  # in a row, after which the pool raises
-
-
-@dataclass(frozen=True)
-class ScoringStats:
-    """Counts since the start: scored responses, and responses without a score by cause."""
-
-    scored: int = 0
-    timeouts: int = 0
-    raised: int = 0
-    died: int = 0
-    refused: int = 0  # the process sent no valid score
-
-    def counting(self, score: Score) -> ScoringStats:
-        """Returns the counts with one more score."""
-        causes = {RAISED: "raised", TIMEOUT: "timeouts", DIED: "died", REFUSED: "refused"}
-        field = "scored" if score.valid else causes[score.reason]
-        return replace(self, **{field: getattr(self, field) + 1})
 
 
 class ScoringPool:
@@ -60,7 +42,6 @@ class ScoringPool:
         self._lock = threading.Lock()
         self._pending: deque[Job] = deque()
         self._workers: list[ScoringProcess] = []
-        self._stats = ScoringStats()
         self._failed_starts = 0
         self._closing = False
         self._failure: BaseException | None = None
@@ -88,10 +69,6 @@ class ScoringPool:
     def score(self, items: Sequence[ScoreItem]) -> list[Score]:
         """Returns the scores in the order of `items`."""
         return [future.result() for future in self.submit(items)]
-
-    @property
-    def stats(self) -> ScoringStats:
-        return self._stats
 
     @property
     def process_ids(self) -> list[int]:
@@ -212,7 +189,6 @@ class ScoringPool:
     def _finish(self, worker: ScoringProcess, score: Score) -> None:
         job = worker.jobs.popleft()
         worker.next_response()
-        self._stats = self._stats.counting(score)
         job.future.set_result(score)
 
     def _lost(self, worker: ScoringProcess, reason: str, why: str) -> None:

@@ -23,7 +23,7 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.data import Data, Task
 from rl_platform.config.schema.reward import Scoring
 from rl_platform.envs.reasoning.score import Score
-from rl_platform.envs.reasoning.scoring import ScoringPool, ScoringStats
+from rl_platform.envs.reasoning.scoring import ScoringPool
 from rl_platform.envs.reasoning.verifiers import DECIDING, ScoreItem, VerifierSpec
 from rl_platform.errors import ChannelClosed, problems_of
 from rl_platform.models.tokenizer import Tokenizer, load_tokenizer
@@ -44,9 +44,6 @@ class Scorer(Protocol):
     def submit(self, items: Sequence[ScoreItem]) -> list[Future[Score]]:
         """Returns a future per response. The score of a response that cannot be scored is invalid, and no exception."""
         ...
-
-    @property
-    def stats(self) -> ScoringStats: ...
 
     def close(self) -> None:
         """Fails the futures that are not done."""
@@ -93,10 +90,6 @@ class LanguageReward:
                 done.put(count)
         writer.result()
         return count
-
-    def stats(self) -> ScoringStats:
-        """Counts since the start of this rank."""
-        return self._scorer.stats
 
     def close(self) -> None:
         """Ends scoring processes, or requests under way."""

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rl_platform.envs.reasoning.score import RAISED, Score, checked_reward, checked_steps, unscored
-from rl_platform.envs.reasoning.scoring import ScoringStats
 from rl_platform.envs.reasoning.verifiers import ScoreItem
 
 if TYPE_CHECKING:
@@ -26,11 +25,6 @@ class WeightedScorer:
     def __init__(self, scorers: Mapping[str, Scorer], weights: Mapping[str, float]) -> None:
         self._scorers, self._weights = scorers, weights
         self._lock = threading.Lock()
-        self._stats = ScoringStats()
-
-    @property
-    def stats(self) -> ScoringStats:
-        return self._stats
 
     def submit(self, items: Sequence[ScoreItem]) -> list[Future[Score]]:
         """Returns a future per response, which is done when all scorers are."""
@@ -56,10 +50,8 @@ class WeightedScorer:
                 score = self._sum(item, dict(zip(self._scorers, (part.result() for part in parts), strict=True)))
             except Exception as error:  # of a scorer, as out of memory; raised where the scores are awaited
                 joined.set_exception(error)
-                return
-            with self._lock:
-                self._stats = self._stats.counting(score)
-            joined.set_result(score)
+            else:
+                joined.set_result(score)
 
         for part in parts:
             part.add_done_callback(count)

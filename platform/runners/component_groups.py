@@ -18,7 +18,6 @@ from rl_platform.components.policy_rollout import Actions, Observations, Policy
 from rl_platform.components.rollout import Group
 from rl_platform.config.schema.rollout import Sampling
 from rl_platform.envs.embodied.evaluate import EvaluationResult
-from rl_platform.envs.reasoning.scoring import ScoringStats
 from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory, Weights, WeightsReceived
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.weights_token import WeightsToken
@@ -64,7 +63,6 @@ class ReferenceGroup(EvaluatorGroup, Protocol):
 
 class RewardGroup(Ranks, Protocol):
     def stream(self, source: Channel[Trajectory], sink: Channel[Trajectory]) -> Handle[int]: ...
-    def stats(self) -> Handle[ScoringStats]: ...
 
 
 class RolloutGroup(Ranks, Protocol):

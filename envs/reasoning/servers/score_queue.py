@@ -1,4 +1,4 @@
-"""The queue of a scorer that scores several responses at once, with counts of the results."""
+"""The queue of a scorer that scores several responses at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from rl_platform.envs.reasoning.score import Score
-from rl_platform.envs.reasoning.scoring import ScoringStats
 from rl_platform.envs.reasoning.scoring_process import Job
 from rl_platform.envs.reasoning.verifiers import ScoreItem
 from rl_platform.errors import WorkerDied
@@ -24,11 +23,6 @@ class ScoreQueue:
         self._waiting: deque[Job] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        self._stats = ScoringStats()
-
-    @property
-    def stats(self) -> ScoringStats:
-        return self._stats
 
     def submit(self, items: Sequence[ScoreItem]) -> list[Future[Score]]:
         """Queues responses, waiting for room; the futures complete in any order. Raises WorkerDied once closed."""
@@ -53,8 +47,6 @@ class ScoreQueue:
     def finish(self, jobs: Sequence[Job], scores: Sequence[Score]) -> None:
         """Sets the scores of responses that were taken."""
         for job, score in zip(jobs, scores, strict=True):
-            with self._changed:
-                self._stats = self._stats.counting(score)
             job.future.set_result(score)
 
     def fail(self, jobs: Sequence[Job], error: Exception) -> None:

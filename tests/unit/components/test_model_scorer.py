@@ -64,7 +64,6 @@ def test_responses_are_scored_as_they_arrive_in_batches_of_those_that_wait(build
     assert {one.text: one.reward for one in found} == pytest.approx(single, abs=1e-5)
     assert sum(sizes) == len(texts)
     assert 1 < max(sizes) <= 3
-    assert component.stats().scored == len(texts)
 
 
 def test_a_conversation_beyond_the_context_costs_itself_only(build) -> None:
@@ -72,7 +71,6 @@ def test_a_conversation_beyond_the_context_costs_itself_only(build) -> None:
     long, good = component.score([trajectory("x" * 60), trajectory("good")])
     assert (long.valid, long.reward) == (False, 0.0)
     assert good.valid
-    assert (component.stats().raised, component.stats().scored) == (1, 1)
     assert long.outcome == "raised"
     assert "reads 1 to 48" in long.verdict
 

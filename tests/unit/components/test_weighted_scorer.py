@@ -13,7 +13,6 @@ from reward_parts import SHORT_S, HungRewards
 from rl_platform.components.weighted_scorer import WeightedScorer
 from rl_platform.config.rules.reward import TAKEN
 from rl_platform.envs.reasoning.score import RAISED, TIMEOUT, Score, unscored
-from rl_platform.envs.reasoning.scoring import ScoringStats
 from rl_platform.envs.reasoning.verifiers import ScoreItem
 from rl_platform.errors import ConfigError
 from rl_platform.records import Prompt, Trajectory
@@ -41,8 +40,6 @@ def picky(response, answer, metadata):
 class Given:
     """Answers with scores that the test gives, when it says so."""
 
-    stats = ScoringStats()
-
     def __init__(self, *scores: Score) -> None:
         self.scores, self.futures, self.closed = scores, [Future[Score]() for _ in scores], 0
 
@@ -66,7 +63,6 @@ def test_values_and_steps_are_weighted_sums() -> None:
     one.finish()
     # 2 * 1 - 0.25 * 4, and of the steps 2 * 0.5 and -0.25 * 1
     assert future.result() == Score(1.0, steps=((1, 1.0), (2, -0.25)), parts=(("one", 1.0), ("two", 4.0)))
-    assert scorer.stats == ScoringStats(scored=1)
     scorer.close()
     assert one.closed == two.closed == 1
 
@@ -77,7 +73,6 @@ def test_a_missing_score_makes_the_response_invalid_whatever_its_weight() -> Non
     (future,) = scorer.submit([ScoreItem("abc", "?", "!")])
     one.finish(), two.finish()
     assert future.result() == Score(0.0, False, TIMEOUT, "two: too slow", parts=(("one", 1.0),))
-    assert scorer.stats == ScoringStats(timeouts=1)
 
 
 def test_a_sum_out_of_range_and_an_error_of_a_scorer() -> None:
