@@ -33,10 +33,8 @@ class Question:
 
 @dataclass(frozen=True)
 class Split:
-    """Disjoint training and validation questions. removed: training questions that validation also had; unused: rows of
-    a validation file beyond data.val_size."""
+    """Disjoint training and validation questions. unused: rows of a validation file beyond data.val_size."""
 
     train: list[Question]
     validation: list[Question]
-    removed: int = 0
     unused: int = 0

@@ -27,8 +27,7 @@ def build_questions(data: Data, seed: int) -> Split:
             place = task.path or task.name or task.type
             raise DataError(f"{place}: all {len(split.train)} training questions are also validation questions.")
         train += distinct
-    removed = sum(len(split.train) for _, split in splits) - len(train)
-    return Split(train, validation, removed, unused=sum(split.unused for _, split in splits))
+    return Split(train, validation, unused=sum(split.unused for _, split in splits))
 
 
 def _split(data: Data, key: str, task: Task, seed: int) -> Split:

@@ -53,7 +53,6 @@ def test_folder_with_splits(saved: Path) -> None:
     split = build_questions(of(saved, val_split="test"), seed=1)
     assert [question.answer for question in split.train] == ["0", "1", "2", "3"]
     assert [question.answer for question in split.validation] == ["4", "5"]
-    assert split.removed == 1
     first = split.train[0]
     assert first.messages == (CHAT[0], {"role": "user", "content": "What is 0?"})
     assert first.text == "system: Be brief.\n\nuser: What is 0?"

@@ -103,7 +103,6 @@ def test_jsonl_holds_out_the_last_lines_and_removes_duplicates_from_training(tmp
     split = build_questions(jsonl(path), seed=1)
     assert [q.answer for q in split.train] == ["1", "2", "3"]
     assert [q.answer for q in split.validation] == ["8", "9"]
-    assert split.removed == 1
 
 
 def test_jsonl_with_a_validation_file(tmp_path: Path) -> None:
@@ -111,7 +110,7 @@ def test_jsonl_with_a_validation_file(tmp_path: Path) -> None:
     split = build_questions(jsonl(path, val_path=str(val)), seed=1)
     assert [q.answer for q in split.train] == ["1", "2"]
     assert [q.answer for q in split.validation] == ["5", "6"]
-    assert (split.removed, split.unused) == (1, 1)
+    assert split.unused == 1
 
 
 def test_columns_can_be_renamed_and_others_are_kept(tmp_path: Path) -> None:
@@ -183,7 +182,7 @@ def test_sources_are_labelled_and_validated_one_by_one(tmp_path: Path) -> None:
     assert Counter(q.source for q in split.train) == {"toy": 5, "sums": 3}
     assert Counter(q.source for q in split.validation) == {"toy": 3, "sums": 2, "more": 2}
     assert [q.answer for q in split.train if q.source == "sums"] == ["2", "3", "4"]
-    assert (split.removed, split.train[-1].metadata) == (1, {"answer": "4", "source": "sums"})
+    assert split.train[-1].metadata == {"answer": "4", "source": "sums"}
 
 
 def test_a_source_without_validation_trains_on_all_its_rows(tmp_path: Path) -> None:
