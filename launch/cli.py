@@ -47,6 +47,7 @@ def _run(execute: Callable[[Sequence[str]], None], program: str) -> None:
 
     collect_rarely()
     try:
+        _check_folder()
         execute(sys.argv[1:])
     except BaseException as error:
         from rl_platform.errors import RayLost
@@ -61,6 +62,16 @@ def _run(execute: Callable[[Sequence[str]], None], program: str) -> None:
         os._exit(code)  # threads that are still computing, or Ray, would hold up or crash the interpreter's end
     collect_as_usual()
     sys.exit(code)
+
+
+def _check_folder() -> None:
+    """Raises ConfigError if the working folder was removed: most imports and every relative path need it."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        from rl_platform.errors import ConfigError, Problem
+
+        raise ConfigError([Problem("working folder", "it was removed", hint="cd to another folder")]) from error
 
 
 def _explain(error: BaseException, program: str) -> int:

@@ -148,11 +148,29 @@ def _gpus() -> Iterator[Row]:
             yield Row("torch", f"{version('torch')} is a build for CPUs", "problem", fix)
 
 
+def _unreachable(address: str) -> str:
+    """Why nothing answers at HOST:PORT; empty if something does."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        return "that is not HOST:PORT"
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=RESOLVE_S).close()
+    except (OSError, OverflowError, ValueError) as error:
+        return f"nothing answers there ({getattr(error, 'strerror', None) or error})"
+    return ""
+
+
 def _network() -> Iterator[Row]:
     address = os.environ.get("RAY_ADDRESS")
     current = _read(os.path.join(tempfile.gettempdir(), "ray", "ray_current_cluster")).strip()
     text = f"RAY_ADDRESS is {address}" if address else "RAY_ADDRESS is not set"
-    yield Row("Ray address", f"{text}; {f'a cluster was started here at {current}' if current else 'no cluster here'}")
+    text += f"; a cluster was started here at {current}" if current else "; no cluster here"
+    if address and address not in ("auto", "local") and (reason := _unreachable(address.removeprefix("ray://"))):
+        yield Row(
+            "Ray address", f"{text}; {reason}", "problem", "unset RAY_ADDRESS, or set it to HOST:PORT of the head"
+        )
+    else:
+        yield Row("Ray address", text)
     yield _token()
     addresses = {
         name: [each.address for each in found if each.family == socket.AF_INET]

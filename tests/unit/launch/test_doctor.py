@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tomllib
@@ -268,3 +269,23 @@ def test_folders_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     assert rows["Hugging Face"].text.endswith("will be made")
     monkeypatch.setattr(doctor, "LEAST_FREE", 2**70)
     assert {row.state for row in doctor._folders()} == {"problem"}
+
+
+def test_an_address_of_ray_at_which_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def row(address: str) -> Row:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        return next(row for row in doctor._network() if row.name == "Ray address")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert row(f"127.0.0.1:{port}").state == row(f"ray://127.0.0.1:{port}").state == row("auto").state == "ok"
+    for address, reason in ((f"127.0.0.1:{port}", "nothing answers there"), ("head", "that is not HOST:PORT")):
+        assert (row(address).state, reason in row(address).text) == ("problem", True)
+
+
+def test_a_working_folder_that_was_removed(tmp_path: Path) -> None:
+    begin = "import os, sys\nfrom rl_platform.launch.cli import tools\nos.rmdir(os.getcwd())\n"
+    code = f"{begin}sys.argv[1:] = ['keys']\ntools()"
+    (gone := tmp_path / "gone").mkdir()
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=gone)
+    assert (ended.returncode, "working folder: it was removed" in ended.stderr) == (2, True), ended.stderr
