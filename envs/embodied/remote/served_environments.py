@@ -172,7 +172,7 @@ def _build(description: EnvDescription, wishes: Mapping[str, Any]) -> tuple[Serv
     count, spaces = wishes["num_envs"], ServedFacts.of(wishes["facts"]).spaces
     setup = EnvSetup(description, find_spec(description), spaces, range(count), restarts=wishes["restarts"])
     buffers = Buffers(count, spaces)
-    return ServedBlock(setup, buffers, 0, count, 0), buffers
+    return ServedBlock(setup, buffers, 0, count, 0, 1), buffers
 
 
 def _serve(sock: socket.socket, watch: Watch, block: ServedBlock, buffers: Buffers, spaces: EnvSpaces) -> None:
