@@ -2,8 +2,10 @@
 
 A step has few tokens and some thirty kernels per layer, whose launches from Python take longer than the kernels. A
 graph has all of them: embedding, layers, logits and sampling. The host writes tokens, lengths, uniform numbers and the
-addresses of pages into one pinned buffer, copies it, and replays a graph; the kernels of `cuda_decode_kernels` read the
-pages in place. Prompts enter by a forward pass of their own, in half precision with the attention of `cuda_prefill`.
+addresses of pages into a pinned buffer, copies it, and replays a graph; the kernels of `cuda_decode_kernels` read the
+pages in place. The next step is launched before the host has read the tokens of this one, so that the GPU does not wait
+for the host; a sequence that ends with its token is decoded once too often. Prompts enter by a forward pass of their
+own, in half precision with the attention of `cuda_prefill`.
 
 There is a graph for each padded number of rows and kind of sampling. The first step of a kind runs without a graph,
 because libraries allocate and kernels compile then; the second one is captured. Graphs contain the addresses of the
@@ -15,7 +17,7 @@ Not covered: windows shorter than a sequence, capped scores, sinks, and rotary f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -71,92 +73,39 @@ def padded(rows: int) -> int:
     return -(-rows // step) * step
 
 
-class CudaDecoding:
-    """Decoding steps with the weights of `decoder`, of at most `most_rows` sequences.
+class StepInputs:
+    """What a decoding step of `rows` sequences, of at most `pages` pages each, reads; the device has a copy.
 
-    graphs False: each step launches its kernels, because other threads of this process use the GPU meanwhile. Their
-    synchronisations or freed memory would end the capture of a graph with an error.
+    numbers [rows (3 + 2 pages)] int64 in main memory: tokens (-1 - i: that of slot i in the step before), lengths,
+    uniform random numbers as float64, and the table of `PagedAttention`.
     """
 
-    def __init__(self, decoder: FusedDecoder, most_rows: int, device: torch.device, *, graphs: bool = True) -> None:
-        self.graphs = graphs
-        self.decoder, self.device, self.rows = decoder, device, padded(most_rows)
-        decoder.use(CudaRows())  # for prompts
-        self._weights: list[int] = []
-        self._pages = 0  # of a row, for which the table has space
-        self._cuda = device.type == "cuda"  # Triton's interpreter runs on CPUs
-        self._stream = torch.cuda.Stream(device) if self._cuda else None
-        self.drop()
-
-    def drop(self) -> None:
-        """Frees the graphs and their memory."""
-        self._graphs: dict[object, tuple[torch.cuda.CUDAGraph, Tensor] | None] = {}
-        self._largest = 0
-        self._pool = torch.cuda.graph_pool_handle() if self._cuda else None
-
-    def join(self) -> None:
-        """Places the weights of layers with the same input side by side, so that one product computes all of them.
-
-        The weights must not be references to the trainer's.
-        """
-        for joined in self.decoder.linears:
-            for kind in ("weight", "bias"):
-                parts = [getattr(layer, kind) for layer in joined.layers]
-                if len(parts) > 1 and parts[0] is not None:
-                    whole = torch.cat([part.data for part in parts])
-                    for part, place in zip(parts, whole.split([len(part) for part in parts]), strict=True):
-                        part.data = place
-
-    def begin(self, cache: KVCache, sampling: SamplingParams, longest: int) -> None:
-        """Prepares for sequences of at most `longest` tokens in `cache`, which is empty."""
-        self.cache, self.sampling = cache, sampling
-        self._page_bytes = cache.tails[0, 0, 0].nbytes
-        flash = flashes(self.device, cache.tails.dtype, cache.tails.shape[-1])
-        self.prompt_attention: Callable[[Sequence[PrefillChunk]], PrefillAttention | PagedPrefill]
-        self.prompt_attention = PagedPrefill if flash else PrefillAttention
-        self.prompt_tokens = GPU_PREFILL_TOKENS if flash else None  # of one forward pass; None: as on a CPU
-        self._written: list[tuple[DecodedRow, int]] = []
-        self._moves = 0
-        modules = (self.decoder.backbone, *self.decoder.head.layers)  # type: ignore[union-attr]
-        weights = [tensor.data_ptr() for module in modules for tensor in (*module.parameters(), *module.buffers())]
-        if weights != self._weights:
-            self.drop()
-            self._weights = weights
-        for linear in self.decoder.linears:
-            linear.packed = _together(linear)
-        if longest >= self._pages * cache.page:
-            self.drop()
-            self._allocate(1 << (longest // cache.page).bit_length())
-
-    def _allocate(self, pages: int) -> None:
-        self._pages, rows = pages, self.rows
-        self._host = torch.zeros(rows * (3 + 2 * pages), dtype=torch.int64, pin_memory=self._cuda)
-        self._there = torch.zeros_like(self._host, device=self.device)
-        array = self._host.numpy()
+    def __init__(self, rows: int, pages: int, *, pinned: bool) -> None:
+        self.rows = rows
+        self.numbers = torch.zeros(rows * (3 + 2 * pages), dtype=torch.int64, pin_memory=pinned)
+        array = self.numbers.numpy()
         self._tokens, self._lengths = array[:rows], array[rows : 2 * rows]
         self._uniforms = array[2 * rows : 3 * rows].view(np.float64)
         self._table = array[3 * rows :].reshape(pages, rows, 2)
 
-    def step(self, rows: Sequence[DecodedRow]) -> Tensor:
-        """Decodes one token of each row; row i has the i-th slot of the cache.
+    def begin(self, cache: KVCache) -> None:
+        self.cache, self._page_bytes = cache, cache.tails[0, 0, 0].nbytes
+        self._written: list[tuple[DecodedRow, int]] = []
+        self._moves = 0
 
-        Returns tokens and log-probs [2,n] as float64, on the device, valid until the next step.
+    def write(self, rows: Sequence[DecodedRow], size: int, before: Mapping[int, int]) -> int:
+        """Writes what changed; returns how many of the numbers the step reads.
+
+        before: by id of a row its slot in the step before, if that step's token is not among the row's yet.
         """
-        size = padded(len(rows))
-        used = self._write(rows, size)
-        self._there[:used].copy_(self._host[:used], non_blocking=True)
-        return self._run(size)[:, : len(rows)]
-
-    def on_device(self) -> AbstractContextManager[object]:
-        """Makes the engine's GPU the current one."""
-        return current(self.device)
-
-    def _write(self, rows: Sequence[DecodedRow], size: int) -> int:
-        """Writes what changed into the pinned buffer; returns how many of its numbers the step reads."""
-        count = len(rows)
-        self._tokens[:count] = [row.tokens[-1] for row in rows]
-        self._lengths[:count] = [row.stored + 1 for row in rows]
-        self._uniforms[:count] = [row.random[len(row.tokens)] for row in rows]
+        count, slots = len(rows), [before.get(id(row)) for row in rows]
+        ahead = [slot is not None for slot in slots]
+        self._tokens[:count] = [
+            row.tokens[-1] if slot is None else -1 - slot for row, slot in zip(rows, slots, strict=True)
+        ]
+        self._lengths[:count] = [row.stored + 1 + more for row, more in zip(rows, ahead, strict=True)]
+        drawn = [min(len(row.tokens) + more, len(row.random) - 1) for row, more in zip(rows, ahead, strict=True)]
+        self._uniforms[:count] = [row.random[place] for row, place in zip(rows, drawn, strict=True)]
         self._tokens[count:size] = self._lengths[count:size] = 0
         moves = sum(pool.moves for pool in self.cache.pools.values())
         if moves != self._moves:
@@ -181,6 +130,121 @@ class CudaDecoding:
             self._table[known:count, slot] = [place_of(page) for page in row.pages[known:]]
         size, tails = self._page_bytes, self.cache.tails
         self._table[count, slot] = tails.data_ptr() + slot * size, 2 * tails.shape[2] * size
+
+
+class Flight:
+    """A decoding step that was launched for `rows`. results [2,>=n] float64 on the device: tokens and log-probs."""
+
+    def __init__(self, rows: Sequence[DecodedRow], results: Tensor) -> None:
+        self._rows = list(rows)  # keeps their ids
+        self.slots = {id(row): slot for slot, row in enumerate(rows)}
+        self._numbers = torch.empty(results.shape, dtype=results.dtype, pin_memory=results.is_cuda)
+        self._numbers.copy_(results, non_blocking=True)
+        self._copied = torch.cuda.Event() if results.is_cuda else None
+        if self._copied is not None:
+            self._copied.record()
+
+    def results(self, rows: Sequence[DecodedRow]) -> list[list[float]]:
+        """Waits for the step; returns tokens and log-probs of the given rows."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._numbers[:, [self.slots[id(row)] for row in rows]].tolist()
+
+
+class CudaDecoding:
+    """Decoding steps with the weights of `decoder`, of at most `most_rows` sequences.
+
+    graphs False: each step launches its kernels, because other threads of this process use the GPU meanwhile. Their
+    synchronisations or freed memory would end the capture of a graph with an error.
+    """
+
+    def __init__(self, decoder: FusedDecoder, most_rows: int, device: torch.device, *, graphs: bool = True) -> None:
+        self.graphs = graphs
+        self.decoder, self.device, self.rows = decoder, device, padded(most_rows)
+        decoder.use(CudaRows())  # for prompts
+        self._weights: list[int] = []
+        self._pages = 0  # of a row, for which the table has space
+        self._cuda = device.type == "cuda"  # Triton's interpreter runs on CPUs
+        self._stream = torch.cuda.Stream(device) if self._cuda else None
+        self._flight: Flight | None = None
+        self.drop()
+
+    def drop(self) -> None:
+        """Frees the graphs and their memory."""
+        self._graphs: dict[object, tuple[torch.cuda.CUDAGraph, Tensor] | None] = {}
+        self._largest = 0
+        if self._cuda:
+            torch.cuda.current_stream(self.device).synchronize()  # a graph may still run
+        self._pool = torch.cuda.graph_pool_handle() if self._cuda else None
+
+    def join(self) -> None:
+        """Places the weights of layers with the same input side by side, so that one product computes all of them.
+
+        The weights must not be references to the trainer's.
+        """
+        for joined in self.decoder.linears:
+            for kind in ("weight", "bias"):
+                parts = [getattr(layer, kind) for layer in joined.layers]
+                if len(parts) > 1 and parts[0] is not None:
+                    whole = torch.cat([part.data for part in parts])
+                    for part, place in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+                        part.data = place
+
+    def begin(self, cache: KVCache, sampling: SamplingParams, longest: int) -> None:
+        """Prepares for sequences of at most `longest` tokens in `cache`, which is empty."""
+        self.cache, self.sampling = cache, sampling
+        self._page_bytes = cache.tails[0, 0, 0].nbytes
+        flash = flashes(self.device, cache.tails.dtype, cache.tails.shape[-1])
+        self.prompt_attention: Callable[[Sequence[PrefillChunk]], PrefillAttention | PagedPrefill]
+        self.prompt_attention = PagedPrefill if flash else PrefillAttention
+        self.prompt_tokens = GPU_PREFILL_TOKENS if flash else None  # of one forward pass; None: as on a CPU
+        if self._flight is not None:  # of a generation that was cut
+            self._flight.results(())
+            self._flight = None
+        modules = (self.decoder.backbone, *self.decoder.head.layers)  # type: ignore[union-attr]
+        weights = [tensor.data_ptr() for module in modules for tensor in (*module.parameters(), *module.buffers())]
+        if weights != self._weights:
+            self.drop()
+            self._weights = weights
+        for linear in self.decoder.linears:
+            linear.packed = _together(linear)
+        if longest >= self._pages * cache.page:
+            self.drop()
+            self._allocate(1 << (longest // cache.page).bit_length())
+        for inputs in self._inputs:
+            inputs.begin(cache)
+
+    def _allocate(self, pages: int) -> None:
+        self._pages = pages
+        self._inputs = [StepInputs(self.rows, pages, pinned=self._cuda) for _ in range(2)]  # one of each step in flight
+        self._there = torch.zeros_like(self._inputs[0].numbers, device=self.device)
+        self._last = torch.zeros(self.rows, dtype=torch.int64, device=self.device)  # tokens of the last step
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a step was launched and not taken."""
+        return self._flight is not None
+
+    def launch(self, rows: Sequence[DecodedRow], after: Flight | None = None) -> None:
+        """Launches a step that decodes a token of each row; row i has the i-th slot of the cache.
+
+        after: the step before, of all these rows, whose results are not read yet.
+        """
+        size, inputs = padded(len(rows)), self._inputs[0]
+        self._inputs.reverse()  # the copy of the other ones may not have begun
+        used = inputs.write(rows, size, {} if after is None else after.slots)
+        self._there[:used].copy_(inputs.numbers[:used], non_blocking=True)
+        self._flight = Flight(rows, self._run(size))
+
+    def take(self) -> Flight:
+        """Returns the step in flight; then none is."""
+        flight, self._flight = self._flight, None
+        assert flight is not None
+        return flight
+
+    def on_device(self) -> AbstractContextManager[object]:
+        """Makes the engine's GPU the current one."""
+        return current(self.device)
 
     def _run(self, size: int) -> Tensor:
         if self._stream is None or not self.graphs:
@@ -212,11 +276,13 @@ class CudaDecoding:
     def _compute(self, size: int) -> Tensor:
         """Returns tokens and log-probs [2,size]; reads and writes memory whose addresses do not change."""
         rows, there = self.rows, self._there
-        tokens, lengths = there[:size], there[rows : rows + size]
+        given, lengths = there[:size], there[rows : rows + size]
+        tokens = torch.where(given < 0, self._last[(-1 - given).clamp(min=0)], given)
         uniform = there[2 * rows : 2 * rows + size].view(torch.float64)
         table = there[3 * rows :].view(-1, rows, 2)
         states = self._hidden(tokens, lengths, table)
         sampled, log_probs = sample(self.decoder.logits(states), uniform, self.sampling)
+        self._last[:size] = sampled
         return torch.stack([sampled.double(), log_probs.double()])
 
     def _hidden(self, tokens: Tensor, lengths: Tensor, table: Tensor) -> Tensor:

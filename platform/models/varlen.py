@@ -67,10 +67,8 @@ def flash_attention(
     """
     from torch.nn.attention import varlen
 
-    grouped = {"enable_gqa": True}
-    if "enable_gqa" not in kernel_parameters():
-        grouped, repeat = {}, queries.shape[1] // keys.shape[1]
-        keys, values = (tensor.repeat_interleave(repeat, dim=1) for tensor in (keys, values))
+    # query heads share key heads; torch 2.11 has no parameter for it, and its kernel does it without one
+    grouped = {"enable_gqa": True} if "enable_gqa" in kernel_parameters() else {}
     out: Tensor = varlen.varlen_attn(
         queries.contiguous(),
         keys.contiguous(),

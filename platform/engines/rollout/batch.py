@@ -104,15 +104,12 @@ class ContinuousBatch:
         With `decoding`, running sequences rest while prompts enter.
         """
         self._admit()
-        for slot, entry in enumerate(self.running):
-            if entry.stored == self.cache.page * (1 + len(entry.pages)):
-                entry.pages.append(self.cache.full_tail(slot))
-                self.readers = None
         planned, apart = self.prefill.plan(), 0
-        if self.decoding is not None:
+        if self.decoding is None:
+            self._begin_pages()
+        else:
             apart = len(self.running)
-            if apart and not planned:
-                _append(self.running, *self.decoding.step(self.running).tolist())
+            self._decode(self.decoding, prompts=bool(planned))
         states = self._forward(planned, self.running[apart:])
         for prompt in self.prefill.complete():
             assert prompt.state is not None
@@ -153,6 +150,29 @@ class ContinuousBatch:
             yield entry.completion("abort")
         for request in self.waiting:
             yield Completion(request.index, (), (), "abort")
+
+    def _decode(self, decoding: CudaDecoding, *, prompts: bool) -> None:
+        """Decodes a token of each running sequence, and launches the next step before it waits for this one.
+
+        prompts: these enter now, so only the results of a launched step are read.
+        """
+        if self.running and not (prompts or decoding.in_flight):
+            self._begin_pages()
+            decoding.launch(self.running)
+        if not decoding.in_flight:
+            return
+        flight = decoding.take()
+        if not prompts and any(len(entry.tokens) + 1 < entry.request.limit(self.sampling) for entry in self.running):
+            self._begin_pages(1)
+            decoding.launch(self.running, after=flight)
+        _append(self.running, *flight.results(self.running))
+
+    def _begin_pages(self, more: int = 0) -> None:
+        """Begins a page for each running sequence whose last one is full with `more` tokens than are known."""
+        for slot, entry in enumerate(self.running):
+            if entry.stored + more == self.cache.page * (1 + len(entry.pages)):
+                entry.pages.append(self.cache.full_tail(slot))
+                self.readers = None
 
     def _admit(self) -> None:
         for _ in range(min(len(self.waiting), self.cache.slots - len(self.running) - len(self.prefill.entering))):
