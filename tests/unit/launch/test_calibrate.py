@@ -12,7 +12,7 @@ import torch
 
 from rl_platform.config import load_config
 from rl_platform.errors import ConfigError
-from rl_platform.launch.tools import calibrate
+from rl_platform.launch.tools import calibrate, config_measurements, device_measurements
 from rl_platform.placement.estimates.model_shape import ModelShape
 
 ROOT = Path(__file__).parents[3]
@@ -23,9 +23,11 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("RL_PLATFORM_CACHE", str(tmp_path / "cache"))
     shape = ModelShape(64, 32, 1, 2, 2, 16, 64, tied=True)
     changes = {"WIDTHS": (16, 32), "ROWS": (1, 4), "BATCHES": (1, 2, 3), "DECODED": 2, "MOST_S": 0.0, "LEAST_S": 1e-6}
-    changes |= {"SMALL": shape, "USUAL": shape, "STREAM_BYTES": 2**16, "FILE_BYTES": 2**20, "PROMPTS": 8}
+    changes |= {"SMALL": shape, "USUAL": shape, "STREAM_BYTES": 2**16}
     for name, value in changes.items():
-        monkeypatch.setattr(calibrate, name, value)
+        monkeypatch.setattr(device_measurements, name, value)
+    monkeypatch.setattr(config_measurements, "PROMPTS", 8)
+    monkeypatch.setattr(calibrate, "FILE_BYTES", 2**20)
     monkeypatch.setattr(calibrate, "_seconds_of_start", lambda: 3.0)
     monkeypatch.setattr(calibrate, "_run", run_of)
     monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
@@ -90,8 +92,8 @@ def test_a_busy_machine_is_measured_again(command: Any, small: Path, monkeypatch
 def test_environments_and_policies_of_any_kind_are_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     config = load_config(name, ["env.num_envs=4", "env.rollout_steps=32", "data.mini_batch_size=32"]).config
-    assert calibrate._environment(config)["step"] > 0
-    assert min(calibrate._policy(config, torch.device("cpu")).values()) > 0
+    assert config_measurements.environment_seconds(config)["step"] > 0
+    assert min(config_measurements.policy_seconds(config, torch.device("cpu")).values()) > 0
 
 
 def test_images_are_drawn_by_the_library_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,18 +101,18 @@ def test_images_are_drawn_by_the_library_that_works(monkeypatch: pytest.MonkeyPa
 
     def with_drawing(uses_mujoco: bool, start: Callable[[dict[str, str]], Any]) -> Any:
         tried.append(uses_mujoco)
-        raise calibrate.CannotDraw("egl: no library")
+        raise config_measurements.CannotDraw("egl: no library")
 
-    monkeypatch.setattr(calibrate, "with_drawing", with_drawing)
+    monkeypatch.setattr(config_measurements, "with_drawing", with_drawing)
     with pytest.raises(ConfigError, match=r"env\.pixels: nothing can be drawn on this machine: egl: no library"):
-        calibrate._environment(load_config(ROOT / "configs/embodied/pixels.yaml").config)
+        config_measurements.environment_seconds(load_config(ROOT / "configs/embodied/pixels.yaml").config)
     assert tried == [True]
 
 
 @pytest.mark.slow
 def test_all_reduce_between_two_processes() -> None:
-    seconds = calibrate._all_reduce("cpu")
-    assert list(seconds) == [str(size) for size in calibrate.EXCHANGED]
+    seconds = device_measurements.all_reduce_seconds("cpu")
+    assert list(seconds) == [str(size) for size in device_measurements.EXCHANGED]
     assert all(value > 0 for value in seconds.values())
 
 
