@@ -198,6 +198,9 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
             hint = "the function takes env.kwargs and returns one Gymnasium environment; env.num_envs makes several"
             raise ConfigError([Problem("env", message, value=description.id, hint=hint)]) from error
         raise ConfigError([Problem("env.kwargs", message, value=repr(kwargs), hint=hint)]) from error
+    if absent := [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]:
+        hint = "set it in __init__: a space of gymnasium.spaces"
+        raise ConfigError([Problem("env.id", f"{spec.id} has no {' and no '.join(absent)}", value=spec.id, hint=hint)])
     if description.pixels is not None:
         return PixelObservation(env, description.pixels)
     if render_mode is not None:

@@ -126,6 +126,10 @@ def test_plan_and_check_return_what_the_options_print(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == ""
 
 
+class Blank(gymnasium.Env):
+    """An environment that forgot its spaces."""
+
+
 class Line(gymnasium.Env):  # type: ignore[type-arg]
     """A point on a line; the reward is its action."""
 
@@ -177,6 +181,7 @@ WRONG = {
         (lambda: rl.ppo(3, total_steps="many"), r"(?s)2 problems.*total_steps.*env: makes no environment"),
         (lambda: rl.ppo("CartPole-v1", total_steps=0), "total_steps"),
         (lambda: rl.ppo(Line), "env.max_episode_steps: .* declares no time limit"),
+        (lambda: rl.ppo(Blank, folder="x"), "has no observation_space and no action_space"),
         (lambda: rl.ppo(lambda: 3, folder="x"), r"(?s)env: function/lambda cannot be built.*returns one Gymnasium env"),
         (lambda: rl.ppo("CartPole-v1", seed="x", overrides={"env.num_envs": -1}), r"(?s)runner.seed.*env.num_envs"),
     ],
