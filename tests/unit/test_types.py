@@ -24,6 +24,7 @@ STRICT = (
     "rl_platform.checkpoint",
     "rl_platform.components.reward_models",
     "rl_platform.config",
+    "rl_platform.envs.embodied.remote",
     "rl_platform.launch.jobs",
     "rl_platform.launch.tools.convert",
     "rl_platform.launch.tools.report",
