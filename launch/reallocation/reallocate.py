@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -125,8 +126,8 @@ def reallocating(
 class Reallocation(Reporter):
     """Measures the steps of a run, of whose reporter it is a sink, and decides after a step whether the run moves.
 
-    target: where the run moves if `leaves` has returned True. steps: metrics of the steps on the present placement. The
-    run takes a placement that it has left once more at most, if steps were shorter there, and then stays.
+    target: where the run moves if `leaves` has returned True. steps: number of steps on the present placement. The run
+    takes a placement that it has left once more at most, if steps were shorter there, and then stays.
     """
 
     def __init__(self, loaded: LoadedConfig, here: Placed, inventory: Inventory, reporter: Reporters) -> None:
@@ -136,13 +137,16 @@ class Reallocation(Reporter):
         self._settled = self._told = False
         self._start_s = self._move_s = 0.0  # measured: of the first start, and of the last move
         self._leaving = 0.0  # the time at which the last move began
-        self.steps: list[Mapping[str, float]] = []
+        self._latest: deque[Mapping[str, float]] = deque(maxlen=EVERY)
+        self.steps = 0
         self.target: Placed | None = None
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self._start_s = self._start_s or metrics.get("time/load", 0.0)
         if step > 0:
-            self.steps.append(metrics)
+            self.steps += 1
+            if self.steps > 1:  # the first one is a warm-up
+                self._latest.append(metrics)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -158,26 +162,30 @@ class Reallocation(Reporter):
         """The run is on `here` from now on."""
         self._settled = any(here is one for one in self._left)
         self._left.append(self._here)
-        self._here, self.target, self.steps = here, None, []
+        self._here, self.target, self.steps = here, None, 0
+        self._latest.clear()
 
     def leaves(self, step: int) -> bool:
         """Called after each step but the last one. Returns whether the run moves to `target`."""
-        measured = self.steps[1:]  # the first one is a warm-up
-        if self._settled or len(measured) < FIRST or (len(measured) - FIRST) % EVERY:
+        measured = self.steps - 1
+        if self._settled or measured < FIRST or (measured - FIRST) % EVERY:
             return False
         with self._reporter.phase("reallocate"):
-            self._here.measured = statistics.median(map(_training_seconds, measured[-EVERY:]))
+            self._here.measured = statistics.median(map(_training_seconds, self._latest))
             self._report_move()
             try:
-                better = self._better(measured_of(Path(METRICS), measured[-EVERY:]))
+                better = self._better(measured_of(Path(METRICS), list(self._latest)))
             except ConfigError as error:
                 message = error.problems[0].message
                 self._reporter.note(f"cluster.reallocate: no other placement is predicted: {message}")
                 self._settled = True
                 return False
-        saves = better.saves if better is not None else 0.0
-        self._reporter.add({"perf/reallocation_gain": saves / self._here.measured})
-        return better is not None and self._decides(better, step)
+        if better is None:
+            self._reporter.add({"perf/reallocation_gain": 0.0})
+            return False
+        gain = better.saves / self._here.measured
+        self._reporter.add({"perf/reallocation_gain": gain, "perf/reallocation_cost": better.cost})
+        return self._decides(better, step)
 
     def _report_move(self) -> None:
         """Prints the measured step after a move beside the predicted one, once."""

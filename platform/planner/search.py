@@ -184,8 +184,8 @@ class Search:
         self.emulated, self.tried = inventory.stands_in, dict[str, Candidate]()
 
     def placements(self) -> SearchResult:
-        """Tries placements only: no other key of the config changes."""
-        self._try(Variant(self.config, self.rollout_devices), coarse=False)
+        """Tries placements only, on few splits of a large cluster: no other key of the config changes."""
+        self._try(Variant(self.config, self.rollout_devices), coarse=self.available > MANY)
         return self._result()
 
     def run(self) -> SearchResult:
