@@ -109,7 +109,7 @@ class ContinuousBatch:
             self._begin_pages()
         else:
             apart = len(self.running)
-            self._decode(self.decoding, prompts=bool(planned))
+            self._decode(self.decoding, entering=bool(self.prefill.entering))
         states = self._forward(planned, self.running[apart:])
         for prompt in self.prefill.complete():
             assert prompt.state is not None
@@ -151,18 +151,18 @@ class ContinuousBatch:
         for request in self.waiting:
             yield Completion(request.index, (), (), "abort")
 
-    def _decode(self, decoding: CudaDecoding, *, prompts: bool) -> None:
+    def _decode(self, decoding: CudaDecoding, *, entering: bool) -> None:
         """Decodes a token of each running sequence, and launches the next step before it waits for this one.
 
-        prompts: these enter now, so only the results of a launched step are read.
+        entering: other sequences will run after this pass, so only the results of a launched step are read.
         """
-        if self.running and not (prompts or decoding.in_flight):
+        if self.running and not (entering or decoding.in_flight):
             self._begin_pages()
             decoding.launch(self.running)
         if not decoding.in_flight:
             return
         flight = decoding.take()
-        if not prompts and any(len(entry.tokens) + 1 < entry.request.limit(self.sampling) for entry in self.running):
+        if not entering and any(len(entry.tokens) + 1 < entry.request.limit(self.sampling) for entry in self.running):
             self._begin_pages(1)
             decoding.launch(self.running, after=flight)
         _append(self.running, *flight.results(self.running))

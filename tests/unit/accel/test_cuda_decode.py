@@ -155,8 +155,8 @@ def test_generation(kind: str, joined: bool, sampling: SamplingParams, monkeypat
         fast._decoding.join()
     weights = [layer.weight for layer in fast._decoder.layers[0].qkv.layers]
     assert (cuda_decode._side_by_side(weights) is not None) == joined
-    requests = prompts((3, 17, 1, 15, 30), shared=40)
-    assert check_equal(answers(fast, requests, sampling), answers(plain, requests, sampling)) > 20
+    for requests in (prompts((3, 17, 1, 15, 30), shared=40), prompts((3, 17), samples=3)):
+        assert check_equal(answers(fast, requests, sampling), answers(plain, requests, sampling)) > 20
 
 
 @interpreted
