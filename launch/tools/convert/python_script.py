@@ -75,7 +75,7 @@ def _of_sb3(trainer: ast.Call, calls: Calls, known: Mapping[str, ast.expr]) -> d
 def _environment(env: ast.expr, calls: Calls, known: Mapping[str, ast.expr]) -> dict[str, Value]:
     """The id, number and arguments of the environments, from PPO's argument and the only call that makes one."""
     if isinstance(env, ast.Constant):
-        return {"env": env.value}
+        return {"env": _value(env, known)}
     made = [*calls.get("make_vec_env", ()), *calls.get("make", ())]
     if len(made) != 1 or not made[0].args:
         return {"env": Unresolved(ast.unparse(env), "the script makes it")}
