@@ -193,7 +193,6 @@ class CudaDecoding:
     def begin(self, cache: KVCache, sampling: SamplingParams, longest: int) -> None:
         """Prepares for sequences of at most `longest` tokens in `cache`, which is empty."""
         self.cache, self.sampling = cache, sampling
-        self._page_bytes = cache.tails[0, 0, 0].nbytes
         flash = flashes(self.device, cache.tails.dtype, cache.tails.shape[-1])
         self.prompt_attention: Callable[[Sequence[PrefillChunk]], PrefillAttention | PagedPrefill]
         self.prompt_attention = PagedPrefill if flash else PrefillAttention
