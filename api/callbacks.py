@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
 
-from rl_platform.config.suggest import SURE, nearest
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.runners.step_callbacks import Callback as Callback
+from rl_platform.suggest import SURE, nearest
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rl_platform.config.suggest import nearest
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.metrics import iter_metrics
 from rl_platform.python.arguments import folder_of
+from rl_platform.suggest import nearest
 
 if TYPE_CHECKING:
     import pandas

@@ -12,9 +12,9 @@ import random
 from collections.abc import Callable
 
 from rl_platform.config.schema.data import Data, Task
-from rl_platform.config.suggest import did_you_mean
 from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.suggest import did_you_mean
 
 QUOTIENT = "quotient"
 OPERATIONS: dict[str, Callable[[str], str]] = {"last": lambda digits: digits[-1], "max": max}

@@ -16,13 +16,13 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import TYPE_CHECKING, Literal
 
-from rl_platform.config.suggest import did_you_mean
 from rl_platform.errors import ConfigError, DataError, Problem, check_all
 from rl_platform.launch.tools.named_runs import check_runs
 from rl_platform.launch.tools.run_groups import group_by_config
 from rl_platform.launch.tools.run_headline import headline_of_run
 from rl_platform.launch.tools.written import PICTURES, check_output, writing
 from rl_platform.metrics import read_metrics
+from rl_platform.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

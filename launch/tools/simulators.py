@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterator
 from importlib.resources import files
 
-from rl_platform.config.suggest import did_you_mean
 from rl_platform.envs.embodied.processes.interpreter import environments_folder
 from rl_platform.errors import ConfigError, DataError, Problem
+from rl_platform.suggest import did_you_mean
 
 COMPLETE = "versions.txt"  # the list that the environment was made from; written last
 IMPORTS = "# imports: "

@@ -12,10 +12,10 @@ from pathlib import Path
 from rl_platform.config.layers import Layers
 from rl_platform.config.python_values import DICT, as_yaml
 from rl_platform.config.source import Tree, YamlReader
-from rl_platform.config.suggest import nearest
 from rl_platform.disk import read_regular
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.run_files import CONFIG
+from rl_platform.suggest import nearest
 
 EXTENDS = "extends"
 MAX_BYTES = 200_000  # of a file: PyYAML reads some hundred thousand per second

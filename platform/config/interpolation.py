@@ -13,9 +13,9 @@ from typing import NoReturn
 from rl_platform.config.differences import flat
 from rl_platform.config.layers import value_at
 from rl_platform.config.source import MAX_DEPTH, MAX_SIZE, Tree
-from rl_platform.config.suggest import SURE, nearest
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.redact import hide_variable
+from rl_platform.suggest import SURE, nearest
 
 _REFERENCE = re.compile(r"(\$?)\$\{([^{}]*)\}")
 _NESTED = re.compile(r"\$\{[^{}]*\$\{")

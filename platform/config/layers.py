@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rl_platform.config.source import UNSET, Replacement, Tree
-from rl_platform.config.suggest import nearest
 from rl_platform.errors import Problem
+from rl_platform.suggest import nearest
 
 _REPLACED = ("cluster.component_placement",)  # beside other keys, those below would place components twice
 

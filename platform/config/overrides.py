@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rl_platform.config.layers import Layers
 from rl_platform.config.source import COMMAND_LINE, MAX_DEPTH, UNSET, Replacement, YamlReader
-from rl_platform.config.suggest import nearest
 from rl_platform.errors import Problem
+from rl_platform.suggest import nearest
 
 
 def apply_overrides(layers: Layers, overrides: Sequence[str], place: str = COMMAND_LINE) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rl_platform.config.schema.cluster import COMPONENTS, PLACEMENT
-from rl_platform.config.suggest import did_you_mean
 from rl_platform.errors import Problem
+from rl_platform.suggest import did_you_mean
 
 MAX_PIECES = 1_000  # of a text
 SHOWN = 1_000  # characters of a text in messages

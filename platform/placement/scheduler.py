@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from rl_platform.config.schema.cluster import Cluster
-from rl_platform.config.suggest import did_you_mean
 from rl_platform.errors import PlacementError, Problem
 from rl_platform.placement.grammar import Entry, Segment, read, uneven
 from rl_platform.placement.inventory import NODE_GROUP, VISIBLE_DEVICES, Inventory
 from rl_platform.placement.layout import BESIDE, LEARNERS, Layout, Part
+from rl_platform.suggest import did_you_mean
 
 MAX_ACCELERATORS = 20_000  # of a cluster: a typo like 3000000 nodes must fail, not fill the memory
 

@@ -10,13 +10,13 @@ from functools import partial
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
-from rl_platform.config.suggest import nearest
 from rl_platform.errors import ChannelClosed, Deadline, PlacementError, PlatformError, Problem
 from rl_platform.placement.layout import LEARNERS
 from rl_platform.placement.scheduler import Host
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.host import ComponentSpec, RankThread, label
 from rl_platform.runtime.waits import waiting_on
+from rl_platform.suggest import nearest
 
 T = TypeVar("T")
 RUNNER = "runner"

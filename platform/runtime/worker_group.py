@@ -14,11 +14,11 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from rl_platform.config.suggest import nearest
 from rl_platform.errors import Deadline
 from rl_platform.runtime.cpu import release_team
 from rl_platform.runtime.host import ComponentSpec, Progress
 from rl_platform.runtime.waits import caller, clock_before
+from rl_platform.suggest import nearest
 
 R = TypeVar("R", covariant=True)
 OnProgress = Callable[[int, int, str], None]

@@ -47,6 +47,7 @@ LEVELS = (
         "rng",
         "run_files",
         "step_lines",
+        "suggest",
         "trackers",
         "tracing",
         "user_code",

@@ -10,9 +10,9 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from rl_platform.config.schema.data import Data, Task
-from rl_platform.config.suggest import did_you_mean
 from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from reasoning_gym.dataset import ProceduralDataset

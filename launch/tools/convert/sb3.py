@@ -10,7 +10,6 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from rl_platform.config.suggest import nearest
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.tools.convert.conversion import System
 from rl_platform.launch.tools.convert.outcome import (
@@ -26,6 +25,7 @@ from rl_platform.launch.tools.convert.outcome import (
     untranslated,
     write,
 )
+from rl_platform.suggest import nearest
 
 _SAVED_APART = "not in this file"
 _ACTIVATIONS = {"tanh": "tanh", "relu": "relu", "silu": "silu", "elu": "elu"}

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rl_platform.config.schema import Config
-from rl_platform.config.suggest import did_you_mean
 from rl_platform.errors import ConfigError, DataError, Problem
 from rl_platform.launch.tools.report.definitions import definitions
 from rl_platform.metrics import read_metrics
+from rl_platform.suggest import did_you_mean
 
 _OF_TASK = {
     "embodied": ("envs/embodied/", "platform/runners/embodied", "platform/components/env"),

@@ -18,7 +18,6 @@ from pydantic import Field, ValidationError, model_validator
 from rl_platform.config.layers import dotted
 from rl_platform.config.schema.section import Section
 from rl_platform.config.source import YamlReader
-from rl_platform.config.suggest import did_you_mean
 from rl_platform.disk import read_regular
 from rl_platform.errors import ConfigError, DataError, Problem, shown
 from rl_platform.launch.tools.run_groups import SEED, short_names
@@ -26,6 +25,7 @@ from rl_platform.launch.tools.sweep.grid import RESERVED, Point
 from rl_platform.launch.tools.sweep.summary import last_value
 from rl_platform.metrics import read_metrics
 from rl_platform.run_files import FINISHED
+from rl_platform.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from optuna import Study, Trial

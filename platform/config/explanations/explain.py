@@ -14,8 +14,8 @@ from rl_platform.config.explanations.foreign_names import ForeignName, foreign_s
 from rl_platform.config.layers import dotted
 from rl_platform.config.python_values import OVERRIDES
 from rl_platform.config.source import COMMAND_LINE
-from rl_platform.config.suggest import ALIKE, SURE, did_you_mean, nearest
 from rl_platform.errors import Problem, shown
+from rl_platform.suggest import ALIKE, SURE, did_you_mean, nearest
 
 Where = Callable[[str], str]
 

@@ -13,8 +13,8 @@ from rl_platform.config.rules.models import critic_problem
 from rl_platform.config.rules.rule import Unread, embodied, unread_keys, when
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import COMPONENTS, PLACEMENT
-from rl_platform.config.suggest import did_you_mean, nearest
 from rl_platform.errors import Problem
+from rl_platform.suggest import did_you_mean, nearest
 
 _ADDRESS = re.compile(r"auto|[\w.-]+:\d+|\[[0-9a-fA-F:.]+\]:\d+")
 

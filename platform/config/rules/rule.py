@@ -11,8 +11,8 @@ from typing import NamedTuple, TypeVar
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.section import Unreadable
-from rl_platform.config.suggest import did_you_mean
 from rl_platform.errors import Problem
+from rl_platform.suggest import did_you_mean
 from rl_platform.user_code import is_named
 
 TASK, CHUNKS = "runner.task_type", "actor.model.num_action_chunks"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import venv
 from importlib.metadata import PackageNotFoundError
@@ -12,7 +13,7 @@ import pytest
 
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.env_facts import inspect_env
-from rl_platform.envs.embodied.processes.interpreter import executable
+from rl_platform.envs.embodied.processes.interpreter import _INSPECT, executable
 from rl_platform.envs.embodied.vector import VectorEnv
 from rl_platform.errors import ConfigError
 
@@ -64,6 +65,14 @@ def test_the_process_imports_none_of_the_platforms_dependencies(folder: Path):
         assert envs.reset([0]).tolist() == [[0.0, 0.0, 0.0]]
     finally:
         envs.close()
+
+
+def test_the_inspection_imports_none_of_them_either():
+    blocked = "import sys; sys.modules |= dict.fromkeys(('torch', 'pydantic', 'yaml')); "
+    ended = subprocess.run(
+        [sys.executable, "-c", f"{blocked}{_INSPECT.rpartition(';')[0]}"], capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_a_process_that_dies_is_replaced():
