@@ -146,7 +146,7 @@ def _run_once(
             leaves: Callable[[int], bool],
             cluster_is_up: Callable[[], None] | None = None,
         ) -> str:
-            """Starts the components, trains and ends them. cluster_is_up: of the cluster that was started above."""
+            """Starts the components, trains and ends them. cluster_is_up: waits for a cluster that is starting."""
             with starting.pop_all() as running:
                 reporter.devices = _devices(placement)
                 with reporter.phase("load"):

@@ -1,4 +1,4 @@
-"""A run that moves to another placement goes on as one that stayed: the same data, numbers and counters."""
+"""A run that moves to another placement has the data, numbers and counters of one that stays."""
 
 from __future__ import annotations
 
