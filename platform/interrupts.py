@@ -53,8 +53,8 @@ class Stop:
         self._answered = self._expired = False
 
     def due(self) -> bool:
-        """Whether the run ends after this step. To be called once a step, when its work is done: if it returns True,
-        the grace period does not cut off the checkpoint that follows."""
+        """Whether the run ends after this step. To be called when the work of a step is done: if it returns True, the
+        grace period does not cut off the checkpoint that follows."""
         self._answered = self.number is not None
         return self._answered
 

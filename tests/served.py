@@ -1,4 +1,4 @@
-"""Environment servers as processes, from the file that users copy, and a robot that records its calls."""
+"""Environment servers as processes, from the file that users copy, and a robot that writes down what it does."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Served:
 
 
 class Record:
-    """The record of a robot: each line has a time, a process and a word."""
+    """What a robot has done: its lines are a time, a process and a word."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

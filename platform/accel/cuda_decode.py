@@ -3,9 +3,9 @@
 A step has few tokens and some thirty kernels per layer, whose launches from Python take longer than the kernels. A
 graph has all of them: embedding, layers, logits and sampling. The host writes tokens, lengths, uniform numbers and the
 addresses of pages into a pinned buffer, copies it, and replays a graph; the kernels of `cuda_decode_kernels` read the
-pages in place. Each step is launched before the host has read the tokens of the last one, so that the GPU does not wait
-for the host; a sequence that has ended is decoded once more. Prompts enter by a forward pass of their own, in half
-precision with the attention of `cuda_prefill`.
+pages in place. The next step is launched before the host has read the tokens of this one, so that the GPU does not wait
+for the host; a sequence that ends with its token is decoded once too often. Prompts enter by a forward pass of their
+own, in half precision with the attention of `cuda_prefill`.
 
 There is a graph for each padded number of rows and kind of sampling. The first step of a kind runs without a graph,
 because libraries allocate and kernels compile then; the second one is captured. Graphs contain the addresses of the
@@ -74,10 +74,10 @@ def padded(rows: int) -> int:
 
 
 class StepInputs:
-    """The inputs of a decoding step of `rows` sequences, of at most `pages` pages each, in main memory.
+    """What a decoding step of `rows` sequences, of at most `pages` pages each, reads; the device has a copy.
 
-    numbers [rows (3 + 2 pages)] int64: tokens (-1 - i: that of slot i in the previous step), lengths, uniform random
-    numbers as float64, and the table of `PagedAttention`.
+    numbers [rows (3 + 2 pages)] int64 in main memory: tokens (-1 - i: that of slot i in the step before), lengths,
+    uniform random numbers as float64, and the table of `PagedAttention`.
     """
 
     def __init__(self, rows: int, pages: int, *, pinned: bool) -> None:
@@ -87,17 +87,20 @@ class StepInputs:
         self._tokens, self._lengths = array[:rows], array[rows : 2 * rows]
         self._uniforms = array[2 * rows : 3 * rows].view(np.float64)
         self._table = array[3 * rows :].reshape(pages, rows, 2)
+        self.begin(None)
 
-    def begin(self, cache: KVCache) -> None:
-        self.cache, self._page_bytes = cache, cache.tails[0, 0, 0].nbytes
+    def begin(self, cache: KVCache | None) -> None:
+        """The rows of the next steps are in `cache`; None: there are no next steps."""
+        self._cache = cache
         self._written: list[tuple[DecodedRow, int]] = []
         self._moves = 0
 
     def write(self, rows: Sequence[DecodedRow], size: int, before: Mapping[int, int]) -> int:
-        """Writes the changes since the last step; returns how many of the numbers this step reads.
+        """Writes what changed; returns how many of the numbers the step reads.
 
-        before: id of a row -> its slot in the previous step, whose token the row does not have yet.
+        before: by id of a row its slot in the step before, if that step's token is not among the row's yet.
         """
+        assert self._cache is not None
         count, slots = len(rows), [before.get(id(row)) for row in rows]
         ahead = [slot is not None for slot in slots]
         self._tokens[:count] = [
@@ -107,16 +110,16 @@ class StepInputs:
         drawn = [min(len(row.tokens) + more, len(row.random) - 1) for row, more in zip(rows, ahead, strict=True)]
         self._uniforms[:count] = [row.random[place] for row, place in zip(rows, drawn, strict=True)]
         self._tokens[count:size] = self._lengths[count:size] = 0
-        moves = sum(pool.moves for pool in self.cache.pools.values())
+        moves = sum(pool.moves for pool in self._cache.pools.values())
         if moves != self._moves:
             self._written, self._moves = [], moves
         del self._written[count:]
         for slot, row in enumerate(rows):
-            self._write_pages(slot, row)
+            self._write_pages(slot, row, self._cache.tails)
         pages = max(len(row.pages) for row in rows) + 1
         return self.rows * (3 + 2 * pages)
 
-    def _write_pages(self, slot: int, row: DecodedRow) -> None:
+    def _write_pages(self, slot: int, row: DecodedRow, tails: Tensor) -> None:
         known, count = 0, len(row.pages)
         if slot < len(self._written):
             former, written = self._written[slot]
@@ -128,7 +131,7 @@ class StepInputs:
             self._written.append((row, count))
         if known < count:
             self._table[known:count, slot] = [place_of(page) for page in row.pages[known:]]
-        size, tails = self._page_bytes, self.cache.tails
+        size = tails[0, 0, 0].nbytes
         self._table[count, slot] = tails.data_ptr() + slot * size, 2 * tails.shape[2] * size
 
 
@@ -164,6 +167,7 @@ class CudaDecoding:
         decoder.use(CudaRows())  # for prompts
         self._weights: list[int] = []
         self._pages = 0  # of a row, for which the table has space
+        self._inputs: list[StepInputs] = []
         self._cuda = device.type == "cuda"  # Triton's interpreter runs on CPUs
         self._stream = torch.cuda.Stream(device) if self._cuda else None
         self._flight: Flight | None = None
@@ -171,10 +175,10 @@ class CudaDecoding:
 
     def drop(self) -> None:
         """Frees the graphs and their memory."""
-        self._graphs: dict[object, tuple[torch.cuda.CUDAGraph, Tensor] | None] = {}
-        self._largest = 0
         if self._cuda:
             torch.cuda.current_stream(self.device).synchronize()  # a graph may still run
+        self._graphs: dict[object, tuple[torch.cuda.CUDAGraph, Tensor] | None] = {}
+        self._largest = 0
         self._pool = torch.cuda.graph_pool_handle() if self._cuda else None
 
     def join(self) -> None:
@@ -192,14 +196,12 @@ class CudaDecoding:
 
     def begin(self, cache: KVCache, sampling: SamplingParams, longest: int) -> None:
         """Prepares for sequences of at most `longest` tokens in `cache`, which is empty."""
-        self.cache, self.sampling = cache, sampling
+        self.end()  # an error may have ended the last generation
+        self.page, self.sampling = cache.page, sampling
         flash = flashes(self.device, cache.tails.dtype, cache.tails.shape[-1])
         self.prompt_attention: Callable[[Sequence[PrefillChunk]], PrefillAttention | PagedPrefill]
         self.prompt_attention = PagedPrefill if flash else PrefillAttention
         self.prompt_tokens = GPU_PREFILL_TOKENS if flash else None  # of one forward pass; None: as on a CPU
-        if self._flight is not None:  # of a generation that was cut
-            self._flight.results(())
-            self._flight = None
         modules = (self.decoder.backbone, *self.decoder.head.layers)  # type: ignore[union-attr]
         weights = [tensor.data_ptr() for module in modules for tensor in (*module.parameters(), *module.buffers())]
         if weights != self._weights:
@@ -213,9 +215,17 @@ class CudaDecoding:
         for inputs in self._inputs:
             inputs.begin(cache)
 
+    def end(self) -> None:
+        """Waits for a step in flight, whose tokens nobody needs, and forgets the cache, so that its memory is free."""
+        if self._flight is not None:
+            self._flight.results(())
+            self._flight = None
+        for inputs in self._inputs:
+            inputs.begin(None)
+
     def _allocate(self, pages: int) -> None:
         self._pages = pages
-        self._inputs = [StepInputs(self.rows, pages, pinned=self._cuda) for _ in range(2)]  # one per step in flight
+        self._inputs = [StepInputs(self.rows, pages, pinned=self._cuda) for _ in range(2)]  # one of each step in flight
         self._there = torch.zeros_like(self._inputs[0].numbers, device=self.device)
         self._last = torch.zeros(self.rows, dtype=torch.int64, device=self.device)  # tokens of the last step
 
@@ -227,16 +237,16 @@ class CudaDecoding:
     def launch(self, rows: Sequence[DecodedRow], after: Flight | None = None) -> None:
         """Launches a step that decodes a token of each row; row i has the i-th slot of the cache.
 
-        after: the previous step, of all these rows, whose results are not read yet.
+        after: the step before, of all these rows, whose results are not read yet.
         """
         size, inputs = padded(len(rows)), self._inputs[0]
-        self._inputs.reverse()  # the last step's asynchronous copy may still read the other ones
+        self._inputs.reverse()  # the copy of the other ones may not have begun
         used = inputs.write(rows, size, {} if after is None else after.slots)
         self._there[:used].copy_(inputs.numbers[:used], non_blocking=True)
         self._flight = Flight(rows, self._run(size))
 
     def take(self) -> Flight:
-        """Returns the step in flight and removes it."""
+        """Returns the step in flight; then none is."""
         flight, self._flight = self._flight, None
         assert flight is not None
         return flight
@@ -289,7 +299,7 @@ class CudaDecoding:
         backbone = self.decoder.backbone
         states, more = backbone.embed_tokens(tokens), None
         cos, sin = (part[0] for part in backbone.rotary_emb(states, (lengths - 1).clamp(min=0)[None]))
-        attention = PagedAttention(lengths, table, self.cache.page, cos, sin)
+        attention = PagedAttention(lengths, table, self.page, cos, sin)
         for layer in self.decoder.layers:
             heads = _parts(layer.qkv, add_and_norm(states, more, layer.norm))
             seen = attention(layer.number, *heads, layer.scaling, layer.head_norms)

@@ -45,7 +45,7 @@ from rl_platform.runtime.worker_group import Handle, WorkerGroup
 
 Metrics = dict[str, float]
 # The tests and the guide of NeMo-RL call a run above these values unhealthy.
-LEFT = "left"  # result of `train` if the run moves to another placement
+LEFT = "left"  # what `train` returns if the run goes on elsewhere
 MISMATCH_LIMITS = {"mismatch/prob_error": 1.05, "mismatch/k3": 1e-3}
 
 
@@ -193,8 +193,8 @@ def train(
                 save()
                 raise
             stragglers.look()
-            stopped = stop.due()
-            left = not (last or stopped) and leaves(step)
+            left = not (last or stop.due()) and leaves(step)
+            stopped = stop.due()  # also by a signal during `leaves`, which may take seconds
             if last or stopped or left or due(step, config.runner.save_interval):
                 save()
             if left:

@@ -1,4 +1,4 @@
-"""The description of an environment that a server sends, as fields of a message."""
+"""What an environment server says about its environment, as fields of a message."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGEST = 1 << 28  # numbers of an observation or an action
 
 @dataclass(frozen=True)
 class ServedFacts:
-    """id: the server's `--env`. limited: the environment has a time limit of its own."""
+    """id: as the server was given it. limited: the environment has a time limit of its own."""
 
     id: str
     spaces: EnvSpaces

@@ -41,7 +41,7 @@ _DTYPES = ("<f4", "<f8", "<i8", "|i1", "|u1", "|b1")
 
 
 class Kind(IntEnum):
-    """refused: `reason` and `busy`; the connection ends. welcome: facts of the environment. open: a trainer's request,
+    """refused: `reason` and `busy`; the connection ends. welcome: facts of the environment. open: the trainer's wishes,
     answered by granted and, once the environments are built, by done. reset, step: answered by done or failed."""
 
     REFUSED = 0
@@ -84,7 +84,7 @@ def checked_token(token: str) -> str:
 
 
 def prepare(sock: socket.socket) -> None:
-    """Sends small messages at once, and detects a lost machine within about a minute, by keep-alive."""
+    """Sends small messages at once, and notices a machine that is gone after about a minute."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 4)):
@@ -93,7 +93,7 @@ def prepare(sock: socket.socket) -> None:
 
 
 def greet(sock: socket.socket, token: str) -> str:
-    """Checks a trainer's claim. Returns the reason of a refusal; empty: the trainer has the token."""
+    """The server's side of the start. Returns why the other side is refused; empty: it has the token."""
     deadline = time.monotonic() + GREETING_TIMEOUT_S
     nonce = secrets.token_bytes(32)
     sock.settimeout(GREETING_TIMEOUT_S)
@@ -107,7 +107,7 @@ def greet(sock: socket.socket, token: str) -> str:
 
 
 def claim(sock: socket.socket, token: str) -> None:
-    """Sends a trainer's claim. Raises WireError if the other side is no server of this version."""
+    """The trainer's side of the start. Raises WireError if the other side is no server of this version."""
     deadline = time.monotonic() + GREETING_TIMEOUT_S
     magic, version, nonce = _GREETING.unpack(_exactly(sock, _GREETING.size, deadline))
     if magic != _MAGIC:
@@ -198,7 +198,7 @@ def _exactly(sock: socket.socket, size: int, deadline: float | None) -> bytes:
 def _fill(sock: socket.socket, views: list[memoryview], deadline: float | None) -> None:
     while views:
         if deadline is not None:
-            sock.settimeout(max(deadline - time.monotonic(), 1e-3))  # above 0, so that data that has arrived is read
+            sock.settimeout(max(deadline - time.monotonic(), 1e-3))  # a moment, so that what has arrived is read
         count = sock.recvmsg_into(views)[0]
         if count == 0:
             raise EOFError("the connection was closed")

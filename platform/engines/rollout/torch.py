@@ -218,6 +218,8 @@ class TorchRolloutEngine:
             on_finished(work.whole(completion, version))
         with self._lock:  # training has their memory
             self._unpack()
+            if self._decoding is not None:
+                self._decoding.end()
 
     def _new_batch(
         self, requests: Sequence[Request], sampling: SamplingParams, arrivals: Arrivals | None = None

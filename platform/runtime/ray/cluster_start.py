@@ -16,8 +16,8 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
 import psutil
 import torch
@@ -90,12 +90,11 @@ def _joined(address: str) -> Iterator[None]:
 
 @contextmanager
 def _started(processes: int) -> Iterator[None]:
-    before = set(_descendants())
     folder = tempfile.mkdtemp(prefix="rl-", dir="/tmp" if os.path.isdir("/tmp") else None)  # sockets need short paths
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         stack.enter_context(_token(folder))
-        stack.callback(_end_processes, before)
+        stack.callback(_end_processes, folder)
         for left in reversed(range(STARTS)):
             try:
                 _connect(
@@ -110,14 +109,14 @@ def _started(processes: int) -> Iterator[None]:
             except Exception as error:
                 if not left:
                     raise WorkerDied(f"Ray did not start on this machine: {' '.join(str(error).split())}") from error
-                _end_processes(before)
-        with _guarded(folder, [process for process in _descendants() if process not in before]):
+                _end_processes(folder)
+        with _guarded(folder, _processes(folder)):
             yield
 
 
-def _end_processes(before: Collection[psutil.Process]) -> None:
-    """Ends Ray and all processes that started since, whatever state they are in."""
-    started = [process for process in _descendants() if process not in before]
+def _end_processes(folder: str) -> None:
+    """Ends the processes of the Ray whose files are in `folder`, whatever state they are in."""
+    started = _processes(folder)
     _disconnect()
     _, left = psutil.wait_procs(started, 0 if _is_lost() else ENDING_S)
     for process in left:
@@ -193,8 +192,15 @@ def _is_lost() -> bool:
     return isinstance(sys.exception(), RayLost)
 
 
-def _descendants() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+def _processes(folder: str) -> list[psutil.Process]:
+    """Returns the processes of the Ray whose files are in `folder`: those with it in their command, and what they have
+    started. Other children of the launcher, such as a tracker's, work on after the end of Ray."""
+    processes: list[psutil.Process] = []
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):  # it has ended
+            if any(folder in part for part in child.cmdline()):
+                processes += [child, *child.children(recursive=True)]
+    return processes
 
 
 def _store_bytes() -> int:

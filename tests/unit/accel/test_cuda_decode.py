@@ -6,6 +6,7 @@ interpreter of 3.6 needs numpy below 2.4 and has no products of bfloat16.
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from decoding_scenarios import answers, causal_lm, check_equal, engine_for, prom
 
 from rl_platform import acceleration
 from rl_platform.engines.rollout import kv_cache
+from rl_platform.engines.rollout.base import Request
 from rl_platform.engines.rollout.paged_attention import PrefillAttention, PrefillChunk
 from rl_platform.records import SamplingParams
 
@@ -157,6 +159,21 @@ def test_generation(kind: str, joined: bool, sampling: SamplingParams, monkeypat
     assert (cuda_decode._side_by_side(weights) is not None) == joined
     for requests in (prompts((3, 17, 1, 15, 30), shared=40), prompts((3, 17), samples=3)):
         assert check_equal(answers(fast, requests, sampling), answers(plain, requests, sampling)) > 20
+
+
+@interpreted
+def test_a_generation_that_is_cut_keeps_no_cache_for_training(monkeypatch: pytest.MonkeyPatch):
+    from rl_platform.accel import cuda_decode, cuda_decode_kernels
+
+    monkeypatch.setattr(cuda_decode_kernels, "PROGRAMS", 1)
+    fast = engine_for(causal_lm(key_heads=1), CPU, fast=False, max_running=2)
+    fast._decoding = cuda_decode.CudaDecoding(fast._decoder, 2, CPU)
+    requests = [Request(one.index, one.token_ids, one.seed, 3 + 3 * one.index) for one in prompts((3, 1))]
+    cut = answers(fast, requests, SamplingParams(6), on_finished=lambda completion: fast.abort())
+    assert [completion.finish_reason for completion in cut.values()] == ["length", "abort"]
+    gc.collect()
+    left = [type(one) for one in gc.get_objects() if type(one) in (kv_cache.KVCache, kv_cache.Pool, kv_cache.Page)]
+    assert left == []
 
 
 @interpreted

@@ -51,6 +51,10 @@ class PlainDecoding:
     def begin(self, cache: KVCache, sampling: SamplingParams, longest: int) -> None:
         self.cache, self.sampling, self.flight = cache, sampling, None
 
+    def end(self) -> None:
+        del self.cache
+        self.flight = None
+
     @property
     def in_flight(self) -> bool:
         return self.flight is not None
@@ -105,6 +109,7 @@ def test_tokens_are_those_of_the_plain_step(
     assert {completion.finish_reason for completion in found.values()} == {"stop", "length"}
     assert decoding.ahead > decoding.launches / 2
     assert decoding.launches < tokens
+    assert not hasattr(decoding, "cache"), "training has its memory"
 
 
 def test_arrivals_limits_and_an_abort() -> None:

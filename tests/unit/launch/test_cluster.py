@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -114,6 +116,31 @@ def test_ray_is_started_again_if_a_crowded_machine_missed_its_time(monkeypatch: 
             pass
     assert len(starts) == 3
     assert not Path(starts[0]).parent.exists()
+
+
+def test_the_end_of_ray_spares_other_children_of_the_launcher(monkeypatch: pytest.MonkeyPatch):
+    """A tracker's process works until the end of the run, which may move to another placement before."""
+    import ray
+
+    def init(_temp_dir: str, **options: object) -> None:
+        started = subprocess.Popen(["sh", "-c", "sleep 60 & echo; wait", _temp_dir], stdout=subprocess.PIPE)
+        assert started.stdout is not None
+        started.stdout.readline()
+
+    def children() -> list[psutil.Process]:
+        return psutil.Process().children(recursive=True)
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(cluster_start, "ENDING_S", 0.2)
+    before = children()
+    with ray_cluster(Cluster(component_placement={})):
+        tracker = psutil.Popen(["sleep", "60"])
+        assert [process.name() for process in children() if process not in before].count("sleep") == 2
+    try:
+        assert [process for process in children() if process not in before] == [tracker]
+    finally:
+        tracker.kill()
+        tracker.wait()
 
 
 def test_an_address_where_nobody_answers_is_told_soon(monkeypatch: pytest.MonkeyPatch):

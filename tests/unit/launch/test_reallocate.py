@@ -1,4 +1,4 @@
-"""When a run proposes another placement, and when it moves. The measured times are invented."""
+"""When a run is offered another placement, and when it moves. The measured times are made up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Notes(Reporters):
 
 
 class Run:
-    """A run whose steps take invented seconds."""
+    """A run whose steps take made-up seconds."""
 
     def __init__(self, asked: str, *overrides: str) -> None:
         given = ("cluster.devices_per_node=4", PLACEMENT, f"cluster.reallocate={asked}", "runner.max_steps=1000")
@@ -114,7 +114,7 @@ def test_a_run_that_soon_ends_stays():
 
 
 def test_a_run_goes_back_once_and_then_stays():
-    """All new placements are slower than the first one, to which the run returns once."""
+    """The new placement turns out slower than the old one: no placement is taken twice but the last one."""
     run = Run("auto")
     before = run.here
     assert run.after(FIRST + 1, SLOW)
@@ -140,10 +140,11 @@ def test_a_run_stays_where_its_step_is_as_short_as_predicted():
 
 @pytest.mark.parametrize("steps", [0, 1])
 def test_a_failed_start_goes_back_and_a_later_failure_ends_the_run(steps: int):
-    run, placements = Run("auto"), []
+    run, placements, traced = Run("auto"), [], []
 
     def trained(config, placement, leaves, cluster_is_up=None) -> str:
         placements.append(config.cluster.component_placement)
+        traced.append(config.runner.trace_steps)
         (watch,) = run.notes.sinks
         if len(placements) == 1:
             run.watch = watch
@@ -164,6 +165,7 @@ def test_a_failed_start_goes_back_and_a_later_failure_ends_the_run(steps: int):
     else:
         assert whole() == "max_steps"
         assert placements[2] == placements[0] != placements[1]
+        assert traced == [5, 0, 0], "the timeline was written: nobody would fetch more spans"
         assert any("WorkerDied: actor[0] is gone" in note for note in run.notes.notes)
 
 

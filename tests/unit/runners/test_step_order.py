@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from rl_platform.components.actor import LanguageActor
 from rl_platform.components.critic import LanguageCritic
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.data import Data
+from rl_platform.interrupts import Interrupted, _signals
 from rl_platform.records import RolloutBatch, Weights
 from rl_platform.runners.ppo import PPO, Learners, train
 from rl_platform.runners.rollouts import Collected
@@ -130,17 +132,18 @@ class World:
 
 
 class State:
+    def __init__(self) -> None:
+        self.saved: list[int] = []
+
     def restore(self, *args: Any) -> int:
         return 0
 
-    def save(self, *args: Any) -> None: ...
+    def save(self, step: int, *args: Any) -> None:
+        self.saved.append(step)
 
 
-def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> bool:
-    return any(not torch.equal(tensor, after[name]) for name, tensor in before.items())
-
-
-def test_exactly_k_steps_train_the_critic_only(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_timings(monkeypatch: pytest.MonkeyPatch) -> None:
     class NoTimings:
         def __init__(self, *args: Any) -> None: ...
 
@@ -148,6 +151,14 @@ def test_exactly_k_steps_train_the_critic_only(monkeypatch: pytest.MonkeyPatch) 
             return {}
 
     monkeypatch.setattr("rl_platform.runners.ppo.ComponentTimings", NoTimings)
+
+
+def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> bool:
+    return any(not torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+@pytest.mark.usefixtures("no_timings")
+def test_exactly_k_steps_train_the_critic_only() -> None:
     config, reporter = build(policy_training_start_step=WARM_UP), Reporter()
     world = World(config)
     train(config, world, reporter, State())  # type: ignore[arg-type]
@@ -157,6 +168,24 @@ def test_exactly_k_steps_train_the_critic_only(monkeypatch: pytest.MonkeyPatch) 
         assert changed(states[step]["critic"], states[step + 1]["critic"])
         assert ("actor/loss" in reporter.metrics[step + 1]) == (step >= WARM_UP)  # one report is before the first step
     assert world.synced == [0, 1, 2]  # at the start, and after steps that trained the actor: versions count these
+
+
+@pytest.mark.usefixtures("no_timings")
+@pytest.mark.parametrize("left", [False, True])
+def test_a_signal_while_placements_are_compared_ends_the_run_after_that_step(
+    monkeypatch: pytest.MonkeyPatch, left: bool
+) -> None:
+    monkeypatch.setattr(_signals, "leaving", False)  # again after the test
+
+    def leaves(step: int) -> bool:
+        assert _signals.stop is not None
+        assert _signals.stop.accept(signal.SIGINT)
+        return left
+
+    config, state = build(), State()
+    with pytest.raises(Interrupted):
+        train(config, World(config), Reporter(), state, leaves=leaves)  # type: ignore[arg-type]
+    assert state.saved == [1]
 
 
 def test_all_critic_epochs_come_before_the_actors() -> None:
