@@ -23,9 +23,10 @@ class Robot(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
 
-    def __init__(self, record, hangs_at=None, raises_at=None):
+    def __init__(self, record, hangs_at=None, raises_at=None, step_s=0.0, stop_hangs=False):
         self.record, self.hangs_at, self.raises_at = record, hangs_at, raises_at
-        self.steps = 0
+        self.step_s, self.stop_hangs = step_s, stop_hangs
+        self.steps, self.closed = 0, False
 
     def note(self, what):
         with open(self.record, "a") as file:
@@ -44,12 +45,18 @@ class Robot(gymnasium.Env):
             time.sleep(600)
         if self.steps == self.raises_at:
             raise OSError("the arm is not plugged in")
+        if self.step_s:
+            time.sleep(self.step_s)
+            self.note("moved")
         return np.full(2, 0.1 * float(action[0]), np.float32), 1.0, False, False, {}
 
     def stop(self):
-        self.note("stop")
+        self.note("stop" if not self.closed else "stop-after-close")
+        if self.stop_hangs:
+            time.sleep(600)
 
     def close(self):
+        self.closed = True
         self.note("close")
 """
 

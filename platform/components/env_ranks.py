@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,6 +36,13 @@ class Peers:
 
     orders: Channel[Order]
     answers: Channel[StepResult | np.ndarray]
+
+
+class NewEpisodes(NamedTuple):
+    """numbers [K] of environments in the run that have begun episodes; observations [K,D]: their first ones, raw."""
+
+    numbers: np.ndarray
+    observations: np.ndarray
 
 
 class Shares:

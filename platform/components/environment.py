@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 from rl_platform.components.actor import action_levels, demonstrations_of
-from rl_platform.components.env_ranks import AllEnvs, Peers, Shares, follow_orders
+from rl_platform.components.env_ranks import AllEnvs, NewEpisodes, Peers, Shares, follow_orders
 from rl_platform.components.env_tasks import EnvTasks
 from rl_platform.components.policy_rollout import Actions, LocalPolicy, Observations, Policy
 from rl_platform.components.recent_episodes import RecentEpisodes
@@ -316,8 +317,9 @@ class Environment:
             state["reward_normalizer"] = self.reward_normalizer.state_dict()
         return state
 
-    def load_state_dict(self, state: StateDict) -> None:
-        """Loads the state of all environments, which any number of ranks may have saved."""
+    def load_state_dict(self, state: StateDict) -> NewEpisodes:
+        """Loads the state of all environments, which any number of ranks may have saved. Returns the environments of
+        this rank whose state could not be saved, so that they have begun new episodes; see `see_new_episodes`."""
         raw, saved = self.envs.load_state_dict(state["envs"], self.numbers), state["envs"]["observations"]
         self.observations = state["observations"].numpy().copy()
         self.recent.load_state_dict(state)
@@ -327,11 +329,18 @@ class Environment:
             self.observation_normalizer.load_state_dict(state["observation_normalizer"])
         if self.reward_normalizer:
             self.reward_normalizer.load_state_dict(state["reward_normalizer"])
-        # environments whose state could not be saved have begun new episodes
         begun = (raw != np.frombuffer(saved, raw.dtype).reshape(-1, raw.shape[1])[self.numbers]).any(axis=1)
-        self.observations[self.numbers[begun]] = self._normalized(raw[begun])
-        if self.memory is not None:
-            self.memory.array[self.numbers[begun]] = 0.0
+        new = NewEpisodes(self.numbers[begun], raw[begun])
+        self.see_new_episodes([new])
+        return new
+
+    def see_new_episodes(self, of_ranks: Sequence[NewEpisodes]) -> None:
+        """On rank 0, after `load_state_dict` of all ranks: the policy acts on the first observations of new episodes."""
+        assert self.observations is not None
+        for numbers, raw in of_ranks:
+            self.observations[numbers] = self._normalized(raw)
+            if self.memory is not None:
+                self.memory.array[numbers] = 0.0
 
     def normalizer(self) -> StateDict | None:
         """Returns the state of the observation normaliser, as checkpoints have it; None without one."""

@@ -124,7 +124,8 @@ class EnvPart:
         return Saving(self.group.state_dict(), self.shares)
 
     def load_state_dict(self, state: StateDict) -> Handle[None]:
-        return self.group.load_state_dict(state)
+        new_episodes = self.group.load_state_dict(state).wait()
+        return self.group.rank(0).see_new_episodes(new_episodes)
 
     def refuse_code(self, state: StateDict) -> None:
         """Raises CheckpointError if loading `state` may run code, see `env_state`."""

@@ -35,7 +35,7 @@ while True:
 
 
 class Robot:
-    def __init__(self, folder: Path, **options: int) -> None:
+    def __init__(self, folder: Path, **options: float) -> None:
         (folder / "robot.py").write_text(ROBOT)
         self.record, self._folder = Record(folder / "record"), folder
         kwargs = f'{{"record": "{self.record}"' + "".join(f', "{k}": {v}' for k, v in options.items()) + "}"
@@ -137,6 +137,50 @@ def test_a_step_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert [bool(result.invalid[0]) for result in results] == [False, False, True, True, False, False]
     finally:
         envs.close()
+        robot.end()
+
+
+def test_a_step_that_continues_after_the_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_workers, "_known", {})
+    robot = Robot(tmp_path, step_s=0.7)
+    try:
+        trainer = robot.train(pause=0.0)
+        until(lambda: robot.record.words()[-1] == "step")
+        trainer.kill()
+        until(lambda: robot.record.words()[-1] == "close")
+        words = robot.record.words()
+        last = len(words) - words[::-1].index("step")
+        assert "stop" in words[last : words.index("moved", last)], "at once, during the step"
+        assert words[-3:] == ["moved", "stop", "close"]
+    finally:
+        robot.end()
+
+
+def test_a_robot_that_replaced_another_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_workers, "_known", {})
+    robot = Robot(tmp_path, raises_at=3)
+    envs = VectorEnv(robot.server.description("robot.py:Robot", max_episode_steps=100), 1, restarts=1)
+    try:
+        envs.reset([0])
+        for _ in range(5):
+            envs.step(np.zeros((1, 1), np.float32))
+        envs.close()
+        until(lambda: robot.record.words()[-1] == "close" and robot.record.words().count("close") >= 3)
+        assert robot.record.words()[-3:] == ["step", "stop", "close"]
+    finally:
+        envs.close()
+        robot.end()
+
+
+def test_a_stop_that_hangs_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_workers, "_known", {})
+    robot = Robot(tmp_path, stop_hangs=1)
+    try:
+        trainer = robot.train()
+        os.kill(trainer.pid, signal.SIGSTOP)
+        until(lambda: "has left" in robot.server.log.read_text(), 30)  # so that another one may be built
+        assert robot.record.words()[-1] == "stop"
+    finally:
         robot.end()
 
 

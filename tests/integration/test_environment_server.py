@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import resource
 import signal
 import socket
 import struct
@@ -258,6 +260,20 @@ def _read(sock: socket.socket) -> bytes:
         return sock.recv(4096)
     except ConnectionResetError:
         return b""
+
+
+def test_too_many_open_files_do_not_end_the_server(tmp_path: Path) -> None:
+    server = Served(tmp_path, "--env", CARTPOLE)
+    try:
+        before = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        used = max(int(name) for name in os.listdir(f"/proc/{server.pid}/fd")) + 1
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (used, before[1]))
+        with socket.create_connection(("127.0.0.1", server.port)):
+            until(lambda: "cannot be accepted: [Errno 24]" in server.log.read_text())
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, before)
+        assert inspect_env(server.description(CARTPOLE)).spaces.observation_size == 4
+    finally:
+        assert server.end() == 0
 
 
 def test_more_environments_than_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

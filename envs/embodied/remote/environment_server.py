@@ -38,6 +38,7 @@ from rl_platform.standard_streams import never_fail
 logger = logging.getLogger(__name__)
 BUILD_TIMEOUT_S = 120.0
 MOST_GREETINGS = 32  # at the same time
+_PAUSE_S = 0.2
 END_S = 4.0  # longer than a `stop()` may take
 _DESCRIBE = "from rl_platform.envs.embodied.remote.served_environments import describe; describe()"
 _SERVE = "from rl_platform.envs.embodied.remote.served_environments import main; main()"
@@ -69,7 +70,12 @@ class EnvironmentServer:
     def serve(self, listener: socket.socket) -> None:
         """Accepts connections until the process is interrupted."""
         while True:
-            sock, (host, port, *_) = listener.accept()
+            try:
+                sock, (host, port, *_) = listener.accept()
+            except OSError as error:  # as of too many open files, which others close again
+                logger.warning("a connection cannot be accepted: %s", error)
+                time.sleep(_PAUSE_S)
+                continue
             if not self._greetings.acquire(blocking=False):
                 sock.close()
                 continue

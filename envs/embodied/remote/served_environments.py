@@ -63,7 +63,7 @@ class ServedBlock(EnvBlock):
 def _call(stop: Callable[[], object]) -> None:
     try:
         stop()
-    except Exception:
+    except BaseException:  # the others are stopped, whatever one raises
         logger.exception("stop() raised")
 
 
@@ -78,9 +78,9 @@ class Watch:
         self._step_timeout_s, self._silence_s = step_timeout_s, silence_s
         self._lock = threading.Lock()  # of the state between commands; a stop during a step does not take it
         self._stopping = threading.RLock()  # the environments are closed after a stop, not during it
-        self._working, self._moving, self._halted = False, False, False
+        self._working, self._moving, self._halted, self._ending = False, False, False, False
         self._deadline = float("inf")
-        self.stops: list[Callable[[], object]] | None = None
+        self.stops: Callable[[], list[Callable[[], object]]] = list  # of the environments of now, once they are built
         self._poller = select.poll()
         self._poller.register(sock, getattr(select, "POLLRDHUP", 0))
         self._poller.register(lifeline, 0)  # hang-ups are always reported
@@ -88,8 +88,11 @@ class Watch:
         threading.Thread(target=self._run, daemon=True).start()
 
     def begin(self) -> bool:
-        """Before a command. Returns whether the environments were stopped since the last one."""
+        """Before a command. Returns whether the environments were stopped since the last one. Raises EOFError if the
+        connection has ended."""
         with self._lock:
+            if self._ending:
+                raise EOFError("the connection ended")
             halted, self._halted = self._halted, False
             self._working = self._moving = True
             self._deadline = time.monotonic() + self._step_timeout_s
@@ -101,13 +104,18 @@ class Watch:
             self._working, self._deadline = False, time.monotonic() + self._silence_s
 
     def stop(self, why: str) -> None:
-        """Stops the environments unless they were stopped already."""
+        """Stops the environments unless they were stopped already, in STOP_LIMIT_S.
+
+        A command that continues may move them again, so that they do not count as stopped before it has ended.
+        """
         with self._stopping:
-            moving, self._moving = self._moving, False
-            if moving and self.stops:
+            moving, self._moving = self._moving, self._working
+            if moving and (stops := self.stops()):
                 logger.warning("%s is stopped: %s", self._name, why)
-                for stop in self.stops:
+                end = _end_process_later()
+                for stop in stops:
                     _call(stop)
+                end.cancel()
                 self._halted = True
 
     def _run(self) -> None:
@@ -124,14 +132,22 @@ class Watch:
         self._end("the server ends" if ended else "the connection ended")
 
     def _end(self, why: str) -> NoReturn:
-        end = threading.Timer(STOP_LIMIT_S, os._exit, (1,))
-        end.daemon = True
-        end.start()
+        self._ending = True
+        _end_process_later()
         self.stop(why)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # which ends the main thread, between commands
         while True:
-            time.sleep(STOP_LIMIT_S)
+            time.sleep(0.2)
+            self.stop(why)
+
+
+def _end_process_later() -> threading.Timer:
+    """Ends this process after STOP_LIMIT_S, whatever its threads do, unless the timer is cancelled."""
+    end = threading.Timer(STOP_LIMIT_S, os._exit, (1,))
+    end.daemon = True
+    end.start()
+    return end
 
 
 def main() -> None:
@@ -151,7 +167,7 @@ def main() -> None:
     block = None
     try:
         block, buffers = _build(description, wishes)
-        watch.stops = block.stops()
+        watch.stops = block.stops
         send(sock, Kind.DONE)
         _serve(sock, watch, block, buffers, ServedFacts.of(wishes["facts"]).spaces)
     except WireError as error:
@@ -163,6 +179,9 @@ def main() -> None:
     except Exception:
         _fail(sock, 0, "start", traceback.format_exc())
     finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)  # which would interrupt a stop()
+        watch.done()
         watch.stop("the connection ended")
         if block is not None:
             block.close()
@@ -222,7 +241,8 @@ def _check_actions(message: Message, buffers: Buffers, low: np.ndarray, high: np
         raise WireError("a step without actions")
     if "idle" not in message.arrays:
         buffers.idle[:] = False
-    if not ((buffers.actions >= low) & (buffers.actions <= high)).all():
+    actions = buffers.actions
+    if not ((actions >= low) & (actions <= high) & np.isfinite(actions)).all():
         raise WireError("actions outside of their bounds")
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
-
-import numpy as np
 
 from rl_platform.envs.embodied.remote.wire import WireError
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces, ObservationPart
 
 LARGEST = 1 << 28  # numbers of an observation or an action
+_INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 
 
 @dataclass(frozen=True)
@@ -30,21 +30,26 @@ class ServedFacts:
         """Raises WireError for fields that describe no environment."""
         try:
             facts = cls(str(fields["id"])[:1000], _spaces(fields["spaces"]), fields["limited"] is True)
-            integers = np.dtype(facts.spaces.action_dtype).kind in "iub"
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise WireError(f"an environment whose description cannot be read ({error!r})") from error
-        spaces, size = facts.spaces, 1
-        for length in spaces.observation_shape:
-            size *= length
-        bounds = spaces.action.size if spaces.action.kind == "continuous" else 0
+        spaces = facts.spaces
+        action, parts = spaces.action, spaces.parts
+        continuous = action.kind == "continuous"
+        bounds = action.size if continuous else 0
         if (
-            not 0 < size <= LARGEST
-            or not 0 < spaces.action.size <= LARGEST
-            or spaces.action.kind not in ("continuous", "discrete", "multi_discrete")
-            or spaces.observation_dtype not in ("float32", "uint8")
+            action.kind not in ("continuous", "discrete", "multi_discrete")
+            or min((*spaces.observation_shape, *spaces.action_shape, *action.counts), default=1) < 1
+            or not 0 < spaces.observation_size <= LARGEST
+            or not 0 < action.size <= LARGEST
+            or sum(action.counts) != (0 if continuous else action.size)
+            or math.prod(spaces.action_shape) != action.components
             or len(spaces.action_low) != bounds
             or len(spaces.action_high) != bounds
-            or not integers
+            or not all(low <= high for low, high in zip(spaces.action_low, spaces.action_high, strict=True))
+            or spaces.observation_dtype not in ("float32", "uint8")
+            or spaces.action_dtype not in _INTEGERS
+            or (parts and sum(part.size for part in parts) != spaces.observation_size)
+            or any(part.size < 0 for part in parts)
         ):
             raise WireError("an environment whose spaces no policy can use")
         return facts

@@ -32,6 +32,7 @@ VERSION = 1
 TOKEN_VARIABLE = "RL_PLATFORM_ENV_TOKEN"
 SHORTEST_TOKEN = 16
 GREETING_TIMEOUT_S = 10.0
+READING_S = 1.0  # the longest time to read bytes that arrive while a deadline is over
 MOST_JSON = 1 << 20
 _MAGIC = b"RLPE"
 _GREETING = struct.Struct("!4sI32s")  # version, nonce
@@ -84,10 +85,16 @@ def checked_token(token: str) -> str:
 
 
 def prepare(sock: socket.socket) -> None:
-    """Sends small messages at once, and notices a machine that is gone after about a minute."""
+    """Sends small messages at once, and notices a machine that is gone after about a minute (Linux: also while a
+    message waits for its acknowledgement)."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 4)):
+    for name, value in (
+        ("TCP_KEEPIDLE", 20),
+        ("TCP_KEEPINTVL", 10),
+        ("TCP_KEEPCNT", 4),
+        ("TCP_USER_TIMEOUT", 60_000),
+    ):
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
@@ -162,7 +169,7 @@ def receive(
     try:
         fields = json.loads(_exactly(sock, text_size, deadline))
         table = [(str(name), str(dtype), [int(n) for n in shape]) for name, dtype, shape in fields.pop("arrays")]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise WireError("not a JSON object with a list of arrays") from error
     arrays: dict[str, np.ndarray] = {}
     left = size
@@ -170,7 +177,7 @@ def receive(
         if dtype not in _DTYPES or not all(0 <= n < 2**31 for n in shape) or len(shape) > 8:
             raise WireError(f"an array {name!r} of dtype {dtype!r} and shape {shape}")
         left -= np.dtype(dtype).itemsize * math.prod(shape)
-        if left < 0:
+        if left < 0 or math.prod(n or 1 for n in shape) > 2**59:  # NumPy refuses such a shape even for no numbers
             raise WireError("arrays that exceed their message")
         if name in arrays:
             raise WireError(f"two arrays {name!r}")
@@ -196,9 +203,12 @@ def _exactly(sock: socket.socket, size: int, deadline: float | None) -> bytes:
 
 
 def _fill(sock: socket.socket, views: list[memoryview], deadline: float | None) -> None:
+    latest = None if deadline is None else max(deadline, time.monotonic()) + READING_S
     while views:
         if deadline is not None:
-            sock.settimeout(max(deadline - time.monotonic(), 1e-3))  # a moment, so that what has arrived is read
+            if (now := time.monotonic()) > latest:
+                raise TimeoutError("timed out")
+            sock.settimeout(max(deadline - now, 1e-3))  # a moment, so that what has arrived is read
         count = sock.recvmsg_into(views)[0]
         if count == 0:
             raise EOFError("the connection was closed")

@@ -12,10 +12,10 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from stand_ins import context, embodied_config
+from stand_ins import Placed, context, embodied_config
 
 from rl_platform.components.actor import EmbodiedActor
-from rl_platform.components.env_ranks import Order, Peers
+from rl_platform.components.env_ranks import Order, Peers, Shares
 from rl_platform.components.environment import Environment, _shown
 from rl_platform.components.policy_rollout import LocalPolicy, Observations, PolicyRollout, RemotePolicy
 from rl_platform.config.schema import Config
@@ -24,7 +24,10 @@ from rl_platform.envs.embodied.pictures.video import RecordedEpisode
 from rl_platform.envs.embodied.success import Success
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
+from rl_platform.runners.recovery import EnvPart
 from rl_platform.runtime.channel import Channel
+from rl_platform.runtime.host import ComponentSpec
+from rl_platform.runtime.local import LocalRuntime
 
 ENV_ID = "Corridor-v0"
 
@@ -141,6 +144,21 @@ def test_the_policy_sees_the_new_episodes_of_environments_that_cannot_be_saved()
     finally:
         first.close()
         second.close()
+
+
+def test_new_episodes_of_other_ranks_are_seen_too():
+    policy, settings = AlwaysChooses(0), config(rollout_steps=2, kwargs={"saveable": False})
+    first = Environment(context("env"), settings)
+    try:
+        first.collect(0, RemotePolicy(policy, policy))
+        state = first.state_dict()
+    finally:
+        first.close()
+    assert state["observations"].tolist() == [[3.0, 7.0]] * 2
+    with LocalRuntime(Placed.of([("env", 0)], [("env", 1)]), 60.0, 3) as runtime:
+        env = runtime.start({"env": ComponentSpec(Environment, {"config": settings})})["env"]
+        EnvPart(env, Shares(2, 1, 2)).load_state_dict(state).wait()
+        assert env.rank(0).state_dict().result()["observations"].tolist() == [[1.0, 7.0]] * 2
 
 
 def test_success_rates_of_the_last_episodes_survive_a_restart():

@@ -76,6 +76,8 @@ def _table(*entries: object) -> bytes:
         (_message(_table(["x", "<f4", [2**31]])), "of dtype"),
         (_message(_table(["x", "<f4", [2**20, 2**20, 2**20]]), 4), "exceed their message"),
         (_message(_table(["x", "<f4", [2]]), 4), "exceed their message"),
+        (_message(_table(["x", "<f4", [0] + [2**31 - 1] * 7])), "exceed their message"),
+        (_message(b'{"arrays": [["x", "<f4", [Infinity]]]}'), "not a JSON object"),
         (_message(_table(["x", "<f4", [1]]) + b"", 8) + b"12345678", "belong to no array"),
         (_message(_table(["known", "<f8", [1]]), 8), "known as float64 [1] instead of float32 [2]"),
         (_message(_table(["known", "<f4", [1, 2]]), 8), "known as float32 [1, 2] instead of float32 [2]"),
@@ -101,6 +103,34 @@ def test_half_a_message_ends_at_the_deadline_or_with_the_connection(pair) -> Non
     pair[0].close()
     with pytest.raises(EOFError):
         wire.receive(pair[1], (Kind.STEP,), most=40)
+
+
+def test_bytes_that_arrive_one_by_one_do_not_extend_the_deadline(pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "READING_S", 0.2)
+    ended = threading.Event()
+
+    def trickle() -> None:
+        pair[0].sendall(_message(_table(["x", "|u1", [100_000]]), 100_000))
+        while not ended.wait(1e-4):
+            pair[0].sendall(b"x")
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    began = time.monotonic()
+    try:
+        with pytest.raises(TimeoutError):
+            wire.receive(pair[1], (Kind.STEP,), deadline=began + 0.1, most=100_000)
+        assert time.monotonic() - began < 3
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="of Linux")
+def test_a_machine_that_is_gone_is_noticed_while_a_message_waits_for_its_acknowledgement() -> None:
+    with socket.socket() as sock:
+        wire.prepare(sock)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
 
 
 def _greeted(pair: tuple[socket.socket, socket.socket], token: str) -> str:
@@ -168,6 +198,13 @@ def test_facts_survive_json(spaces: EnvSpaces) -> None:
         {"action": {"kind": "telepathy", "size": 2, "choices": []}},
         {"action_low": [-1.0]},
         {"action_dtype": "O"},
+        {"action_dtype": "(1,"},
+        {"observation_shape": [-2, -3]},
+        {"observation_shape": [float("inf")]},
+        {"action_shape": [-2]},
+        {"action_low": [float("nan"), 0.0]},
+        {"action": {"kind": "multi_discrete", "size": 2, "choices": [1, 10**12]}, "action_low": [], "action_high": []},
+        {"parts": [{"name": "x", "shape": [4], "size": 10**12, "numbers": False, "image": False}]},
         {"parts": [{"name": "x"}]},
         {"action": None},
     ],
