@@ -335,7 +335,8 @@ class Environment:
         return new
 
     def see_new_episodes(self, of_ranks: Sequence[NewEpisodes]) -> None:
-        """On rank 0, after `load_state_dict` of all ranks: the policy acts on the first observations of new episodes."""
+        """After `load_state_dict` of all ranks, on rank 0: the policy acts on the first observations of new episodes
+        of all ranks, which these calls returned."""
         assert self.observations is not None
         for numbers, raw in of_ranks:
             self.observations[numbers] = self._normalized(raw)
