@@ -203,7 +203,7 @@ def _exactly(sock: socket.socket, size: int, deadline: float | None) -> bytes:
 
 
 def _fill(sock: socket.socket, views: list[memoryview], deadline: float | None) -> None:
-    latest = None if deadline is None else max(deadline, time.monotonic()) + READING_S
+    latest = max(deadline or 0.0, time.monotonic()) + READING_S
     while views:
         if deadline is not None:
             if (now := time.monotonic()) > latest:

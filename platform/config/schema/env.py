@@ -71,7 +71,9 @@ class Env(Section):
         min_length=1,
     )
     token_file: str | None = key(
-        None, "file with the servers' token; null: the environment variable RL_PLATFORM_ENV_TOKEN", min_length=1
+        None,
+        "file with the servers' token, on every machine; null: the environment variable RL_PLATFORM_ENV_TOKEN",
+        min_length=1,
     )
     num_envs: int = key(8, "environments stepped together", ge=1)
     num_workers: int = key(
