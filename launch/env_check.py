@@ -28,7 +28,7 @@ def check_env(config: Config, *, imports: bool = False) -> None:
     packages are not installed is left to the start.
     """
     description, model = EnvDescription.of(config.env), config.actor.model
-    if config.runner.task_type != "embodied" or description.elsewhere or description.own_backend:
+    if config.runner.task_type != "embodied" or description.external or description.own_backend:
         return
     if ":" in description.id and not imports:
         return

@@ -99,7 +99,7 @@ NOT_FAST = (  # in these folders: tests of extras and of other parts that most c
     "unit/runners/test_hang_watch.py",
     "unit/runners/test_streamed_evaluation.py",
 )
-# Files of about a minute or more. They come first: one that comes last leaves the other processes without work.
+# Files of about a minute or more run first: at the end, the other processes would have no work beside them.
 LONG = (
     "unit/test_types.py",
     "unit/test_benchmarks.py",
@@ -128,7 +128,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def order_of(paths: list[Path]) -> dict[Path, float]:
-    """A place for each file. Files that mostly wait for runs alternate with files that compute, to share the cores."""
+    """Returns the position of each file. Files that mostly wait for runs alternate with files that compute."""
     order: dict[Path, float] = {}
     paths = sorted(paths, key=lambda path: path not in {TESTS / name for name in LONG})
     for waits in (False, True):

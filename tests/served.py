@@ -1,4 +1,4 @@
-"""Environment servers as processes, from the file that users copy, and a robot that writes down what it does."""
+"""Environment servers as processes, from the file that users copy, and a robot that records its calls."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Served:
 
 
 class Record:
-    """What a robot has done: its lines are a time, a process and a word."""
+    """The record of a robot: each line has a time, a process and a word."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

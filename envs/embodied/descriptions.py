@@ -87,8 +87,8 @@ class EnvDescription:
         return is_named(self.backend)
 
     @property
-    def elsewhere(self) -> bool:
-        """True if another interpreter or a server builds the environment."""
+    def external(self) -> bool:
+        """Whether another interpreter or a server builds the environment."""
         return self.python is not None or bool(self.addresses)
 
     def of_task(self, number: int) -> EnvDescription:

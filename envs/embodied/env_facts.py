@@ -23,12 +23,12 @@ class EnvFacts:
 
 
 def inspect_env(description: EnvDescription, *, limited: bool = True) -> EnvFacts:
-    """Builds the environment once, in its interpreter, or reads what its servers say. Raises ConfigError for one that
-    the platform cannot train on.
+    """Builds the environment once, in its interpreter, or reads the facts of its servers. Raises ConfigError for one
+    that the platform cannot train on.
 
     limited: an environment without a time limit is one of those, if it is of this interpreter.
     """
-    if description.elsewhere:
+    if description.external:
         return inspect_there(description, limited=limited)
     if description.own_backend:
         return EnvFacts(user_spaces(description, tried=True))

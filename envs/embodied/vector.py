@@ -77,9 +77,9 @@ class StepResult(NamedTuple):
 class VectorEnv:
     """N environments of one kind.
 
-    num_workers: 0 steps them in this process, otherwise that many processes have equal shares, in order; environments
-    of another interpreter have at least one. Of servers it is the number of connections. Only workers have a deadline:
-    an environment that hangs in this process blocks it. After any error the environments are closed.
+    num_workers: 0 steps them in this process, otherwise that many processes, or connections to servers, have equal
+    shares, in order; external environments have at least one. Only workers have a deadline: an environment that hangs
+    in this process blocks it. After any error the environments are closed.
     `native`: batched physics steps the environments, and a reset leaves no state of earlier episodes.
 
     stages: equal parts of the environments, each stepped without waiting for the others; `rows` are their slices of N.
@@ -105,8 +105,8 @@ class VectorEnv:
 
         Raises ConfigError for an unknown id and unusable arguments or spaces.
         """
-        elsewhere = description.elsewhere
-        num_workers = max(num_workers, 1) if elsewhere else num_workers
+        external = description.external
+        num_workers = max(num_workers, 1) if external else num_workers
         assert 0 <= num_workers <= num_envs
         self.description = description
         self.num_envs = num_envs
@@ -114,8 +114,8 @@ class VectorEnv:
         self._steps = 0
         self._under_way = [False] * stages
         self.rows = [slice(first, last) for first, last in pairwise(_shares(num_envs, stages))]
-        spec = None if description.own_backend or elsewhere else find_spec(description)
-        if elsewhere:
+        spec = None if description.own_backend or external else find_spec(description)
+        if external:
             self.spaces = inspect_env(description).spaces
         else:
             self.spaces = user_spaces(description) if spec is None else _spaces_of(description, spec)

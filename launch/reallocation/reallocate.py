@@ -1,9 +1,9 @@
 """`cluster.reallocate`: other placements of a running job's devices, predicted from its measured times.
 
 After some steps the measured times of the phases correct the plan's cost model, and the search looks for a faster
-placement of the same devices. `suggest` prints it. `auto` also moves the run there if that pays soon: the loop saves
-the step, the components end, and those of the new placement load that checkpoint. Loggers, counters, order of the data
-and random numbers go on: a move is a resume without a new process.
+placement of the same devices. `suggest` prints it. `auto` also moves the run there if that pays within `PAYS_WITHIN`
+steps: the loop saves the step, the components end, and those of the new placement load that checkpoint. Loggers,
+counters, order of the data and random numbers continue: a move is a resume without a new process.
 
 Not covered: other keys than `cluster.component_placement`, other devices.
 """
@@ -96,7 +96,7 @@ def reallocating(
 ) -> str:
     """Returns the result of `trained`, called on one placement after another.
 
-    If the components do not start on a new placement, or its first step fails, the run goes back to the one before and
+    If the components do not start on a new placement, or its first step fails, the run returns to the previous one and
     stays there.
     """
     here = Placed(loaded.config, placement)
@@ -110,7 +110,7 @@ def reallocating(
             if before is None or watch.steps or isinstance(error, RayLost):
                 raise
             reporter.note(f"the run does not start on {here.text}: {type(error).__name__}: {str(error).strip()}")
-            reporter.note(f"the run goes back to {before.text} and stays there")
+            reporter.note(f"the run returns to {before.text} and stays there")
             here, before = before, None
             watch.settle(here)
         else:
@@ -126,10 +126,10 @@ def reallocating(
 
 
 class Reallocation(Reporter):
-    """Measures the steps of a run, of whose reporter it is a sink, and decides after a step whether the run moves.
+    """Measures the steps of a run, as a sink of its reporter, and decides after a step whether the run moves.
 
-    target: where the run moves if `leaves` has returned True. steps: number of steps on the present placement. The run
-    takes a placement that it has left once more at most, if steps were shorter there, and then stays.
+    target: the next placement if `leaves` has returned True. steps: number of steps on the present placement. The run
+    returns at most once to an earlier placement, if steps were shorter there, and then stays.
     """
 
     def __init__(self, loaded: LoadedConfig, here: Placed, inventory: Inventory, reporter: Reporters) -> None:
@@ -157,18 +157,18 @@ class Reallocation(Reporter):
         yield
 
     def settle(self, here: Placed) -> None:
-        """The run is on `here` from now on, and stays."""
+        """Sets the placement of the run, without further comparisons."""
         self._here, self._settled, self._leaving = here, True, 0.0
 
     def arrive(self, here: Placed) -> None:
-        """The run is on `here` from now on."""
+        """Sets the placement of the run."""
         self._settled = any(here is one for one in self._left)
         self._left.append(self._here)
         self._here, self.target, self.steps = here, None, 0
         self._latest.clear()
 
     def leaves(self, step: int) -> bool:
-        """Called after each step but the last one. Returns whether the run moves to `target`."""
+        """Returns whether the run moves to `target` now. Must be called after each step but the last one."""
         measured = self.steps - 1
         if self._settled or measured < FIRST or (measured - FIRST) % EVERY:
             return False
@@ -200,7 +200,7 @@ class Reallocation(Reporter):
             here.predicted = 0.0
 
     def _better(self, window: Measured) -> Better | None:
-        """Returns the best other placement, or one that the run has left, if it saves at least `LEAST_GAIN` of a step.
+        """Returns the best new or earlier placement if it saves at least `LEAST_GAIN` of a step.
 
         Raises ConfigError if nothing can be predicted.
         """
@@ -244,7 +244,7 @@ class Reallocation(Reporter):
         text = (
             f"a step takes {duration(here.measured)} on {here.text}. It would take {duration(predicted)} on "
             f"{target.text} (by {'the plan, corrected by the last steps' if target.predicted else 'earlier steps'}). "
-            f"A move takes about {duration(better.cost)}, which {better.cost / better.saves:.1f} steps save"
+            f"A move takes about {duration(better.cost)}, as much as {better.cost / better.saves:.1f} steps save"
         )
         pays = better.saves * min(PAYS_WITHIN, _steps_left(here.config, step)) > better.cost
         if self._moves and pays:

@@ -1,4 +1,4 @@
-"""Measures what one config brings: the steps of its environments and of its policy, and the lengths of its prompts."""
+"""Measures the steps of a config's environments and of its policy, and the lengths of its prompts."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
 A step has few tokens and some thirty kernels per layer, whose launches from Python take longer than the kernels. A
 graph has all of them: embedding, layers, logits and sampling. The host writes tokens, lengths, uniform numbers and the
 addresses of pages into a pinned buffer, copies it, and replays a graph; the kernels of `cuda_decode_kernels` read the
-pages in place. The next step is launched before the host has read the tokens of this one, so that the GPU does not wait
-for the host; a sequence that ends with its token is decoded once too often. Prompts enter by a forward pass of their
-own, in half precision with the attention of `cuda_prefill`.
+pages in place. Each step is launched before the host has read the tokens of the last one, so that the GPU does not wait
+for the host; a sequence that has ended is decoded once more. Prompts enter by a forward pass of their own, in half
+precision with the attention of `cuda_prefill`.
 
 There is a graph for each padded number of rows and kind of sampling. The first step of a kind runs without a graph,
 because libraries allocate and kernels compile then; the second one is captured. Graphs contain the addresses of the
@@ -74,10 +74,10 @@ def padded(rows: int) -> int:
 
 
 class StepInputs:
-    """What a decoding step of `rows` sequences, of at most `pages` pages each, reads; the device has a copy.
+    """The inputs of a decoding step of `rows` sequences, of at most `pages` pages each, in main memory.
 
-    numbers [rows (3 + 2 pages)] int64 in main memory: tokens (-1 - i: that of slot i in the step before), lengths,
-    uniform random numbers as float64, and the table of `PagedAttention`.
+    numbers [rows (3 + 2 pages)] int64: tokens (-1 - i: that of slot i in the previous step), lengths, uniform random
+    numbers as float64, and the table of `PagedAttention`.
     """
 
     def __init__(self, rows: int, pages: int, *, pinned: bool) -> None:
@@ -96,9 +96,9 @@ class StepInputs:
         self._moves = 0
 
     def write(self, rows: Sequence[DecodedRow], size: int, before: Mapping[int, int]) -> int:
-        """Writes what changed; returns how many of the numbers the step reads.
+        """Writes the changes since the last step; returns how many of the numbers this step reads.
 
-        before: by id of a row its slot in the step before, if that step's token is not among the row's yet.
+        before: id of a row -> its slot in the previous step, whose token the row does not have yet.
         """
         assert self._cache is not None
         count, slots = len(rows), [before.get(id(row)) for row in rows]
@@ -225,7 +225,7 @@ class CudaDecoding:
 
     def _allocate(self, pages: int) -> None:
         self._pages = pages
-        self._inputs = [StepInputs(self.rows, pages, pinned=self._cuda) for _ in range(2)]  # one of each step in flight
+        self._inputs = [StepInputs(self.rows, pages, pinned=self._cuda) for _ in range(2)]  # one per step in flight
         self._there = torch.zeros_like(self._inputs[0].numbers, device=self.device)
         self._last = torch.zeros(self.rows, dtype=torch.int64, device=self.device)  # tokens of the last step
 
@@ -237,16 +237,16 @@ class CudaDecoding:
     def launch(self, rows: Sequence[DecodedRow], after: Flight | None = None) -> None:
         """Launches a step that decodes a token of each row; row i has the i-th slot of the cache.
 
-        after: the step before, of all these rows, whose results are not read yet.
+        after: the previous step, of all these rows, whose results are not read yet.
         """
         size, inputs = padded(len(rows)), self._inputs[0]
-        self._inputs.reverse()  # the copy of the other ones may not have begun
+        self._inputs.reverse()  # the last step's asynchronous copy may still read the other ones
         used = inputs.write(rows, size, {} if after is None else after.slots)
         self._there[:used].copy_(inputs.numbers[:used], non_blocking=True)
         self._flight = Flight(rows, self._run(size))
 
     def take(self) -> Flight:
-        """Returns the step in flight; then none is."""
+        """Returns the step in flight and removes it."""
         flight, self._flight = self._flight, None
         assert flight is not None
         return flight

@@ -45,7 +45,7 @@ from rl_platform.runtime.worker_group import Handle, WorkerGroup
 
 Metrics = dict[str, float]
 # The tests and the guide of NeMo-RL call a run above these values unhealthy.
-LEFT = "left"  # what `train` returns if the run goes on elsewhere
+LEFT = "left"  # result of `train` if the run moves to another placement
 MISMATCH_LIMITS = {"mismatch/prob_error": 1.05, "mismatch/k3": 1e-3}
 
 

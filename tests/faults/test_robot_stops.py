@@ -1,4 +1,4 @@
-"""A robot stands still as soon as nobody controls it: `stop()` is called, whoever died, hung or was interrupted."""
+"""The server calls `stop()` of a robot if the trainer, the server or a step dies, hangs or is interrupted."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_server_dies(robot: Robot, number: int) -> None:
     assert robot.stopped_since(moment, 30) < SILENCE_S
 
 
-def test_the_process_of_the_robot_is_told_to_end(robot: Robot) -> None:
+def test_the_process_of_the_robot_gets_sigterm(robot: Robot) -> None:
     robot.train()
     moment = time.monotonic()
     os.kill(int(robot.record.lines()[-1][1]), signal.SIGTERM)
@@ -98,7 +98,7 @@ def test_the_process_of_the_robot_is_told_to_end(robot: Robot) -> None:
 
 
 def test_the_trainer_is_silent_and_goes_on(robot: Robot) -> None:
-    """As after a lost network: the connection stays open without a word."""
+    """As after a lost network: the connection stays open without messages."""
     trainer = robot.train()
     os.kill(trainer.pid, signal.SIGSTOP)
     last = robot.record.last("step")

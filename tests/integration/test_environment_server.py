@@ -1,4 +1,4 @@
-"""Environments of a server are those of this process; servers refuse what they should, and may end and return."""
+"""Environments of a server give the results of local ones. Servers refuse bad input; trainers survive their restart."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_run_is_that_of_local_processes_and_resumes_with_new_episodes(command,
     assert [row["step"] for row in read_metrics(Path("remote/metrics.jsonl"))] == [0, 1, 2, 3]
 
 
-def test_the_only_robot_is_lent_to_evaluations(command, tmp_path: Path) -> None:
+def test_evaluations_use_the_only_robot(command, tmp_path: Path) -> None:
     (tmp_path / "robot.py").write_text(ROBOT)
     record = Record(tmp_path / "record")
     kwargs = f'{{"record": "{record}"}}'
@@ -174,7 +174,7 @@ def test_the_only_robot_is_lent_to_evaluations(command, tmp_path: Path) -> None:
         rows = read_metrics(Path("robot/metrics.jsonl"))
         assert [row["env/failures"] for row in rows[1:]] == [0.0, 0.0]
         assert [row["episode/invalid"] for row in rows[1:]] == [1.0, 1.0]  # the step after each evaluation
-        assert record.words().count("stop") >= 3  # before each change of hands
+        assert record.words().count("stop") >= 3  # before each change of the connection
         assert record.words()[-2:] == ["stop", "close"]
     finally:
         server.end()
@@ -237,7 +237,7 @@ def test_garbage_is_refused_and_others_are_still_served(cartpole: Served) -> Non
         assert answer.startswith(b"RLPE")
         assert b"GRANTED" not in answer
     until(lambda: "is refused: wrong token" in cartpole.log.read_text())
-    # with the token: too large, of another kind, with wrong wishes
+    # with the token: too large, of another kind, with a wrong request
     for kind, size, text, reason in (
         (wire.Kind.OPEN, 1 << 50, b"{}", "the limits are"),
         (wire.Kind.STEP, 0, b"{}", "unexpected message"),
@@ -290,7 +290,7 @@ def test_more_environments_than_there_are(tmp_path: Path, monkeypatch: pytest.Mo
         )
         other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert other.stdout.readline() == "ready\n"
-        with pytest.raises(Unreachable, match="2 of 2 environments are in use, 1 more are wanted"):
+        with pytest.raises(Unreachable, match="2 of 2 environments are in use, 1 more were requested"):
             VectorEnv(description, 1)
         other.communicate()
         envs = VectorEnv(description, 1)

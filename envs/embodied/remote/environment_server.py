@@ -1,7 +1,7 @@
 """The program of an environment server: `python server.pyz --env ID`, see `rl-platform environment-server`.
 
-The server builds what its operator names; a trainer chooses the number of environments and their seeds. Each connection
-is checked here, in a thread, and then has a process of its own (`served_environments.py`).
+The operator names the environment; a trainer chooses the number of environments and their seeds. A thread checks each
+connection, and a process of its own then steps its environments (`served_environments.py`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", 
 
 
 class Refusal(Exception):
-    """The reason that a trainer is told. busy: another connection has the environments, so trying again may help."""
+    """The reason that is sent to a trainer. busy: other connections have the environments, so it may try again."""
 
     def __init__(self, reason: str, *, busy: bool = False) -> None:
         super().__init__(reason)
@@ -55,8 +55,11 @@ class Refusal(Exception):
 
 
 class EnvironmentServer:
-    """environment: id and kwargs. instances: the most environments of all connections. silence_s: the longest time
-    between commands after which environments with a `stop` are stopped."""
+    """Accepts trainers and starts the processes of their environments.
+
+    environment: id and kwargs. instances: the most environments of all connections. silence_s: seconds without a
+    command after which environments with a `stop` are stopped.
+    """
 
     def __init__(
         self, environment: Mapping[str, object], facts: ServedFacts, token: str, instances: int, silence_s: float
@@ -94,21 +97,21 @@ class EnvironmentServer:
         child, count = None, 0
         with sock:
             try:
-                wishes = self._greeted(sock)
-                if wishes is None:
+                request = self._greeted(sock)
+                if request is None:
                     return
-                count = self._take(wishes["num_envs"])
+                count = self._take(request["num_envs"])
                 sock.settimeout(None)
                 send(sock, Kind.GRANTED)
-                child = self._start(sock, wishes, count)
+                child = self._start(sock, request, count)
             except Refusal as refusal:
                 logger.warning("%s is refused: %s", peer, refusal)
                 _refuse(sock, refusal)
             except WireError as error:
                 logger.warning("%s is refused: it sent %s", peer, error)
-                _refuse(sock, Refusal(f"the server got {error}"))
+                _refuse(sock, Refusal(f"the server received {error}"))
             except (EOFError, OSError) as error:
-                logger.warning("%s is left: %s", peer, error)
+                logger.warning("the connection of %s was lost: %s", peer, error)
             finally:
                 self._greetings.release()
                 if child is None:
@@ -117,7 +120,7 @@ class EnvironmentServer:
             self._await(child, peer, count)
 
     def _greeted(self, sock: socket.socket) -> dict[str, Any] | None:
-        """Returns the wishes of a trainer that has the token; None if it wanted the facts only."""
+        """Returns the request of a trainer that has the token; None if it closes after the facts."""
         prepare(sock)
         if reason := greet(sock, self._token):
             raise Refusal(reason)
@@ -126,13 +129,13 @@ class EnvironmentServer:
             fields = receive(sock, (Kind.OPEN,), deadline=time.monotonic() + GREETING_TIMEOUT_S).fields
         except EOFError:
             return None
-        wishes = {name: fields.get(name) for name in ("num_envs", "restarts", "step_timeout_s", "max_episode_steps")}
-        for name, value in wishes.items():
+        request = {name: fields.get(name) for name in ("num_envs", "restarts", "step_timeout_s", "max_episode_steps")}
+        for name, value in request.items():
             kinds, least = {"restarts": (int, 0), "step_timeout_s": (int | float, 0.001)}.get(name, (int, 1))
             given = value is not None or name != "max_episode_steps"
             if given and (not isinstance(value, kinds) or not least <= value < 1e9):
                 raise WireError(f"{name}: {str(value)[:80]}")
-        return wishes
+        return request
 
     def _take(self, count: int) -> int:
         with self._lock:
@@ -140,7 +143,7 @@ class EnvironmentServer:
                 raise Refusal(f"{count} environments in one connection; this server has {self._instances}: --instances")
             if self._in_use + count > self._instances:
                 taken = f"{self._in_use} of {self._instances} environments are in use"
-                raise Refusal(f"{taken}, {count} more are wanted: --instances", busy=True)
+                raise Refusal(f"{taken}, {count} more were requested: --instances", busy=True)
             self._in_use += count
         return count
 
@@ -148,15 +151,15 @@ class EnvironmentServer:
         with self._lock:
             self._in_use -= count
 
-    def _start(self, sock: socket.socket, wishes: dict[str, Any], count: int) -> Child:
-        environment = self._environment | {"max_episode_steps": wishes.pop("max_episode_steps")}
-        wishes |= {"environment": environment, "facts": self._facts.fields(), "silence_s": self._silence_s}
+    def _start(self, sock: socket.socket, request: dict[str, Any], count: int) -> Child:
+        environment = self._environment | {"max_episode_steps": request.pop("max_episode_steps")}
+        request |= {"environment": environment, "facts": self._facts.fields(), "silence_s": self._silence_s}
         descriptor = sock.fileno()
         variables = {name: os.environ.get(name, "1") for name in _THREAD_LIMITS}
         with self._lock:
             if self._closing:
                 raise Refusal("the server ends")
-            child = Child(_SERVE, Death.HANG_UP, [descriptor, json.dumps(wishes)], variables, [descriptor])
+            child = Child(_SERVE, Death.HANG_UP, [descriptor, json.dumps(request)], variables, [descriptor])
             self._children[child] = count
         return child
 
@@ -256,7 +259,7 @@ def _token(options: argparse.Namespace) -> str:
             token = secrets.token_urlsafe(32)
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(token + "\n")
-            print(f"{path}: a new token; the trainer needs a copy: env.token_file", flush=True)
+            print(f"{path}: new token; copy this file to the trainer and name it in env.token_file", flush=True)
             return token
         return read_token(path)
     except (OSError, ValueError) as error:

@@ -1,7 +1,7 @@
 """`env.address`: environments of servers on this or other machines, see `environment_server.py`.
 
-A connection takes the part of a worker process: it has a share of the environments, a deadline and replacements. The
-state of its environments stays on the server, so a resumed run begins new episodes.
+A connection replaces a worker process: it has a share of the environments, a deadline and replacements. The server does
+not send the state of its environments, so a resumed run begins new episodes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def inspect_remote(description: EnvDescription, *, limited: bool = True) -> EnvF
             try:
                 sock, facts = _connect(address, description)
             except (OSError, EOFError) as error:
-                raise ConfigError([_silent(address, description, error)]) from error
+                raise ConfigError([_unanswered(address, description, error)]) from error
             sock.close()
             if limited and not facts.limited and description.max_episode_steps is None:
                 raise ConfigError([no_time_limit(description.id)])
@@ -62,7 +62,7 @@ def inspect_remote(description: EnvDescription, *, limited: bool = True) -> EnvF
     return EnvFacts(spaces[0])
 
 
-def _silent(address: str, description: EnvDescription, error: Exception) -> Problem:
+def _unanswered(address: str, description: EnvDescription, error: Exception) -> Problem:
     port = address.rpartition(":")[2]
     hint = f"on that machine: python server.pyz --env {description.id} --port {port} --token-file token"
     reason = getattr(error, "strerror", None) or error
@@ -81,8 +81,8 @@ def _token(description: EnvDescription) -> str:
 
 
 def _connect(address: str, description: EnvDescription) -> tuple[socket.socket, ServedFacts]:
-    """Returns a connection and what it says. Raises OSError, EOFError, or ConfigError for a server that refuses or has
-    another environment."""
+    """Returns a connection and the facts of its server. Raises OSError, EOFError, or ConfigError for a server that
+    refuses or has another environment."""
     token = _token(description)
     host, _, port = address.rpartition(":")
     deadline = time.monotonic() + wire.GREETING_TIMEOUT_S
@@ -94,7 +94,7 @@ def _connect(address: str, description: EnvDescription) -> tuple[socket.socket, 
         if message.kind == Kind.REFUSED:
             reason = str(message.fields.get("reason"))
             key = TOKEN_KEY if reason == "wrong token" else KEY
-            hint = "the trainer needs the file that the server has as --token-file" if key == TOKEN_KEY else ""
+            hint = "copy the file of the server's --token-file to the trainer" if key == TOKEN_KEY else ""
             raise ConfigError([Problem(key, f"the server refuses: {reason}", value=address, hint=hint)])
         facts = ServedFacts.of(message.fields)
         if facts.id != description.id:
@@ -125,29 +125,29 @@ class RemoteWorker:
         self._name, self._index, self._rows = f"environment server {address}", index, slice(*rows)
         self._address, self._setup, self._buffers = address, setup, buffers
         self._answer: list[bytes] | None = None
-        self._waits = True  # for the answer of a command
+        self._waits = True  # whether a command has no answer yet
         self.suspended = False
         buffers.busy[index] = rows[0]
         spaces, names = setup.spaces, (*self._results, *self._ends)
         self._targets = {name: getattr(buffers, name)[self._rows] for name in names}
         self._most_finals = (rows[1] - rows[0]) * spaces.observation_size * np.dtype(spaces.observation_dtype).itemsize
-        wishes = {
+        request = {
             "num_envs": rows[1] - rows[0],
             "max_episode_steps": setup.description.max_episode_steps,
             "restarts": max(setup.restarts - int(buffers.failures.sum()), 0),
             "step_timeout_s": float(step_timeout_s),
         }
-        self._socket = self._persistently(wishes)
+        self._socket = self._connected(request)
         self._open.add(self)
 
-    def _persistently(self, wishes: Mapping[str, object]) -> socket.socket:
-        """Connects again until the server answers and has environments for this connection."""
+    def _connected(self, request: Mapping[str, object]) -> socket.socket:
+        """Tries to connect until the server answers and has environments for this connection."""
         description, deadline = self._setup.description, time.monotonic() + RECONNECT_S
         while True:
             try:
-                return self._ask(wishes)
+                return self._opened(request)
             except _Busy as busy:
-                if self._make_room():
+                if self._suspend_another():
                     continue
                 reason: object = busy
             except (OSError, EOFError) as error:
@@ -156,12 +156,12 @@ class RemoteWorker:
                 raise Unreachable(f"{self._name} ({description.id}) was not available for {RECONNECT_S:g} s: {reason}")
             time.sleep(_PAUSE_S)
 
-    def _ask(self, wishes: Mapping[str, object]) -> socket.socket:
+    def _opened(self, request: Mapping[str, object]) -> socket.socket:
         sock, facts = _connect(self._address, self._setup.description)
         try:
             if facts.spaces != self._setup.spaces:
                 raise ConfigError([Problem(KEY, "the server's environment has other spaces now", value=self._address)])
-            wire.send(sock, Kind.OPEN, wishes)
+            wire.send(sock, Kind.OPEN, request)
             answer = wire.receive(sock, (Kind.GRANTED,), deadline=time.monotonic() + wire.GREETING_TIMEOUT_S)
             if answer.kind == Kind.REFUSED:
                 reason = str(answer.fields.get("reason"))
@@ -176,8 +176,11 @@ class RemoteWorker:
             raise
         return sock
 
-    def _make_room(self) -> bool:
-        """Suspends an idle connection of this process to the same server, as an evaluation on the only robot needs."""
+    def _suspend_another(self) -> bool:
+        """Closes an idle connection of this process to the same server, as for an evaluation on the only robot.
+
+        Returns whether there was one.
+        """
         for other in list(self._open):
             if other._address == self._address and not other._waits and not other.suspended:
                 other.suspended = True
@@ -231,7 +234,7 @@ class RemoteWorker:
             raise self._died(doing, error) from error
         self._waits = False
         if message.kind == Kind.REFUSED:
-            raise self._died(doing, WireError(f"it refused: {message.fields.get('reason')}"))
+            raise self._died(doing, WireError(f"the server refused: {message.fields.get('reason')}"))
         if message.kind == Kind.FAILED:
             index, details = message.fields.get("env_index"), str(message.fields.get("details"))
             number = self._rows.start + (index if isinstance(index, int) else 0)
@@ -239,7 +242,7 @@ class RemoteWorker:
         return None
 
     def _check(self, doing: str, message: wire.Message) -> None:
-        """Takes over what was not received in place. Raises WireError for numbers that no server should send."""
+        """Copies results that were not received in place. Raises WireError for missing or impossible ones."""
         buffers, rows = self._buffers, self._rows
         observations, rewards = buffers.observations[rows], buffers.rewards[rows]
         ended = (buffers.terminated[rows] | buffers.truncated[rows]).nonzero()[0] if doing == "step" else ()
@@ -277,11 +280,11 @@ class RemoteWorker:
         self._socket.close()
 
     def reap(self) -> None:
-        """The server does it."""
+        """Does nothing: the server waits for the process."""
 
 
 class RemoteWorkers(EnvWorkers):
-    """The connections of a `VectorEnv`. They share the addresses in turn."""
+    """The connections of a `VectorEnv`, distributed over the addresses in turn."""
 
     _members: list[RemoteWorker]  # type: ignore[assignment]
 
@@ -306,7 +309,7 @@ class RemoteWorkers(EnvWorkers):
         return super().call(method, *per_env)
 
     def _resume(self, indices: Iterable[int]) -> None:
-        """Connects those again that made room for others. Their first step is invalid, as after a replacement."""
+        """Connects suspended members again. Their first step is invalid, as after a replacement."""
         for index in indices:
             if self._members[index].suspended:
                 self._suspensions += 1

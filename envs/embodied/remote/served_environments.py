@@ -1,7 +1,7 @@
 """The process of an environment server that steps the environments of one connection.
 
-An environment with a method `stop()` is stopped as soon as nobody controls it. `Watch` calls it from a thread of its
-own when a step takes too long, the connection is lost, the trainer is silent, or the server ends.
+`Watch` calls the method `stop()` of environments that have one, from a thread of its own: when a step takes too long,
+the connection is lost, the trainer sends no command, or the server ends.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def _call(stop: Callable[[], object]) -> None:
 
 
 class Watch:
-    """Stops the environments, and ends this process where nobody will use them again.
+    """Stops the environments, and ends this process after a hanging step or a lost connection.
 
-    limits: the longest step, and the longest silence between commands, in seconds.
+    step_timeout_s, silence_s: the longest step and the longest time between commands, in seconds.
     """
 
     def __init__(self, sock: socket.socket, lifeline: int, step_timeout_s: float, silence_s: float, name: str) -> None:
@@ -99,7 +99,7 @@ class Watch:
             return halted
 
     def done(self) -> None:
-        """After a command."""
+        """Must be called after a command."""
         with self._lock:
             self._working, self._deadline = False, time.monotonic() + self._silence_s
 
@@ -136,7 +136,7 @@ class Watch:
         _end_process_later()
         self.stop(why)
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # which ends the main thread, between commands
+            self._socket.shutdown(socket.SHUT_RDWR)  # ends the main thread between commands
         while True:
             time.sleep(0.2)
             self.stop(why)
@@ -159,17 +159,17 @@ def main() -> None:
     _start_logging()
     lifeline, descriptor, text = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     del sys.argv[1:]  # an environment may parse the command line
-    sock, wishes = socket.socket(fileno=descriptor), json.loads(text)
-    description = EnvDescription(**wishes["environment"])
-    watch = Watch(sock, lifeline, wishes["step_timeout_s"], wishes["silence_s"], description.id)
+    sock, request = socket.socket(fileno=descriptor), json.loads(text)
+    description = EnvDescription(**request["environment"])
+    watch = Watch(sock, lifeline, request["step_timeout_s"], request["silence_s"], description.id)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(1))
     block = None
     try:
-        block, buffers = _build(description, wishes)
+        block, buffers = _build(description, request)
         watch.stops = block.stops
         send(sock, Kind.DONE)
-        _serve(sock, watch, block, buffers, ServedFacts.of(wishes["facts"]).spaces)
+        _serve(sock, watch, block, buffers, ServedFacts.of(request["facts"]).spaces)
     except WireError as error:
         logger.warning("the trainer is refused: it sent %s", error)
     except EnvFailure as error:
@@ -187,9 +187,9 @@ def main() -> None:
             block.close()
 
 
-def _build(description: EnvDescription, wishes: Mapping[str, Any]) -> tuple[ServedBlock, Buffers]:
-    count, spaces = wishes["num_envs"], ServedFacts.of(wishes["facts"]).spaces
-    setup = EnvSetup(description, find_spec(description), spaces, range(count), restarts=wishes["restarts"])
+def _build(description: EnvDescription, request: Mapping[str, Any]) -> tuple[ServedBlock, Buffers]:
+    count, spaces = request["num_envs"], ServedFacts.of(request["facts"]).spaces
+    setup = EnvSetup(description, find_spec(description), spaces, range(count), restarts=request["restarts"])
     buffers = Buffers(count, spaces)
     return ServedBlock(setup, buffers, 0, count, 0, 1), buffers
 
@@ -253,7 +253,7 @@ def _fail(sock: socket.socket, env_index: int, doing: str, details: str) -> None
 
 
 def describe() -> None:
-    """Builds an environment and sends its facts, or what is wrong with it, into the server's pipe.
+    """Builds an environment and sends its facts, or the reason of a failure, to the server.
 
     Arguments of the process: the descriptor of the pipe, and the description of the environment as JSON.
     """

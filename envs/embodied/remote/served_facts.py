@@ -1,4 +1,4 @@
-"""What an environment server says about its environment, as fields of a message."""
+"""The description of an environment that a server sends, as fields of a message."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 3
 
 @dataclass(frozen=True)
 class ServedFacts:
-    """id: as the server was given it. limited: the environment has a time limit of its own."""
+    """id: the server's `--env`. limited: the environment has a time limit of its own."""
 
     id: str
     spaces: EnvSpaces

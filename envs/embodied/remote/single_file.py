@@ -15,7 +15,7 @@ _EMPTY = ("rl_platform", "rl_platform/envs", "rl_platform/runtime")  # packages 
 
 
 def write(path: Path) -> None:
-    """Writes the file. Python 3.11, numpy, gymnasium and the simulator run it."""
+    """Writes the file. To run, it needs Python 3.11, numpy, gymnasium and the simulator."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("__main__.py", _MAIN)
         for package in _EMPTY:

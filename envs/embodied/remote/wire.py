@@ -42,7 +42,7 @@ _DTYPES = ("<f4", "<f8", "<i8", "|i1", "|u1", "|b1")
 
 
 class Kind(IntEnum):
-    """refused: `reason` and `busy`; the connection ends. welcome: facts of the environment. open: the trainer's wishes,
+    """refused: `reason` and `busy`; the connection ends. welcome: facts of the environment. open: a trainer's request,
     answered by granted and, once the environments are built, by done. reset, step: answered by done or failed."""
 
     REFUSED = 0
@@ -100,7 +100,7 @@ def prepare(sock: socket.socket) -> None:
 
 
 def greet(sock: socket.socket, token: str) -> str:
-    """The server's side of the start. Returns why the other side is refused; empty: it has the token."""
+    """Checks a trainer's claim. Returns the reason of a refusal; empty: the trainer has the token."""
     deadline = time.monotonic() + GREETING_TIMEOUT_S
     nonce = secrets.token_bytes(32)
     sock.settimeout(GREETING_TIMEOUT_S)
@@ -114,7 +114,7 @@ def greet(sock: socket.socket, token: str) -> str:
 
 
 def claim(sock: socket.socket, token: str) -> None:
-    """The trainer's side of the start. Raises WireError if the other side is no server of this version."""
+    """Sends a trainer's claim. Raises WireError if the other side is no server of this version."""
     deadline = time.monotonic() + GREETING_TIMEOUT_S
     magic, version, nonce = _GREETING.unpack(_exactly(sock, _GREETING.size, deadline))
     if magic != _MAGIC:

@@ -1,7 +1,7 @@
-"""The arguments in a Python script that trains with TRL or Stable-Baselines3. The script is parsed and never run.
+"""Reads the arguments in a Python script that trains with TRL or Stable-Baselines3, without running it.
 
-Read are literal values, and names that the script assigns once to a literal. Not covered: values that it computes, and
-functions that change a dataset or an environment.
+Values may be literals, or names that the script assigns once to a literal. Not covered: computed values, and functions
+that change a dataset or an environment.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def script_arguments(path: Path, text: str) -> dict[str, Value]:
 
 
 def _of_trl(config: ast.Call, calls: Calls, known: Mapping[str, ast.expr]) -> dict[str, Value]:
-    """Arguments of the config, and what TRL's own scripts call model and dataset."""
+    """Returns the arguments of the config, and model and dataset under the names of TRL's own scripts."""
     keys = _keywords(config, known)
     for trainer in calls.get("GRPOTrainer", ()):
         given = _keywords(trainer, known)
@@ -56,7 +56,7 @@ def _of_trl(config: ast.Call, calls: Calls, known: Mapping[str, ast.expr]) -> di
 
 
 def _of_sb3(trainer: ast.Call, calls: Calls, known: Mapping[str, ast.expr]) -> dict[str, Value]:
-    """Arguments of PPO, and what the zoo calls environment, number of environments, length and normalisation."""
+    """Returns the arguments of PPO, and environment, number of environments, length and normalisation as in the zoo."""
     given = dict(zip(("policy", "env"), trainer.args, strict=False))
     given |= {word.arg: word.value for word in trainer.keywords if word.arg is not None}
     keys = _environment(_resolved(given.pop("env", ast.Constant(None)), known), calls, known)
@@ -73,7 +73,7 @@ def _of_sb3(trainer: ast.Call, calls: Calls, known: Mapping[str, ast.expr]) -> d
 
 
 def _environment(env: ast.expr, calls: Calls, known: Mapping[str, ast.expr]) -> dict[str, Value]:
-    """The id, number and arguments of the environments, from PPO's argument and the only call that makes one."""
+    """Returns id, number and arguments of the environments, from PPO's argument and the only call that makes one."""
     if isinstance(env, ast.Constant):
         return {"env": _value(env, known)}
     made = [*calls.get("make_vec_env", ()), *calls.get("make", ())]
@@ -93,7 +93,7 @@ def _name(function: ast.expr) -> str:
 
 
 def _constants(tree: ast.Module) -> dict[str, ast.expr]:
-    """Values of the names that the module assigns once."""
+    """Returns the values of the names that the module assigns once."""
     stored = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
     assigned = [node for node in tree.body if isinstance(node, ast.Assign) and len(node.targets) == 1]
     pairs = ((node.targets[0], node.value) for node in assigned)

@@ -101,7 +101,7 @@ class ContinuousBatch:
     def step(self) -> None:
         """Samples a token for each sequence that runs, or whose prompt is complete, after this pass.
 
-        With `decoding`, running sequences rest while prompts enter.
+        With `decoding`, running sequences wait while prompts enter.
         """
         self._admit()
         planned, apart = self.prefill.plan(), 0
@@ -168,7 +168,7 @@ class ContinuousBatch:
         _append(self.running, *flight.results(self.running))
 
     def _begin_pages(self, more: int = 0) -> None:
-        """Begins a page for each running sequence whose last one is full with `more` tokens than are known."""
+        """Begins a page for each running sequence whose last page is full after `more` further tokens."""
         for slot, entry in enumerate(self.running):
             if entry.stored + more == self.cache.page * (1 + len(entry.pages)):
                 entry.pages.append(self.cache.full_tail(slot))

@@ -127,7 +127,7 @@ def test_plan_and_check_return_what_the_options_print(capsys: pytest.CaptureFixt
 
 
 class Blank(gymnasium.Env):
-    """An environment that forgot its spaces."""
+    """An environment without spaces."""
 
 
 class Line(gymnasium.Env):  # type: ignore[type-arg]

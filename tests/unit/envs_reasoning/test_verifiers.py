@@ -255,7 +255,7 @@ def test_the_config_accepts_the_built_in_verifiers() -> None:
 
 
 def test_built_in_verifiers_read_the_last_turn_only() -> None:
-    """What a tool answered is not the policy's answer; a function of the user sees it all."""
+    """The text of a tool is not the policy's answer; a function of the user receives all of it."""
     exact, jsonl = load_verifier(VerifierSpec("exact_match")), load_verifier(VerifierSpec("task", "jsonl"))
     for verifier in (exact, jsonl):
         assert verifier(ScoreItem("3+4=7I do not know", "?", "7", last_turn="I do not know")) == 0.0

@@ -1,4 +1,4 @@
-"""When a run is offered another placement, and when it moves. The measured times are made up."""
+"""When a run proposes another placement, and when it moves. The measured times are invented."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Notes(Reporters):
 
 
 class Run:
-    """A run whose steps take made-up seconds."""
+    """A run whose steps take invented seconds."""
 
     def __init__(self, asked: str, *overrides: str) -> None:
         given = ("cluster.devices_per_node=4", PLACEMENT, f"cluster.reallocate={asked}", "runner.max_steps=1000")
@@ -114,7 +114,7 @@ def test_a_run_that_soon_ends_stays():
 
 
 def test_a_run_goes_back_once_and_then_stays():
-    """The new placement turns out slower than the old one: no placement is taken twice but the last one."""
+    """All new placements are slower than the first one, to which the run returns once."""
     run = Run("auto")
     before = run.here
     assert run.after(FIRST + 1, SLOW)
