@@ -160,6 +160,7 @@ def _run_once(
                         return train(config, task, reporter, state, callbacks, ppo, leaves)
                 finally:
                     timeline.write()  # while the processes still run
+                    timeline.sources.remove(runtime.spans)  # else a run that moves would keep the models of this one
 
         try:
             if config.cluster.reallocate == "off":

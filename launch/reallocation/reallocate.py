@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import torch
 import yaml
 
 from rl_platform.config import LoadedConfig
@@ -122,7 +123,10 @@ def reallocating(
         untraced = here.config.runner.model_copy(update={"trace_steps": 0})  # trace.json holds the first placement only
         here.config = here.config.model_copy(update={"runner": untraced})
         cluster_is_up = None
+        gc.unfreeze()  # of `collect_as_usual`, before which the components of a run start
         gc.collect()  # models of the last placement may be in cycles
+        if torch.cuda.is_initialized():  # in this process: others now need this memory
+            torch.cuda.empty_cache()
 
 
 class Reallocation(Reporter):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
+from rl_platform.launch import session
 from rl_platform.launch.reallocation import reallocate
 from rl_platform.metrics import read_metrics
 
@@ -76,6 +79,29 @@ def test_environments_move_bit_for_bit(command, final_state, logged, differences
     assert differences(final_state("stayed", STEPS), final_state("moved", STEPS)) == []
     found = differences(logged("stayed"), logged("moved"))
     assert [path for path in found if "/weights/" not in path] == []  # bytes that travel between processes
+
+
+def test_a_placement_in_one_process_is_freed_when_the_run_leaves_it(command, monkeypatch: pytest.MonkeyPatch):
+    """Its models would take the memory that the next placement needs."""
+    runtimes, start = [], session.runtime_for
+
+    @contextmanager
+    def remembered(*arguments):
+        assert [runtime() for runtime in runtimes] == [None] * len(runtimes)
+        with start(*arguments) as runtime:
+            runtimes.append(weakref.ref(runtime))
+            yield runtime
+
+    def leaves(watch: reallocate.Reallocation, step: int) -> bool:
+        watch.target = reallocate.Placed(watch._here.config, watch._here.placement)
+        return step == 1
+
+    monkeypatch.setattr(session, "runtime_for", remembered)
+    monkeypatch.setattr(reallocate.Reallocation, "leaves", leaves)
+    together = "cluster.component_placement={'actor_critic,env,rollout': 0}"
+    ended = command(*ROBOT, together, "runner.max_steps=3", "cluster.reallocate=auto")
+    assert ended.code == 0, ended.err
+    assert len(runtimes) == 2
 
 
 def test_a_suggestion_is_printed_once_and_can_be_pasted(command, monkeypatch: pytest.MonkeyPatch):
