@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -97,9 +97,6 @@ class LanguageRollout:
         `rollout.on_update`. Raises WorkerError unless all of weights `version` are loaded (None: of any version).
         """
         self._check_weights(version)
-        if updates is not None:
-            with self._receiving(updates):
-                return self.generate(prompts, samples, sampling, purpose, step, sink, version, answered)
         there = set(answered)
         left = [
             (prompt, sample) for prompt, sample in numbered(prompts, samples) if (prompt.index, sample) not in there
@@ -135,13 +132,15 @@ class LanguageRollout:
                 )
             )
 
-        if self.conversations is not None:
-            self.conversations.generate(wanted, seed, self._params(sampling), deliver)
-        elif wanted:
-            requests = [
-                Request(index, prompt.token_ids, seed(prompt, sample)) for index, (prompt, sample) in enumerate(wanted)
-            ]
-            self.engine.generate(requests, self._params(sampling), on_finished)
+        with nullcontext() if updates is None else self._receiving(updates):
+            if self.conversations is not None:
+                self.conversations.generate(wanted, seed, self._params(sampling), deliver)
+            elif wanted:
+                requests = [
+                    Request(index, prompt.token_ids, seed(prompt, sample))
+                    for index, (prompt, sample) in enumerate(wanted)
+                ]
+                self.engine.generate(requests, self._params(sampling), on_finished)
 
     @contextmanager
     def _receiving(self, updates: Channel[Weights | WeightsOffer]) -> Iterator[None]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.rollout import LanguageRollout
 from rl_platform.config.schema.rollout import Sampling, ValSampling
-from rl_platform.errors import ConfigError
+from rl_platform.errors import ChannelClosed, ConfigError
 from rl_platform.models.tokenizer import ByteTokenizer, stops
 from rl_platform.records import Prompt, Trajectory, WeightsReceived
 
@@ -52,6 +55,30 @@ def test_a_prompt_that_comes_twice_in_a_batch_gets_other_responses(context, reas
     assert len(found) == len(set(found.values())) == 15
     for trajectory in generated(context, config):
         assert found[trajectory.prompt.index, trajectory.sample] == trajectory.token_ids
+
+
+def test_newer_weights_may_arrive_before_the_first_token(context, reasoning, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, sink, actor = reasoning(), Sink(), LanguageActor(context(), reasoning())
+    rollout, left = LanguageRollout(context("rollout"), config), [actor.publish(8)]
+    rollout.receive(actor.publish(7))
+    receiving = rollout._receiving
+
+    class Updates:
+        def get(self, key: int, timeout: float) -> Any:
+            if not left:
+                raise ChannelClosed("no more")
+            return left.pop()
+
+    @contextmanager
+    def received(updates: Any) -> Iterator[None]:
+        with receiving(updates):
+            while rollout.loaded != 8:
+                time.sleep(0.001)
+            yield
+
+    monkeypatch.setattr(rollout, "_receiving", received)
+    rollout.generate(PROMPTS, 1, config.rollout.sampling, "train", 4, sink, version=7, updates=Updates())
+    assert [trajectory.weights_version for trajectory in sink] == [8] * len(PROMPTS)
 
 
 @pytest.mark.parametrize("world_size", [2, 5, 13])
