@@ -111,8 +111,9 @@ def _servers(config: Config) -> Iterator[Problem]:
         if not host or not port.isdecimal() or not 0 < int(port) < 65536 or " " in address:
             yield Problem(key, "not an address of a server", value=address, allowed="host:port", hint="127.0.0.1:5555")
     if when(lambda: env.num_workers == 0 or env.num_workers % len(addresses)):
-        message = f"not a multiple of the {len(addresses)} in env.address, which share the connections equally"
-        yield Problem("env.num_workers", message, hint=f"for example env.num_workers: {len(addresses)}")
+        message = "every server in env.address needs the same number of connections, at least one"
+        hint = f"a multiple of {len(addresses)}, for example env.num_workers: {len(addresses)}"
+        yield Problem("env.num_workers", message, hint=hint)
 
 
 def _warp(config: Config, name: str) -> Iterator[Problem]:
