@@ -7,6 +7,7 @@ connection, and a process of its own then steps its environments (`served_enviro
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 BUILD_TIMEOUT_S = 120.0
 MOST_GREETINGS = 32  # at the same time
 _PAUSE_S = 0.2
+_FAREWELL_S = 2.0
 END_S = 4.0  # longer than a `stop()` may take
 _DESCRIBE = "from rl_platform.envs.embodied.remote.served_environments import describe; describe()"
 _SERVE = "from rl_platform.envs.embodied.remote.served_environments import main; main()"
@@ -174,11 +176,17 @@ class EnvironmentServer:
 
 
 def _refuse(sock: socket.socket, refusal: Refusal) -> None:
-    try:
-        sock.settimeout(1.0)
+    """Sends the reason, and reads what is left: a socket closed with unread data resets the connection, and the other
+    side could lose the reason."""
+    deadline = time.monotonic() + _FAREWELL_S
+    with contextlib.suppress(OSError):
+        sock.settimeout(_FAREWELL_S)
         send(sock, Kind.REFUSED, {"reason": str(refusal), "busy": refusal.busy})
-    except OSError:
-        pass
+        sock.shutdown(socket.SHUT_WR)
+        while (left := deadline - time.monotonic()) > 0:
+            sock.settimeout(left)
+            if not sock.recv(1 << 16):
+                return
 
 
 def main(arguments: list[str] | None = None) -> None:
