@@ -1,8 +1,8 @@
 """Loss, gradients and Adam of an optimizer step of a small policy as compiled loops for a CPU, without matrix products.
 
 An embodied mini-batch has a few hundred rows. Two hundred tensor operations on them cost more than they compute. The
-mathematics is that of losses.py, policy_losses.py and torch's AdamW, for a diagonal Gaussian policy with free
-deviations and every position active; a test compares them.
+mathematics is that of losses.py, policy_losses.py and torch's AdamW, for every position active; a test compares them.
+The policy is a diagonal Gaussian with free deviations, or categorical.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def compiles(algorithm: Algorithm) -> bool:
 
 
 def policy_limits(algorithm: Algorithm) -> np.ndarray:
-    """The bounds of the ratio, for `gaussian_policy`."""
+    """The bounds of the ratio, for `clipped_surrogate`."""
     low, high = max(1.0 - algorithm.clip_ratio_low, SMALLEST_RATIO), min(1.0 + algorithm.clip_ratio_high, LARGEST_RATIO)
     return np.array([low, high, min(algorithm.clip_ratio_c or LARGEST_RATIO, LARGEST_RATIO)], dtype=np.float32)
 
@@ -58,47 +58,88 @@ def value_limits(algorithm: Algorithm) -> np.ndarray:
 
 
 @compiled_loops()
-def gaussian_policy(
-    heads: Array,
-    log_std: Array,
-    actions: Array,
-    old_log_probs: Array,
-    advantages: Array,
-    limits: Array,
-    gradient: Array,
-    log_std_gradient: Array,
-    sums: Array,
-) -> None:
-    """Clipped surrogate of a mini-batch: (heads [B,A+1], log_std [A], actions [B,A], old log-probs and advantages [B],
-    limits, out: gradients [B,A+1] and [A], sums [10]).
-
-    The first A of `heads` are means. Gradients are those of the mean over positions, without an entropy bonus.
-    """
+def gaussian_log_probs(heads: Array, log_std: Array, actions: Array, noise: Array, log_probs: Array) -> None:
+    """(heads [B,A+1], log_std [A], actions [B,A], out: noise [B,A+1], log-probs [B]). The first A of `heads` are means;
+    the last column of `noise` is not touched."""
     rows, width = actions.shape
-    low, high, dual = limits[0], limits[1], limits[2]
-    smallest, largest, share = np.float32(SMALLEST_RATIO), np.float32(LARGEST_RATIO), np.float32(1.0 / rows)
     precision = np.exp(-log_std)
     constant = np.float32(log_std.sum() + width * HALF_LOG_2_PI)
-    log_std_gradient[:] = 0.0
-    sums[:] = 0.0
-    sums[8] = np.inf
     for row in range(rows):
         square = np.float32(0.0)
         for column in range(width):
-            noise = (actions[row, column] - heads[row, column]) * precision[column]
-            gradient[row, column] = noise
-            square += noise * noise
-        log_ratio = np.float32(-0.5) * square - constant - old_log_probs[row]
+            drawn = (actions[row, column] - heads[row, column]) * precision[column]
+            noise[row, column] = drawn
+            square += drawn * drawn
+        log_probs[row] = np.float32(-0.5) * square - constant
+
+
+@compiled_loops()
+def gaussian_gradient(log_std: Array, slopes: Array, gradient: Array, log_std_gradient: Array) -> None:
+    """(log_std [A], slopes [B], in: noise, out: gradient of the means [B,A+1], out: gradient of log_std [A])."""
+    precision = np.exp(-log_std)
+    log_std_gradient[:] = 0.0
+    for row in range(len(slopes)):
+        slope = slopes[row]
+        for column in range(len(log_std)):
+            noise = gradient[row, column]
+            log_std_gradient[column] += slope * (noise * noise - np.float32(1.0))
+            gradient[row, column] = slope * noise * precision[column]
+
+
+@compiled_loops()
+def categorical_log_probs(heads: Array, choices: Array, every: Array, log_probs: Array, entropies: Array) -> None:
+    """(heads [B,A+1], choices [B] int64, out: log-probs of every choice [B,A+1], of the one made [B], entropies [B]).
+    The first A of `heads` are logits; the last column of `every` is not touched."""
+    rows, width = heads.shape[0], heads.shape[1] - 1
+    for row in range(rows):
+        largest, total, entropy = heads[row, 0], np.float32(0.0), np.float32(0.0)
+        for column in range(1, width):
+            largest = max(largest, heads[row, column])
+        for column in range(width):
+            total += np.exp(heads[row, column] - largest)
+        constant = largest + np.log(total)
+        for column in range(width):
+            log_prob = heads[row, column] - constant
+            every[row, column] = log_prob
+            entropy -= np.exp(log_prob) * log_prob
+        log_probs[row], entropies[row] = every[row, choices[row]], entropy
+
+
+@compiled_loops()
+def categorical_gradient(choices: Array, slopes: Array, entropies: Array, bonus: float, gradient: Array) -> None:
+    """(choices, slopes and entropies [B], entropy bonus, in: log-probs of every choice, out: gradient of the logits
+    [B,A+1])."""
+    rows, width = gradient.shape[0], gradient.shape[1] - 1
+    share, one = np.float32(bonus / rows), np.float32(1.0)
+    for row in range(rows):
+        for column in range(width):
+            log_prob = gradient[row, column]
+            probability = np.exp(log_prob)
+            made = one if column == choices[row] else np.float32(0.0)
+            # d log p_a / d x_j = [a = j] - p_j, and d H / d x_j = -p_j (log p_j + H)
+            slope = share * probability * (log_prob + entropies[row])
+            gradient[row, column] = slopes[row] * (made - probability) + slope
+
+
+@compiled_loops()
+def clipped_surrogate(
+    log_probs: Array, old_log_probs: Array, advantages: Array, limits: Array, slopes: Array, sums: Array
+) -> None:
+    """Clipped surrogate of a mini-batch: (log-probs, old log-probs and advantages [B], limits, out: slopes [B],
+    sums [10]). `slopes` is the gradient of log-probs, of the mean over positions."""
+    rows = len(log_probs)
+    low, high, dual = limits[0], limits[1], limits[2]
+    smallest, largest, share = np.float32(SMALLEST_RATIO), np.float32(LARGEST_RATIO), np.float32(1.0 / rows)
+    sums[:] = 0.0
+    sums[8] = np.inf
+    for row in range(rows):
+        log_ratio = log_probs[row] - old_log_probs[row]
         ratio, cost = np.exp(log_ratio), -advantages[row]
         losing = cost > 0.0
         bounded = min(max(ratio, low), dual) if losing else min(max(ratio, smallest), high)
         loss = cost * bounded
         above, below = ratio > bounded, ratio < bounded
-        slope = np.float32(0.0) if above or below else loss * share
-        for column in range(width):
-            noise = gradient[row, column]
-            log_std_gradient[column] += slope * (noise * noise - np.float32(1.0))
-            gradient[row, column] = slope * noise * precision[column]
+        slopes[row] = np.float32(0.0) if above or below else loss * share
         kept, drift = min(max(ratio, smallest), largest), min(log_ratio, np.float32(20.0))
         sums[0] += kept
         sums[1] -= log_ratio

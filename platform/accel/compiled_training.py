@@ -33,14 +33,14 @@ ALONE = 2**23  # parameters times rows up to which one thread is faster than sev
 
 
 def compiles(model: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether there is a compiled step for the model: a Gaussian MLP policy with tanh and free deviations."""
+    """Whether there is a compiled step for the model: an MLP policy with tanh, Gaussian with free deviations or
+    categorical."""
     policy = model.model if type(model) is EmbodiedActorCritic else None
     return (
         policy is not None
         and device.type == "cpu"
         and dtype == torch.float32
         and is_plain(policy)
-        and policy.action_space.kind == "continuous"
         and sum(parameter.numel() for parameter in policy.parameters()) <= LARGEST
     )
 
@@ -53,7 +53,8 @@ class CompiledEngine(FSDPEngine):
         policy = model.model
         heads = [policy.policy_head.weight, policy.value_head.weight, policy.policy_head.bias, policy.value_head.bias]
         hidden = [layer for layer in policy.backbone if isinstance(layer, nn.Linear)]
-        self._order = [*(part for layer in hidden for part in (layer.weight, layer.bias)), *heads, policy.log_std]
+        log_std = [policy.log_std] if policy.action_space.kind == "continuous" else []
+        self._order = [*(part for layer in hidden for part in (layer.weight, layer.bias)), *heads, *log_std]
         self._flat = {name: torch.zeros(sum(p.numel() for p in self._order)) for name in ("weights", *MOMENTS)}
         self._gradient = torch.zeros_like(self._flat["weights"])
         self._steps = torch.zeros(len(self._order))  # of Adam, all equal
@@ -68,8 +69,9 @@ class CompiledEngine(FSDPEngine):
         # numpy views of the same memory, made once: making them takes a tenth of a step
         flat = self._flat["weights"], self._gradient, *(self._flat[name] for name in MOMENTS)
         self._arrays, self._step_counts = [tensor.numpy() for tensor in flat], self._steps.numpy()
-        self._transposed = [weight.t() for weight, _ in self._layers[:-1]]
-        self._log_std, self._log_std_gradient = (views[-1][0].numpy() for views in (self._layers, self._gradients))
+        self._transposed = [weight.t() for weight, _ in self._layers]
+        # of weights and of gradients; none of a categorical policy
+        self._log_stds = [self._views(flat)[-1].numpy() for flat in (self._flat["weights"], self._gradient) if log_std]
         self._buffers: dict[int, _Buffers] = {}
 
     def fastest_alone(self, rows: int) -> bool:
@@ -87,15 +89,12 @@ class CompiledEngine(FSDPEngine):
         self._buffers[len(mini_batch)] = buffers
         with torch.no_grad():
             self._forward(observations, buffers)
-            self._loss(mini_batch, algorithm, buffers)
+            entropy = self._loss(mini_batch, algorithm, buffers)
             self._backward(observations, buffers)
-        return self._finished(algorithm, buffers, len(mini_batch))
+        return self._finished(algorithm, buffers, len(mini_batch), entropy)
 
-    def _finished(self, algorithm: Algorithm, buffers: _Buffers, rows: int) -> Metrics | None:
-        """Adds the entropy bonus, and updates if all is finite."""
-        log_std, bonus = self._log_std, algorithm.entropy_bonus
-        self._log_std_gradient -= bonus
-        entropy = float(log_std.sum()) + len(log_std) * (0.5 + ppo.HALF_LOG_2_PI)
+    def _finished(self, algorithm: Algorithm, buffers: _Buffers, rows: int, entropy: float) -> Metrics | None:
+        """Updates if all is finite."""
         policy_loss = float(buffers.policy[ppo.POLICY_LOSS]) / rows
         value_loss = float(buffers.value[ppo.VALUE_LOSS]) / rows
         finite = math.isfinite(buffers.policy.sum() + buffers.value.sum())
@@ -105,7 +104,7 @@ class CompiledEngine(FSDPEngine):
         terms = {
             "actor/pg_loss": policy_loss,
             "actor/entropy": entropy,
-            "actor/loss": policy_loss - bonus * entropy,
+            "actor/loss": policy_loss - algorithm.entropy_bonus * entropy,
             "critic/loss": algorithm.value_loss_scale * value_loss,
             "grad_norm": norm,
         }
@@ -123,14 +122,29 @@ class CompiledEngine(FSDPEngine):
                 ppo.tanh()(outputs.array)
             inputs = outputs.tensor
 
-    def _loss(self, batch: RolloutBatch, algorithm: Algorithm, buffers: _Buffers) -> None:
-        heads, gradient = buffers.outputs[-1].array, buffers.gradients[-1].array
+    def _loss(self, batch: RolloutBatch, algorithm: Algorithm, buffers: _Buffers) -> float:
+        """Fills the gradients of the heads and of the deviations. Returns the mean entropy."""
+        heads, gradient, bonus = buffers.outputs[-1].array, buffers.gradients[-1].array, algorithm.entropy_bonus
         columns = batch.log_probs, batch.advantages, batch.values, batch.returns
-        log_probs, advantages, values, returns = (column.numpy().reshape(-1) for column in columns)
-        actions, limits = batch.inputs["actions"].numpy().reshape(len(heads), -1), ppo.policy_limits(algorithm)
-        out = gradient, self._log_std_gradient, buffers.policy
-        ppo.gaussian_policy()(heads, self._log_std, actions, log_probs, advantages, limits, *out)
+        old_log_probs, advantages, values, returns = (column.numpy().reshape(-1) for column in columns)
+        actions = batch.inputs["actions"].numpy()
+        log_probs, slopes, entropies = buffers.columns
+        surrogate = log_probs, old_log_probs, advantages, ppo.policy_limits(algorithm), slopes, buffers.policy
+        if self._log_stds:
+            log_std, log_std_gradient = self._log_stds
+            ppo.gaussian_log_probs()(heads, log_std, actions.reshape(len(heads), -1), gradient, log_probs)
+            ppo.clipped_surrogate()(*surrogate)
+            ppo.gaussian_gradient()(log_std, slopes, gradient, log_std_gradient)
+            log_std_gradient -= bonus
+            entropy = float(log_std.sum()) + len(log_std) * (0.5 + ppo.HALF_LOG_2_PI)
+        else:
+            choices = actions.reshape(-1)
+            ppo.categorical_log_probs()(heads, choices, gradient, log_probs, entropies)
+            ppo.clipped_surrogate()(*surrogate)
+            ppo.categorical_gradient()(choices, slopes, entropies, bonus, gradient)
+            entropy = float(entropies.mean())
         ppo.clipped_value()(heads, values, returns, ppo.value_limits(algorithm), gradient, buffers.value)
+        return entropy
 
     def _backward(self, observations: Tensor, buffers: _Buffers) -> None:
         """Fills the gradients of weights and biases, from the heads down."""
@@ -158,11 +172,11 @@ class CompiledEngine(FSDPEngine):
 Layer = tuple[Tensor, Tensor]
 
 
-def _layers(views: list[Tensor], hidden: int) -> list[Any]:
-    """(weight, bias) of every layer, of both heads as one, and (log_std,)."""
+def _layers(views: list[Tensor], hidden: int) -> list[Layer]:
+    """(weight, bias) of every hidden layer, and of both heads as one."""
     pairs = [(views[2 * number], views[2 * number + 1]) for number in range(hidden)]
-    policy, value, policy_bias, value_bias, log_std = views[2 * hidden :]
-    return [*pairs, (_joined(policy, value), _joined(policy_bias, value_bias)), (log_std,)]
+    policy, value, policy_bias, value_bias = views[2 * hidden : 2 * hidden + 4]
+    return [*pairs, (_joined(policy, value), _joined(policy_bias, value_bias))]
 
 
 def _joined(first: Tensor, second: Tensor) -> Tensor:
@@ -186,18 +200,21 @@ class _Matrix(NamedTuple):
 @dataclass(frozen=True)
 class _Buffers:
     """Intermediate results of a step of B rows: outputs of every hidden layer [B,H] and of the heads [B,A+1], and the
-    gradients of their inputs to tanh. policy, value: sums over positions, see accel/compiled_ppo.py."""
+    gradients of their inputs to tanh. columns: log-probs, their gradient and entropies, [3,B]. policy, value: sums over
+    positions, see accel/compiled_ppo.py."""
 
     outputs: list[_Matrix]
     gradients: list[_Matrix]
+    columns: np.ndarray
     policy: np.ndarray
     value: np.ndarray
 
     @classmethod
-    def of(cls, rows: int, layers: list[Any]) -> _Buffers:
-        widths = [len(bias) for _, bias in layers[:-1]]
+    def of(cls, rows: int, layers: list[Layer]) -> _Buffers:
+        widths = [len(bias) for _, bias in layers]
         outputs, gradients = ([_Matrix.empty(rows, width) for width in widths] for _ in range(2))
-        return cls(outputs, gradients, np.zeros(ppo.RATIO_MAX + 1), np.zeros(ppo.VALUE_LOSS + 1))
+        columns = np.empty((3, rows), np.float32)
+        return cls(outputs, gradients, columns, np.zeros(ppo.RATIO_MAX + 1), np.zeros(ppo.VALUE_LOSS + 1))
 
 
 def _algorithm_of(loss: Loss) -> Algorithm | None:

@@ -424,7 +424,8 @@ class CostModel:
         if isinstance(shape, ModelShape):
             return shape.layers * self.rates.launch
         passes = sum(stack.passes * stack.shape.layers for stack in shape.stacks)
-        return passes * self.rates.launch + len(shape.elements) * self.rates.policy_layer
+        layer = self.rates.policy_layer if shape.compiled else self.rates.launch
+        return passes * self.rates.launch + len(shape.elements) * layer
 
     def _exchanges(
         self, shape: ModelShape, part: Part, parallel: Parallel, tokens: float, micro_batches: int, dtype: str

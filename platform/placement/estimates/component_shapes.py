@@ -39,6 +39,7 @@ COUNTED = (
     "deepseek_v3",
     "seed_oss",
 )
+LARGEST_COMPILED = 2**17  # parameters of a policy that accel/compiled_training.py trains
 GEMMA = ("gemma", "gemma2", "gemma3_text")
 MIXTURES = ("gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 
@@ -85,7 +86,10 @@ def _policy_shape(config: Config) -> PolicyShape | str:
     """Returns the shape of an embodied policy, or why it is not known."""
     model, pixels = config.actor.model, config.env.pixels
     if model.type == "mlp":
-        return PolicyShape(tuple(model.hidden_sizes))
+        shape = PolicyShape(tuple(model.hidden_sizes))
+        plain = (model.activation, model.log_std, model.action_distribution) == ("tanh", "free", "gaussian")
+        compiled = plain and model.num_action_chunks == 1 and shape.parameters <= LARGEST_COMPILED
+        return replace(shape, compiled=compiled and config.runner.accelerate == "auto")
     if model.type in VLM_POLICIES:
         return _vlm_policy(config)
     if model.type not in POLICIES:

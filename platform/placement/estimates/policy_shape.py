@@ -66,7 +66,7 @@ class PolicyShape:
 
     widths: of the MLP, whose first layer reads `inputs` numbers. Transformers are in `stacks` instead, in the order of
     computation; adapters are added to the one at index `adapted`. heads: other trained parameters of such a policy;
-    fixed: other parameters without a gradient.
+    fixed: other parameters without a gradient. compiled: `platform/accel/` computes it in loops on a CPU.
     """
 
     widths: tuple[int, ...]
@@ -76,6 +76,7 @@ class PolicyShape:
     adapted: int = 0
     heads: int = 0
     fixed: int = 0
+    compiled: bool = False
 
     @property
     def parameters(self) -> int:

@@ -5,26 +5,33 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from rl_platform.accel.compiled_training import CompiledEngine
+from rl_platform.accel.compiled_training import CompiledEngine, compiles
+from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.algorithms.losses import actor_critic_loss
+from rl_platform.config import load_config
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.config.schema.models import Optim, Trainable
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.build import training_engine
 from rl_platform.engines.training.fsdp import FSDPEngine
-from rl_platform.envs.embodied.spaces import ActionSpace
+from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
+from rl_platform.models.embodied_policy import build_policy
 from rl_platform.models.forward import EmbodiedActorCritic
 from rl_platform.models.policy import ActorCriticPolicy, PolicyConfig
+from rl_platform.placement.estimates.component_shapes import shapes
+from rl_platform.placement.estimates.policy_shape import PolicyShape
 from rl_platform.records import RolloutBatch
 
 ROWS, MINI_BATCH, OBSERVATIONS, ACTIONS = 192, 48, 5, 3
 OPTIM = Optim(lr=1e-2, clip_grad=0.5, weight_decay=0.01)
 CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[3]
 WHOLE = MicroBatches()
 
 
@@ -35,8 +42,8 @@ def model(kind: str = "continuous", activation: str = "tanh") -> EmbodiedActorCr
     return EmbodiedActorCritic(ActorCriticPolicy((OBSERVATIONS,), space, config))
 
 
-def engine(cls: type[FSDPEngine]) -> FSDPEngine:
-    return cls(model(), OPTIM, dtype=torch.float32, horizon=1, device=CPU)
+def engine(cls: type[FSDPEngine], kind: str = "continuous") -> FSDPEngine:
+    return cls(model(kind), OPTIM, dtype=torch.float32, horizon=1, device=CPU)
 
 
 def loss(**options: Any) -> Any:
@@ -46,18 +53,25 @@ def loss(**options: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def batch() -> RolloutBatch:
+    return batch_of("continuous")
+
+
+def batch_of(kind: str) -> RolloutBatch:
     """Old log-probs, values and returns that reach every branch of the losses."""
     drawn = torch.Generator().manual_seed(1)
     some = partial(torch.randn, generator=drawn)
+    observations, actions = some(ROWS, 1, OBSERVATIONS), some(ROWS, 1, ACTIONS)
+    if kind == "discrete":
+        actions = torch.randint(ACTIONS, (ROWS, 1), generator=drawn)
     rows = RolloutBatch(
-        inputs={"observations": some(ROWS, 1, OBSERVATIONS), "actions": some(ROWS, 1, ACTIONS)},
+        inputs={"observations": observations, "actions": actions},
         action_mask=torch.ones(ROWS, 1, dtype=torch.bool),
         sample_mask=torch.ones(ROWS, dtype=torch.bool),
         group_ids=torch.arange(ROWS),
         rewards=torch.zeros(ROWS, 1),
         rollout_log_probs=torch.zeros(ROWS, 1),
     )
-    outputs = engine(FSDPEngine).evaluate(rows, WHOLE)
+    outputs = engine(FSDPEngine, kind).evaluate(rows, WHOLE)
     assert outputs.log_probs is not None
     assert outputs.values is not None
     return replace(
@@ -93,9 +107,10 @@ def assert_same(plain: FSDPEngine, compiled: FSDPEngine, atol: float = 2e-6) -> 
     ],
     ids=["defaults", "squared error", "clips", "entropy"],
 )
-def test_steps_are_those_of_the_plain_engine(options: dict[str, Any], batch: RolloutBatch) -> None:
-    plain, compiled = engine(FSDPEngine), engine(CompiledEngine)
-    for number, part in enumerate(mini_batches(batch) * 3):
+@pytest.mark.parametrize("kind", ["continuous", "discrete"])
+def test_steps_are_those_of_the_plain_engine(kind: str, options: dict[str, Any]) -> None:
+    plain, compiled = engine(FSDPEngine, kind), engine(CompiledEngine, kind)
+    for number, part in enumerate(mini_batches(batch_of(kind)) * 3):
         for each in (plain, compiled):
             each.set_learning_rate(1e-2 / (number + 1))
         expected, actual = (each.step(part, loss(**options), WHOLE) for each in (plain, compiled))
@@ -120,10 +135,16 @@ def test_what_is_not_compiled_takes_the_plain_way_and_both_ways_may_alternate(ot
     assert_same(plain, compiled)
 
 
-@pytest.mark.parametrize("field", ["log_probs", "advantages", "returns", "observations", "actions"])
-def test_nothing_changes_where_something_is_not_finite(field: str, batch: RolloutBatch) -> None:
-    compiled = engine(CompiledEngine)
-    part = mini_batches(batch)[0]
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        *(("continuous", field) for field in ("log_probs", "advantages", "returns", "observations", "actions")),
+        *(("discrete", field) for field in ("log_probs", "observations")),
+    ],
+)
+def test_nothing_changes_where_something_is_not_finite(kind: str, field: str) -> None:
+    compiled = engine(CompiledEngine, kind)
+    part = mini_batches(batch_of(kind))[0]
     compiled.step(part, loss(value_clip=0.2), WHOLE)
     before = {name: sharded.parts[0][1].clone() for name, sharded in compiled.sharded_state().items()}
     if field in part.inputs:
@@ -164,6 +185,28 @@ def test_who_trains_which_policy() -> None:
         return type(training_engine(section, policy, dtype=torch.float32, horizon=1, device=CPU, nominal=False))
 
     assert made(model()) is CompiledEngine
-    assert made(model("discrete")) is FSDPEngine
+    assert made(model("discrete")) is CompiledEngine
+    assert made(model("multi_discrete")) is FSDPEngine
     assert made(model(activation="relu")) is FSDPEngine
     assert made(model(), gradient_checkpointing=True) is FSDPEngine
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["actor.model.activation=relu"],
+        ["actor.model.hidden_sizes=[512, 512]"],
+        ["actor.model.log_std=state"],
+        ["actor.model.action_distribution=squashed"],
+    ],
+    ids=["small", "relu", "large", "state", "squashed"],
+)
+def test_the_plan_counts_compiled_steps_of_the_policies_that_have_them(overrides: list[str]) -> None:
+    config = load_config(ROOT / "configs/embodied/ppo.yaml", overrides).config
+    shape = shapes(config)[0]["actor_critic"]
+    assert isinstance(shape, PolicyShape)
+    bounds = {"action_low": (-1.0,) * ACTIONS, "action_high": (1.0,) * ACTIONS}
+    spaces = EnvSpaces((shape.inputs,), ActionSpace("continuous", ACTIONS), (ACTIONS,), **bounds)
+    policy = build_policy(config.actor.model, spaces, ActionLevels(1, ACTIONS), seed=0)
+    assert shape.compiled is compiles(EmbodiedActorCritic(policy), CPU, torch.float32)
