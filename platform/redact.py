@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import lru_cache
 from typing import Any
 
 MARK = "***"
@@ -60,17 +61,22 @@ def hide_variable(name: str) -> None:
 def redacted(text: str) -> str:
     """Returns a message without secrets. Queries of URLs are removed as a whole."""
     for name, value in os.environ.items():
-        if name in _variables or (is_secret(name) and name != _WORKING_FOLDER):
-            secret = value
-        else:
-            address = _ADDRESS.match(value) if "@" in value else None
-            secret = address[1] if address else ""
+        secret = value if name in _variables else _secret_in(name, value)
         if len(secret) >= _SHORTEST:
             text = text.replace(secret, MARK)
     text = _plain(text)
     for pattern in (_ANY_QUERY, _USER_WITH_SLASH, _HEADER, _VARIABLE, _ARGUMENT):
         text = pattern.sub(rf"\g<1>{MARK}", text)
     return text
+
+
+@lru_cache(1024)
+def _secret_in(name: str, value: str) -> str:
+    """Returns the secret that an environment variable holds, "" for none."""
+    if is_secret(name) and name != _WORKING_FOLDER:
+        return value
+    address = _ADDRESS.match(value) if "@" in value else None
+    return address[1] if address else ""
 
 
 def without_secrets(tree: object, name: str = "") -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from functools import cache
 from typing import Annotated, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -20,6 +21,7 @@ def section_of(annotation: object) -> type[Section] | None:
     return None
 
 
+@cache
 def section_at(path: str) -> type[Section] | None:
     """Returns the section class at a dotted path ("" is the whole config, `[0]` an item of a list), None if there is
     none."""
@@ -53,8 +55,9 @@ def is_known(path: str) -> bool:
     return True
 
 
+@cache
 def default_tree(section: type[Section] = Config) -> dict[str, object]:
-    """Returns the defaults of all keys that have one, as plain nested values."""
+    """Returns the defaults of all keys that have one, as plain nested values. All callers share it: read only."""
     tree: dict[str, object] = {}
     for name, field in section.model_fields.items():
         inner = section_of(field.annotation)
