@@ -72,8 +72,6 @@ def rewards(folder: Path) -> None:
 # Configs that are refused ---------------------------------------------------------------------------------------------
 
 HUGE = "{hidden_size: 16384, num_layers: 100, intermediate_size: 65536, max_positions: 16}"
-PLACED_APART = "cluster.component_placement={'actor,critic': 0, 'rollout,reward': 1}"
-THREE_ENVS = "cluster.component_placement={'actor_critic,rollout': all, env: 'all:0-2'}"
 REFUSED = {
     "reasoning.yaml": [
         (["actor.model={path: ./nowhere}"], ["command line: actor.model.path: no such model", "./nowhere", "hub id"]),
@@ -94,11 +92,6 @@ REFUSED = {
             ["actor.training_backend=megatron", "actor.parallel.tensor=2"],
             ["actor.parallel: 1 ranks of actor are no multiple of the 2 ranks that split a model"],
         ),
-        (["cluster.num_nodes=2"], ["command line: cluster.num_nodes: without a Ray cluster to join"]),
-        (
-            ["cluster.runtime=local", "cluster.devices_per_node=2", PLACED_APART],
-            ["command line: cluster.runtime: local is one process, but 2 accelerators are used"],
-        ),
     ],
     "embodied.yaml": [
         (["env.id=CartPol-v1"], ["command line: env.id: no such environment", "did you mean CartPole-v1"]),
@@ -111,7 +104,6 @@ REFUSED = {
             ["algorithm.group_size=2"],
             ["algorithm.group_size: loss_type actor_critic continues episodes from rollout to rollout", "env.num_envs"],
         ),
-        ([THREE_ENVS], ["env.num_envs: 3 ranks of env cannot share"]),
         (["runner.output_dir=mine"], ["runner.output_dir: is not empty and contains no run of this platform"]),
         (["runner.output_dir=file/run"], ["runner.output_dir", "file is a file"]),
         (["runner.output_dir=/proc/no/run"], ["runner.output_dir: cannot be made"]),
@@ -331,40 +323,8 @@ def test_existing_run_and_resume_never(command):
 # Checkpoints ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def two_checkpoints(command) -> list[Path]:
-    """Checkpoints of steps 1 and 2 of a run of two steps."""
-    assert command("embodied.yaml", "runner.max_steps=2", "runner.save_interval=1").code == 0
-    return sorted(Path("out/checkpoints").iterdir())
-
-
-def flip_a_bit(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
-
-
-def test_damaged_checkpoint_at_an_explicit_path(command, two_checkpoints: list[Path]):
-    flip_a_bit(two_checkpoints[1] / "actor" / "__0_0.distcp")
-    before = Path("out/metrics.jsonl").read_bytes()
-    ended = command("embodied.yaml", f"runner.resume={two_checkpoints[1]}")
-    assert ended.code == 65
-    assert "CheckpointError" in ended.err
-    assert "step-00000002 is damaged: actor/__0_0.distcp does not match its SHA-256" in ended.err
-    assert Path("out/metrics.jsonl").read_bytes() == before
-
-
-def test_damaged_checkpoint_with_resume_auto_falls_back(command, two_checkpoints: list[Path]):
-    flip_a_bit(two_checkpoints[1] / "actor" / "__0_0.distcp")
-    ended = command("embodied.yaml", "runner.max_steps=3")
-    assert ended.code == 0
-    assert "step-00000002 is damaged: actor/__0_0.distcp does not match its SHA-256. Falling back" in ended.out
-    assert "resumed from step 1" in ended.out
-    assert [row["step"] for row in read_metrics("out")] == [0, 1, 2, 3]
-
-
-@pytest.mark.usefixtures("two_checkpoints")
 def test_checkpoint_of_another_model(command):
+    assert command("embodied.yaml", "runner.max_steps=2", "runner.save_interval=1").code == 0
     before = Path("out/config.yaml").read_bytes()
     for override, theirs, ours in (
         ("actor.model.hidden_sizes=[16]", "actor.model.hidden_sizes: [16, 16]", "actor.model.hidden_sizes: [16]"),

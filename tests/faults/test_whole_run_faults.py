@@ -47,7 +47,9 @@ def test_a_damaged_checkpoint_is_never_resumed(command, whole: Path, damage: str
         file.unlink()
     ended = command(*RUN, f"runner.resume={newest}")
     assert ended.code == 65
-    assert "actor/__0_0.distcp" in ended.err
+    assert "CheckpointError" in ended.err
+    assert "step-00000003 is damaged: actor/__0_0.distcp" in ended.err
+    assert ("does not match its SHA-256" in ended.err) == (damage == "flipped bit")
     assert (Path("out") / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
     ended = command(*RUN)
     assert ended.code == 0, ended.err

@@ -112,11 +112,3 @@ def test_an_estimator_without_a_critic_builds_none(
     assert "critic" not in parts
     tensors = [tensor for tensor in parts["actor"]["model"].values() if isinstance(tensor, torch.Tensor)]
     assert all(torch.isfinite(tensor).all() for tensor in tensors)
-
-
-def test_an_estimator_that_cannot_be_imported_is_told_before_anything_starts(command, folder: Path) -> None:
-    overrides = ["algorithm={adv_type: 'nowhere:estimate'}", "critic={use_critic_model: false}"]
-    ended = command("reasoning.yaml", *overrides, "cluster.component_placement={'actor,rollout,reward': all}")
-    assert ended.code == 2
-    assert "algorithm.adv_type: cannot be imported: ModuleNotFoundError" in ended.err
-    assert not (folder / "out").exists()

@@ -179,8 +179,13 @@ MISFITS = [
 ]
 
 
-@pytest.mark.parametrize("option", ["--check", "--plan", "--plan=json", "--slurm"])
-@pytest.mark.parametrize(("override", "message", "hint"), MISFITS)
+@pytest.mark.parametrize(
+    ("option", "override", "message", "hint"),
+    [
+        *(("--check", *case) for case in MISFITS),
+        *((option, *MISFITS[0]) for option in ("--plan", "--plan=json", "--slurm")),
+    ],
+)
 def test_what_the_environment_does_not_allow_is_said_before_a_start(
     command, option: str, override: str, message: str, hint: str
 ) -> None:

@@ -205,24 +205,11 @@ def test_a_logger_that_is_not_installed(folder: Path, monkeypatch: pytest.Monkey
     assert "pip install wandb" in cheap_problems("embodied.yaml", "runner.logger_backends=[wandb]").popitem()[1].hint
 
 
-def test_output_folders_that_cannot_be_used(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    (folder / "file").touch()
-    assert "is a file" in cheap_problems("embodied.yaml", "runner.output_dir=file/run")["runner.output_dir"].message
-    (folder / "other").mkdir()
-    (folder / "other" / "thesis.pdf").touch()
-    refused = cheap_problems("embodied.yaml", "runner.output_dir=other")
-    assert "is not empty and contains no run" in refused["runner.output_dir"].message
+def test_an_output_folder_that_is_not_writable(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """tests/faults/test_bad_input.py has the other ones that are refused."""
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # as for a user who may not write
     refused = cheap_problems("embodied.yaml", "runner.output_dir=new/run")
     assert f"{folder} is not writable" in refused["runner.output_dir"].message
-
-
-def test_an_existing_run_is_gone_on_with_unless_resume_is_never(folder: Path):
-    (folder / "out").mkdir()
-    (folder / "out" / "config.yaml").touch()
-    assert cheap_problems("embodied.yaml") == {}
-    refused = cheap_problems("embodied.yaml", "runner.resume=never")
-    assert "runner.resume is never" in refused["runner.output_dir"].message
 
 
 def fail_in(config: Config, steps: int, *files: str) -> Path:
@@ -259,12 +246,6 @@ def test_a_folder_stays_from_the_first_step_on_whatever_its_metrics_are(folder: 
     config, _, _ = loaded("embodied.yaml")
     assert (fail_in(config, 1) / "config.yaml").exists()
     assert (fail_in(config, 0) / "config.yaml").exists()
-
-
-def test_the_folder_cannot_be_made(folder: Path):
-    config, _, _ = loaded("embodied.yaml", "runner.output_dir=/proc/no/run")
-    with pytest.raises(ConfigError, match=r"runner\.output_dir: cannot be made"), output_folder(config, ""):
-        pass
 
 
 def test_bytes_of_a_checkpoint_are_weights_and_moments(folder: Path):

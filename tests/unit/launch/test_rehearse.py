@@ -199,20 +199,6 @@ def test_a_tensor_size_that_does_not_divide_the_real_heads_is_refused():
     assert {problem.key for problem in caught.value.problems} == {"actor.parallel.tensor", "critic.parallel.tensor"}
 
 
-def test_a_reference_with_another_tokenizer_is_refused():
-    other = "reference={model: {path: meta-llama/Llama-3.2-1B-Instruct}, training_backend: fsdp}"
-    loaded, placement, _ = load(str(EIGHT_GPUS), [*KL, other])
-    with pytest.raises(ConfigError, match="its tokenizer is that of Llama 3") as caught:
-        check_sizes(loaded.config, placement, architectures(loaded.config))
-    assert [problem.key for problem in caught.value.problems] == ["reference.model"]
-
-
-def test_an_unknown_architecture_names_the_key_and_what_to_do():
-    with pytest.raises(ConfigError, match="hf download") as caught:
-        options_of("someone/unheard-of", "actor.model.path")
-    assert caught.value.problems[0].key == "actor.model.path"
-
-
 def test_a_small_model_keeps_grouped_heads_tying_and_rotary_base():
     loaded, _, _ = load(str(EIGHT_GPUS), [])
     real = options_of("Qwen/Qwen2.5-1.5B-Instruct", "actor.model.path").options
