@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # type checkers read these lines; the table below holds the s
     from rl_platform.python.runs import Metrics as Metrics
     from rl_platform.python.runs import Run as Run
     from rl_platform.python.runs import load_run as load_run
-    from rl_platform.python.training import ppo as ppo
-    from rl_platform.python.training import train as train
+    from rl_platform.python.train_calls import ppo as ppo
+    from rl_platform.python.train_calls import train as train
 
 _MODULES = {  # name -> the module that defines it, or the module of that name
     "callbacks": "rl_platform.callbacks",
@@ -38,8 +38,8 @@ _MODULES = {  # name -> the module that defines it, or the module of that name
     "Metrics": "rl_platform.python.runs",
     "Run": "rl_platform.python.runs",
     "load_run": "rl_platform.python.runs",
-    "ppo": "rl_platform.python.training",
-    "train": "rl_platform.python.training",
+    "ppo": "rl_platform.python.train_calls",
+    "train": "rl_platform.python.train_calls",
 }
 __all__ = sorted(_MODULES)
 

@@ -46,53 +46,53 @@ class Extension:
         """
         module_name, _, attribute = name.rpartition(":")
         try:
-            found = getattr(import_user_module(module_name), attribute)
+            loaded = getattr(import_user_module(module_name), attribute)
         except Exception as error:  # whatever the user's module raises while it is imported
             message, absent = f"cannot be imported: {type(error).__name__}: {error}", getattr(error, "name", None)
             other = isinstance(error, ModuleNotFoundError) and absent not in (None, module_name.partition(".")[0])
             hint = f"the code imports {absent}, which is not installed here" if other else ""
             raise self.misfit(name, message, hint, _PLACE) from error
         if "__call__" in vars(self.protocol):
-            return self.function(name, found)
-        if not inspect.isclass(found):
+            return self.function(name, loaded)
+        if not inspect.isclass(loaded):
             raise self.misfit(name, "is not a class")
         expected = _methods(self.protocol)
-        missing = [method for method in expected if _is_missing(getattr(found, method, None))]
+        missing = [method for method in expected if _is_missing(getattr(loaded, method, None))]
         if missing:
             raise self.misfit(name, f"has no method {', '.join(missing)}")
         for method, function in expected.items():
-            bound = [None] if inspect.isfunction(inspect.getattr_static(found, method)) else []  # self
-            self._check(name, f"{method}()", getattr(found, method), function, bound)
+            bound = [None] if inspect.isfunction(inspect.getattr_static(loaded, method)) else []  # self
+            self._check(name, f"{method}()", getattr(loaded, method), function, bound)
         if "__init__" in vars(self.protocol):
-            self._check(name, "its constructor", found, self.protocol.__init__, options=options)  # type: ignore[misc]
-        return found
+            self._check(name, "its constructor", loaded, self.protocol.__init__, options=options)  # type: ignore[misc]
+        return loaded
 
-    def function(self, name: str, found: object) -> Callable[..., Any]:
-        """Returns the function, or an instance of the class, `found`. Raises ConfigError if it cannot be called as the
+    def function(self, name: str, loaded: object) -> Callable[..., Any]:
+        """Returns the function, or an instance of the class, `loaded`. Raises ConfigError if it cannot be called as the
         protocol says."""
-        if inspect.isclass(found):
+        if inspect.isclass(loaded):
             try:
-                found = found()
+                loaded = loaded()
             except Exception as error:
                 raise self.misfit(name, f"cannot be built: {type(error).__name__}: {error}") from error
-        if not callable(found):
+        if not callable(loaded):
             raise self.misfit(name, "is not a function")
-        self._check(name, "it", found, self.protocol.__call__)  # type: ignore[operator]
-        function: Callable[..., object] = found
+        self._check(name, "it", loaded, self.protocol.__call__)  # type: ignore[operator]
+        function: Callable[..., object] = loaded
         return function
 
     def _check(
         self,
         name: str,
         what: str,
-        found: Callable[..., object],
+        loaded: Callable[..., object],
         expected: Callable[..., object],
         bound: Sequence[None] = (),
         options: Iterable[str] = (),
     ) -> None:
-        """Raises ConfigError if `found` cannot be called with the arguments of `expected` and `options`."""
+        """Raises ConfigError if `loaded` cannot be called with the arguments of `expected` and `options`."""
         try:
-            own = inspect.signature(found)
+            own = inspect.signature(loaded)
         except (TypeError, ValueError):  # built-in functions have none
             return
         names = list(inspect.signature(expected).parameters.values())[1:]  # without self
@@ -177,6 +177,6 @@ def _is_missing(method: object) -> bool:
 def _methods(protocol: type) -> dict[str, Callable[..., object]]:
     """Returns the public methods of a protocol and its bases."""
     names = {name: None for base in reversed(protocol.__mro__) if base is not object for name in vars(base)}
-    found = {name: inspect.getattr_static(protocol, name) for name in names if not name.startswith("_")}
-    found = {name: each.__func__ if isinstance(each, classmethod) else each for name, each in found.items()}
-    return {name: each for name, each in found.items() if inspect.isfunction(each)}
+    methods = {name: inspect.getattr_static(protocol, name) for name in names if not name.startswith("_")}
+    methods = {name: each.__func__ if isinstance(each, classmethod) else each for name, each in methods.items()}
+    return {name: each for name, each in methods.items() if inspect.isfunction(each)}

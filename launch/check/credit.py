@@ -15,7 +15,7 @@ from torch import Tensor
 from rl_platform.algorithms.advantages import estimator
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import Algorithm
-from rl_platform.launch.check.property import Difference, compare
+from rl_platform.launch.check.property import PropertyDifference, compare
 from rl_platform.launch.check.samples import CheckedConfig
 from rl_platform.records import RolloutBatch
 
@@ -32,7 +32,7 @@ def not_asked(config: Config) -> str | None:
     }.get(config.algorithm.adv_type)
 
 
-def credit(case: CheckedConfig) -> Iterator[Difference]:
+def credit(case: CheckedConfig) -> Iterator[PropertyDifference]:
     batch = case.rollout
     known = _estimates(batch, case.algorithm)
     for field in ("rewards", "values"):
@@ -71,14 +71,14 @@ def _first_of_episode(batch: RolloutBatch, row: int, columns: Tensor) -> int:
     return int(ended[-1]) + 1 if len(ended) else 0
 
 
-def _own(what: str, change: Tensor, index: int) -> Difference:
+def _own(what: str, change: Tensor, index: int) -> PropertyDifference:
     """Compares whether the action before the changed one is affected, and whether the changed one is."""
     small = NONE * float(change.abs().max())
     affected = [float(change[at].abs() > small) for at in (index - 1, index)]
     return compare(f"{what}: the action before is affected (1) and its own is not (0)", max(affected), affected[1], 0)
 
 
-def _elsewhere(what: str, change: Tensor, before: Tensor, others: range) -> Difference:
+def _elsewhere(what: str, change: Tensor, before: Tensor, others: range) -> PropertyDifference:
     """Compares the change at `others` with the nearest factor and constant for all of them."""
     at = torch.tensor(others)
     inputs = torch.stack([before[at], torch.ones(len(at), dtype=before.dtype)], dim=1)

@@ -13,7 +13,7 @@ from rl_platform.algorithms.schedule import mini_batches
 from rl_platform.config.schema import Config
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.fsdp import shares
-from rl_platform.launch.check.property import SMALLEST_SCALE, Difference, Property, compare
+from rl_platform.launch.check.property import SMALLEST_SCALE, Property, PropertyDifference, compare
 from rl_platform.launch.check.samples import (
     CheckedConfig,
     LossFunction,
@@ -31,7 +31,7 @@ LOSS_SCALE = 0.1  # the terms of a loss are around 1, and may cancel
 _ESTIMATES = ("advantages", "returns", "loss_weights")
 
 
-def micro_batches(case: CheckedConfig) -> Iterator[Difference]:
+def micro_batches(case: CheckedConfig) -> Iterator[PropertyDifference]:
     rows = range(len(case.batch))
     for name, loss in case.losses.items():
         whole = _of_parts(case, loss, [rows])
@@ -40,7 +40,7 @@ def micro_batches(case: CheckedConfig) -> Iterator[Difference]:
             yield from _all(f"{name}, parts of {size} beside the whole", _of_parts(case, loss, [*parts, []]), whole)
 
 
-def ranks(case: CheckedConfig) -> Iterator[Difference]:
+def ranks(case: CheckedConfig) -> Iterator[PropertyDifference]:
     for name, loss in case.losses.items():
         whole = _of_parts(case, loss, [range(len(case.batch))])
         for world_size in (2, 4):
@@ -48,20 +48,20 @@ def ranks(case: CheckedConfig) -> Iterator[Difference]:
             yield from _all(f"{name}, {world_size} ranks beside one", _of_parts(case, loss, parts), whole)
 
 
-def observation_tokens(case: CheckedConfig) -> Iterator[Difference]:
+def observation_tokens(case: CheckedConfig) -> Iterator[PropertyDifference]:
     width = case.rollout.action_mask.shape[1]
     columns = torch.randperm(width + PADDING, generator=case.numbers("gaps"))[:width].sort().values
     yield from _wider(case, "observations in between", columns, width + PADDING, torch.nan)
 
 
-def padding(case: CheckedConfig) -> Iterator[Difference]:
+def padding(case: CheckedConfig) -> Iterator[PropertyDifference]:
     width = case.rollout.action_mask.shape[1]
     for side, start in (("right", 0), ("left", PADDING)):
         what = f"{PADDING} more on the {side}"
         yield from _wider(case, what, torch.arange(width) + start, width + PADDING, 0.0)
 
 
-def order(case: CheckedConfig) -> Iterator[Difference]:
+def order(case: CheckedConfig) -> Iterator[PropertyDifference]:
     rollout = case.rollout
     shuffle = torch.randperm(len(rollout), generator=case.numbers("order"))
     moved = estimated(rollout.select(shuffle), case.algorithm)
@@ -81,7 +81,7 @@ def order(case: CheckedConfig) -> Iterator[Difference]:
         yield from _all(f"{name}, rows shuffled", restored, plain)
 
 
-def balancing(case: CheckedConfig) -> Iterator[Difference]:
+def balancing(case: CheckedConfig) -> Iterator[PropertyDifference]:
     rows, size = len(case.batch), len(case.batch) // 2
     tagged = replace(case.batch, group_ids=torch.arange(rows))
     seen = mini_batches(tagged, size, case.numbers("balancing")) if size * 2 == rows else [tagged]
@@ -106,7 +106,7 @@ def _of_parts(case: CheckedConfig, loss: LossFunction, parts: Sequence[Sequence[
     return loss_and_gradients(loss, case.outputs, case.batch, parts, case.algorithm, case.horizon)
 
 
-def _wider(case: CheckedConfig, what: str, columns: Tensor, width: int, fill: float) -> Iterator[Difference]:
+def _wider(case: CheckedConfig, what: str, columns: Tensor, width: int, fill: float) -> Iterator[PropertyDifference]:
     """Compares estimates and losses of the rollout with those of a wider one that holds it at `columns`."""
     wider = estimated(widened(case.rollout, columns, width, fill), case.algorithm)
     narrow = {name: _columns(getattr(wider, name), columns) for name in _ESTIMATES}
@@ -123,14 +123,14 @@ def _columns(tensor: Tensor | None, columns: Tensor) -> Tensor | None:
     return None if tensor is None else tensor[:, columns]
 
 
-def _same_estimates(what: str, actual: RolloutBatch, expected: RolloutBatch) -> Iterator[Difference]:
+def _same_estimates(what: str, actual: RolloutBatch, expected: RolloutBatch) -> Iterator[PropertyDifference]:
     for name in _ESTIMATES:
         one, other = getattr(actual, name), getattr(expected, name)
         if other is not None:
             yield compare(f"{name}, {what}", one, other)
 
 
-def _all(what: str, actual: dict[str, Tensor], expected: dict[str, Tensor]) -> Iterator[Difference]:
+def _all(what: str, actual: dict[str, Tensor], expected: dict[str, Tensor]) -> Iterator[PropertyDifference]:
     for name in expected:
         scale = LOSS_SCALE if name == "loss" else SMALLEST_SCALE
         yield compare(f"{name} of {what}", actual.get(name, torch.tensor(torch.nan)), expected[name], scale=scale)

@@ -17,7 +17,7 @@ SMALLEST_SCALE = 1e-3  # the least scale of a comparison: smaller numbers are co
 
 
 @dataclass(frozen=True)
-class Difference:
+class PropertyDifference:
     """The largest difference between two results: the numbers `left` and `right` at that position.
 
     apart: |left - right| over the largest magnitude of both results, infinite if one is NaN. allowed: its limit.
@@ -43,7 +43,7 @@ class Property:
 
     name: str
     compared: str
-    differences: Callable[[CheckedConfig], Iterator[Difference]]
+    differences: Callable[[CheckedConfig], Iterator[PropertyDifference]]
     not_asked: Callable[[Config], str | None] = lambda config: None
 
 
@@ -53,7 +53,7 @@ class PropertyOutcome:
 
     name: str
     compared: str
-    difference: Difference | None = None
+    difference: PropertyDifference | None = None
     error: str = ""
     not_asked: str = ""
 
@@ -73,15 +73,19 @@ class PropertyOutcome:
 
 def compare(
     what: str, left: Tensor | float, right: Tensor | float, allowed: float = ALLOWED, scale: float = SMALLEST_SCALE
-) -> Difference:
+) -> PropertyDifference:
     """Returns the largest difference between two tensors of one shape, relative to their largest number or `scale`."""
     left, right = (torch.as_tensor(side).detach().double() for side in (left, right))
     if left.shape != right.shape:
-        return Difference(f"{what}, shapes {list(left.shape)} and {list(right.shape)}", math.nan, math.nan, math.inf, 0)
+        return PropertyDifference(
+            f"{what}, shapes {list(left.shape)} and {list(right.shape)}", math.nan, math.nan, math.inf, 0
+        )
     if left.numel() == 0:
-        return Difference(f"{what}, of nothing", math.nan, math.nan, math.inf, 0)
+        return PropertyDifference(f"{what}, of nothing", math.nan, math.nan, math.inf, 0)
     apart = torch.where(left == right, 0.0, (left - right).abs()).nan_to_num(math.inf, math.inf)
     size = max(float(side.nan_to_num(0, 0, 0).abs().max()) for side in (left, right))
     place = tuple(int(index) for index in torch.unravel_index(apart.argmax(), apart.shape))
     where = f"{what} at {list(place)}" if place else what
-    return Difference(where, float(left[place]), float(right[place]), float(apart[place]) / max(size, scale), allowed)
+    return PropertyDifference(
+        where, float(left[place]), float(right[place]), float(apart[place]) / max(size, scale), allowed
+    )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rl_platform.config.schema import Config
 from rl_platform.launch.check.learners import Small, rollout, small, small_learners
-from rl_platform.launch.check.property import Difference, Property, compare
+from rl_platform.launch.check.property import Property, PropertyDifference, compare
 from rl_platform.launch.check.samples import CheckedConfig, widened
 from rl_platform.records import RolloutBatch
 
@@ -18,7 +18,7 @@ FIRST_RATIO = 1e-5
 PADDING = 37
 
 
-def parameters(case: CheckedConfig) -> Iterator[Difference]:
+def parameters(case: CheckedConfig) -> Iterator[PropertyDifference]:
     batch = rollout(case)
     whole, measured = _changes(case, None, batch)
     variants = [(f"micro-batches of {size}", size, batch) for size in (1, 3)]
@@ -34,7 +34,7 @@ def parameters(case: CheckedConfig) -> Iterator[Difference]:
             yield compare(f"gradient norm of the {name}, {what}", metrics[norm], measured[norm], UPDATED)
 
 
-def first_step(case: CheckedConfig) -> Iterator[Difference]:
+def first_step(case: CheckedConfig) -> Iterator[PropertyDifference]:
     """Compares the inputs of the loss in the first optimizer step with the log-probs before it."""
     keys = {"ppo_epochs": 1, "policy_training_start_step": 0, "target_kl": None}
     config = small(case, micro_batch_size=3, logprob_forward_micro_batch_size=case.rows, **keys)

@@ -36,7 +36,7 @@ UNDECODABLE = "\ufffd"  # in the text of a token that is a part of a character
 
 
 @dataclass(frozen=True)
-class Layers:
+class LayerDifferences:
     """Of one row: relative differences |h_rollout - h_trainer| / |h_trainer| of the embeddings, after each layer but
     the last, and after the last norm, as means over its tokens; the mean absolute difference of its log-probs."""
 
@@ -47,7 +47,7 @@ class Layers:
 class ComparedActor(LanguageActor):
     """The actor of a replay, which also runs a response through the built-in rollout engine."""
 
-    def layers(self, row: RolloutBatch) -> Layers | None:
+    def layers(self, row: RolloutBatch) -> LayerDifferences | None:
         """Of a batch of one row. None for an architecture whose layers cannot be observed."""
         (language,) = [module for module in self.engine.model.modules() if isinstance(module, LanguageModel)]
         if not (hasattr(language.backbone, "layers") and hasattr(language.backbone, "norm")):
@@ -64,7 +64,7 @@ class ComparedActor(LanguageActor):
         relative = tuple(float(_relative(theirs, mine)) for theirs, mine in zip(states, ours, strict=True))
         mask = row.mask[0, first : len(tokens)]
         gap = (generated - log_probs[0, first : len(tokens)]).abs()[mask]
-        return Layers(relative, float(gap.mean()))
+        return LayerDifferences(relative, float(gap.mean()))
 
     def _engine(self) -> TorchRolloutEngine:
         tokenizer = load_tokenizer(self.config.actor.model)
@@ -167,7 +167,9 @@ def worst_row(batch: RolloutBatch, log_probs: Tensor) -> RolloutBatch | None:
     return None if gap is None else batch.select(gap.amax(dim=1).argmax()[None])
 
 
-def explanation(config: Config, batch: RolloutBatch, log_probs: Tensor, layers: Layers | None) -> Iterator[str]:
+def explanation(
+    config: Config, batch: RolloutBatch, log_probs: Tensor, layers: LayerDifferences | None
+) -> Iterator[str]:
     """Yields lines for the terminal. log_probs [B,T]: of the trainer, as they were recorded."""
     gap = _gap(batch, log_probs)
     if gap is None:
@@ -195,7 +197,7 @@ def explanation(config: Config, batch: RolloutBatch, log_probs: Tensor, layers: 
         yield from _by_layer(config, layers, float(gap[row][mask[row]].mean()), row)
 
 
-def _by_layer(config: Config, layers: Layers, recorded: float, row: int) -> Iterator[str]:
+def _by_layer(config: Config, layers: LayerDifferences, recorded: float, row: int) -> Iterator[str]:
     dtype = generation_dtype(config.actor.model.dtype, CPU)
     yield f"hidden states of both engines, row {row}, generation in {str(dtype).removeprefix('torch.')}, relative:"
     last = len(layers.relative) - 1

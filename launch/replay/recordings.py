@@ -33,7 +33,7 @@ UNCOMPARED = ("time/", "perf/", "memory/", "val/")  # metrics that depend on the
 
 
 @dataclass(frozen=True)
-class Recording:
+class StepRecording:
     """A recording that was verified. step: from 1, as in metrics.jsonl; before: the state before it, None at step 1.
 
     models: those whose state before the step is known; None: all. A step that failed may have changed the others.
@@ -47,16 +47,16 @@ class Recording:
     models: Sequence[str] | None
 
     @classmethod
-    def open(cls, folder: Path) -> Recording:
+    def open(cls, folder: Path) -> StepRecording:
         """Raises ConfigError for a folder that is no recording, is damaged, or is of another version or config."""
         inside = folder / RECORDED
-        found = sorted(inside.glob("step-[0-9]*")) if inside.is_dir() else []
-        if not found:
+        steps = sorted(inside.glob("step-[0-9]*")) if inside.is_dir() else []
+        if not steps:
             hint = "rl-platform record RUN --step N makes one; it prints its folder"
             message = "is not the folder of a recording" if folder.exists() else "no such folder"
             raise _problem("RECORDING", message, folder, hint)
         try:
-            recorded = Checkpoint.open(found[0])
+            recorded = Checkpoint.open(steps[0])
             record = recorded.load("step")
             models = record.get("models")
             earlier = folder / "checkpoints" / folder_name(recorded.step - 1)
@@ -128,17 +128,17 @@ def record(folder: Path, step: int, output: Path | None, from_start: bool) -> It
 
 def _start(folder: Path, step: int, from_start: bool) -> Path | None:
     """The newest checkpoint before `step`; None: the run begins again."""
-    found = {
+    checkpoints = {
         int(path.parent.name.removeprefix("step-")): path.parent
         for path in folder.glob("checkpoints/*/manifest.json")
         if path.parent.name.startswith("step-")
     }
-    earlier = [number for number in found if number < step]
+    earlier = [number for number in checkpoints if number < step]
     if earlier and not from_start:
-        return found[max(earlier)].absolute()
+        return checkpoints[max(earlier)].absolute()
     if step > 1 and not from_start:
         message = f"{folder} has no checkpoint before step {step}"
-        allowed = ", ".join(f"after {number}" for number in sorted(found)) or "none: the run wrote no checkpoint"
+        allowed = ", ".join(f"after {number}" for number in sorted(checkpoints)) or "none: the run wrote no checkpoint"
         hint = "--from-start begins again at step 0; runner.save_interval and keep_checkpoints decide what is kept"
         raise ConfigError([Problem("--step", message, value=str(step), allowed=allowed, hint=hint)])
     return None

@@ -23,7 +23,7 @@ from rl_platform.config.schema.cluster import Cluster
 from rl_platform.config.schema.models import Parallel
 from rl_platform.errors import ConfigError, PlatformError, Problem
 from rl_platform.launch.cluster import runtime_for
-from rl_platform.launch.replay.engine_difference import ComparedActor, Layers, explanation, worst_row
+from rl_platform.launch.replay.engine_difference import ComparedActor, LayerDifferences, explanation, worst_row
 from rl_platform.launch.replay.recorded_step import (
     EVALUATED,
     PHASES,
@@ -32,7 +32,7 @@ from rl_platform.launch.replay.recorded_step import (
     batch_of,
     without_phases,
 )
-from rl_platform.launch.replay.recordings import Recording
+from rl_platform.launch.replay.recordings import StepRecording
 from rl_platform.launch.session import spaces_of
 from rl_platform.placement.estimates.recomputation import with_recomputation
 from rl_platform.placement.grammar import read
@@ -71,7 +71,7 @@ class Difference:
 
 def replay(folder: Path, phase: str | None, tolerance: float) -> Iterator[str]:
     """Yields lines for the terminal. Raises NumbersDiffer if a difference is larger than `tolerance`."""
-    recording = Recording.open(folder)
+    recording = StepRecording.open(folder)
     recorded, error = recording.record["numbers"], recording.record["error"]
     yield f"step {recording.step} of {recording.config.runner.experiment_name}, {phase or 'all phases'}"
     if error:
@@ -107,7 +107,7 @@ def replay(folder: Path, phase: str | None, tolerance: float) -> Iterator[str]:
     yield "all numbers are equal" if not differences else f"all differences are at most {tolerance:g}"
 
 
-def _check_models(recording: Recording, phase: str | None) -> None:
+def _check_models(recording: StepRecording, phase: str | None) -> None:
     """Raises ConfigError if the state of a model before the step is not known."""
     models = ["actor", "critic"] if recording.config.critic.use_critic_model else ["actor"]
     of_phase = {"advantages": [], "critic": ["critic"], "values": models[-1:], None: models}
@@ -124,7 +124,9 @@ def _check_models(recording: Recording, phase: str | None) -> None:
         raise ConfigError([Problem("--phase", message, value=phase or "all", allowed=allowed, hint=hint)])
 
 
-def numbers_of(recording: Recording, phase: str | None, scratch: Path) -> tuple[Numbers, str, Layers | None]:
+def numbers_of(
+    recording: StepRecording, phase: str | None, scratch: Path
+) -> tuple[Numbers, str, LayerDifferences | None]:
     """Runs the step, or one phase from the recorded results of those before it. Returns numbers and error, and the
     layers of both engines in the row whose log-probs differ most.
 
@@ -186,7 +188,7 @@ def on_this_cpu(config: Config, output: Path) -> Config:
     return config.model_copy(update=updates)
 
 
-def _learners(config: Config, runtime: Runtime, recording: Recording, actor: str) -> Learners:
+def _learners(config: Config, runtime: Runtime, recording: StepRecording, actor: str) -> Learners:
     """Starts the models with the state before the step. actor: the component that trains the policy."""
     if config.runner.task_type == "embodied":
         specs = {actor: ComponentSpec(EmbodiedActor, {"config": config, "spaces": spaces_of(config)})}
@@ -206,12 +208,12 @@ def _learners(config: Config, runtime: Runtime, recording: Recording, actor: str
     return Learners(groups[actor], groups.get("critic"), groups.get("reference"), config.reference_is_base)
 
 
-def _numbers(recording: Recording, phase: str) -> dict[str, Tensor]:
+def _numbers(recording: StepRecording, phase: str) -> dict[str, Tensor]:
     numbers: dict[str, Tensor] = recording.record["numbers"].get(phase, {})
     return numbers
 
 
-def _phases_of(recording: Recording) -> list[str]:
+def _phases_of(recording: StepRecording) -> list[str]:
     """The phases that the recorded step has run, at least in part."""
     return [name for name in PHASES if any(_belongs(key, name) for key in recording.record["numbers"])]
 

@@ -209,11 +209,11 @@ def _overheads(tree: Measured, file: Path) -> dict[str, tuple[float, float]]:
                 ("advantages", rest),
             ):
                 beyond.setdefault(name, []).append(value)
-    (few, many), found = RUN_ROWS, {}
+    (few, many), measured = RUN_ROWS, {}
     for name, (first, second) in beyond.items():
         row = max(0.0, (second - first) / (many - few))
-        found[name] = max(0.0, first - few * row) / (MINI_BATCHES if name == "train" else 1), row
-    return found
+        measured[name] = max(0.0, first - few * row) / (MINI_BATCHES if name == "train" else 1), row
+    return measured
 
 
 def _lines(tree: Measured, config: Config, names: Mapping[str, str]) -> list[str]:
@@ -229,9 +229,9 @@ def _lines(tree: Measured, config: Config, names: Mapping[str, str]) -> list[str
         + ", ".join(f"{rate:.0f} at batch {batch}" for batch, rate in tree["tokens_per_second"].items()),
     ]
     lines += [
-        "all-reduce: " + ", ".join(f"{int(size) >> 10} KiB {seconds * 1e3:.2g} ms" for size, seconds in found.items())
-        for found in (tree["all_reduce"],)
-        if found
+        "all-reduce: " + ", ".join(f"{int(size) >> 10} KiB {seconds * 1e3:.2g} ms" for size, seconds in sizes.items())
+        for sizes in (tree["all_reduce"],)
+        if sizes
     ]
     if config.runner.task_type == "embodied":
         step, policy = tree["environments"][names["env"]]["step"], tree["policies"][names["policy"]]

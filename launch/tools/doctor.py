@@ -60,8 +60,8 @@ def diagnose() -> dict[str, list[Row]]:
         "folders": _folders,
     }
     with ThreadPoolExecutor(len(checks), thread_name_prefix="doctor") as pool:
-        found = pool.map(lambda check: list(check()), checks.values())
-        return dict(zip(checks, found, strict=True))
+        rows = pool.map(lambda check: list(check()), checks.values())
+        return dict(zip(checks, rows, strict=True))
 
 
 def show(as_json: bool) -> None:
@@ -96,8 +96,10 @@ def _machine() -> Iterator[Row]:
     info = _read("/proc/cpuinfo")
     model = re.search(r"^model name\s*: (.*)$", info, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*: (.*)$", info, re.MULTILINE)
-    found = sorted(set(INSTRUCTIONS) & set(flags[1].split()), key=INSTRUCTIONS.index) if flags else []
-    yield Row("CPU", f"{model[1] if model else platform.processor()}; {', '.join(found) or 'unknown instruction sets'}")
+    instructions = sorted(set(INSTRUCTIONS) & set(flags[1].split()), key=INSTRUCTIONS.index) if flags else []
+    yield Row(
+        "CPU", f"{model[1] if model else platform.processor()}; {', '.join(instructions) or 'unknown instruction sets'}"
+    )
     usable, physical, logical = cpu_count(), psutil.cpu_count(logical=False), psutil.cpu_count()
     quota = _cpu_quota()
     text = f"{usable} usable of {logical} ({physical} physical)"
@@ -173,13 +175,13 @@ def _network() -> Iterator[Row]:
         yield Row("Ray address", text)
     yield _token()
     addresses = {
-        name: [each.address for each in found if each.family == socket.AF_INET]
-        for name, found in psutil.net_if_addrs().items()
+        name: [each.address for each in own if each.family == socket.AF_INET]
+        for name, own in psutil.net_if_addrs().items()
     }
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    usable = {name: found for name, found in addresses.items() if found and name in up}
-    outside = {name: found for name, found in usable.items() if not any(each.startswith("127.") for each in found)}
-    text = ", ".join(f"{name} {' '.join(found)}" for name, found in usable.items()) or "none"
+    usable = {name: own for name, own in addresses.items() if own and name in up}
+    outside = {name: own for name, own in usable.items() if not any(each.startswith("127.") for each in own)}
+    text = ", ".join(f"{name} {' '.join(own)}" for name, own in usable.items()) or "none"
     fix = "" if outside else "a cluster of several machines needs another interface than the loopback"
     yield Row("interfaces", text, "ok" if outside else "note", fix)
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -192,15 +194,15 @@ def _network() -> Iterator[Row]:
     cards = sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
     if cards:
         yield Row("InfiniBand", ", ".join(cards))
-    host, found = socket.gethostname(), _resolved()
-    if found is None:
+    host, address = socket.gethostname(), _resolved()
+    if address is None:
         fix = "add the name to /etc/hosts, or set GLOO_SOCKET_IFNAME to an interface"
         yield Row("host name", f"{host} does not resolve within {RESOLVE_S:g} s", "problem", fix)
-    elif found.startswith("127.") and outside:
+    elif address.startswith("127.") and outside:
         fix = f"before a run over several machines: export GLOO_SOCKET_IFNAME={next(iter(outside))}"
-        yield Row("host name", f"{host} is {found}, which other machines cannot reach", "note", fix)
+        yield Row("host name", f"{host} is {address}, which other machines cannot reach", "note", fix)
     else:
-        yield Row("host name", f"{host} is {found}")
+        yield Row("host name", f"{host} is {address}")
 
 
 def _token() -> Row:
@@ -208,11 +210,11 @@ def _token() -> Row:
     mode = os.environ.get("RAY_AUTH_MODE", "")
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     if os.environ.get("RAY_AUTH_TOKEN"):
-        found = "in RAY_AUTH_TOKEN"
+        token = "in RAY_AUTH_TOKEN"
     else:
-        found = f"in {path}" if path.is_file() else ""
-    text = f"RAY_AUTH_MODE is {mode or 'not set'}; a token is {found or 'not set'}"
-    if mode == "token" and not found:
+        token = f"in {path}" if path.is_file() else ""
+    text = f"RAY_AUTH_MODE is {mode or 'not set'}; a token is {token or 'not set'}"
+    if mode == "token" and not token:
         return Row("Ray token", text, "problem", "copy the token of the cluster to ~/.ray/auth_token")
     if path.is_file() and path.stat().st_mode & 0o077:
         return Row("Ray token", f"{text}, which others can read", "problem", f"chmod 600 {path}")
@@ -228,16 +230,16 @@ def _names_one(name: str, usable: Mapping[str, object], variable: str, value: st
 
 def _resolved() -> str | None:
     """Returns the address of this machine's name, None if there is none in time."""
-    found: list[str] = []
+    addresses: list[str] = []
 
     def resolve() -> None:
         with suppress(OSError):
-            found.append(socket.gethostbyname(socket.gethostname()))
+            addresses.append(socket.gethostbyname(socket.gethostname()))
 
     thread = threading.Thread(target=resolve, name="host name", daemon=True)
     thread.start()
     thread.join(RESOLVE_S)
-    return found[0] if found else None
+    return addresses[0] if addresses else None
 
 
 def _folders() -> Iterator[Row]:

@@ -93,8 +93,8 @@ def _extra(extra: str, purpose: str) -> Row:
         )
     if problems := [problem for each in needed if (problem := _problem(each))]:
         return Row(extra, f"{'; '.join(problems)}; for {purpose}", "missing", f"pip install '{NAME}[{extra}]'")
-    found = ", ".join(f"{each.name} {version(each.name)}" for each in needed)
-    return Row(extra, f"{found}; for {purpose}")
+    versions = ", ".join(f"{each.name} {version(each.name)}" for each in needed)
+    return Row(extra, f"{versions}; for {purpose}")
 
 
 def _vllm() -> Row:
@@ -153,11 +153,11 @@ def _drawing() -> Row:
     """Draws in a child process for each graphics library: a missing driver may crash it."""
     name, purpose = "MuJoCo drawing", "for videos and pixels"
     try:
-        found = with_drawing(True, _draw)
+        drawing = with_drawing(True, _draw)
     except CannotDraw as error:
         fix = "apt install libegl1 libgl1-mesa-dri, or libosmesa6; MUJOCO_GL selects one"
         return Row(name, f"{error}; {purpose}", "missing", fix)
-    return Row(name, f"MUJOCO_GL={found['MUJOCO_GL']}; {purpose}")
+    return Row(name, f"MUJOCO_GL={drawing['MUJOCO_GL']}; {purpose}")
 
 
 def _draw(variables: dict[str, str]) -> dict[str, str]:
@@ -187,12 +187,12 @@ def _requirements(name: str, extra: str = "") -> list[Requirement]:
 def _problem(requirement: Requirement) -> str:
     """Returns what is wrong with an installed package, nothing if it fulfils the requirement."""
     try:
-        found = version(requirement.name)
+        installed = version(requirement.name)
     except PackageNotFoundError:
         return f"{requirement.name} is not installed"
-    if requirement.specifier.contains(found, prereleases=True):
+    if requirement.specifier.contains(installed, prereleases=True):
         return ""
-    return f"{requirement.name} {found} is installed, {requirement.specifier} is needed"
+    return f"{requirement.name} {installed} is installed, {requirement.specifier} is needed"
 
 
 def _conflicts(needed: list[Requirement]) -> Iterator[tuple[str, str, str]]:
@@ -203,8 +203,8 @@ def _conflicts(needed: list[Requirement]) -> Iterator[tuple[str, str, str]]:
         if (key := canonicalize_name(name)) in seen:
             continue
         seen.add(key)
-        found = {str(each): each for extra in ("", *extras) for each in _requirements(name, extra)}
-        for each in found.values():
+        requirements = {str(each): each for extra in ("", *extras) for each in _requirements(name, extra)}
+        for each in requirements.values():
             if problem := _problem(each):
                 yield (
                     name,

@@ -91,11 +91,11 @@ def _math(row: Columns, where: str) -> Columns:
     from rl_platform.envs.reasoning.answers.finding import boxed
 
     solution = _text(row, "solution", where).replace("\\fbox{", "\\boxed{")
-    found = boxed(solution) or _BARE_BOX.findall(solution)
-    if not found or not found[-1].strip():
+    answers = boxed(solution) or _BARE_BOX.findall(solution)
+    if not answers or not answers[-1].strip():
         raise DataError(f"{where}: column 'solution' has no \\boxed{{...}}.")
     extra: Columns = {name: row[name] for name in ("level", "type") if name in row}
-    return {"question": _text(row, "problem", where), "answer": found[-1].strip(), **extra}
+    return {"question": _text(row, "problem", where), "answer": answers[-1].strip(), **extra}
 
 
 def _dapo(row: Columns, where: str) -> Columns:

@@ -25,7 +25,7 @@ MOST_NAMED = 7  # methods with a colour of their own; C7 is grey
 WIDE_ENOUGH = 0.06  # of the width, for a phase to carry its name
 
 
-class Event(TypedDict):
+class TimelineEvent(TypedDict):
     """A span of trace.json. ts, dur: begin and length in microseconds; cat: step, phase, call, wait or work."""
 
     name: str
@@ -85,13 +85,13 @@ def check_traced(run: Path) -> None:
     check_runs([run], TRACE, f"runs write it with {REASON}")
 
 
-def read_lanes(run: Path) -> dict[str, list[Event]]:
+def read_lanes(run: Path) -> dict[str, list[TimelineEvent]]:
     """Returns the spans of each lane in order of time, the runner first. Raises DataError for another file."""
     path = run / TRACE if run.is_dir() else run
     try:
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
         names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
-        lanes: dict[str, list[Event]] = {"runner": []}
+        lanes: dict[str, list[TimelineEvent]] = {"runner": []}
         for event in events:
             if event["ph"] == "X":
                 lanes.setdefault(names[event["pid"], event["tid"]], []).append(event)
@@ -102,7 +102,7 @@ def read_lanes(run: Path) -> dict[str, list[Event]]:
     return lanes
 
 
-def shown(lanes: dict[str, list[Event]], steps: int) -> tuple[float, float]:
+def shown(lanes: dict[str, list[TimelineEvent]], steps: int) -> tuple[float, float]:
     """Returns begin and end, in microseconds, of the last `steps` steps."""
     last = lanes.get("steps", [])[-max(steps, 1) :]
     if not last:
@@ -110,7 +110,7 @@ def shown(lanes: dict[str, list[Event]], steps: int) -> tuple[float, float]:
     return last[0]["ts"], last[-1]["ts"] + last[-1]["dur"]
 
 
-def _colors(rows: dict[str, list[Event]]) -> dict[str, str]:
+def _colors(rows: dict[str, list[TimelineEvent]]) -> dict[str, str]:
     """Returns colours for the methods that took longest."""
     seconds: dict[str, float] = {}
     for events in rows.values():
@@ -121,7 +121,7 @@ def _colors(rows: dict[str, list[Event]]) -> dict[str, str]:
     return {name: f"C{index}" for index, name in enumerate(ranked)}
 
 
-def work_shares(lanes: Mapping[str, Sequence[Event]]) -> dict[str, float]:
+def work_shares(lanes: Mapping[str, Sequence[TimelineEvent]]) -> dict[str, float]:
     """Returns the share of the recorded steps' wall-clock by kind of work, largest first, and `rest`.
 
     * physics: MuJoCo's steps and the starts of episodes for tasks that are computed here; whole steps of other
@@ -140,7 +140,7 @@ def work_shares(lanes: Mapping[str, Sequence[Event]]) -> dict[str, float]:
         return {}
     begin, end = steps[0]["ts"], steps[-1]["ts"] + steps[-1]["dur"]
 
-    def share(events: Sequence[Event]) -> float:
+    def share(events: Sequence[TimelineEvent]) -> float:
         clipped = [(max(event["ts"], begin), min(event["ts"] + event["dur"], end)) for event in events]
         return covered((first, last - first) for first, last in clipped if last > first) / (end - begin)
 

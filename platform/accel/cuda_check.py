@@ -78,13 +78,13 @@ class _Comparison:
         kinds = PrefillAttention, PagedPrefill if flash else PrefillAttention
         for starts, stops in zip(((0,) * prompts, *PASSES), PASSES, strict=False):
             tokens = self._heads(sum(stops) - sum(starts))
-            found = []
+            outputs = []
             for cache, own, kind in zip(caches, states, kinds, strict=True):
                 chunks = [
                     one.chunk(cache, *span) for one, span in zip(own, zip(starts, stops, strict=True), strict=True)
                 ]
-                found.append(kind(chunks)(0, *tokens, 0.1))
-            self._compare("attention of prompts", *found)
+                outputs.append(kind(chunks)(0, *tokens, 0.1))
+            self._compare("attention of prompts", *outputs)
         self._compare("stored prompts", *(torch.cat([one.stored() for one in own], dim=3) for own in states))
         self._decoding_step(caches, states)
 
@@ -142,7 +142,7 @@ class _Comparison:
                 table[place, row] = torch.tensor(entry)
         return table.to(self.device)
 
-    def _compare(self, what: str, expected: Tensor, found: Tensor) -> None:
-        difference = (found.float() - expected.float()).norm() / expected.float().norm()
+    def _compare(self, what: str, expected: Tensor, actual: Tensor) -> None:
+        difference = (actual.float() - expected.float()).norm() / expected.float().norm()
         if not difference <= TOLERANCE.get(self.dtype, HALF_TOLERANCE):  # NaN too
             raise Differs(f"{what}: relative difference {float(difference):.2g}")

@@ -68,8 +68,8 @@ class LoadedConfig:
             section = getattr(self.config, name)
             model = section.model.model_copy(update={"dtype": dtype})
             updates[name] = section.model_copy(update={"model": model})
-        found = [f"{name}.model.dtype auto is {dtype} here: {why}" for name, (dtype, why) in types.items()]
-        return replace(self, config=self.config.model_copy(update=updates), notes=(*self.notes, *found, *slow))
+        chosen = [f"{name}.model.dtype auto is {dtype} here: {why}" for name, (dtype, why) in types.items()]
+        return replace(self, config=self.config.model_copy(update=updates), notes=(*self.notes, *chosen, *slow))
 
     def shown(self, *, references: bool = True) -> Tree:
         """Returns all values without secrets, with `references` to environment variables instead of their values."""
@@ -134,8 +134,8 @@ def load_config(
     problems += check(config, tree, where, _doubtful(problems) | failed)
     doubtful = _doubtful(problems) | failed
     if problems and missing is not None and not doubtful & {"runner", "runner.task_type"}:
-        found = [each for each in missing(config) if not is_within_any(each.key, doubtful)]
-        problems += [replace(each, where=where(each.key)) for each in found]
+        absent = [each for each in missing(config) if not is_within_any(each.key, doubtful)]
+        problems += [replace(each, where=where(each.key)) for each in absent]
     if problems:
         raise ConfigError(sorted(problems, key=_line_order))
     return LoadedConfig(config, layers.where, tuple(dropped), from_environment)
@@ -149,8 +149,8 @@ def _settle(layers: Layers) -> tuple[Resolved, list[str]]:
     resolved = _resolved(layers)
     _, config, problems, failed, _ = resolved
     doubtful = _doubtful(problems) | failed
-    found = stale_keys(without(config, doubtful), layers)
-    stale = {key: switch for key, switch in found if not {key, switch} & doubtful}
+    candidates = stale_keys(without(config, doubtful), layers)
+    stale = {key: switch for key, switch in candidates if not {key, switch} & doubtful}
     if not stale:
         return resolved, []
     notes = [f"{key} ({layers.where[key]}) is not inherited: {switch} is another" for key, switch in stale.items()]

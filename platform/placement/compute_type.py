@@ -21,11 +21,11 @@ def compute_types(config: Config, placement: Placement, inventory: Inventory) ->
 
     The choice depends on hardware features and not on a measurement, so a resumed run computes in the same type.
     """
-    found = {}
+    types = {}
     for name, wanted, on_gpus in _models(config, placement):
         if wanted == "auto":
-            found[name] = _fastest(inventory, on_gpus) if config.runner.task_type == "reasoning" else EMBODIED
-    return found
+            types[name] = _fastest(inventory, on_gpus) if config.runner.task_type == "reasoning" else EMBODIED
+    return types
 
 
 def slow_types(config: Config, placement: Placement) -> Iterator[str]:

@@ -235,8 +235,8 @@ def processor() -> str:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return model[1].strip() if model else platform.processor() or platform.machine()
 
 
 def cores() -> int:

@@ -35,13 +35,13 @@ from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import LEARNERS
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.placement.scheduler import schedule
+from rl_platform.planner.config_variants import Changes, Variant, contexts, layouts, micro_batches, one_update_older
 from rl_platform.planner.cost import Basis, CostModel, swaps, waves
 from rl_platform.planner.overlap import overlap
 from rl_platform.planner.placement_text import number_ranges
 from rl_platform.planner.report import check_known
 from rl_platform.planner.split_layout import layout_of_split
 from rl_platform.planner.step_timeline import Span, duration, step_seconds, timeline
-from rl_platform.planner.variants import Changes, Variant, contexts, layouts, micro_batches, one_update_older
 
 MANY = 64  # from this number of devices on only powers of two are tried
 COARSE = 16  # splits of the first pass give a group at least one device in so many

@@ -23,7 +23,7 @@ from rl_platform.records import RolloutBatch, StateDict, Weights
 from rl_platform.reporter import Episode, Reporter
 from rl_platform.runners.component_groups import TypedGroups
 from rl_platform.runners.ppo import Learners
-from rl_platform.runners.recovery import EnvPart, Recovery, Simulation
+from rl_platform.runners.recovery import EnvPart, Recovery, RestorableEnvs
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runners.sample_ledger import SampleLedger, held_rows
 from rl_platform.runtime import ComponentSpec, Runtime
@@ -52,7 +52,7 @@ class EmbodiedRunner:
         self.learners = Learners(self.actor)
         self.ledger = SampleLedger()
         self.recovery = Recovery(runtime, self.typed["rollout"])
-        self.simulation = Simulation(self.recovery, self.parts()["env"])
+        self.simulation = RestorableEnvs(self.recovery, self.parts()["env"])
         # a single rollout rank in the process of env rank 0 would only wait for it: it acts in its thread
         alone = self.typed["rollout"].world_size == 1 and config.env.pipeline_stages == 1
         self.acts_there: bool = alone and self.recovery.run(lambda: self.typed["env"].rank(0).finds_policy().result())

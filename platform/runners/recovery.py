@@ -145,7 +145,7 @@ class Saving:
         return [{**states[0], "envs": joined_states([state["envs"] for state in states], self.shares)}]
 
 
-class Simulation:
+class RestorableEnvs:
     """The environments. Their state is stored if their processes or those of the rollout can be started again.
 
     A repeated collection gives the same rollout. The state is read while the models are trained, so an environment that

@@ -128,9 +128,9 @@ def with_baselines(
         for trajectory, outcome in zip(greedy, shaped.rewards.tolist(), strict=True)
         if trajectory.valid
     }
-    found = [rewards.get(index) for index in batch.group_ids.tolist()]
-    known = torch.tensor([baseline is not None for baseline in found])
-    baselines = torch.tensor([baseline or 0.0 for baseline in found])
+    row_baselines = [rewards.get(index) for index in batch.group_ids.tolist()]
+    known = torch.tensor([baseline is not None for baseline in row_baselines])
+    baselines = torch.tensor([baseline or 0.0 for baseline in row_baselines])
     metrics = {"baseline/mean": mean([*rewards.values()]), "baseline/unscored": float(len(greedy) - len(rewards))}
     return replace(batch, baselines=baselines, sample_mask=batch.sample_mask & known), metrics
 

@@ -27,7 +27,7 @@ class Collection(NamedTuple):
     items: tuple[str, ...]
 
 
-class Clock(NamedTuple):
+class TimeOfDay(NamedTuple):
     """A time or a ratio as it is written."""
 
     parts: tuple[int, ...]
@@ -118,14 +118,14 @@ def _read_words(text: str) -> str | None:
     return " ".join(re.sub(r"[${}]|\\ ", " ", text).split()).casefold()
 
 
-def _read_clock(text: str) -> Clock | None:
+def _read_clock(text: str) -> TimeOfDay | None:
     match = _CLOCK.fullmatch(text)
-    return Clock(tuple(map(int, match[1].split(":"))), (match[2] or "").lower()) if match else None
+    return TimeOfDay(tuple(map(int, match[1].split(":"))), (match[2] or "").lower()) if match else None
 
 
-def _equal_clocks(expected: Clock, given: Clock) -> bool:
+def _equal_clocks(expected: TimeOfDay, given: TimeOfDay) -> bool:
     half = given.half if expected.half else ""
-    return expected == Clock(given.parts, half)
+    return expected == TimeOfDay(given.parts, half)
 
 
 def _read_collection(text: str) -> Collection | None:

@@ -23,7 +23,7 @@ from rl_platform.launch.run_lock import LOCK, PATIENCE_S
 from rl_platform.launch.tools.report.devices import busy_devices, rank_seconds
 from rl_platform.launch.tools.report.facts import Facts
 from rl_platform.launch.tools.run_headline import headline_of_run
-from rl_platform.launch.tools.timeline import Event, read_lanes, shown
+from rl_platform.launch.tools.timeline import TimelineEvent, read_lanes, shown
 from rl_platform.metrics import read_metrics
 from rl_platform.placement.scheduler import Placement
 from rl_platform.redact import without_secrets
@@ -66,7 +66,7 @@ class EpisodeVideo:
 class RecordedSpans:
     """The last recorded steps. lanes: name -> spans. begin, end: microseconds. dropped: spans too short to draw."""
 
-    lanes: Mapping[str, Sequence[Event]]
+    lanes: Mapping[str, Sequence[TimelineEvent]]
     begin: float
     end: float
     dropped: int
@@ -99,18 +99,18 @@ def collect(runs: Sequence[Path], page: Path) -> list[ReportedRun]:
 
     Raises DataError with the problems of all damaged runs.
     """
-    problems, found = [], []
+    problems, collected = [], []
     room = EMBEDDED_BYTES
     for path, name in zip(runs, _names(runs), strict=True):
         try:
             run = _run(path, name, page, room)
             room -= sum(len(video.source) for video in run.videos)
-            found.append(run)
+            collected.append(run)
         except DataError as error:
             problems.append(str(error))
     if problems:
         raise DataError("\n".join(problems))
-    return found
+    return collected
 
 
 def state_of(folder: Path) -> State:
@@ -212,7 +212,7 @@ def _plan(folder: Path, lacks: dict[str, str]) -> tuple[list[tuple[str, str]], s
     return run_card(loaded.config), picture, placement
 
 
-def _lanes(folder: Path, lacks: dict[str, str]) -> dict[str, list[Event]]:
+def _lanes(folder: Path, lacks: dict[str, str]) -> dict[str, list[TimelineEvent]]:
     try:
         return read_lanes(folder)
     except DataError as error:
@@ -220,7 +220,7 @@ def _lanes(folder: Path, lacks: dict[str, str]) -> dict[str, list[Event]]:
         return {}
 
 
-def _timeline(lanes: Mapping[str, Sequence[Event]], lacks: dict[str, str]) -> RecordedSpans | None:
+def _timeline(lanes: Mapping[str, Sequence[TimelineEvent]], lacks: dict[str, str]) -> RecordedSpans | None:
     if not lanes:
         return None
     try:
@@ -230,7 +230,7 @@ def _timeline(lanes: Mapping[str, Sequence[Event]], lacks: dict[str, str]) -> Re
         return None
     kept = [(lane, event) for lane, events in lanes.items() for event in events if begin <= event["ts"] < end]
     longest = sorted(kept, key=lambda pair: -pair[1]["dur"])[:MOST_SPANS]
-    drawn: dict[str, list[Event]] = {lane: [] for lane in lanes}
+    drawn: dict[str, list[TimelineEvent]] = {lane: [] for lane in lanes}
     for lane, event in longest:
         drawn[lane].append(event)
     return RecordedSpans(
@@ -261,17 +261,17 @@ def _conversations(folder: Path, task: str, lacks: dict[str, str]) -> list[Logge
         if line["step"] in token_steps:
             tokens.setdefault((line["step"], line.get("sample", 0)), []).append(line)
     numbers: dict[int, int] = {}
-    found = []
+    conversations = []
     for line in _lines(path, lacks, "conversations"):
         if line["step"] in chosen and "prompt" in line:
             number = numbers[line["step"]] = numbers.get(line["step"], -1) + 1
             if number < PER_STEP:
-                found.append(_conversation(line, tokens.get((line["step"], number), [])))
-    if not found:
+                conversations.append(_conversation(line, tokens.get((line["step"], number), [])))
+    if not conversations:
         lacks.setdefault("conversations", "samples.jsonl has no texts: runner.log_samples is 0, or no step has ended.")
-    if found and not tokens:
+    if conversations and not tokens:
         lacks.setdefault("tokens", "tokens.jsonl is empty: no step with logged tokens has ended.")
-    return found
+    return conversations
 
 
 def _conversation(line: Line, tokens: Sequence[Line]) -> LoggedConversation:

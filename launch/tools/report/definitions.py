@@ -18,7 +18,7 @@ Every metric of `metrics.jsonl`. `rl-platform metrics` prints this page; [the re
 
 
 @dataclass(frozen=True)
-class Definition:
+class MetricDefinition:
     """name: of the metric, or a pattern with <placeholders>. means: what it is. unit, good: may be empty. source: the
     file that computes it."""
 
@@ -39,13 +39,13 @@ _PARTS = re.compile(r"<\w+>|[^<]+")
 
 
 @cache
-def definitions() -> tuple[Definition, ...]:
+def definitions() -> tuple[MetricDefinition, ...]:
     """Returns all definitions in the order of the file."""
     groups = yaml.safe_load(files(__package__).joinpath("metrics.yaml").read_text(encoding="utf-8"))
-    return tuple(Definition(group["group"], **each) for group in groups for each in group["metrics"])
+    return tuple(MetricDefinition(group["group"], **each) for group in groups for each in group["metrics"])
 
 
-def definition_of(metric: str) -> Definition | None:
+def definition_of(metric: str) -> MetricDefinition | None:
     """Returns the first definition that fits a metric; None for a metric of the user's own code."""
     return next((each for each in definitions() if each.fits(metric)), None)
 

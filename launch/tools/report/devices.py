@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from rl_platform.launch.tools.report.facts import Busy
-from rl_platform.launch.tools.timeline import Event
+from rl_platform.launch.tools.timeline import TimelineEvent
 from rl_platform.placement.scheduler import Placement
 
 Span = tuple[float, float]
 """Begin and end."""
 
 
-def busy_devices(lanes: Mapping[str, Sequence[Event]], placement: Placement) -> list[Busy]:
+def busy_devices(lanes: Mapping[str, Sequence[TimelineEvent]], placement: Placement) -> list[Busy]:
     """Returns the devices (GPUs, or the CPUs of a node) with the share of the recorded steps in which a rank of theirs
     was called and did not wait for a channel.
 
@@ -25,7 +25,7 @@ def busy_devices(lanes: Mapping[str, Sequence[Event]], placement: Placement) -> 
         return []
     window = (steps[0]["ts"], steps[-1]["ts"] + steps[-1]["dur"])
     phases = [event for event in lanes.get("runner", ()) if event["cat"] == "phase"]
-    found = []
+    busy = []
     for device, ranks in _ranks(placement).items():
         work = union(span for rank in ranks for span in _work(lanes.get(rank, ())))
         idle = without([window], work)
@@ -38,11 +38,11 @@ def busy_devices(lanes: Mapping[str, Sequence[Event]], placement: Placement) -> 
         )
         components = tuple(dict.fromkeys(rank.partition("[")[0] for rank in ranks))
         share = 1 - length(idle) / (window[1] - window[0])
-        found.append(Busy(device, components, share, ordered))
-    return found
+        busy.append(Busy(device, components, share, ordered))
+    return busy
 
 
-def rank_seconds(lanes: Mapping[str, Sequence[Event]]) -> dict[str, dict[str, float]]:
+def rank_seconds(lanes: Mapping[str, Sequence[TimelineEvent]]) -> dict[str, dict[str, float]]:
     """Returns component and method -> seconds of each rank, for components with several ranks."""
     seconds: dict[str, dict[str, float]] = {}
     for lane, events in lanes.items():
@@ -65,7 +65,7 @@ def _ranks(placement: Placement) -> dict[str, list[str]]:
     return ranks
 
 
-def _work(events: Iterable[Event]) -> list[Span]:
+def _work(events: Iterable[TimelineEvent]) -> list[Span]:
     """Returns when a lane was called, without its waits."""
     spans = {
         kind: union((event["ts"], event["ts"] + event["dur"]) for event in events if event["cat"] == kind)

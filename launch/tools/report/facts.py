@@ -44,8 +44,8 @@ class Facts:
 
     def series(self, metric: str) -> list[tuple[int, float]]:
         """Returns (step, value) of the steps in which the metric is finite."""
-        found = ((int(row["step"]), row.get(metric, math.nan)) for row in self.rows)
-        return [(step, value) for step, value in found if math.isfinite(value)]
+        values = ((int(row["step"]), row.get(metric, math.nan)) for row in self.rows)
+        return [(step, value) for step, value in values if math.isfinite(value)]
 
     def values(self, metric: str) -> list[float]:
         return [value for _, value in self.series(metric)]

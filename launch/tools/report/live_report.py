@@ -29,10 +29,10 @@ def report(runs: Sequence[Path], output: Path, show: bool, follow: bool) -> Iter
     check_all(partial(_check_number, runs), partial(check_runs, runs), partial(check_output, output, ENDINGS))
     shown = False
     while True:
-        found = collect(runs, output)
-        goes_on = follow and any(run.state == "running" for run in found)
+        collected = collect(runs, output)
+        goes_on = follow and any(run.state == "running" for run in collected)
         try:
-            write(found, output, FOLLOW_S if goes_on else 0)
+            write(collected, output, FOLLOW_S if goes_on else 0)
         except OSError as error:
             message = f"cannot be written: {error.strerror}"
             problem = Problem("--output", message, value=str(output), hint="name another place")

@@ -29,7 +29,7 @@ _LONGEST_NAME = 150  # characters of a folder
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One run of a sweep. name: that of its folder. values: texts of the varied keys, as the command line has them.
 
     group: name of the points that differ from it in the seed; label: the same for a table.
@@ -56,18 +56,18 @@ class Varied:
     def size(self) -> int:
         return math.prod(len(texts) for texts in self.axes.values())
 
-    def points(self) -> list[Point]:
+    def points(self) -> list[SweepPoint]:
         """Returns all combinations, the seed varying fastest."""
         keys = sorted(self.axes, key=lambda key: key == SEED)
         labels = short_names(keys)
-        found = []
+        points = []
         for texts in product(*(self.axes[key] for key in keys)):
             values = dict(zip(keys, texts, strict=True))
             parts = {key: f"{labels[key]}={_safe(text)}" for key, text in values.items()}
             group = _short(",".join(part for key, part in parts.items() if key != SEED))
             seed = [parts[SEED]] if SEED in parts else []
-            found.append(Point(",".join([*filter(None, [group]), *seed]), group, group or "all points", values))
-        return found
+            points.append(SweepPoint(",".join([*filter(None, [group]), *seed]), group, group or "all points", values))
+        return points
 
 
 def read_arguments(arguments: Sequence[str]) -> Varied:

@@ -47,10 +47,10 @@ def _patterns(config: Config) -> Iterator[str]:
 
 
 def _reported(runs: Sequence[Path]) -> set[str]:
-    found = set[str]()
+    names = set[str]()
     for run in runs:
         try:
-            found.update(*read_metrics(run))
+            names.update(*read_metrics(run))
         except DataError:  # not started
             continue
-    return found
+    return names

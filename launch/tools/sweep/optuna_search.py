@@ -21,7 +21,7 @@ from rl_platform.config.source import YamlReader
 from rl_platform.disk import read_regular
 from rl_platform.errors import ConfigError, DataError, Problem, shown
 from rl_platform.launch.tools.run_groups import SEED, short_names
-from rl_platform.launch.tools.sweep.grid import RESERVED, Point
+from rl_platform.launch.tools.sweep.grid import RESERVED, SweepPoint
 from rl_platform.launch.tools.sweep.summary import last_value
 from rl_platform.metrics import read_metrics
 from rl_platform.run_files import FINISHED
@@ -181,7 +181,7 @@ def _explained(detail: ErrorDetails) -> dict[str, str]:
     return {"key": dotted(place), "message": message, "value": shown(value)}
 
 
-class Search:
+class OptunaTrials:
     """Trials as points, one for each of the `seeds` (texts; empty: that of the config). A source of `Jobs`.
 
     A trial's value is the mean of `metric` over its seeds. Interrupted trials continue first.
@@ -207,7 +207,7 @@ class Search:
         done = self.study.get_trials(deepcopy=False)
         # another seed after a resume: the same one would repeat its first suggestions
         self.study.sampler = optuna.samplers.TPESampler(seed=spec.seed + len(done), constant_liar=jobs > 1)
-        self._waiting: deque[Point] = deque()
+        self._waiting: deque[SweepPoint] = deque()
         self._open: dict[str, tuple[Trial, set[str]]] = {}  # by the trial's name: names of its points that run or wait
         self._reasons: dict[str, list[str]] = {}
         self._reported: dict[str, int] = {}
@@ -216,7 +216,7 @@ class Search:
                 self._enqueue(trial, trial.params)
         self.total = len(self._waiting) + max(spec.trials - len(done), 0) * max(len(seeds), 1)
 
-    def points(self) -> list[Point]:
+    def points(self) -> list[SweepPoint]:
         """Returns the points of all trials so far."""
         trials = self.study.get_trials(deepcopy=False)
         return [point for trial in trials for point in self._points(trial.number, trial.params)]
@@ -232,7 +232,7 @@ class Search:
         points = [point for trial in trials for point in self._points(trial.number, trial.params)]
         return {point.name: "" for point in points if not (self.folder / point.name / FINISHED).exists()}
 
-    def next(self) -> Point | None:
+    def next(self) -> SweepPoint | None:
         if not self._waiting and len(self.study.get_trials(deepcopy=False)) < self.spec.trials:
             trial = self.study.ask()
             for key, each in self.spec.parameters.items():
@@ -240,7 +240,7 @@ class Search:
             self._enqueue(trial, trial.params)
         return self._waiting.popleft() if self._waiting else None
 
-    def hopeless(self, point: Point) -> bool:
+    def hopeless(self, point: SweepPoint) -> bool:
         if self.spec.pruner is None:
             return False
         trial, _ = self._open[point.group]
@@ -252,7 +252,7 @@ class Search:
                 self._reported[point.group] = step
         return point.group in self._reported and trial.should_prune()
 
-    def ended(self, point: Point, reason: str) -> None:
+    def ended(self, point: SweepPoint, reason: str) -> None:
         trial, open_points = self._open[point.group]
         open_points.discard(point.name)
         self._reasons.setdefault(point.group, []).append(reason)
@@ -280,16 +280,16 @@ class Search:
         handle = trial if isinstance(trial, OpenTrial) else OpenTrial(self.study, trial._trial_id)
         self._open[points[0].group] = handle, {point.name for point in points}
 
-    def _points(self, number: int, params: Mapping[str, object]) -> list[Point]:
+    def _points(self, number: int, params: Mapping[str, object]) -> list[SweepPoint]:
         group = f"trial-{number:03}"
         values = {key: value if isinstance(value, str) else repr(value) for key, value in params.items()}
         names = short_names(list(params))
         label = ", ".join([group, *(f"{names[key]}={_rounded(value)}" for key, value in params.items())])
         if not self._seeds:
-            return [Point(group, group, label, values)]
-        return [Point(f"{group},seed={seed}", group, label, {**values, SEED: seed}) for seed in self._seeds]
+            return [SweepPoint(group, group, label, values)]
+        return [SweepPoint(f"{group},seed={seed}", group, label, {**values, SEED: seed}) for seed in self._seeds]
 
-    def _rows(self, point: Point) -> list[dict[str, float]]:
+    def _rows(self, point: SweepPoint) -> list[dict[str, float]]:
         try:
             return read_metrics(self.folder / point.name)
         except DataError:

@@ -19,7 +19,7 @@ from rl_platform.errors import ConfigError, DataError
 from rl_platform.launch.headline import number
 from rl_platform.launch.tools.plot import draw_groups, unknown_metric
 from rl_platform.launch.tools.run_headline import headline_of_run
-from rl_platform.launch.tools.sweep.grid import Point
+from rl_platform.launch.tools.sweep.grid import SweepPoint
 from rl_platform.metrics import read_metrics
 from rl_platform.run_files import FINISHED
 
@@ -69,7 +69,7 @@ class Summary:
     def __init__(
         self,
         folder: Path,
-        points: Sequence[Point],
+        points: Sequence[SweepPoint],
         failed: Mapping[str, str],
         pruned: frozenset[str] = frozenset(),
         metric: str = "",
@@ -86,7 +86,7 @@ class Summary:
         self.groups = self._grouped(points)
 
     def _result(
-        self, point: Point, rows: Sequence[Mapping[str, float]], failed: Mapping[str, str], pruned: frozenset[str]
+        self, point: SweepPoint, rows: Sequence[Mapping[str, float]], failed: Mapping[str, str], pruned: frozenset[str]
     ) -> PointResult:
         if point.name in pruned:
             status = "pruned"
@@ -105,7 +105,7 @@ class Summary:
             failed.get(point.name, ""),
         )
 
-    def _grouped(self, points: Sequence[Point]) -> list[SeedGroup]:
+    def _grouped(self, points: Sequence[SweepPoint]) -> list[SeedGroup]:
         """Returns the groups, the best first, those without a value last."""
         groups = []
         for name, label in {point.group: point.label for point in points}.items():

@@ -26,11 +26,11 @@ from rl_platform.launch.command import load
 from rl_platform.launch.headline import headline_of
 from rl_platform.launch.run_lock import LOCK, locked
 from rl_platform.launch.tools.run_groups import SEED
-from rl_platform.launch.tools.sweep.grid import Point, Varied, read_arguments
-from rl_platform.launch.tools.sweep.jobs import THREADS, Jobs, shares
+from rl_platform.launch.tools.sweep.grid import SweepPoint, Varied, read_arguments
 from rl_platform.launch.tools.sweep.metric_check import check_metric
-from rl_platform.launch.tools.sweep.optuna_search import Search, Spec, read_spec
+from rl_platform.launch.tools.sweep.optuna_search import OptunaTrials, Spec, read_spec
 from rl_platform.launch.tools.sweep.summary import Summary
+from rl_platform.launch.tools.sweep.sweep_jobs import THREADS, Jobs, shares
 from rl_platform.placement.inventory import VISIBLE_DEVICES
 from rl_platform.run_files import CONFIG, FINISHED
 
@@ -51,16 +51,16 @@ class PointsFailed(PlatformError):
 class _Grid:
     """The points of a grid, as a source of `Jobs`."""
 
-    def __init__(self, points: Sequence[Point]) -> None:
+    def __init__(self, points: Sequence[SweepPoint]) -> None:
         self._points, self.total = deque(points), len(points)
 
-    def next(self) -> Point | None:
+    def next(self) -> SweepPoint | None:
         return self._points.popleft() if self._points else None
 
-    def hopeless(self, point: Point) -> bool:
+    def hopeless(self, point: SweepPoint) -> bool:
         return False
 
-    def ended(self, point: Point, reason: str) -> None:
+    def ended(self, point: SweepPoint, reason: str) -> None:
         pass
 
 
@@ -80,7 +80,7 @@ class Checked:
     config: str
     varied: Varied
     spec: Spec | None
-    points: list[Point]
+    points: list[SweepPoint]
     configs: list[LoadedConfig]
 
     @property
@@ -95,7 +95,7 @@ class Checked:
         spec = None if self.spec is None else self.spec.model_dump(mode="json")
         return {"config": self.config, "fixed": self.varied.fixed, "varied": self.varied.axes, "search": spec}
 
-    def command(self, point: Point, folder: Path) -> list[str]:
+    def command(self, point: SweepPoint, folder: Path) -> list[str]:
         """Returns the arguments of `platform-launch` for a point."""
         path = json.dumps(str(folder / point.name)).replace("${", "$${")
         return [self.config, *self.varied.fixed, *point.overrides, f"runner.output_dir={path}"]
@@ -173,29 +173,31 @@ def _of_search(varied: Varied, spec: Spec | None, metric: str) -> Iterator[Probl
         yield Problem("pruner", message, hint="remove the pruner, or set one runner.seed")
 
 
-def _samples(spec: Spec, varied: Varied) -> list[Point]:
+def _samples(spec: Spec, varied: Varied) -> list[SweepPoint]:
     seeds = [{SEED: seed} for seed in varied.axes.get(SEED, [])[:1]] or [{}]
-    return [Point(", ".join(f"{k}={v}" for k, v in each.items()), "", "", each | seeds[0]) for each in spec.corners()]
+    return [
+        SweepPoint(", ".join(f"{k}={v}" for k, v in each.items()), "", "", each | seeds[0]) for each in spec.corners()
+    ]
 
 
-def _load_all(config: str, varied: Varied, points: Sequence[Point]) -> list[LoadedConfig]:
+def _load_all(config: str, varied: Varied, points: Sequence[SweepPoint]) -> list[LoadedConfig]:
     """Loads the config of each point. Raises ConfigError with the distinct problems, also for points that are equal."""
-    found: dict[str, tuple[Problem, list[str]]] = {}
+    refused: dict[str, tuple[Problem, list[str]]] = {}
     configs, same = [], dict[str, str]()
     for point in points:
         try:
             configs.append(load(config, [*varied.fixed, *point.overrides])[0])
         except ConfigError as error:
             for problem in error.problems:
-                found.setdefault(str(problem), (problem, []))[1].append(point.name)
+                refused.setdefault(str(problem), (problem, []))[1].append(point.name)
             continue
         text = configs[-1].config.model_dump_json()
         if text in same:
             message = f"has the same config as {same[text]}"
-            found[point.name] = Problem(point.name, message, COMMAND_LINE), []
+            refused[point.name] = Problem(point.name, message, COMMAND_LINE), []
         same[text] = point.name
-    if found:
-        raise ConfigError([_with_points(*each, len(points)) for each in found.values()])
+    if refused:
+        raise ConfigError([_with_points(*each, len(points)) for each in refused.values()])
     return configs
 
 
@@ -275,7 +277,7 @@ def _run(
     if not spec.metric:
         loaded = checked.configs[0]
         spec = spec.model_copy(update={"metric": headline_of(loaded.shown()).validation})
-    search = Search(spec, folder, checked.seeds, len(jobs.environments))
+    search = OptunaTrials(spec, folder, checked.seeds, len(jobs.environments))
     failed = jobs.run(search)
     both = search.failed() | failed
     return Summary(folder, search.points(), both, search.pruned(), spec.metric, spec.direction), failed

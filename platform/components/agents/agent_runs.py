@@ -14,7 +14,7 @@ from typing import Any
 
 from rl_platform.components.agents.agent_process import AgentFailed, AgentProcess
 from rl_platform.components.agents.chat_endpoint import ChatEndpoint
-from rl_platform.components.agents.chat_session import ChatSession, Limits, Refused
+from rl_platform.components.agents.chat_session import ChatSession, Refused, SessionLimits
 from rl_platform.components.agents.conversations import Deliver, Seed
 from rl_platform.components.agents.environment_loop import EnvironmentLoop
 from rl_platform.components.agents.generations import Generations
@@ -115,7 +115,7 @@ class AgentRuns:
     ) -> tuple[Trajectory | None, str]:
         """The trajectory of one attempt, or None and why it failed."""
         data, longest = self.config.data, generations.sampling.max_new_tokens
-        limits = Limits(
+        limits = SessionLimits(
             data.max_prompt_length, data.max_response_length, longest, self.options.max_calls, data.use_chat_template
         )
         session = ChatSession(

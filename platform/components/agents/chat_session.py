@@ -59,7 +59,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Limits:
+class SessionLimits:
     """Of a trajectory, in tokens: the first context of a row, what follows it, an answer. chat: use the template."""
 
     context: int
@@ -78,7 +78,7 @@ class ChatSession:
         place: int,
         generations: Generations,
         tokenizer: Tokenizer,
-        limits: Limits,
+        limits: SessionLimits,
         seed: Any,
         version: int,
         tools: ToolFormat,

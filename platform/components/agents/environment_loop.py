@@ -91,11 +91,11 @@ def check_environment(options: Agent) -> None:
     if spec.type == TYPE:
         check_verifiers(spec.params)
         return
-    found = environment_class(spec.type)
+    environment_type = environment_class(spec.type)
     if spec.type not in (*ENVIRONMENTS, OPENENV):
         return
     try:
-        environment = found(spec.params)
+        environment = environment_type(spec.params)
         environment.reset({}, 0)
         if callable(close := getattr(environment, "close", None)):
             close()

@@ -25,8 +25,8 @@ def environment_class(name: str) -> type[TextEnvironment]:
     """Returns a built-in environment or the user's class of that name. Raises ConfigError if there is none."""
     if name == OPENENV:
         return _openenv()
-    found: type[TextEnvironment] = ENVIRONMENTS.get(name) or TEXT_ENVIRONMENT.load(name)
-    return found
+    environment_type: type[TextEnvironment] = ENVIRONMENTS.get(name) or TEXT_ENVIRONMENT.load(name)
+    return environment_type
 
 
 class GuessNumber:
@@ -48,11 +48,11 @@ class GuessNumber:
 
     def step(self, text: str) -> tuple[str, float, bool]:
         self._guesses += 1
-        found = _NUMBER.search(text)
+        number = _NUMBER.search(text)
         done = self._guesses >= self._turns
-        if found is None:
+        if number is None:
             return "no number\n", 0.0, done
-        guess = int(found[0][:9])
+        guess = int(number[0][:9])
         if guess == self._number:
             return "yes\n", 1.0 - (self._guesses - 1) / self._turns, True
         return "higher\n" if guess < self._number else "lower\n", 0.0, done

@@ -24,10 +24,10 @@ _WORD = re.compile(r"\w+")
 def tool_class(name: str) -> type[AgentTool]:
     """Returns a built-in tool or the user's class of that name. Raises ConfigError if there is none, or if its schema
     is wrong."""
-    found: type[AgentTool] = TOOLS.get(name) or AGENT_TOOL.load(name)
-    if problem := _schema_problem(getattr(found, "schema", None)):
+    tool_type: type[AgentTool] = TOOLS.get(name) or AGENT_TOOL.load(name)
+    if problem := _schema_problem(getattr(tool_type, "schema", None)):
         raise AGENT_TOOL.misfit(name, f"its schema {problem}", hint="docs/agents.md#a-tool-of-your-own has an example")
-    return found
+    return tool_type
 
 
 def check_params(name: str, params: dict[str, Any], key: str) -> None:
@@ -82,7 +82,7 @@ class BuiltInTool:
         """Raises OSError, ValueError, sqlite3.Error or ConfigError if calls could not succeed with these parameters."""
 
 
-class Search(BuiltInTool):
+class SearchTool(BuiltInTool):
     """Full-text search (SQLite FTS5, BM25) in `documents`, JSON lines with title and text or an SQLite file.
 
     Returns the `limit` best documents that have any word of the query. A process reads the documents once.
@@ -183,4 +183,4 @@ class Calculator(BuiltInTool):
         return calculator(["", f"{arguments['expression']}="], {}) or ""
 
 
-TOOLS: dict[str, type[BuiltInTool]] = {"search": Search, "python": Python, "calculator": Calculator}
+TOOLS: dict[str, type[BuiltInTool]] = {"search": SearchTool, "python": Python, "calculator": Calculator}

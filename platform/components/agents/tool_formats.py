@@ -113,8 +113,8 @@ def _format_in(shown: str) -> str | None:
 
 def _read_hermes(text: str) -> tuple[str, list[Called]]:
     calls = [
-        _called(found[1], "arguments") if found[2] else Called(error="the call has no </tool_call>")
-        for found in _HERMES.finditer(text)
+        _called(call[1], "arguments") if call[2] else Called(error="the call has no </tool_call>")
+        for call in _HERMES.finditer(text)
     ]
     return text.partition("<tool_call>")[0], calls
 

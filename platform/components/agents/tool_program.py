@@ -31,7 +31,7 @@ def main() -> None:
     opened: dict[str, list[Any]] = {}  # by trajectory: its tools, or its environment
     importing = threading.Lock()  # another thread would see a module that is not complete
 
-    def found(load: Callable[[str], Any], name: str) -> Any:
+    def loaded(load: Callable[[str], Any], name: str) -> Any:
         with importing:
             return load(name)
 
@@ -41,17 +41,17 @@ def main() -> None:
             case "start":
                 if "environment" in job:
                     # the import may take longer than the deadline of a reset allows
-                    found(environment_class, job["environment"])
+                    loaded(environment_class, job["environment"])
                     return None
                 opened[key] = [
-                    found(tool_class, spec["type"])(job["question"], spec["params"]) for spec in job["tools"]
+                    loaded(tool_class, spec["type"])(job["question"], spec["params"]) for spec in job["tools"]
                 ]
                 return None
             case "call":
                 return _text(opened[key][job["number"]].call(job["arguments"]), job["longest"], "call()")
             case "reset":
                 spec = job["environment"]
-                environment = found(environment_class, spec["type"])(spec["params"])
+                environment = loaded(environment_class, spec["type"])(spec["params"])
                 opened[key] = [environment]
                 return _text(environment.reset(job["question"], job["seed"]), job["longest"], "reset()")
             case "step":

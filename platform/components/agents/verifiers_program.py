@@ -60,12 +60,12 @@ def check_verifiers(params: dict[str, Any]) -> None:
         raise ConfigError([Problem(f"{_KEY}.params", message, value=str(params), allowed="id, args", hint=hint)])
     install = "pip install 'rl-platform[verifiers]'"
     try:
-        found = version("verifiers")
+        installed = version("verifiers")
     except PackageNotFoundError:
         message = "the package verifiers is not installed"
         raise ConfigError([Problem(f"{_KEY}.type", message, value=TYPE, hint=install)]) from None
-    if Version(found) >= Version("0.4"):
-        message = f"verifiers {found} is installed, which has no load_environment()"
+    if Version(installed) >= Version("0.4"):
+        message = f"verifiers {installed} is installed, which has no load_environment()"
         raise ConfigError([Problem(f"{_KEY}.type", message, value=TYPE, allowed="verifiers before 0.4", hint=install)])
     process = AgentProcess(*program(params), "")
     try:

@@ -102,11 +102,11 @@ def merged_parts(parts: Iterable[tuple[Sequence[str], Tensor]], lora: Lora) -> I
         if not matrix:
             yield [name.replace(BASE, ".") for name in names], tensor
             continue
-        found = waiting.setdefault(layer, {})
-        found[matrix] = tensor
-        if len(found) == 3:
+        matrices = waiting.setdefault(layer, {})
+        matrices[matrix] = tensor
+        if len(matrices) == 3:
             del waiting[layer]
-            yield [f"{layer}.weight"], found["W"] + (found["B"] @ found["A"]) * (lora.alpha / lora.rank)
+            yield [f"{layer}.weight"], matrices["W"] + (matrices["B"] @ matrices["A"]) * (lora.alpha / lora.rank)
     assert not waiting, f"a matrix or an adapter is missing of {', '.join(waiting)}"
 
 

@@ -97,12 +97,12 @@ class WeightParts:
             for part in _grouped(slices).values():
                 _convert(network, part)
                 network.tie_weights()
-                found = {name: language.state_dict()[name] for name in missing}
-                if found := {name: tensor for name, tensor in found.items() if not tensor.is_meta}:
-                    missing -= found.keys()
-                    refuse_not_finite(found.items(), self.folder, self.key)
-                    yield found
-                    found.clear()  # the caller still has it
+                tied = {name: language.state_dict()[name] for name in missing}
+                if tied := {name: tensor for name, tensor in tied.items() if not tensor.is_meta}:
+                    missing -= tied.keys()
+                    refuse_not_finite(tied.items(), self.folder, self.key)
+                    yield tied
+                    tied.clear()  # the caller still has it
                 _empty(network)
         if missing:
             message = f"{len(missing)} weights are missing, as {min(missing)}"

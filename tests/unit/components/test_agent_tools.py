@@ -18,7 +18,7 @@ from rl_platform.algorithms.shaping import ShapedRewards
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.agents import verifiers_program
 from rl_platform.components.agents.environment_loop import check_environment
-from rl_platform.components.agents.tool_classes import Search
+from rl_platform.components.agents.tool_classes import SearchTool
 from rl_platform.components.agents.tool_formats import format_of
 from rl_platform.components.agents.tool_loop import schemas_of
 from rl_platform.components.rollout import LanguageRollout
@@ -348,7 +348,7 @@ def test_an_index_in_a_file(tmp_path: Path) -> None:
     with connection:
         connection.execute("CREATE VIRTUAL TABLE pages USING fts5(title, text)")
         connection.execute("INSERT INTO pages VALUES ('Oxley', 'number 714')")
-    tool = Search({}, {"documents": str(tmp_path / "index.db")})
+    tool = SearchTool({}, {"documents": str(tmp_path / "index.db")})
     assert tool.call({"query": "oxley?"}) == "Oxley: number 714"
     assert tool.call({"query": "elwick"}) == tool.call({"query": "*"}) == "no results"
 

@@ -15,11 +15,11 @@ import pytest
 from rich.console import Console
 
 from rl_platform.errors import ConfigError
-from rl_platform.launch.tools.sweep import jobs as jobs_module
-from rl_platform.launch.tools.sweep.grid import Point, read_arguments, values_of
-from rl_platform.launch.tools.sweep.jobs import Jobs, shares
+from rl_platform.launch.tools.sweep import sweep_jobs as jobs_module
+from rl_platform.launch.tools.sweep.grid import SweepPoint, read_arguments, values_of
 from rl_platform.launch.tools.sweep.summary import Summary
 from rl_platform.launch.tools.sweep.sweep import PointsFailed, _Grid
+from rl_platform.launch.tools.sweep.sweep_jobs import Jobs, shares
 from rl_platform.runtime.child import Child, Death
 
 needs_optuna = pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="optuna is not installed")
@@ -194,7 +194,7 @@ def jobs(folder: Path, code: dict[str, str], count: int, said: list[str]) -> Job
 def test_a_failed_point_is_reported_with_its_last_lines_and_the_others_run(programs, tmp_path: Path) -> None:
     said: list[str] = []
     code = {"a": "print('fine')", "b": "import sys; print('no\\nroom'); sys.exit(65)", "c": "pass"}
-    points = [Point(name, name, name) for name in code]
+    points = [SweepPoint(name, name, name) for name in code]
     failed = jobs(tmp_path, code, 1, said).run(_Grid(points))
     assert failed == {"b": "exit code 65"}
     text = "\n".join(said)
@@ -212,7 +212,7 @@ def test_points_run_at_the_same_time(programs, tmp_path: Path) -> None:
     meets = "import pathlib, time\npathlib.Path({!r}).touch()\nwhile not pathlib.Path({!r}).exists(): time.sleep(0.01)"
     files = [str(tmp_path / name) for name in "ab"]
     code = {"a": meets.format(*files), "b": meets.format(*files[::-1])}
-    assert jobs(tmp_path, code, 2, []).run(_Grid([Point(name, name, name) for name in code])) == {}
+    assert jobs(tmp_path, code, 2, []).run(_Grid([SweepPoint(name, name, name) for name in code])) == {}
 
 
 def test_an_interrupt_lets_every_running_point_save(programs, tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_an_interrupt_lets_every_running_point_save(programs, tmp_path: Path) ->
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt) as interrupted:
-        runner.run(_Grid([Point(name, name, name) for name in "abc"]))
+        runner.run(_Grid([SweepPoint(name, name, name) for name in "abc"]))
     assert interrupted.value.__notes__ == ["the same command continues the sweep"]
     assert [file.read_text() for file in files] == ["saved", "saved"]
     assert said[-1].startswith("stopping a, b;")
@@ -244,7 +244,7 @@ def finished(folder: Path, name: str, *values: float, metric: str = "val/return"
         (run / "finished").touch()
 
 
-def results(folder: Path) -> tuple[list[Point], Summary]:
+def results(folder: Path) -> tuple[list[SweepPoint], Summary]:
     points = read_arguments(["actor.optim.lr=1e-4,1e-3", "runner.seed=1,2"]).points()
     for point, last in zip(points, (10.0, 20.0, 40.0, 7.0), strict=True):
         finished(folder, point.name, 0.0, last, mark=last != 7.0)
@@ -292,7 +292,7 @@ def test_an_unknown_metric_names_the_known_ones(tmp_path: Path) -> None:
     points, _ = results(tmp_path)
     with pytest.raises(ConfigError, match=r"no run has this metric\n.*x\n.*time/step, val/return"):
         Summary(tmp_path, points, {}, metric="x")
-    unstarted = Summary(tmp_path, [Point("n", "n", "n")], {"n": "exit code 2"})
+    unstarted = Summary(tmp_path, [SweepPoint("n", "n", "n")], {"n": "exit code 2"})
     assert (unstarted.metric, unstarted.groups[0].mean) == ("reward/mean", None)
 
 
@@ -366,12 +366,12 @@ def test_a_search_needs_optuna(tool, folder: Path, monkeypatch: pytest.MonkeyPat
 
 @needs_optuna
 def test_a_search_continues_where_it_was_interrupted(tmp_path: Path) -> None:
-    from rl_platform.launch.tools.sweep.optuna_search import Search, read_spec
+    from rl_platform.launch.tools.sweep.optuna_search import OptunaTrials, read_spec
 
     path = tmp_path / "search.yaml"
     path.write_text(SPEC + "metric: val/return\n")
     spec, seeds = read_spec(str(path)), ["1", "2"]
-    search = Search(spec, tmp_path, seeds, 1)
+    search = OptunaTrials(spec, tmp_path, seeds, 1)
     assert search.total == 6
     first, second = search.next(), search.next()
     assert first is not None
@@ -385,7 +385,7 @@ def test_a_search_continues_where_it_was_interrupted(tmp_path: Path) -> None:
     assert search.study.best_value == 15.0
     third = search.next()
     assert third is not None
-    again = Search(spec, tmp_path, seeds, 1)  # the command ended before this trial
+    again = OptunaTrials(spec, tmp_path, seeds, 1)  # the command ended before this trial
     assert again.next() == third
     assert again.total == 4
     fourth = again.next()
@@ -402,12 +402,12 @@ def test_a_search_continues_where_it_was_interrupted(tmp_path: Path) -> None:
 
 @needs_optuna
 def test_a_pruner_ends_a_trial_that_is_worse_than_others(programs, tmp_path: Path, monkeypatch) -> None:
-    from rl_platform.launch.tools.sweep.optuna_search import Search, read_spec
+    from rl_platform.launch.tools.sweep.optuna_search import OptunaTrials, read_spec
 
     monkeypatch.setattr(jobs_module, "WATCH_S", 0.0)
     path = tmp_path / "search.yaml"
     path.write_text(SPEC + "metric: val/return\npruner: {type: median, startup_trials: 1}\n")
-    search = Search(read_spec(str(path)), tmp_path, [], 1)
+    search = OptunaTrials(read_spec(str(path)), tmp_path, [], 1)
     good = search.next()
     assert good is not None
     finished(tmp_path, good.name, 10.0, 20.0)

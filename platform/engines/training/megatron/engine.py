@@ -26,7 +26,7 @@ from rl_platform.engines.training.base import Loss, MicroBatches, Offloadable
 from rl_platform.engines.training.megatron.device import importing_megatron, prepare, quiet_megatron
 from rl_platform.engines.training.megatron.mixture import Mixture
 from rl_platform.engines.training.megatron.model import build_stage, clipped_gradient_norm, with_optimizer
-from rl_platform.engines.training.megatron.model_state import EMBEDDING, Groups, ModelState
+from rl_platform.engines.training.megatron.model_state import EMBEDDING, ModelState, ProcessGroups
 from rl_platform.engines.training.megatron.supported import is_latent, unfit, uses_transformer_engine
 from rl_platform.engines.training.megatron.vocab_parallel import vocab_parallel_full_kl, vocab_parallel_log_probs
 from rl_platform.engines.training.megatron.weight_map import TensorSource, base_name, source_of
@@ -43,9 +43,9 @@ with importing_megatron():
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    from rl_platform.engines.training.megatron.adapters import add_adapters
-    from rl_platform.engines.training.megatron.experts import give_tokens_to_router
+    from rl_platform.engines.training.megatron.expert_layers import give_tokens_to_router
     from rl_platform.engines.training.megatron.input import PackedInput, packed_input
+    from rl_platform.engines.training.megatron.parallel_adapters import add_adapters
 
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class MegatronEngine:
             raise ConfigError(problems)
         _start(parallel, device)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        groups = Groups.of_megatron()
+        groups = ProcessGroups.of_megatron()
         self.tensor, self.pipeline, self.data = groups.tensor, groups.pipeline, groups.data
         self.context: ContextParallel | None = None
         if parallel.context > 1:
@@ -374,7 +374,7 @@ class MegatronEngine:
         return hidden if self.is_value_model else tensor_parallel.copy_to_tensor_model_parallel_region(hidden, group)
 
 
-def _data_and_context(parallel: Parallel, groups: Groups, device: torch.device) -> tuple[Group, ContextParallel]:
+def _data_and_context(parallel: Parallel, groups: ProcessGroups, device: torch.device) -> tuple[Group, ContextParallel]:
     """Divides Megatron's data-parallel ranks: neighbours split tokens, the groups of neighbours have other rows."""
     from torch.distributed.device_mesh import init_device_mesh
 

@@ -171,7 +171,7 @@ def _specification(settings: TransformerConfig, backbone: PreTrainedModel, chunk
     """
     from megatron.core.models.gpt.gpt_layer_specs import HAVE_TE, get_gpt_decoder_block_spec
 
-    from rl_platform.engines.training.megatron.experts import Experts, Router
+    from rl_platform.engines.training.megatron.expert_layers import Experts, Router
     from rl_platform.engines.training.megatron.latent import LatentAttention, LatentNorm
 
     if fused and not HAVE_TE:

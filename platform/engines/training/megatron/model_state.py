@@ -22,7 +22,7 @@ VALUES = "values"
 
 
 @dataclass(frozen=True)
-class Groups:
+class ProcessGroups:
     """A rank's process groups. `expert`: ranks with different experts of the same layers."""
 
     tensor: Group
@@ -31,7 +31,7 @@ class Groups:
     expert: Group
 
     @classmethod
-    def of_megatron(cls) -> Groups:
+    def of_megatron(cls) -> ProcessGroups:
         from megatron.core import parallel_state
 
         return cls(
@@ -72,7 +72,7 @@ class ModelState:
         parameters: list[tuple[Tensor, TensorSource]],
         optimizer: Any,
         shapes: dict[str, torch.Size],
-        groups: Groups,
+        groups: ProcessGroups,
         *,
         tied: bool,
     ) -> None:

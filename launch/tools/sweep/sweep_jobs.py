@@ -17,7 +17,7 @@ from typing import Protocol
 from rl_platform.errors import DataError
 from rl_platform.launch.headline import duration
 from rl_platform.launch.tools.run_process import ask_to_stop, end_run, last_lines, start_run
-from rl_platform.launch.tools.sweep.grid import Point
+from rl_platform.launch.tools.sweep.grid import SweepPoint
 from rl_platform.metrics import read_metrics
 from rl_platform.placement.inventory import VISIBLE_DEVICES, detect_accelerators
 from rl_platform.runtime.child import Child
@@ -36,19 +36,19 @@ class PointSource(Protocol):
 
     total: int
 
-    def next(self) -> Point | None:
+    def next(self) -> SweepPoint | None:
         """Returns a point, None if there is none now."""
 
-    def hopeless(self, point: Point) -> bool:
+    def hopeless(self, point: SweepPoint) -> bool:
         """Whether a running point is not worth its time."""
 
-    def ended(self, point: Point, reason: str) -> None:
+    def ended(self, point: SweepPoint, reason: str) -> None:
         """reason: `exit code 0`, `killed by SIGKILL`, or `pruned`."""
 
 
 @dataclass
 class _Running:
-    point: Point
+    point: SweepPoint
     child: Child
     slot: int
     began: float
@@ -80,7 +80,7 @@ class Jobs:
     def __init__(
         self,
         folder: Path,
-        arguments: Callable[[Point], Sequence[str]],
+        arguments: Callable[[SweepPoint], Sequence[str]],
         environments: Sequence[Mapping[str, str]],
         say: Callable[[str], None],
     ) -> None:
@@ -117,7 +117,7 @@ class Jobs:
             self._stop()
             raise
 
-    def _start(self, point: Point, which: str) -> None:
+    def _start(self, point: SweepPoint, which: str) -> None:
         taken = {one.slot for one in self._running}
         slot = next(number for number in range(len(self.environments)) if number not in taken)
         log = self.folder / f"{point.name}.log"
