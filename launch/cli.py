@@ -15,12 +15,12 @@ from rl_platform.standard_streams import never_fail
 
 
 def main() -> None:
-    """Entry point of the console script `platform-launch`."""
+    """Runs the console script `platform-launch`."""
     _run(_launch, "platform-launch")
 
 
 def tools() -> None:
-    """Entry point of the console script `rl-platform`."""
+    """Runs the console script `rl-platform`."""
     _run(_use_tool, "rl-platform")
 
 

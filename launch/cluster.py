@@ -79,7 +79,8 @@ def cluster_for(cluster: Cluster, placement: Placement) -> Iterator[Callable[[],
 
 
 def uses_ray(cluster: Cluster, placement: Placement) -> bool:
-    """Whether hosts are processes: the config selects ray or a cluster to join, or the placement needs processes."""
+    """Returns whether hosts are processes: the config selects ray or a cluster to join, or the placement needs
+    processes."""
     if cluster.runtime == "auto":
         return cluster.address is not None or not placement.fits_one_process
     return cluster.runtime == "ray"

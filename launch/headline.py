@@ -189,7 +189,7 @@ class History:
 
 
 def number(value: float) -> str:
-    """Compact and at most 7 characters for |value| < 1e7: 1,203  41.7  0.532  0.0012  1.2e-05; an en dash for NaN."""
+    """Returns at most 7 characters for |value| < 1e7, as 1,203, 41.7, 0.532, 0.0012, 1.2e-05; an en dash for NaN."""
     size = abs(value)
     if math.isnan(value):
         return "–"
@@ -205,7 +205,7 @@ def number(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """8.4 s, 6:43, 2:06:43; an en dash for NaN."""
+    """Returns a text as 8.4 s, 6:43 or 2:06:43; an en dash for NaN."""
     if math.isnan(seconds):
         return "–"
     if seconds < 60:

@@ -120,7 +120,7 @@ def _code(config: dict[str, object]) -> Iterator[Problem]:
 
 
 def _importable(module: str) -> bool:
-    """Whether a module without dots is installed, or in the folder where the run is started."""
+    """Returns whether a module without dots is installed, or in the folder where the run is started."""
     here = Path(os.getcwd(), module)
     return here.is_dir() or here.with_suffix(".py").is_file() or importlib.util.find_spec(module) is not None
 

@@ -60,7 +60,8 @@ class Holder:
         return f"process {self.pid} on {self.host}, started {self.started}{job}"
 
     def was_requeued(self) -> bool:
-        """Whether it belonged to an earlier start of this process's Slurm job, which Slurm ends before the next one."""
+        """Returns whether it belonged to an earlier start of this process's Slurm job, which Slurm ends before the next
+        one."""
         own = Holder.this_process()
         return self.slurm_job == own.slurm_job != "" and self.slurm_starts < own.slurm_starts
 
@@ -144,7 +145,8 @@ def _holder(descriptor: int) -> Holder | None:
 
 
 def _is_touched(path: Path, seconds: float) -> bool:
-    """Whether the file is touched or removed within this number of seconds. It is not opened: see `_acquired`."""
+    """Returns whether the file is touched or removed within this number of seconds. It is not opened: see
+    `_acquired`."""
     until = time.monotonic() + seconds
     before = path.stat().st_mtime_ns
     while time.monotonic() < until:
@@ -164,7 +166,7 @@ def _touch(descriptor: int, stop: threading.Event) -> None:
 
 
 def _names(path: Path, descriptor: int) -> bool:
-    """Whether `path` is the file that is open as `descriptor`."""
+    """Returns whether `path` is the file that is open as `descriptor`."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:

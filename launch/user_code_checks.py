@@ -49,7 +49,7 @@ def check_reward(config: Config) -> None:
 
 
 def check_reward_functions(config: Config) -> None:
-    """As `check_reward`, of functions of the user alone: no server is asked and no model is looked for."""
+    """Checks the reward functions of the user as `check_reward` does, without servers and models."""
     for key, scoring in config.reward.parts:
         if is_named(scoring.type):
             with problems_of(key, "reward"):

@@ -109,7 +109,8 @@ def _transformers_backbone(model: nn.Module) -> Any:
 
 
 def fastest_alone(engine: object, rows: int) -> bool:
-    """Whether one thread steps through mini-batches of `rows` faster than several: of the compiled engine only."""
+    """Returns whether one thread steps through mini-batches of `rows` faster than several: of the compiled engine
+    only."""
     if not enabled():
         return False
     from rl_platform.accel.compiled_training import CompiledEngine
@@ -216,7 +217,7 @@ def log_probs_function(device: torch.device) -> Callable[..., Any] | None:
 
 
 def packed_linear_class(device: torch.device, dtype: torch.dtype) -> type[PackedLinear] | None:
-    """Linear layers in oneDNN's blocked layout."""
+    """Returns linear layers in oneDNN's blocked layout."""
     if not enabled():
         return None
     from rl_platform.accel.packed_linear import PackedLinear, can_pack

@@ -15,7 +15,7 @@ _rare = _frozen = False
 
 
 def collect_rarely() -> None:
-    """Until `collect_as_usual`, collects rarely. Temporary objects of a start, such as weights in a cycle, are still
+    """Collects rarely until `collect_as_usual`. Temporary objects of a start, such as weights in a cycle, are still
     freed."""
     global _rare
     _rare = True

@@ -53,8 +53,8 @@ class Stop:
         self._answered = self._expired = False
 
     def due(self) -> bool:
-        """Whether the run ends after this step. To be called when the work of a step is done: if it returns True, the
-        grace period does not cut off the checkpoint that follows."""
+        """Returns whether the run ends after this step. Must be called when the work of a step is done: if it returns
+        True, the grace period does not cut off the checkpoint that follows."""
         self._answered = self.number is not None
         return self._answered
 
@@ -129,7 +129,7 @@ _signals = _Signals()
 
 
 def handle_signals() -> None:
-    """Once, at the start of a command and before it imports large libraries."""
+    """Sets the signal handlers, once at the start of a command and before it imports large libraries."""
     _signals.raises, _signals.leaving = False, False
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:

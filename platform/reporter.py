@@ -106,10 +106,10 @@ class Reporter(Protocol):
     """
 
     def start(self, info: RunInfo) -> None:
-        """Called once, before the first step."""
+        """Receives the facts of the run, once, before the first step."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """`with reporter.phase("generate"):` names the current phase; its seconds become `time/generate`."""
+        """Names the phase of the block; the seconds of `with reporter.phase("generate"):` become `time/generate`."""
         return nullcontext()
 
     def progress(self, done: int, total: int, unit: str, **numbers: float) -> None:
@@ -119,16 +119,16 @@ class Reporter(Protocol):
         """Receives all metrics of a finished step, with those of its validation, once and before its checkpoint."""
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Generated texts of the step."""
+        """Receives generated texts of the step."""
 
     def episodes(self, step: int, episodes: Sequence[Episode]) -> None:
-        """Evaluation episodes after the step."""
+        """Receives evaluation episodes after the step."""
 
     def video(self, path: Path) -> None:
         """Receives the video of an evaluation episode, which was drawn after the latest step."""
 
     def tokens(self, step: int, tokens: Sequence[Token]) -> None:
-        """Tokens of the first generated texts of the step. Not called in every step."""
+        """Receives the tokens of the first generated texts of the step. It is not called in every step."""
 
     def sync(self) -> None:
         """Returns when the steps so far would survive a power loss. Called before a checkpoint counts."""
@@ -137,7 +137,7 @@ class Reporter(Protocol):
         """Shows a sentence to the user: a warning, a saved checkpoint, a restarted worker."""
 
     def close(self) -> None:
-        """Called once, after the last step or after an error."""
+        """Ends the report, once, after the last step or after an error."""
 
 
 class Reporters:
@@ -173,7 +173,7 @@ class Reporters:
             sink.progress(done, total, unit, **numbers)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """As in the protocol. Adds `time/<phase>`, `time/step`, rates, and of language models `perf/mfu`.
+        """Reports the metrics of a step. Adds `time/<phase>`, `time/step`, rates, and of language models `perf/mfu`.
 
         `time/step`: wall seconds since the step before, with validation and the checkpoint of the step before. Rates
         are counts divided by the seconds of the training step alone: `time/step` without the phases `NOT_TRAINING`.

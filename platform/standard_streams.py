@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 
 def never_fail() -> None:
-    """Once, at the start of a command: replaces `sys.stdout` and `sys.stderr`, and opens descriptors that are closed.
+    """Replaces `sys.stdout` and `sys.stderr`, once at the start of a command, and opens descriptors that are closed.
 
     A closed descriptor 1 would become that of the next file that is opened, and a child process would print into it.
     Streams that a caller has replaced already stay.

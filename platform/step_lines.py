@@ -85,7 +85,7 @@ def _record(line: bytes, texts: bool = True) -> Line:
 
 
 def _is_number(value: object) -> bool:
-    """Whether a float can hold `value`. NaN is read as null."""
+    """Returns whether a float can hold `value`. NaN is read as null."""
     if isinstance(value, int):
         return abs(value) <= _EXACT
     return isinstance(value, float) and not math.isinf(value)

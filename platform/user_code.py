@@ -121,7 +121,7 @@ class Extension:
 
 
 def is_named(name: str) -> bool:
-    """Whether `name` has the form module:Name or path/to/file.py:Name."""
+    """Returns whether `name` has the form module:Name or path/to/file.py:Name."""
     return NAMED.fullmatch(name) is not None
 
 
@@ -133,7 +133,7 @@ def import_user_module(name: str) -> ModuleType:
 
 
 def is_imported(name: str) -> bool:
-    """Whether a module, or a file of `import_user_module`, has been imported in this process."""
+    """Returns whether a module, or a file of `import_user_module`, has been imported in this process."""
     return str(Path(name).absolute()) in _files if name.endswith(".py") else name in sys.modules
 
 
@@ -144,7 +144,7 @@ def files_behind(pickled: bytes) -> list[str]:
 
 
 def _module_name(path: Path) -> str:
-    """Without dots: pickle would look for packages."""
+    """Returns a name without dots: pickle would look for packages."""
     return re.sub(r"\W", "_", str(path.absolute()))
 
 

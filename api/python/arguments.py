@@ -21,7 +21,7 @@ def as_source(config: object) -> Source:
 
 
 def as_overrides(overrides: object) -> Mapping[str, object]:
-    """None as no overrides. Raises ConfigError for what is no dict."""
+    """Returns the overrides; an empty dict for None. Raises ConfigError for a value that is no dict."""
     if overrides is None or isinstance(overrides, Mapping):
         return overrides or {}
     hint = 'overrides={"runner.seed": 2}'
@@ -29,7 +29,7 @@ def as_overrides(overrides: object) -> Mapping[str, object]:
 
 
 def folder_of(run: object) -> str:
-    """The folder that a path or a run names. Raises ConfigError for anything else."""
+    """Returns the folder that a path or a run names. Raises ConfigError for anything else."""
     if isinstance(run, str | PathLike):
         return str(os.fspath(run))
     allowed = "a run, or the path of its folder"

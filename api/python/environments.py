@@ -35,7 +35,7 @@ def id_of(env: str | MakeEnv) -> str:
 
 @contextmanager
 def registered(env: str | MakeEnv | None) -> Iterator[None]:
-    """Within the block Gymnasium makes the environment by its `id_of`."""
+    """Within the block, Gymnasium makes the environment by its `id_of`."""
     if env is None or isinstance(env, str) or not (env_id := id_of(env)).startswith(OF_PROGRAM):
         yield
         return

@@ -67,7 +67,7 @@ class Run:
     env: Any = field(default=None, repr=False)  # what made its environments, if that was a function
 
     def __fspath__(self) -> str:
-        """The folder: `rl.load_policy(run)` and others read it."""
+        """Returns the folder: `rl.load_policy(run)` and others read it."""
         return str(self.folder)
 
     @cached_property

@@ -150,14 +150,14 @@ def _checked(callbacks: object) -> list[Callback]:
 
 
 def _is_count(number: object) -> TypeGuard[float]:
-    """Whether it is a whole number from 1 on, of Python or NumPy; 1e6 is one."""
+    """Returns whether it is a whole number from 1 on, of Python or NumPy; 1e6 is one."""
     if not isinstance(number, Real) or isinstance(number, bool):
         return False
     return 1 <= float(number) < math.inf and float(number).is_integer()
 
 
 def _is_continuous(env_id: str, overrides: Mapping[str, object]) -> bool:
-    """Whether actions are vectors of floats. True for an environment that cannot be made: the run says why."""
+    """Returns whether actions are vectors of floats. True for an environment that cannot be made: the run says why."""
     from gymnasium.spaces import Box
 
     kwargs = overrides.get("env.kwargs", {})
@@ -172,7 +172,7 @@ def _is_continuous(env_id: str, overrides: Mapping[str, object]) -> bool:
 
 
 def _new_folder(name: str) -> str:
-    """The first of runs/NAME, runs/NAME-2 ... that does not exist."""
+    """Returns the first of runs/NAME, runs/NAME-2 ... that does not exist."""
     paths = (f"runs/{name}" + (f"-{number}" if number > 1 else "") for number in itertools.count(1))
     return next(path for path in paths if not os.path.exists(path))
 

@@ -66,5 +66,5 @@ class Buffers:
 
 
 def _aligned(size: int) -> int:
-    """Rounded up to cache lines, so that no two arrays share one."""
+    """Returns the size rounded up to cache lines, so that no two arrays share one."""
     return -(-size // 64) * 64

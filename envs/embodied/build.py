@@ -40,7 +40,7 @@ def stop_timers() -> None:
 
 
 def warp_problem(env: AnyEnv) -> Problem | None:
-    """Why MuJoCo Warp cannot step the built environment `env`; None: it can."""
+    """Returns why MuJoCo Warp cannot step the built environment `env`; None: it can."""
     if not _present():
         return Problem("env.backend", "this installation has no native simulation", value="mujoco_warp", hint="mujoco")
     from rl_platform.envs.embodied.mujoco.warp import warp_problem as problem  # imports MuJoCo

@@ -154,7 +154,7 @@ class ScoringPool:
                 self._receive(by_connection[source])
 
     def _until_next_limit(self) -> float | None:
-        """Seconds until a process exceeds its timeout or half of it; None if all are idle."""
+        """Returns the seconds until a process exceeds its timeout or half of it; None if all are idle."""
         waits = []
         for worker in self._workers:
             if not worker.idle:

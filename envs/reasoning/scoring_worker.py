@@ -25,7 +25,7 @@ from rl_platform.standard_streams import never_fail
 
 
 def main() -> None:
-    """Entry point of the process: the argument is the socket's descriptor."""
+    """Runs the process. Its argument is the socket's descriptor."""
     never_fail()  # a verifier may print
     connection = socket.socket(fileno=int(sys.argv[1]))
     try:

@@ -47,7 +47,7 @@ def algorithm_card(
     has_values: bool = True,
     num_action_chunks: int = 1,
 ) -> list[tuple[str, str]]:
-    """(topic, what holds) in reading order. Rows are sequences (reasoning) or transitions (embodied).
+    """Returns (topic, text) lines in reading order. Rows are sequences (reasoning) or transitions (embodied).
 
     `has_values`: a value function is trained, as a head on the policy or as a critic. `num_action_chunks`: actions per
     transition.
@@ -75,7 +75,7 @@ def algorithm_card(
 
 
 def sources_card(data: Data) -> list[tuple[str, str]]:
-    """The shares of several sources of questions, and those that are validated; nothing of one source."""
+    """Returns the shares of several sources of questions, and those that are validated; nothing of one source."""
     if not data.sources:
         return []
     total = sum(source.weight for source in data.sources)
@@ -86,7 +86,7 @@ def sources_card(data: Data) -> list[tuple[str, str]]:
 
 
 def functions_card(reward: Reward) -> list[tuple[str, str]]:
-    """The sum of several reward functions; nothing of one."""
+    """Returns the sum of several reward functions; nothing of one."""
     if not reward.functions:
         return []
     terms = " + ".join(f"{each.weight:g} * {each.label} ({each.type})" for each in reward.functions)

@@ -25,7 +25,7 @@ COMPARED = 3  # positions, at least, on which a factor and a constant are fitted
 
 
 def not_asked(config: Config) -> str | None:
-    """Why the property is not asked; None: it is."""
+    """Returns why the property is not asked; None: it is."""
     return {
         "distillation": "adv_type distillation reads no rewards",
         "optimal_token_baseline": "the last tokens of the longest response have no others to be compared with",

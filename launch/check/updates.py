@@ -76,7 +76,7 @@ def _log_probs(case: CheckedConfig) -> tuple[Tensor, Tensor]:
 
 
 def _exact_bound(config: Config) -> bool:
-    """Whether a ratio of 1 lies on a bound, so that rounding decides whether it is clipped."""
+    """Returns whether a ratio of 1 lies on a bound, so that rounding decides whether it is clipped."""
     return min(config.algorithm.clip_ratio_low, config.algorithm.clip_ratio_high) == 0
 
 

@@ -103,7 +103,7 @@ def _pod(container: str, limits: dict[str, str], options: KubeRayOptions) -> dic
 
 
 def _job_name(config: Config) -> str:
-    """The experiment's name as a DNS label: lower case letters, digits and dashes, a letter first."""
+    """Returns the experiment's name as a DNS label: lower case letters, digits and dashes, a letter first."""
     label = re.sub(r"[^a-z0-9]+", "-", config.runner.experiment_name.lower()).strip("-")
     label = label if label[:1].isalpha() else f"run-{label}".rstrip("-")
     return label[:_NAME_LENGTH].rstrip("-")
@@ -136,7 +136,7 @@ def _check(options: KubeRayOptions) -> None:
 
 
 def _image_hint(image: str) -> str:
-    """What to write instead of a name that is no image's."""
+    """Returns what to write instead of a name that is no image's."""
     if image.startswith("REGISTRY/"):
         return "REGISTRY stands for the address of your registry, as ghcr.io/me"
     name, colon, tag = image.partition("://")[2].rpartition(":") if "://" in image else image.rpartition(":")

@@ -198,7 +198,7 @@ def _progress(label: str, done: int, total: int, status: str, width: int, style:
 
 
 def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> str:
-    """At most `width` characters, neighbouring values averaged, lowest to highest over the full height."""
+    """Returns at most `width` characters, neighbouring values averaged, lowest to highest over the full height."""
     if not values or width < 1:
         return ""
     cells = min(width, len(values))
@@ -211,5 +211,5 @@ def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> 
 
 
 def printable(text: str) -> str:
-    """One line without control characters: generated text must not steer the terminal."""
+    """Returns one line without control characters: generated text must not steer the terminal."""
     return "".join("⏎" if char == "\n" else char if char.isprintable() else "·" for char in text.strip())

@@ -66,7 +66,7 @@ def architectures(config: Config) -> dict[str, Architecture]:
 
 
 def has_real_tokenizers(config: Config, known: dict[str, Architecture]) -> bool:
-    """Whether the tokenizers of all models are on this machine."""
+    """Returns whether the tokenizers of all models are on this machine."""
     return all(
         model.tokenizer == "bytes" or _tokenizer_source(model, known[role]) is not None
         for role, model in models(config)
@@ -151,7 +151,7 @@ def byte_tokenizer(specials: Specials) -> PreTrainedTokenizerFast:
 
 
 def _tokenizer_source(model: Model, known: Architecture) -> dict[str, object] | None:
-    """The arguments of `from_pretrained` for a model's own tokenizer; None if it is not on this machine."""
+    """Returns the arguments of `from_pretrained` for a model's own tokenizer; None if it is not on this machine."""
     if model.tokenizer == "bytes":
         return None
     if model.tokenizer is not None:
@@ -224,6 +224,6 @@ def _put(row: Tree, column: str, value: str) -> None:
 
 
 def _shortest(lines: list[str], count: int) -> list[str]:
-    """The shortest lines, in their order."""
+    """Returns the shortest lines, in their order."""
     chosen = sorted(sorted(range(len(lines)), key=lambda number: (len(lines[number]), number))[:count])
     return [lines[number] for number in chosen]

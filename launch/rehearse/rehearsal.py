@@ -229,7 +229,7 @@ def _world(config: Config) -> Split | None:
 
 
 def _absent(loaded: LoadedConfig, placement: Placement, missing: list[str], stands: Materials) -> list[tuple[str, str]]:
-    """What a rehearsal on CPU workers of one machine does not show for this config."""
+    """Returns what a rehearsal on CPU workers of one machine does not show for this config."""
     config = loaded.config
     absent = [(path, "not on this machine: sums with the same columns stood in") for path in missing]
     absent += [("rollout.backend: auto", note.partition(" is ")[2]) for note in loaded.notes if "backend auto" in note]

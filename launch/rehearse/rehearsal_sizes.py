@@ -33,11 +33,11 @@ class Materials:
     reward_url: str | None = None
 
     def model(self, name: str) -> str:
-        """The folder of the small model of a component."""
+        """Returns the folder of the small model of a component."""
         return str(self.folder / "models" / name)
 
     def questions(self, number: int, part: Literal["train", "validation"]) -> Path:
-        """The file in place of those of the source with this number."""
+        """Returns the file in place of those of the source with this number."""
         return self.folder / f"{part}-{number}.jsonl"
 
 
@@ -79,7 +79,8 @@ class Sizes:
         return ROWS * max(self.copies(role) for role in LEARNERS)
 
     def micro_batch(self, role: str) -> int | None:
-        """Rows of a micro-batch: half of a rank's share if the config splits mini-batches, else all of it."""
+        """Returns the rows of a micro-batch: half of a rank's share if the config splits mini-batches, else all of
+        it."""
         size = self.config.section(role).micro_batch_size
         if size is None:
             return None

@@ -116,7 +116,7 @@ def _enclosing(key: str) -> Iterator[str]:
 
 
 def _least(key: str, most: int, why: str = "", applies: Callable[[Sizes], object] = lambda _: True) -> Rule:
-    """A rule that cuts a number to at most `most`. null stays null."""
+    """Returns a rule that cuts a number to at most `most`. null stays null."""
 
     def value(sizes: Sizes) -> object:
         current = value_at(sizes.config, key.split("."))
@@ -126,7 +126,7 @@ def _least(key: str, most: int, why: str = "", applies: Callable[[Sizes], object
 
 
 def _trained(role: str) -> tuple[Rule, ...]:
-    """The rules of a section with a model."""
+    """Returns the rules of a section with a model."""
 
     def section(sizes: Sizes) -> Trainable:
         own: Trainable = getattr(sizes.config, role)
@@ -234,7 +234,7 @@ def _small_source(sizes: Sizes, number: int) -> dict[str, object]:
 
 
 def _few_rows(sizes: Sizes, number: int, task: Task) -> dict[str, object]:
-    """What changes in a source of stored questions."""
+    """Returns what changes in a source of stored questions."""
     validation = str(sizes.materials.questions(number, "validation"))
     return {
         "type": "jsonl",

@@ -49,13 +49,13 @@ class _Key:
     copies: tuple[Copies, ...]
 
     def allows(self, ranks: int) -> bool:
-        """Whether a rehearsal with so many ranks keeps what is larger than 1 larger than 1."""
+        """Returns whether a rehearsal with so many ranks keeps what is larger than 1 larger than 1."""
         if ranks < min(self.ranks, 2) or (self.ranks == 1 and ranks > 1):
             return False
         return all(each.allow(ranks) for each in self.copies)
 
     def ranks_of(self, devices: int) -> int | None:
-        """The ranks on `devices`, None if they do not share them evenly."""
+        """Returns the ranks on `devices`, None if they do not share them evenly."""
         return None if devices % self.per_rank else devices * self.per_device // self.per_rank
 
 

@@ -162,7 +162,7 @@ def _relative(theirs: Tensor, ours: Tensor) -> Tensor:
 
 
 def worst_row(batch: RolloutBatch, log_probs: Tensor) -> RolloutBatch | None:
-    """The row with the largest difference between `log_probs` [B,T] of the trainer and those of the rollout."""
+    """Returns the row with the largest difference between `log_probs` [B,T] of the trainer and those of the rollout."""
     gap = _gap(batch, log_probs)
     return None if gap is None else batch.select(gap.amax(dim=1).argmax()[None])
 
@@ -241,7 +241,7 @@ def _text(tokenizer: Tokenizer, token: int) -> str:
 
 
 def token_class(text: str) -> str:
-    """The class of a token by its text; spaces around it do not count."""
+    """Returns the class of a token by its text; spaces around it do not count."""
     text = text.strip()
     if not text:
         return "whitespace"

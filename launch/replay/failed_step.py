@@ -100,7 +100,7 @@ class FailedStepPPO(RecordedPPO):
         return list(models)
 
     def _unchanged(self) -> dict[str, WorkerGroup]:
-        """The models of one rank that no optimizer step of this PPO step has changed."""
+        """Returns the models of one rank that no optimizer step of this PPO step has changed."""
         groups = {"actor": self.learners.actor, "critic": self.learners.critic}
         models = {name: group for name, group in groups.items() if group is not None and group.world_size == 1}
         if "training" in self.record:

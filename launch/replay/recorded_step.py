@@ -85,7 +85,7 @@ class RecordedPPO(PPO):
         return super()._train(batch, step)
 
     def _kept(self, batch: RolloutBatch) -> object:
-        """What a record has of a batch."""
+        """Returns the fields of a batch that a record stores."""
         return fields_of(batch)
 
     @property
@@ -110,7 +110,7 @@ class RecordedPhases(Phases):
         self._names: list[str] = []
 
     def trained(self) -> list[tuple[str, object]]:
-        """The models that the latest update trained."""
+        """Returns the models that the latest update trained."""
         return [(name, self.learners.critic if name == "critic" else self.learners.actor) for name in self._names]
 
     def run(self, stage: Sequence[Phase]) -> Results:
@@ -141,7 +141,7 @@ class RecordedPhases(Phases):
 
 
 def fields_of(batch: RolloutBatch) -> StateDict:
-    """The tensors of a batch by name, for `batch_of`."""
+    """Returns the tensors of a batch by name, for `batch_of`."""
     values = {field.name: getattr(batch, field.name) for field in fields(batch) if field.name not in ("inputs", "host")}
     copied = {name: value.clone() for name, value in values.items() if value is not None}
     return {"inputs": {name: value.clone() for name, value in batch.inputs.items()}, **copied}
@@ -152,5 +152,5 @@ def batch_of(state: StateDict) -> RolloutBatch:
 
 
 def without_phases(batch: RolloutBatch, phases: Sequence[str]) -> RolloutBatch:
-    """The batch without the fields that these phases compute."""
+    """Returns the batch without the fields that these phases compute."""
     return replace(batch, **{name: None for phase in phases for name in EVALUATED.get(phase, ())})

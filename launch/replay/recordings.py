@@ -127,7 +127,7 @@ def record(folder: Path, step: int, output: Path | None, from_start: bool) -> It
 
 
 def _start(folder: Path, step: int, from_start: bool) -> Path | None:
-    """The newest checkpoint before `step`; None: the run begins again."""
+    """Returns the newest checkpoint before `step`; None: the run begins again."""
     checkpoints = {
         int(path.parent.name.removeprefix("step-")): path.parent
         for path in folder.glob("checkpoints/*/manifest.json")

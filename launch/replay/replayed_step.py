@@ -172,7 +172,7 @@ def numbers_of(
 
 
 def on_this_cpu(config: Config, output: Path) -> Config:
-    """The config with its models in one process on the CPU, and without the parts that generate."""
+    """Returns the config with its models in one process on the CPU, and without the parts that generate."""
     alone = {"parallel": Parallel(), "offload": False, "cpu_offload": False, "training_backend": "fsdp"}
     placed, _ = read(config.cluster.component_placement)
     names = ["actor_critic" if any("actor_critic" in entry.components for entry in placed) else "actor"]
@@ -214,7 +214,7 @@ def _numbers(recording: StepRecording, phase: str) -> dict[str, Tensor]:
 
 
 def _phases_of(recording: StepRecording) -> list[str]:
-    """The phases that the recorded step has run, at least in part."""
+    """Returns the phases that the recorded step has run, at least in part."""
     return [name for name in PHASES if any(_belongs(key, name) for key in recording.record["numbers"])]
 
 
@@ -241,7 +241,7 @@ def compare(phase: str, recorded: dict[str, Tensor], replayed: dict[str, Tensor]
 
 
 def first_not_finite(record: StateDict) -> str | None:
-    """The first number of a record, in the order of the step, that is infinite or NaN."""
+    """Returns the first number of a record, in the order of the step, that is infinite or NaN."""
     for phase, values in {"inputs": record["inputs"], **record["numbers"]}.items():
         for name, tensor in values.items():
             if isinstance(tensor, Tensor) and tensor.is_floating_point() and not bool(tensor.isfinite().all()):

@@ -124,7 +124,7 @@ def _fitting(config: Config, overrides: Sequence[str]) -> Iterator[None]:
 
 
 def _decided(overrides: Sequence[str]) -> bool:
-    """Whether the command line selects or excludes videos; the config does so for training."""
+    """Returns whether the command line selects or excludes videos; the config does so for training."""
     return any(key_of(override) == "env.evaluation.video" for override in overrides)
 
 

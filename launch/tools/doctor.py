@@ -151,7 +151,7 @@ def _gpus() -> Iterator[Row]:
 
 
 def _unreachable(address: str) -> str:
-    """Why nothing answers at HOST:PORT; empty if something does."""
+    """Returns why nothing answers at HOST:PORT; empty if something does."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         return "that is not HOST:PORT"

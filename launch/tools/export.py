@@ -98,7 +98,7 @@ def _problem(key: str, message: str, value: str, allowed: str = "") -> ConfigErr
 
 
 def _write_language_model(run: SavedRun, folder: Path) -> str:
-    """A Hugging Face folder with the tokenizer."""
+    """Writes a Hugging Face folder with the tokenizer."""
     config = run.load([]).config
     shards, section, lora = run.open(config).file("actor"), config.actor.model, config.actor.lora
     tokenizer = load_tokenizer(section)
@@ -175,7 +175,7 @@ def _program(graph: PolicyGraph) -> torch.export.ExportedProgram:
 
 
 def _write_program(saved: SavedPolicy, folder: Path) -> str:
-    """policy.pt2, a program of torch.export, beside the files of the policy itself."""
+    """Writes policy.pt2, a program of torch.export, beside the files of the policy itself."""
     saved.write(folder)
     with _quiet():
         torch.export.save(_program(PolicyGraph(saved)), folder / "policy.pt2")
@@ -183,7 +183,7 @@ def _write_program(saved: SavedPolicy, folder: Path) -> str:
 
 
 def _write_onnx(saved: SavedPolicy, folder: Path) -> str:
-    """policy.onnx beside the files of the policy itself."""
+    """Writes policy.onnx beside the files of the policy itself."""
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401

@@ -111,7 +111,8 @@ def _aime(row: Columns, where: str) -> Columns:
 
 
 def _hh_rlhf(row: Columns, where: str) -> Columns | None:
-    """The dialogue up to the last turn of the assistant, and this turn of the preferred dialogue; None if it is empty.
+    """Returns the dialogue up to the last turn of the assistant, and this turn of the preferred dialogue; None if it is
+    empty.
 
     Dahoas/full-hh-rlhf has the two in columns of their own, Anthropic/hh-rlhf in one.
     """

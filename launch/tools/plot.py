@@ -70,7 +70,7 @@ def draw_groups(
     title: str = "",
     band: Band | None = None,
 ) -> None:
-    """As `plot`, of named groups of runs."""
+    """Draws named groups of runs as `plot` does."""
     from matplotlib.figure import Figure
 
     rows = {name: [read_metrics(run) for run in runs] for name, runs in groups.items()}

@@ -27,7 +27,7 @@ def names() -> list[str]:
 
 
 def is_made(name: str) -> bool:
-    """Whether the environment exists as this version of the package lists it."""
+    """Returns whether the environment exists as this version of the package lists it."""
     complete = environments_folder() / name / COMPLETE
     return complete.is_file() and complete.read_text(encoding="utf-8") == _versions(name)
 

@@ -158,7 +158,7 @@ def as_text(shares: Mapping[str, float]) -> str:
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Total time in which at least one of the spans (begin, length) was open, in their unit."""
+    """Returns the time in which at least one of the spans (begin, length) was open, in their unit."""
     total, until = 0.0, float("-inf")
     for begin, length in sorted(spans):
         end = begin + length

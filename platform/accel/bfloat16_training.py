@@ -24,7 +24,8 @@ from rl_platform.records import RolloutBatch
 
 
 def trains_in_bfloat16(model: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the engine covers the model: a plain Llama on a CPU, all of it trained or, as a reference, none of it."""
+    """Returns whether the engine covers the model: a plain Llama on a CPU, all of it trained or, as a reference, none
+    of it."""
     if dtype != torch.bfloat16 or device.type != "cpu" or not has_team():
         return False
     if not isinstance(model, TokenPolicy | TokenValues):

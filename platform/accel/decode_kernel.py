@@ -167,7 +167,7 @@ def _add_up(weights: Array, values: Array, sums: Array) -> None:
 
 
 def _loop(head_dim: int, stored_as: type[np.generic]) -> Callable[[object], None]:
-    """What each thread runs, with the size of the heads and the type of the tensors as constants."""
+    """Returns what each thread runs, with the size of the heads and the type of the tensors as constants."""
     size, converts = np.dtype(stored_as).itemsize, stored_as is not FLOAT
 
     def decode(pointer: object) -> None:

@@ -38,7 +38,7 @@ PAIRS, SUMS, OUTPUTS = ir.VectorType(INT32, 16), ir.VectorType(FLOAT32, 16), ir.
 
 
 def covers(left: Tensor, right: Tensor, out: Tensor) -> bool:
-    """Whether `dot` computes left @ right.T on this processor."""
+    """Returns whether `dot` computes left @ right.T on this processor."""
     whole = left.is_contiguous() and right.is_contiguous() and out.is_contiguous()
     sizes = left.shape[1] % (LINE // 2) == 0 and right.shape[0] % BLOCK == 0
     return whole and sizes and has_team() and bool(torch.cpu._is_avx512_bf16_supported())

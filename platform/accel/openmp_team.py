@@ -8,7 +8,7 @@ from rl_platform.runtime.cpu import libgomp
 
 
 def has_team() -> bool:
-    """Whether `run_by_team` can be called."""
+    """Returns whether `run_by_team` can be called."""
     try:
         return hasattr(libgomp(), "GOMP_parallel")
     except OSError:

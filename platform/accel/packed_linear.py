@@ -14,7 +14,7 @@ ROWS_EXPECTED = 32  # oneDNN picks a layout for about so many
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether oneDNN supports the blocked layout for this type. Half precision needs AVX-512."""
+    """Returns whether oneDNN supports the blocked layout for this type. Half precision needs AVX-512."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:

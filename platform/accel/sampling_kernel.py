@@ -92,7 +92,7 @@ def _block_sums(logits: Array, top: float, factor: float, sums: Array) -> float:
 
 
 def _loop(stored_as: type[np.generic]) -> Callable[[object], None]:
-    """What each thread runs, with the type of the logits as a constant."""
+    """Returns what each thread runs, with the type of the logits as a constant."""
 
     def sample(pointer: object) -> None:
         call = carray(pointer, 1)[0]

@@ -61,7 +61,7 @@ class ActionLevels:
     def of_components(
         self, x: Float[Tensor, "rows actions components"], executed: Bool[Tensor, "rows actions"]
     ) -> Float[Tensor, "rows positions"]:
-        """Log-probs or entropies x [M,K,D] of components -> [M,P] at the level of log-probs, added up."""
+        """Adds up log-probs or entropies x [M,K,D] of components -> [M,P] at the level of log-probs."""
         x = torch.where(executed[..., None], x, 0.0)
         return _added_up(x.flatten(1), self.positions)
 

@@ -33,7 +33,8 @@ def kl_estimate(
     estimator: KLLossEstimator,
     output_clip: float | None = None,
 ) -> Float[Tensor, "*shape"]:
-    """KL estimate of each element, with gradient to `log_probs`, 0 outside `mask` bool (None: all positions).
+    """Returns the KL estimate of each element, with gradient to `log_probs`, 0 outside `mask` bool (None: all
+    positions).
 
     An estimator with a '+' has the value of the one without and the gradient of k2.
 
@@ -73,7 +74,7 @@ def kl_loss_estimate(
     gradient: KLGradient,
     output_clip: float | None = None,
 ) -> Float[Tensor, "*shape"]:
-    """KL term of a loss for each element, 0 outside `mask` bool (None: all positions).
+    """Returns the KL term of a loss for each element, 0 outside `mask` bool (None: all positions).
 
     path: the gradient of the estimator itself. k2: its value with the gradient of k2. score: rho K with rho = pi /
     pi_old, the policy gradient of the expected K, off-policy too; in the first update rho is 1 and the form is exp(log
@@ -104,7 +105,8 @@ def full_kl(
 
 
 def sequence_mean_kl(kl: FloatBT, mask: BoolBT) -> float:
-    """Mean over the rows with an action of each row's mean K, for the adaptive controller. `kl`, `mask` [B,T]."""
+    """Returns the mean over the rows with an action of each row's mean K, for the adaptive controller. `kl`, `mask`
+    [B,T]."""
     lengths = mask.sum(dim=1)
     row_means = torch.where(mask, kl, 0.0).sum(dim=1) / lengths.clamp(min=1)
     return float(row_means.sum() / (lengths > 0).sum().clamp(min=1))

@@ -47,7 +47,8 @@ class ModelOutputs:
 
 @torch.no_grad()
 def drift_metrics(log_probs: FloatBT, old_log_probs: FloatBT, mask: BoolBT | None) -> Metrics:
-    """`actor/approx_kl_k3`, the mean of rho - 1 - log rho >= 0 over active positions: how far the policy has moved.
+    """Returns `actor/approx_kl_k3`, the mean of rho - 1 - log rho >= 0 over active positions: how far the policy has
+    moved.
 
     An estimate of KL(pi_old || pi) with little variance (Schulman, "Approximating KL divergence", 2020).
     """

@@ -22,7 +22,7 @@ EXPONENT_LIMIT = 20.0
 
 @torch.no_grad()
 def mismatch_metrics(log_probs: FloatBT, rollout_log_probs: FloatBT, mask: BoolBT) -> dict[str, float]:
-    """How far the two engines disagree, over all active positions [B,T].
+    """Returns how far the two engines disagree, over all active positions [B,T].
 
     prob_error = mean exp|u| (1 is perfect; above 1.05 look into it), abs_logp = mean |u|, kl = mean(-u) and
     k3 = mean(exp(u) - 1 - u), two estimates of KL(rollout || training).
@@ -37,7 +37,7 @@ def mismatch_metrics(log_probs: FloatBT, rollout_log_probs: FloatBT, mask: BoolB
 
 @torch.no_grad()
 def token_mismatch_metrics(log_probs: FloatBT, rollout_log_probs: FloatBT, mask: BoolBT) -> dict[str, float]:
-    """More metrics where a row [B,T] is a sequence of tokens; empty if no position is active.
+    """Returns more metrics where a row [B,T] is a sequence of tokens; empty if no position is active.
 
     prob_diff_mean, _max: of |p_training - p_rollout|; prob_diff_pearson: correlation of the two (left out where one
     does not vary); chi2_token, chi2_seq: mean w^2 - 1 of the tokens' ratios and of the sequences' products;

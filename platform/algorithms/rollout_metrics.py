@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
-    """Metrics of the fields that the batch has, over its active positions; call it before `RolloutBatch.flatten`.
+    """Returns metrics of the fields that the batch has, over its active positions; call it before
+    `RolloutBatch.flatten`.
 
     `reward/*` are of the rewards in the batch: per row (a row is one sequence), or per step if the batch has `ends` (a
     row is a stretch of steps). They, advantages, returns and values are measured at the positions of values
@@ -55,7 +56,7 @@ def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
 
 
 def _spread(name: str, numbers: Float[Tensor, " n"], separator: str = "_") -> dict[str, float]:
-    """Mean, min and max of [N]; nothing if there are none."""
+    """Returns mean, min and max of [N]; nothing if there are none."""
     if not len(numbers):
         return {}
     lowest, highest = numbers.aminmax()

@@ -79,7 +79,7 @@ class MiniBatches:
 
 
 def _alike(one: RolloutBatch, other: RolloutBatch) -> bool:
-    """Whether two batches have the same fields, of the same shapes and types, at the same place."""
+    """Returns whether two batches have the same fields, of the same shapes and types, at the same place."""
     both = ({**batch.inputs, **vars(batch)} for batch in (one, other))
     first, second = (
         {name: (x.shape, x.dtype, x.device) for name, x in fields.items() if isinstance(x, Tensor)} for fields in both

@@ -23,17 +23,17 @@ SMALLEST_VARIANCE = 1e-8  # below it the returns are constant and explained vari
 
 
 def masked_sum(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:
-    """Sum of `x` where the bool `mask` of the same shape is set, as float64 scalar."""
+    """Returns the sum of `x` where the bool `mask` of the same shape is set, as float64 scalar."""
     return torch.where(mask, x, 0.0).sum(dtype=torch.float64)
 
 
 def masked_mean(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:
-    """Mean of `x` where `mask` is set; 0 if it is set nowhere. Scalar of the dtype of `x`."""
+    """Returns the mean of `x` where `mask` is set; 0 if it is set nowhere. Scalar of the dtype of `x`."""
     return _mean(x, mask, mask.sum())
 
 
 def masked_var(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:
-    """Variance of `x` where `mask` is set, sum((x - mean)^2) / (n - 1); 0 for fewer than two positions.
+    """Returns the variance of `x` where `mask` is set, sum((x - mean)^2) / (n - 1); 0 for fewer than two positions.
 
     Scalar of the dtype of `x`.
     """
@@ -93,5 +93,5 @@ def active_numbers(mask: Bool[Tensor, ...]) -> Callable[[Tensor], Tensor]:
 
 
 def variance(numbers: Float[Tensor, " n"], unbiased: bool = True) -> float:
-    """Variance of [N]; 0 for fewer than two."""
+    """Returns the variance of [N]; 0 for fewer than two."""
     return float(numbers.double().var(correction=int(unbiased))) if len(numbers) > 1 else 0.0

@@ -56,7 +56,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: str | Path) -> Checkpoint:
-        """Verify every file of the checkpoint folder `path`. Raises CheckpointError naming each damaged file."""
+        """Verifies every file of the checkpoint folder `path`. Raises CheckpointError naming each damaged file."""
         path = Path(path)
         checkpoint, expected = _read_manifest(path)
         named = STEP_FOLDER.fullmatch(path.resolve().name)

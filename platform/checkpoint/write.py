@@ -123,7 +123,7 @@ class CheckpointStore:
         return self._own(Checkpoint.open(path))
 
     def save(self, step: int, parts: Mapping[str, Part]) -> Checkpoint:
-        """Write all parts of `step`, verify them, then delete older checkpoints beyond `keep`.
+        """Writes all parts of `step`, verifies them, then deletes older checkpoints beyond `keep`.
 
         Checkpoints of later steps are deleted too: a run that saves step n after them has gone back and left them.
         Raises TypeError for a value that could not be loaded again, CheckpointError if the disk is full or failing; the
@@ -160,8 +160,8 @@ class CheckpointStore:
         return later
 
     def require_space(self, estimate: int) -> None:
-        """Raise CheckpointError unless twice `estimate` (bytes of one checkpoint) are free where the store lies: an old
-        one goes when the new one is complete."""
+        """Raises CheckpointError unless twice `estimate` (bytes of one checkpoint) are free where the store lies: an
+        old one goes when the new one is complete."""
         self._require(estimate, 2)
 
     def _require(self, estimate: int, times: int) -> None:

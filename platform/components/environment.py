@@ -178,7 +178,7 @@ class Environment:
         return replace(batch, group_ids=groups.flatten(), sample_mask=~broken)
 
     def finds_policy(self) -> bool:
-        """Whether the rollout's first rank is in this process."""
+        """Returns whether the rollout's first rank is in this process."""
         return _POLICY in self.context.shared
 
     def _policy_here(self) -> LocalPolicy:
@@ -300,7 +300,8 @@ class Environment:
         return VectorEnv(self.description, count, workers, timeout, worker_variables=variables, restarts=restarts)
 
     def state_dict(self) -> StateDict:
-        """Simulation, normalisers and the observations that await an action; on ranks above 0 the simulation alone.
+        """Returns the simulation, normalisers and the observations that await an action; on ranks above 0 the
+        simulation alone.
 
         `joined_states` joins those of all ranks.
         """
@@ -372,7 +373,7 @@ class Environment:
         return metrics | self.recent.metrics()
 
     def _rewards(self, result: StepResult, rows: slice, stepped: np.ndarray | None) -> np.ndarray:
-        """Normalised rewards of the environments `rows`, after counting those that were `stepped`."""
+        """Returns normalised rewards of the environments `rows`, after counting those that were `stepped`."""
         if self.reward_normalizer is None:
             return result.rewards
         if stepped is None:
@@ -384,7 +385,7 @@ class Environment:
         return rewards
 
     def _seen(self, observations: np.ndarray, stepped: np.ndarray | None = None) -> np.ndarray:
-        """Normalised observations, after counting those of environments that were `stepped` (None: all)."""
+        """Returns normalised observations, after counting those of environments that were `stepped` (None: all)."""
         if self.observation_normalizer is None:
             return observations
         if stepped is None:

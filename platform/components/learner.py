@@ -275,7 +275,7 @@ class Learner(Evaluator):
             yield names, tensor.to(dtype) if self._converts(names[0], tensor) else tensor
 
     def _converts(self, name: str, tensor: Tensor) -> bool:
-        """Whether the engine stores a tensor in its own type. Buffers are float32 in every model."""
+        """Returns whether the engine stores a tensor in its own type. Buffers are float32 in every model."""
         return tensor.is_floating_point() and f"model.{name}" not in self._buffers
 
 

@@ -52,7 +52,7 @@ def _is_choice(switch: str) -> bool:
 
 
 def _last_change(switch: str, layers: Layers, defaults: Tree) -> int:
-    """Number of the last layer that gave `switch` another value, 0 if the lowest one decides."""
+    """Returns the number of the last layer that gave `switch` another value, 0 if the lowest one decides."""
     path = steps_of(switch)
     values = [value_at(tree, path, value_at(defaults, path)) for tree in layers.trees]
     return max((number for number in range(1, len(values)) if values[number] != values[number - 1]), default=0)

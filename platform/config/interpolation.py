@@ -125,7 +125,7 @@ class _Resolver:
         return _LOOKUP_FAILED if self._failures > before else resolved
 
     def _no_target(self, name: str) -> tuple[str, str]:
-        """Message and hint for a reference to nothing."""
+        """Returns message and hint for a reference to nothing."""
         resolver, colon, argument = name.partition(":")
         if colon:
             message = f"there is no resolver `{resolver}`: a reference is ${{section.key}} or ${{env:NAME}}"

@@ -37,7 +37,7 @@ def key_of(text: str) -> str:
 
 
 def _parts(text: str) -> tuple[str, str, str]:
-    """Key, equals sign and value of an argument; of `~key` those of `key=!unset`."""
+    """Returns key, equals sign and value of an argument; of `~key` those of `key=!unset`."""
     key, equals, value = text.partition("=")
     if text.startswith("~") and not equals:
         key, equals, value = text[1:], "=", "!unset"

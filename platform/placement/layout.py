@@ -44,7 +44,7 @@ class Layout:
         return "actor" if "actor" in self.parts else "actor_critic"
 
     def together(self, first: str, second: str) -> bool:
-        """Whether two components of one rank each live in one process and on one device."""
+        """Returns whether two components of one rank each live in one process and on one device."""
         one, other = self.parts[first], self.parts[second]
         if one.ranks != 1 or other.ranks != 1 or second not in self.sharing[first]:
             return False

@@ -140,7 +140,7 @@ class OffloadOrder:
 
 
 def lends_weights(layout: Layout) -> bool:
-    """Whether the rollout may generate with the tensors that the actor trains: one rank, in one process."""
+    """Returns whether the rollout may generate with the tensors that the actor trains: one rank, in one process."""
     if "actor" not in layout.parts:
         return False
     actor, rollout = layout.parts["actor"], layout.parts["rollout"]

@@ -93,7 +93,7 @@ class Placement:
         return Layout(parts, sharing, self.fits_one_process, meeting.get("reward", frozenset()))
 
     def _meet(self, first: str, second: str) -> bool:
-        """Whether two components compute on one GPU, or on the CPU of one node."""
+        """Returns whether two components compute on one GPU, or on the CPU of one node."""
         if self.components[first] is self.components[second]:  # named in one key
             return True
         mine, others = self.accelerators[first], self.accelerators[second]

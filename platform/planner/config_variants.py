@@ -133,7 +133,7 @@ def _with_context(config: Config, roles: Iterable[str], size: int) -> Config:
 
 
 def _divides(split: Parallel, model: ModelShape) -> bool:
-    """Whether tensor and context ranks have equal shares of the heads, stages of the layers, and so on."""
+    """Returns whether tensor and context ranks have equal shares of the heads, stages of the layers, and so on."""
     widths = (model.shared, model.dense_intermediate) if model.experts else (model.intermediate,)
     heads = all(count % (split.tensor * split.context) == 0 for count in (model.heads, model.kv_heads))
     inner = all(width % split.tensor == 0 for width in widths)

@@ -286,7 +286,7 @@ class CostModel:
         return [*parts, {"launches": rates.overhead("generate", 1, share)}]
 
     def _advantages(self, layout: Layout) -> list[Bounds]:
-        """What the runner does between the phases: rewards, advantages, metrics. Not known of embodied runs."""
+        """Returns the seconds of the runner between the phases; 0 for embodied runs, where they are not known."""
         if self.config.runner.task_type == "embodied":
             return [{"launches": 0.0}]
         return [{"launches": self.rates.overhead("advantages", 1, self.rows)}]
@@ -322,7 +322,7 @@ class CostModel:
         return bounds[kind] / chunk, kind
 
     def _score(self, layout: Layout) -> list[Bounds]:
-        """One forward of every response by the reward model, which is whole on every rank."""
+        """Returns the seconds of one forward of every response by the reward model, which is whole on every rank."""
         shape, reward, length = self.shapes["reward"], self.config.reward.classifier, self.lengths.sequence
         assert reward is not None
         assert reward.model is not None
@@ -336,7 +336,7 @@ class CostModel:
         return [self._computed(products, traffic, launches)]
 
     def _evaluate(self, layout: Layout, name: str) -> list[Bounds]:
-        """One forward of every row, without gradient."""
+        """Returns the seconds of one forward of every row, without gradient."""
         if self.rates.evaluate and self._is_measured(name, layout):
             return [{"arithmetic": self.rows * self.rates.evaluate}]
         batches = copies(self.config, name, layout.parts[name].ranks)
@@ -351,7 +351,8 @@ class CostModel:
         return self.rates.overhead(phase, calls, rows) if isinstance(self.shapes[name], ModelShape) else 0.0
 
     def _train(self, layout: Layout, name: str) -> list[Bounds]:
-        """All epochs: forward and backward of every row, and an optimizer step per mini-batch."""
+        """Returns the seconds of all epochs: forward and backward of every row, and an optimizer step per
+        mini-batch."""
         algorithm = self.config.algorithm
         epochs = algorithm.critic_epochs if name == "critic" else algorithm.ppo_epochs
         shape, lora = self.shapes[name], self.config.section(name).lora
@@ -376,7 +377,7 @@ class CostModel:
         return [{bound: seconds + optimizer for bound, seconds in passes.items()}]
 
     def _is_measured(self, name: str, layout: Layout) -> bool:
-        """Whether the rates of the embodied policy hold for a component."""
+        """Returns whether the rates of the embodied policy hold for a component."""
         return isinstance(self.shapes[name], PolicyShape) and layout.parts[name].ranks == 1
 
     def _passes(self, name: str, layout: Layout, rows: int, forwards: float, rows_each: int) -> Bounds:

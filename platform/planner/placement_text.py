@@ -28,7 +28,7 @@ class _Column:
     owned: tuple[int, ...]  # accelerators of each of these ranks
 
     def continues(self, other: _Column) -> bool:
-        """Whether this column continues `other`: it is used in the same way, by the same or the next ranks."""
+        """Returns whether this column continues `other`: it is used in the same way, by the same or the next ranks."""
         if (self.number is None, self.owned) != (other.number is None, other.owned):
             return False
         return all(

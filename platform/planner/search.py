@@ -385,7 +385,8 @@ def _splits(
 
 
 def _hold_whole_copies(config: Config, keys: Keys, rollout_devices: int) -> bool:
-    """Whether every model has as many ranks as its layout divides, and every rank of the rollout its devices."""
+    """Returns whether every model has as many ranks as its layout divides, and every rank of the rollout its
+    devices."""
     for names, devices in keys:
         if "rollout" in names and (len(devices) % rollout_devices or devices.start % rollout_devices):
             return False

@@ -294,7 +294,7 @@ class Attempt:
         self._spent[reason] += seconds
 
     def _settled(self) -> bool:
-        """Whether all admitted rollouts are collected."""
+        """Returns whether all admitted rollouts are collected."""
         return self._scored > min(self._admitted, self.model.steps - 1)
 
     def _is_ready(self, step: int) -> bool:

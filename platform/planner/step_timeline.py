@@ -137,7 +137,7 @@ def gantt(spans: Sequence[Span]) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """`3.2 s`, `45 ms`, `12 min`, `3.4 h` ..."""
+    """Returns a text as `3.2 s`, `45 ms`, `12 min` or `3.4 h`."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} us"
     if seconds < 1:

@@ -72,7 +72,7 @@ class TaskRunner(Protocol):
     groups: Mapping[str, WorkerGroup]
 
     def warm_start(self) -> Metrics:
-        """Called once before the first step, with the models as they were built (`runner.warm_start`)."""
+        """Trains the new models before the first step (`runner.warm_start`)."""
 
     def publish(self, version: int) -> Weights | WeightsToken:
         """Returns the present weights of the actor. They stay readable while the models are trained."""
@@ -87,10 +87,10 @@ class TaskRunner(Protocol):
         """Returns one rollout batch, scored."""
 
     def trained(self, batch: RolloutBatch) -> Metrics:
-        """Called after the update on `batch`: counts its rows; returns metrics of the responses that are in flight."""
+        """Counts the rows of `batch` after its update; returns metrics of the responses that are in flight."""
 
     def check_samples(self, waiting: Sequence[RolloutBatch]) -> None:
-        """Called while nothing is generated. waiting: rollouts that were collected and not trained on.
+        """Compares the counts while nothing is generated. waiting: rollouts that were collected and not trained on.
 
         Raises Unaccounted if responses were lost or trained on twice.
         """
@@ -101,20 +101,20 @@ class TaskRunner(Protocol):
         """Reports the tokens of a batch that was trained on."""
 
     def exhausted(self) -> bool:
-        """Whether the data is used up (`runner.max_epochs`)."""
+        """Returns whether the data is used up (`runner.max_epochs`)."""
 
     def learned_parts(self) -> Mapping[str, WorkerGroup]:
         """Components that are trained, by the name of their checkpoint part: all their ranks write it."""
 
     def parts(self) -> Mapping[str, EnvPart]:
-        """Other components with state, by the name of their checkpoint part."""
+        """Returns the other components with state, by the name of their checkpoint part."""
 
     def state_dict(self) -> StateDict: ...
 
     def load_state_dict(self, state: StateDict) -> None: ...
 
     def finish(self, step: int) -> None:
-        """Called after the last step: writes the trained model."""
+        """Writes the trained model after the last step."""
 
 
 def train(

@@ -141,8 +141,8 @@ class ReasoningRunner:
         self.streaming = self._streaming(turns)
 
     def _streaming(self, turns: OffloadOrder) -> StreamedEvaluation | None:
-        """None if everything is evaluated after the generation: also with agents, which decide about the number of
-        rows."""
+        """Returns None if everything is evaluated after the generation: also with agents, which decide about the number
+        of rows."""
         chains = streaming_chains(self.config, turns.layout, turns.leaving)
         if not chains or self.config.rollout.agent is not None:
             return None

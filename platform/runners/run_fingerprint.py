@@ -10,7 +10,7 @@ from rl_platform.redact import without_secrets
 
 
 def fingerprint(config: Config) -> str:
-    """Lines `key: value` in which two configs must agree for one to load the checkpoints of the other."""
+    """Returns lines `key: value` in which two configs must agree for one to load the checkpoints of the other."""
     facts: dict[str, object] = {"runner.task_type": config.runner.task_type}
     if config.runner.task_type == "embodied":
         env = config.env.model_dump(

@@ -53,7 +53,7 @@ class RunState:
         return done and self._mark.exists()
 
     def begin(self) -> None:
-        """From now on the run is not finished, and checkpoints of later steps are not its own.
+        """Marks the run as unfinished, and sets checkpoints of later steps aside.
 
         Must come before the metrics of later steps are cut: a checkpoint that counts has the metrics of its steps.
         """

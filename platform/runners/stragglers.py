@@ -31,7 +31,7 @@ class Stragglers:
         self._noted: set[Key] = set()
 
     def look(self) -> None:
-        """To be called after each step."""
+        """Compares the ranks. Must be called after each step."""
         before, self._before = self._before, self._timings()
         for group in self._groups:
             labels = [worker.label for worker in group.workers]

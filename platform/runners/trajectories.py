@@ -159,7 +159,7 @@ def check_any_scored(trajectories: Sequence[Trajectory], reward: Reward) -> None
 
 
 def trajectory_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Metrics that the batch no longer shows: raw rewards, truncation, prompt lengths, token counts."""
+    """Returns metrics that the batch no longer shows: raw rewards, truncation, prompt lengths, token counts."""
     responses = [len(trajectory.token_ids) for trajectory in trajectories]
     prompts = [len(trajectory.prompt.token_ids) for trajectory in trajectories]
     return {
@@ -183,7 +183,7 @@ def by_source(trajectories: Sequence[Trajectory]) -> dict[str, list[Trajectory]]
 
 
 def source_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Raw reward, response length and number of responses of each source."""
+    """Returns raw reward, response length and number of responses of each source."""
     metrics: dict[str, float] = {}
     for label, part in by_source(trajectories).items():
         metrics[f"source/{label}/reward"] = mean([trajectory.reward for trajectory in part if trajectory.valid])
@@ -193,7 +193,7 @@ def source_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def function_metrics(trajectories: Sequence[Trajectory], names: Sequence[str], part: str = "") -> dict[str, float]:
-    """Mean score of each of several reward functions, without its weight, and the responses that it did not score."""
+    """Returns the mean score of each reward function, without its weight, and the number of unscored responses."""
     metrics: dict[str, float] = {}
     for name in names:
         scores = [dict(trajectory.reward_parts).get(name) for trajectory in trajectories]
@@ -239,7 +239,7 @@ def samples_of(trajectories: Sequence[Trajectory], tokenizer: Tokenizer) -> list
 
 
 def mean(numbers: Sequence[float]) -> float:
-    """0 of no numbers."""
+    """Returns the mean; 0 without numbers."""
     return float(sum(numbers)) / len(numbers) if numbers else 0.0
 
 

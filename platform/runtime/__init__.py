@@ -49,10 +49,10 @@ class Runtime(Protocol):
         """Processes that were started again so far."""
 
     def restartable(self, component: str) -> bool:
-        """Whether `restart` would start a process of this component, should it die now."""
+        """Returns whether `restart` would start a process of this component, should it die now."""
 
     def restart(self, error: WorkerDied, settle: Callable[[], None]) -> list[tuple[str, int]]:
-        """After a call or channel failed with `error`: starts the processes that died, and returns their ranks.
+        """Starts the processes that died, after a call or channel failed with `error`, and returns their ranks.
 
         Their components are as their constructors left them, and channels of theirs stay closed. `settle` returns when
         no call is under way that uses such a channel. Raises WorkerDied, the reason to end the run, if a process is
@@ -63,7 +63,7 @@ class Runtime(Protocol):
         """Closes every channel with `error`."""
 
     def spans(self) -> list[TraceSpan]:
-        """What hosts that are processes recorded for the timeline; they record no more then."""
+        """Returns what hosts that are processes recorded for the timeline; they record no more then."""
 
     def shutdown(self) -> None:
         """Stops everything within a bounded time; again: does nothing."""

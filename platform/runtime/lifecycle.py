@@ -72,7 +72,7 @@ def labels_of(channel: str, names: Iterable[str], members: Sequence[tuple[str, i
 
 
 def runner_status() -> str:
-    """What the runner, the main thread, does."""
+    """Returns what the runner, the main thread, does."""
     waiting = waiting_on(threading.main_thread().ident)
     return f"waiting on {waiting}" if waiting else "busy"
 

@@ -96,7 +96,7 @@ class LocalRuntime(ShutsDown):
         return channel
 
     def restartable(self, component: str) -> bool:
-        """No: threads end with their process."""
+        """Returns False: threads end with their process."""
         return False
 
     def restart(self, error: WorkerDied, settle: Callable[[], None]) -> list[tuple[str, int]]:
@@ -107,7 +107,7 @@ class LocalRuntime(ShutsDown):
         raise_first(close_channels(list(self._channels.values()), error))
 
     def spans(self) -> list[TraceSpan]:
-        """None: all threads record in this process."""
+        """Returns nothing: all threads record in this process."""
         return []
 
     def shutdown(self, timeout: float = SHUTDOWN_S) -> None:

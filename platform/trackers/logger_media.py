@@ -16,7 +16,7 @@ _WIDTH = 320  # pixels, at most
 
 
 def as_markdown(records: Sequence[Mapping[str, object]]) -> str:
-    """The records one below the other, each value indented as code, so that nothing in it is markup."""
+    """Returns the records one below the other, each value indented as code, so that nothing in it is markup."""
     parts = []
     for record in records:
         for name, value in record.items():
@@ -40,7 +40,7 @@ def as_video(video: Path) -> wandb.Video:
 
 
 def as_animation(video: Path) -> Summary:
-    """An image for TensorBoard that moves: it shows GIF files, and no others that do."""
+    """Returns an image for TensorBoard that moves: it shows GIF files, and no others that do."""
     import imageio.v2 as imageio
     from tensorboard.compat.proto.summary_pb2 import Summary
 

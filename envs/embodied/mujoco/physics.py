@@ -69,7 +69,7 @@ def make_physics(
 
 
 def is_covered(model: mujoco.MjModel) -> bool:
-    """Whether the saved state determines the future of a simulation of this model."""
+    """Returns whether the saved state determines the future of a simulation of this model."""
     # sleeping bodies, some solvers and plugins have further state
     bits = [getattr(mujoco.mjtEnableBit, name, 0) for name in ("mjENBL_SLEEP", "mjENBL_IPC")]
     return model.nplugin == 0 and not any(model.opt.enableflags & int(bit) for bit in bits)

@@ -55,7 +55,7 @@ class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, object, object])
         return self._pictures.copy()
 
     def _draw(self) -> np.ndarray:
-        """[height,width,channels] uint8."""
+        """Returns the image [height,width,channels] uint8."""
         if self.env.unwrapped.mujoco_renderer.viewer is None:  # type: ignore[attr-defined]
             self._aim()
         picture = np.asarray(self.env.render())
@@ -100,7 +100,7 @@ def drawing_kwargs(description: EnvDescription, spec: EnvSpec) -> dict[str, obje
 
 
 def _drawn_by_mujoco(spec: EnvSpec) -> bool:
-    """Whether the environment's class inherits from a MuJoCo environment of Gymnasium or another package."""
+    """Returns whether the environment's class inherits from a MuJoCo environment of Gymnasium or another package."""
     creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
     bases = creator.__mro__ if isinstance(creator, type) else ()
     return any("mujoco" in f"{base.__module__}.{base.__name__}".lower() for base in bases)

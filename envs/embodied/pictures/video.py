@@ -57,7 +57,7 @@ def play(
     variables: Mapping[str, str] | None = None,
     restarts: int = 0,
 ) -> RecordedEpisode:
-    """The episode of `seed` in environment `number`, at most `LONGEST` steps of it.
+    """Returns the episode of `seed` in environment `number`, at most `LONGEST` steps of it.
 
     `chunked`, `begin`: as of `evaluate`. The last four: as of `VectorEnv`.
     """

@@ -44,7 +44,7 @@ class Type(NamedTuple):
 
 
 def matches(response: str, expected: str, question: str) -> bool:
-    """Whether a response gives the expected answer and no other. A formula of the question is no answer to it.
+    """Returns whether a response gives the expected answer and no other. A formula of the question is no answer to it.
 
     Raises ValueError for an expected answer that math-verify cannot read, and if a comparison fails.
     """
@@ -181,14 +181,14 @@ def _frames(collection: Collection) -> list[str]:
 
 
 def _read_relation(text: str) -> tuple[str, ...] | None:
-    """The signs of an equation or inequality in one direction, so that `3 < x` and `x > 3` have the same."""
+    """Returns the signs of an equation or inequality in one direction, so that `3 < x` and `x > 3` have the same."""
     signs = _SIGN.findall(text)
     mirrored = [_MIRRORED.get(sign, sign) for sign in reversed(signs)]
     return tuple(min(signs, mirrored)) if signs else None
 
 
 def _read_formula(text: str) -> frozenset[str] | None:
-    """The operators that a formula leaves to the reader: derivatives, integrals, sums, limits."""
+    """Returns the operators that a formula leaves to the reader: derivatives, integrals, sums, limits."""
     others = (_read_clock, _read_collection, _read_relation)
     return None if any(read(text) is not None for read in others) else frozenset(_UNEVALUATED.findall(text))
 
@@ -204,13 +204,14 @@ TYPES = (  # the expected answer has the first type that reads it
 
 
 def _without_name(text: str) -> tuple[str, str]:
-    r"""The name and the rest of `x = 5`, `f(x) = 2x` and `x \in (0, 1)`; no name for other text."""
+    r"""Returns the name and the rest of `x = 5`, `f(x) = 2x` and `x \in (0, 1)`; no name for other text."""
     match = _NAME.fullmatch(text)
     return (match[1], match[2]) if match else ("", text)
 
 
 def _quantities(text: str, expected: Quantity) -> list[Quantity]:
-    """The quantities that an answer may mean: the whole of it, and of a sentence its last number with the next words.
+    """Returns the quantities that an answer may mean: the whole of it, and of a sentence its last number with the next
+    words.
 
     Empty for a false equation and for reservations.
     """
@@ -241,7 +242,7 @@ def _quantities(text: str, expected: Quantity) -> list[Quantity]:
 
 
 def _inside_unit(words: list[str], count: int) -> bool:
-    """Whether the first `count` words end within a unit, as `5 km` of `5 km per hour`."""
+    """Returns whether the first `count` words end within a unit, as `5 km` of `5 km per hour`."""
     following = words[count] if count < len(words) else ""
     return (
         following[:1] in ("/", "^") or following in _LINKS or is_unit(following) or words[count - 1 : count] == ["per"]
@@ -260,7 +261,8 @@ def _value(calculation: str) -> Fraction | None:
 
 
 def _parsed(expected: str) -> list[object]:
-    """The formula of an expected answer. No model wrote it, and reading it here makes copies of this process quick."""
+    """Returns the formula of an expected answer. No model wrote it, and reading it here makes copies of this process
+    quick."""
     from math_verify import parse
 
     gold: list[object] = parse(f"\\boxed{{{expected}}}", parsing_timeout=None)

@@ -69,7 +69,7 @@ _LAST_ITEM = re.compile(r"\s*(?:[^\W\d]+\s*){0,2}\W*")
 
 
 def reserved(text: str) -> bool:
-    """Whether the text negates or conditions what it says, or offers alternatives."""
+    """Returns whether the text negates or conditions what it says, or offers alternatives."""
     return _RESERVED.search(text) is not None
 
 
@@ -135,12 +135,12 @@ def _last(text: str, found: list[re.Match[str]]) -> str | None:
 
 
 def _sentence(text: str, end: int) -> str:
-    """The sentence that contains `end`, up to there."""
+    """Returns the sentence that contains `end`, up to there."""
     return text[max((match.end() for match in _SENTENCE.finditer(text, 0, end)), default=0) : end]
 
 
 def _marks(text: str) -> list[tuple[int, int]]:
-    """Where marked answers are: tags and boxes, the box inside of a tag for the tag; else `####` lines."""
+    """Returns where marked answers are: tags and boxes, the box inside of a tag for the tag; else `####` lines."""
     boxes = _boxes(text)
     tags = [match.span(1) for match in _TAGGED.finditer(text)]
     bare = [(start, end) for start, end in tags if not any(start <= inner and outer <= end for inner, outer in boxes)]
@@ -154,7 +154,7 @@ def boxed(text: str) -> list[str]:
 
 
 def _boxes(text: str) -> list[tuple[int, int]]:
-    """Where the contents of \\boxed{...} are, braces balanced; of nested ones the outer."""
+    """Returns where the contents of \\boxed{...} are, braces balanced; of nested ones the outer."""
     spans: list[tuple[int, int]] = []
     opened: list[re.Match[str]] = []
     for token in _BRACE.finditer(text):
@@ -168,17 +168,17 @@ def _boxes(text: str) -> list[tuple[int, int]]:
 
 
 def is_inexact(text: str) -> bool:
-    """Whether words after a number bound or approximate it."""
+    """Returns whether words after a number bound or approximate it."""
     return _INEXACT_WORD.search(text) is not None
 
 
 def is_hedged(before: str, after: str) -> bool:
-    """Whether the text before an answer, or the words directly after it, take it back or offer another one."""
+    """Returns whether the text before an answer, or the words directly after it, take it back or offer another one."""
     return reserved(before) or _BEFORE.search(before) is not None or _AFTER.match(after) is not None
 
 
 def _plain(text: str) -> object:
-    """What is equal in equal answers: the value of a number, else the text."""
+    """Returns what is equal in equal answers: the value of a number, else the text."""
     plain = normalized(text)
     quantity = parse_quantity(plain)
     return plain if quantity is None else (quantity.number, quantity.unit)

@@ -67,7 +67,8 @@ def _find(response: str, answer: str) -> str | None:
 
 
 def calls_code(text: str) -> bool:
-    """Whether a text is a Python expression that reads attributes or calls other than mathematical functions."""
+    """Returns whether a text is a Python expression that reads attributes or calls other than mathematical
+    functions."""
     return any(map(_is_program, {text.strip(), " ".join(text.split()), _FACTORIAL.sub("", text).strip()}))
 
 

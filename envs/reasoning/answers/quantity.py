@@ -85,7 +85,8 @@ class Quantity:
     is_quotient: bool  # written with a division
 
     def equals(self, given: Quantity) -> bool:
-        """Whether `given` answers this expected quantity. One of the two may lack its unit or its percent sign."""
+        """Returns whether `given` answers this expected quantity. One of the two may lack its unit or its percent
+        sign."""
         if given.is_quotient and self.number.denominator == 1 and not self.percent:
             return False  # a calculation, not its result
         if self.unit and given.unit:
@@ -116,12 +117,12 @@ def parse_quantity(text: str) -> Quantity | None:
 
 
 def is_scale(word: str) -> bool:
-    """Whether a word after a number multiplies it."""
+    """Returns whether a word after a number multiplies it."""
     return word in ("%", "percent") or _singular(word) in SCALES
 
 
 def is_unit(word: str) -> bool:
-    """Whether a word is the name of a unit."""
+    """Returns whether a word is the name of a unit."""
     return word in _KNOWN or _singular(word) in _KNOWN
 
 
@@ -149,7 +150,7 @@ def _parse_unit(text: str) -> tuple[Fraction, Fraction, Unit, bool] | None:
 
 
 def _unit_factors(text: str) -> list[tuple[str, int]] | None:
-    """The words of a unit and their powers, those after `per` or `/` negative."""
+    """Returns the words of a unit and their powers, those after `per` or `/` negative."""
     factors: list[tuple[str, int]] = []
     for index, product in enumerate(_PER.split(text.strip())):
         power = 1

@@ -21,7 +21,7 @@ class Case:
     arguments: object = None
 
     def question(self) -> dict[str, object]:
-        """What the sandbox receives: everything but the expected result."""
+        """Returns what the sandbox receives: everything but the expected result."""
         if self.entry_point:
             return {"entry_point": self.entry_point, "arguments": self.arguments}
         return {"input": self.input}

@@ -159,7 +159,7 @@ class Sandbox:
         self.close()
 
     def _errors(self) -> str:
-        """What bubblewrap or the runner wrote before it ended."""
+        """Returns what bubblewrap or the runner wrote before it ended."""
         descriptor = self._stderr.fileno()
         if not select.select([descriptor], [], [], 1.0)[0]:
             return ""

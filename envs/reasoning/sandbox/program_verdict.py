@@ -49,7 +49,8 @@ def judge(program: str, cases: Sequence[Case], run: Callable[[Case], Result], *,
 
 
 def passes(case: Case, result: Result) -> bool:
-    """Whether the result is the expected one. Texts may differ in white space at ends of lines and of the text."""
+    """Returns whether the result is the expected one. Texts may differ in white space at ends of lines and of the
+    text."""
     if result.status != ENDED:
         return False
     if not case.entry_point:
@@ -62,7 +63,7 @@ def passes(case: Case, result: Result) -> bool:
 
 
 def same(value: object, expected: object) -> bool:
-    """Whether two values of JSON are equal; numbers with a fraction up to a relative difference of 1e-6."""
+    """Returns whether two values of JSON are equal; numbers with a fraction up to a relative difference of 1e-6."""
     if isinstance(expected, bool) or isinstance(value, bool):
         return value is expected
     if isinstance(expected, int | float) and isinstance(value, int | float):

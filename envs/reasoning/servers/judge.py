@@ -52,7 +52,7 @@ class JudgeServer(Server):
             return unscored(RAISED, f"the judge's reply{cut}: {reason}: {reply[-SHOWN:]!r}")
 
     def _reply(self, text: str, max_tokens: int) -> tuple[str, object]:
-        """The text of the reply, and why it ends."""
+        """Returns the text of the reply, and why it ends."""
         judge = self._judge
         system = [] if judge.system_prompt is None else [{"role": "system", "content": judge.system_prompt}]
         messages = [*system, {"role": "user", "content": text}]
@@ -68,7 +68,8 @@ class JudgeServer(Server):
 
 
 def secret_of(variable: str | None, key: str) -> str:
-    """The key of a server in an environment variable, empty without one. key: of the config, which names the variable.
+    """Returns the key of a server in an environment variable, empty without one. key: of the config, which names the
+    variable.
 
     Raises ConfigError if the variable is not set."""
     if variable is None:

@@ -85,7 +85,7 @@ class Server(ABC):
         return answer
 
     def shown(self, answer: bytes) -> str:
-        """The beginning of an answer, for messages."""
+        """Returns the beginning of an answer, for messages."""
         text = answer.decode(errors="replace")
         return (text.replace(self._secret, "***") if self._secret else text)[:SHOWN]
 

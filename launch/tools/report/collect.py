@@ -323,7 +323,7 @@ def _videos(folder: Path, page: Path, room: int, config: Line, lacks: dict[str, 
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a fact of a video is a number or a list of numbers."""
+    """Returns whether a fact of a video is a number or a list of numbers."""
     items: Iterable[object] = value if isinstance(value, list) else [value]
     return all(isinstance(item, int | float) for item in islice(items, 100_000))
 

@@ -469,7 +469,8 @@ def _early_stopped(facts: Facts) -> Finding | None:
 
 
 def _solved(facts: Facts) -> bool:
-    """Whether a share that the run is measured by is at its ceiling, where entropy may go and progress must end."""
+    """Returns whether a share that the run is measured by is at its ceiling, where entropy may go and progress must
+    end."""
     names = [*facts.headline.rates.values(), "val/accuracy"]
     return any(values and values[-1] >= CEILING for values in map(facts.values, names))
 

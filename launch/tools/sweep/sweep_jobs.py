@@ -40,7 +40,7 @@ class PointSource(Protocol):
         """Returns a point, None if there is none now."""
 
     def hopeless(self, point: SweepPoint) -> bool:
-        """Whether a running point is not worth its time."""
+        """Returns whether a running point is not worth its time."""
 
     def ended(self, point: SweepPoint, reason: str) -> None:
         """reason: `exit code 0`, `killed by SIGKILL`, or `pruned`."""

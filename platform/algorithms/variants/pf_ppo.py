@@ -48,7 +48,7 @@ def row_probabilities(scores: FloatB, counted: BoolB, options: PFPPO) -> FloatB:
 def apply_pf_ppo(
     batch: RolloutBatch, scores: FloatB, options: PFPPO, generator: torch.Generator
 ) -> tuple[RolloutBatch, dict[str, float]]:
-    """The batch that is trained on, and `pf_ppo/effective_rows`, 1 / sum(p^2): how many rows share the weight.
+    """Returns the batch that is trained on, and `pf_ppo/effective_rows`, 1 / sum(p^2): how many rows share the weight.
 
     resample: as many rows as before, drawn with replacement by `generator`, every field of a row together. weight: the
     same rows, `loss_weights` multiplied by weights of mean 1 over the rows that count. They act on the policy loss

@@ -132,7 +132,7 @@ def ratio_only(
 def at_covariant(
     loss: FloatBT, log_probs: FloatBT, old_log_probs: FloatBT, covariant: BoolBT, algorithm: Algorithm
 ) -> FloatBT:
-    """The `loss` [B,T] of clip_cov or kl_cov with the positions of large covariance [B,T] treated apart.
+    """Returns the `loss` [B,T] of clip_cov or kl_cov with the positions of large covariance [B,T] treated apart.
 
     clip_cov: they have neither loss nor gradient. kl_cov: kl_coef |log rho| is added. Cui et al. 2025.
     """
@@ -187,7 +187,8 @@ def _without_divergent(
 
 
 def _row_means(log_ratio: FloatBT, mask: BoolBT | None) -> FloatBT:
-    """The mean over the active positions of a row [B,T], at each of its positions. `log_ratio` is 0 elsewhere."""
+    """Returns the mean over the active positions of a row [B,T], at each of its positions. `log_ratio` is 0
+    elsewhere."""
     lengths = log_ratio.shape[1] if mask is None else mask.sum(dim=1, keepdim=True).clamp(min=1)
     return (log_ratio.sum(dim=1, keepdim=True) / lengths).expand_as(log_ratio)
 

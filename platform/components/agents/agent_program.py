@@ -24,7 +24,7 @@ _LONGEST_ERROR = 4_000  # characters
 
 
 def main() -> None:
-    """Entry point: the arguments are the socket's descriptor, the function's name and the endpoint's URL."""
+    """Runs the process. Its arguments are the socket's descriptor, the function's name and the endpoint's URL."""
     never_fail()
     serve_agent(AGENT.load(sys.argv[2]), sys.argv[3])
 

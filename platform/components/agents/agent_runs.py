@@ -70,7 +70,7 @@ class AgentRuns:
     def generate(
         self, wanted: Sequence[tuple[Prompt, int]], seed: Seed, sampling: SamplingParams, deliver: Deliver
     ) -> None:
-        """One trajectory for every prompt and sample number, in the order they are complete.
+        """Yields one trajectory for every prompt and sample number, in the order in which they end.
 
         Raises WorkerError if every agent failed.
         """
@@ -113,7 +113,7 @@ class AgentRuns:
     async def _run(
         self, place: int, prompt: Prompt, sample: int, attempt: int, seed: Seed, generations: Generations
     ) -> tuple[Trajectory | None, str]:
-        """The trajectory of one attempt, or None and why it failed."""
+        """Returns the trajectory of one attempt, or None and why it failed."""
         data, longest = self.config.data, generations.sampling.max_new_tokens
         limits = SessionLimits(
             data.max_prompt_length, data.max_response_length, longest, self.options.max_calls, data.use_chat_template

@@ -162,7 +162,7 @@ class ChatSession:
         return {**head, "model": body.get("model", "policy"), "choices": choices, "usage": usage}
 
     def trajectory(self, prompt: Prompt, sample: int, retries: int) -> Trajectory | None:
-        """The trajectory of all calls so far; None without a call. Further rows are in `Trajectory.rows`."""
+        """Returns the trajectory of all calls so far; None without a call. Further rows are in `Trajectory.rows`."""
         continued = {call.before for call in self._calls}
         leaves = sorted((call for call in self._calls if call not in continued), key=lambda call: call.token_ids)
         if not leaves:
@@ -198,7 +198,7 @@ class ChatSession:
     def _context(
         self, messages: Sequence[dict[str, Any]], tools: list[Any] | None
     ) -> tuple[Call | None, tuple[int, ...]]:
-        """The answer that the messages go on from, and all tokens of the context."""
+        """Returns the answer that the messages go on from, and all tokens of the context."""
         normal = tuple(map(_normal, messages))
         begun = [call for call in self._calls if call.messages == normal[: len(call.messages)] != normal]
         before = max(begun, key=lambda call: (len(call.messages), call.token_ids), default=None)
@@ -239,7 +239,7 @@ class ChatSession:
 
 
 def _checked(body: dict[str, Any]) -> tuple[list[dict[str, Any]], list[Any] | None, int]:
-    """The messages, tools and number of answers of a request. Raises Refused."""
+    """Returns the messages, tools and number of answers of a request. Raises Refused."""
     messages, count = body.get("messages"), body.get("n") or 1
     if not isinstance(messages, list) or not messages:
         raise Refused("messages must be a list with at least one message")
@@ -266,7 +266,7 @@ def _text(content: Any) -> str:
 
 
 def _normal(message: dict[str, Any]) -> str:
-    """A message in one form: agents may send it back with other spaces, or without an id."""
+    """Returns a message in one form: agents may send it back with other spaces, or without an id."""
     calls = [
         (call["function"]["name"], _arguments(call["function"]["arguments"]))
         for call in message.get("tool_calls") or ()
@@ -293,7 +293,7 @@ def _for_template(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _assistant(text: str, tools: ToolFormat | None, name: str) -> dict[str, Any]:
-    """The answer as a message. With tools, calls that can be read become `tool_calls`."""
+    """Returns the answer as a message. With tools, calls that can be read become `tool_calls`."""
     before, called = tools.read(text) if tools else (text, [])
     calls = [
         {

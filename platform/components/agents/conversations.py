@@ -60,7 +60,7 @@ class Conversations:
     def generate(
         self, wanted: Sequence[tuple[Prompt, int]], seed: Seed, sampling: SamplingParams, deliver: Deliver
     ) -> None:
-        """One trajectory for every prompt and sample number, in the order they are complete.
+        """Yields one trajectory for every prompt and sample number, in the order in which they end.
 
         `sampling.max_new_tokens` bounds a turn, data.max_response_length the whole response. Raises WorkerError if the
         tool failed in every single conversation.
@@ -126,7 +126,7 @@ class Conversations:
         return True
 
     def _observation(self, text: str, ended: bool) -> tuple[str, list[int]]:
-        """The text, cut if it is too long, and its tokens with those that the chat template adds."""
+        """Returns the text, cut if it is too long, and its tokens with those that the chat template adds."""
         bare = self.tokenizer.observation(text, chat=False, ended=ended)
         if len(bare) > self.options.max_observation_tokens:
             bare = bare[: self.options.max_observation_tokens]

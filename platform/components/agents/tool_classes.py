@@ -47,7 +47,7 @@ def check_params(name: str, params: dict[str, Any], key: str) -> None:
 
 
 def _schema_problem(schema: Any) -> str:
-    """What is wrong with a tool's schema; empty if nothing is."""
+    """Returns what is wrong with a tool's schema; empty if nothing is."""
     if not isinstance(schema, dict):
         return f"is not a dictionary with name, description and parameters, but {schema!r:.80}"
     if not isinstance(schema.get("name"), str) or not _NAME.fullmatch(schema["name"]):
@@ -112,7 +112,7 @@ class SearchTool(BuiltInTool):
 
 @cache
 def _index(documents: str) -> tuple[str, sqlite3.Connection, threading.Lock]:
-    """The name of a table of FTS5, and its database. Raises OSError, ValueError or sqlite3.Error."""
+    """Returns the name of a table of FTS5, and its database. Raises OSError, ValueError or sqlite3.Error."""
     path = Path(documents)
     if not path.is_file():
         raise OSError("there is no such file")

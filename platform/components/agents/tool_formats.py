@@ -94,7 +94,7 @@ def format_of(tokenizer: Tokenizer, options: Agent, chat: bool) -> ToolFormat:
 
 
 def _rendered(tokenizer: Tokenizer) -> str:
-    """What the chat template adds if there is a tool; empty if it ignores tools."""
+    """Returns what the chat template adds if there is a tool; empty if it ignores tools."""
     messages = [{"role": "user", "content": "?"}]
     try:
         with_tools = tokenizer.decode(tokenizer.apply_chat(messages, [_PROBE]), special=True)

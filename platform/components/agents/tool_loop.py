@@ -78,7 +78,7 @@ class ToolLoop:
         return _with_system(list(messages), self._format.instructions(self.schemas)), None
 
     def lease(self, place: int, question: dict[str, Any]) -> Lease:
-        """The tools of a trajectory."""
+        """Returns the tools of a trajectory."""
         return Lease(self._processes, place, tools=self._specs, question=question)
 
     async def results(self, said: Said, lease: Lease, counts: Counter[str]) -> list[dict[str, Any]]:
@@ -121,7 +121,7 @@ class ToolLoop:
         return said
 
     def _misfit(self, number: int, arguments: dict[str, Any]) -> str:
-        """Why the arguments do not fit the tool's schema; empty if they do."""
+        """Returns why the arguments do not fit the tool's schema; empty if they do."""
         try:
             error = next(self._checks[number].iter_errors(arguments), None)
         except Exception as broken:  # of a schema, as a $ref that leads nowhere
@@ -130,14 +130,14 @@ class ToolLoop:
 
 
 def shortened(text: str, tokenizer: Tokenizer, longest: int) -> str:
-    """The text of the first `longest` tokens, without characters that no tokenizer can encode."""
+    """Returns the text of the first `longest` tokens, without characters that no tokenizer can encode."""
     text = text.encode(errors="replace").decode()
     tokens = tokenizer.observation(text, chat=False, ended=True)
     return text if len(tokens) <= longest else tokenizer.decode(tokens[:longest])
 
 
 def schemas_of(options: Agent) -> list[dict[str, Any]]:
-    """The tools as chat templates read them. Raises ConfigError with all that are wrong."""
+    """Returns the tools as chat templates read them. Raises ConfigError with all that are wrong."""
 
     def check(number: int) -> None:
         tool, key = options.tools[number], f"rollout.agent.tools[{number}]"
@@ -160,7 +160,7 @@ def _with_system(messages: list[dict[str, Any]], text: str) -> list[dict[str, An
 
 
 def _named(message: dict[str, Any], called: list[Called], results: list[str]) -> list[tuple[str, str, str]]:
-    """Of each call its id, its name and its result. A call that cannot be read has no id."""
+    """Returns the id, the name and the result of each call. A call that cannot be read has no id."""
     ids = iter(call["id"] for call in message.get("tool_calls", ()))
     return [
         ("" if call.error else next(ids, ""), call.name, result) for call, result in zip(called, results, strict=True)

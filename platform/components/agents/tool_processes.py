@@ -22,7 +22,7 @@ class ToolProcesses:
         self._users: Counter[AgentProcess] = Counter()
 
     def take(self, place: int) -> AgentProcess:
-        """The process of the trajectory `place`."""
+        """Returns the process of the trajectory `place`."""
         process = self._current[place % len(self._current)]
         self._users[process] += 1
         return process
@@ -62,7 +62,8 @@ class Lease:
         self._deaths = self._process.deaths
 
     async def ask(self, do: str, timeout_s: float, **job: object) -> Any:
-        """The result of a job of `tool_program.py`. Raises AgentFailed, and TimeoutError if it takes too long."""
+        """Returns the result of a job of `tool_program.py`. Raises AgentFailed, and TimeoutError if it takes too
+        long."""
         await self.set_up()
         return await self._within(timeout_s, do=do, **job)
 
@@ -89,6 +90,6 @@ class Lease:
 
 
 def error_line(error: AgentFailed) -> str:
-    """The last line of a traceback."""
+    """Returns the last line of a traceback."""
     lines = str(error).strip().splitlines()
     return lines[-1][:500] if lines else "it failed"

@@ -26,7 +26,7 @@ from rl_platform.standard_streams import never_fail
 
 
 def main() -> None:
-    """Entry point: the argument is the socket's descriptor."""
+    """Runs the process. Its argument is the socket's descriptor."""
     never_fail()
     opened: dict[str, list[Any]] = {}  # by trajectory: its tools, or its environment
     importing = threading.Lock()  # another thread would see a module that is not complete
@@ -80,7 +80,7 @@ def _end(instances: list[Any]) -> float | None:
 
 
 def _text(text: object, longest: int, what: str) -> str:
-    """At most `longest` characters that a tokenizer can encode. Raises TypeError for other than text."""
+    """Returns at most `longest` characters that a tokenizer can encode. Raises TypeError for other than text."""
     if not isinstance(text, str):
         raise TypeError(f"{what} returns text, not {_shown(text)}")
     return text[:longest].encode(errors="replace").decode()

@@ -30,7 +30,7 @@ _raised: ContextVar[list[Exception]] = ContextVar("raised")  # by reward functio
 
 
 def main() -> None:
-    """Entry point: the arguments are the socket's descriptor, the parameters as JSON and the endpoint's URL."""
+    """Runs the process. Its arguments are the socket's descriptor, the parameters as JSON and the endpoint's URL."""
     never_fail()
     failure = ""
     try:

@@ -93,7 +93,7 @@ class Cloning:
         }
 
     def beside(self, batch: RolloutBatch, step: int) -> RolloutBatch:
-        """The batch with a demonstrated step for each of its positions, if they count in PPO's loss."""
+        """Returns the batch with a demonstrated step for each of its positions, if they count in PPO's loss."""
         if not self.settings.nll_coef:
             return batch
         shape = batch.action_mask.shape

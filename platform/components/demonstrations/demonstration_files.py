@@ -164,7 +164,7 @@ def _chosen(there: Sequence[str], names: Sequence[str], path: Path) -> Sequence[
 
 
 def _column(table: Any, name: str) -> np.ndarray:
-    """A column of numbers or of lists of equal length."""
+    """Returns a column of numbers or of lists of equal length."""
     rows = table.column(name).to_numpy(zero_copy_only=False)
     return np.stack(list(rows)) if rows.dtype == object else rows
 

@@ -132,7 +132,7 @@ def _unknown(key: str, value: object, where: Where) -> Iterator[Problem]:
 
 
 def _inside(key: str, value: object, where: Where) -> Iterator[Problem]:
-    """One problem for each key below an unknown section."""
+    """Yields one problem for each key below an unknown section."""
     if isinstance(value, dict) and value:
         for name, item in value.items():
             yield from _inside(f"{key}.{name}", item, where)
@@ -146,7 +146,7 @@ def _inside(key: str, value: object, where: Where) -> Iterator[Problem]:
 
 
 def _around(key: str) -> str:
-    """Where the section around an unknown key of another system belongs, "" if there is no such section."""
+    """Returns where the section around an unknown key of another system belongs, "" if there is no such section."""
     while key := key.rpartition(".")[0]:
         name = key.rpartition(".")[2]
         if (foreign := translate(key)) is not None:

@@ -53,12 +53,12 @@ def of_component(path: str, keys: Sequence[str]) -> list[str]:
 
 
 def foreign_sections() -> dict[str, tuple[str, str]]:
-    """The top-level sections of other systems: their system, and where their keys go here."""
+    """Returns the top-level sections of other systems: their system, and where their keys go here."""
     return _read().sections
 
 
 def foreign_keys() -> dict[str, ForeignName]:
-    """The endings of other systems' paths. Where two systems share a name, the first in the file counts."""
+    """Returns the endings of other systems' paths. Where two systems share a name, the first in the file counts."""
     return _read().keys
 
 

@@ -320,7 +320,7 @@ def _unknown_filter(config: Config, key: str) -> Problem | None:
 
 
 def _steps_of_rollout(config: Config) -> int:
-    """Optimizer steps on one rollout."""
+    """Returns the number of optimizer steps on one rollout."""
     return config.algorithm.ppo_epochs * -(-config.rows_per_step // config.data.mini_batch_size)
 
 

@@ -134,7 +134,8 @@ def _missing(config: Config) -> dict[str, str]:
 
 
 def _why_unneeded(config: Config, name: str) -> str:
-    """Why the run has no such component, "" if it has one or the switch of the critic has a problem of its own."""
+    """Returns why the run has no such component, "" if it has one or the switch of the critic has a problem of its
+    own."""
     if name in _needed(config) or (embodied(config) and name == "actor"):
         return ""
     if name == "critic" and critic_problem(config) is not None:

@@ -138,7 +138,7 @@ def _soft_punishment(config: Config) -> Iterator[Problem]:
         return "rollout.sampling.max_new_tokens", sampled
 
     def threshold() -> int:
-        """Tokens from which on a response is punished."""
+        """Returns the number of tokens from which on a response is punished."""
         return full_at()[1] - (overlong.buffer_length or 0)
 
     if when(lambda: threshold() < 0):

@@ -33,7 +33,7 @@ def refused(config: Config) -> Iterator[Problem]:
 
 
 def _warm_start(config: Config) -> Iterator[Problem]:
-    """What cannot be cloned: demonstrations hold observations and actions of single steps."""
+    """Yields what cannot be cloned: demonstrations hold observations and actions of single steps."""
     model, key = config.actor.model, "runner.warm_start"
     if when(lambda: model.type != "mlp" and not is_named(model.type)):
         message = f"demonstrations of single steps cannot train a policy of type {config.actor.model.type}"

@@ -64,6 +64,6 @@ def training_engine(
 
 
 def _plain(section: Trainable) -> bool:
-    """Whether a single rank trains without offloading or recomputation."""
+    """Returns whether a single rank trains without offloading or recomputation."""
     alone = not dist.is_initialized() or dist.get_world_size() == 1
     return alone and not (section.cpu_offload or section.offload is True or section.gradient_checkpointing is True)

@@ -30,13 +30,13 @@ class Routing(NamedTuple):
 
     @classmethod
     def of(cls, output: tuple[Tensor, Tensor, Tensor]) -> Routing:
-        """The output of a router. Granite's begins with the routes, all others with the logits."""
+        """Returns the output of a router. Granite's begins with the routes, all others with the logits."""
         first, weights, last = output
         return cls(first, weights, last) if first.is_floating_point() else cls(last, weights, first)
 
 
 def routers(backbone: PreTrainedModel) -> dict[int, Any]:
-    """The routers by the number of their layer, from 0; none of a dense model."""
+    """Returns the routers by the number of their layer, from 0; none of a dense model."""
     return {
         number: module
         for number, layer in enumerate(backbone.layers)
@@ -46,7 +46,7 @@ def routers(backbone: PreTrainedModel) -> dict[int, Any]:
 
 
 def scores(router: nn.Module, logits: Tensor) -> Tensor:
-    """The scores [N,E] float32 that a router selects experts by, without corrections of the selection."""
+    """Returns the scores [N,E] float32 that a router selects experts by, without corrections of the selection."""
     sigmoid = hasattr(router, "e_score_correction_bias")  # DeepSeek-V3 and its descendants
     return logits.float().sigmoid() if sigmoid else logits.float().softmax(dim=-1)
 

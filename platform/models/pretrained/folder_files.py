@@ -155,7 +155,7 @@ def refuse_not_finite(tensors: Iterable[tuple[str, Tensor]], folder: str, key: s
 
 
 def _kinds(folder: str) -> dict[str, str]:
-    """The types of the tensors in the safetensors files of a folder."""
+    """Returns the types of the tensors in the safetensors files of a folder."""
     from safetensors import safe_open
 
     kinds = {}

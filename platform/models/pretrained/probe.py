@@ -55,7 +55,7 @@ def probe(network: PreTrainedModel, forward: Callable[[PackedTokens], Outputs], 
 
 
 def own_forward(network: PreTrainedModel, model: LanguageModel, packed: PackedTokens) -> Outputs:
-    """The forward pass of plain torch (`fsdp`), with the token head of `network`."""
+    """Returns the forward pass of plain torch (`fsdp`), with the token head of `network`."""
     inputs = {"input_ids": packed.tokens[None], "position_ids": packed.positions[None]}
     output = model.backbone(**inputs, attention=packed.attention, use_cache=False, output_hidden_states=True)
     states = [state[0] for state in output.hidden_states]

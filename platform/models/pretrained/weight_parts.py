@@ -109,7 +109,8 @@ class WeightParts:
             raise ConfigError([Problem(self.key, message, value=self.folder)])
 
     def _surplus(self, network: PreTrainedModel, names: Iterable[str]) -> list[str]:
-        """The tensors of layers beyond the last one, without those that transformers ignores in such a model."""
+        """Returns the tensors of layers beyond the last one, without those that transformers ignores in such a
+        model."""
         layers = ((name, LAYER.search(name)) for name in names)
         beyond = [name for name, layer in layers if layer and int(layer[1]) >= self.config.num_hidden_layers]
         ignored = network._keys_to_ignore_on_load_unexpected or ()

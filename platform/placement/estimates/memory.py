@@ -193,7 +193,7 @@ class MemoryModel:
         return copies(self.config, name, self.layout.parts[name].ranks)
 
     def _rollout(self, shape: Shape) -> Memory:
-        """The generator: weights of its own unless it uses the learner's, and the cache of running sequences."""
+        """Returns the memory of the generator: its weights unless it uses the learner's, and its cache."""
         hosted = self.config.rollout.backend in HOSTED
         shared = self.layout.together(self.layout.policy, "rollout") and not hosted
         if isinstance(shape, PolicyShape):
@@ -225,7 +225,7 @@ class MemoryModel:
         )
 
     def _reward(self, shape: Shape) -> Memory:
-        """A reward model, complete on every rank, and its largest batch."""
+        """Returns the memory of a reward model, complete on every rank, and of its largest batch."""
         reward = self.config.reward.classifier
         assert reward is not None
         assert reward.model is not None
@@ -264,14 +264,15 @@ class MemoryModel:
         return copied + tokens * _live_elements(shape) * FLOAT + self._logits(shape, rows) // context
 
     def _alone(self, name: str, shape: ModelShape) -> bool:
-        """Whether a plain decoder trains on one CPU rank that neither offloads nor computes whole layers again."""
+        """Returns whether a plain decoder trains on one CPU rank that neither offloads nor computes whole layers
+        again."""
         section = self.config.section(name)
         whole = section.training_backend == "fsdp" and self.layout.parts[name].ranks == 1 and not self.on_gpu
         moves = section.cpu_offload or section.offload is True or section.gradient_checkpointing
         return whole and not moves and not shape.experts and shape.latent is None
 
     def _copies_in_half(self, name: str, shape: ModelShape) -> bool:
-        """Whether passes of a learner copy its matrices to bfloat16: accel/bfloat16_training.py."""
+        """Returns whether passes of a learner copy its matrices to bfloat16: accel/bfloat16_training.py."""
         full = self.config.section(name).lora is None
         return self._alone(name, shape) and full and self._dtype(name) == "bfloat16"
 

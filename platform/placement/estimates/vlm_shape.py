@@ -144,7 +144,10 @@ def _tokens(
 def _pi0(
     config: Config, options: Options, decoder: Decoder, text: ModelShape, camera: Stack, projector: int, patches: int
 ) -> PolicyShape | str:
-    """The prefix goes through the language model once, the action expert's tokens once for each denoising step."""
+    """Returns the shape of pi0, or why it is not known.
+
+    The prefix goes through the language model once, the action expert's tokens once for each denoising step.
+    """
     model, flow = config.actor.model, config.actor.model.flow
     expert = decoder(_with_defaults(options.get("dit_config") or EXPERT, "gemma"))
     if isinstance(expert, str):

@@ -44,5 +44,6 @@ def rows_of_rollout(config: Config, ranks: int) -> int:
 
 
 def layout_of_learner(section: Trainable) -> Parallel:
-    """Which ranks of a learner work on the same rows; of tensor and pipeline ranks one where its backend shards."""
+    """Returns which ranks of a learner work on the same rows; of tensor and pipeline ranks one where its backend
+    shards."""
     return section.parallel if section.training_backend == "megatron" else Parallel(context=section.parallel.context)

@@ -18,12 +18,13 @@ Group = list[Trajectory]
 
 
 def samples_differ(metrics: Sequence[float], tolerance: float) -> bool:
-    """Whether max - min of the raw metrics of one group is more than `tolerance`."""
+    """Returns whether max - min of the raw metrics of one group is more than `tolerance`."""
     return bool(metrics) and max(metrics) - min(metrics) > tolerance
 
 
 def split_groups(trajectories: Iterable[Trajectory], size: int) -> list[Group]:
-    """The groups of `size`, in the order in which their prompts appear. A prompt that came twice has two groups."""
+    """Returns the groups of `size`, in the order in which their prompts appear. A prompt that came twice has two
+    groups."""
     groups: dict[tuple[int, int], Group] = {}
     for trajectory in trajectories:
         groups.setdefault((trajectory.prompt.index, trajectory.sample // size), []).append(trajectory)
@@ -64,8 +65,8 @@ class DynamicSampler:
         self.filter: GroupFilter | None = GROUPS.load(options.filter) if options.filter else None
 
     def fill(self, step: int, generate: Callable[[int], list[Trajectory]]) -> tuple[Group, dict[str, float]]:
-        """The trajectories of one step, group by group, and metrics. `generate(round)` gives scored responses to a new
-        batch of prompts, in their order.
+        """Returns the trajectories of one step, group by group, and metrics. `generate(round)` gives scored responses
+        to a new batch of prompts, in their order.
 
         Carried groups come first, then those that were kept, in the order of their prompts. Raises DataError when
         `max_rounds` did not give enough and `on_exhausted` does not say what to do instead.
@@ -108,7 +109,7 @@ class DynamicSampler:
     def _take(
         self, step: int, ready: list[Group], rejected: list[Group], counts: _Counts
     ) -> tuple[list[Group], list[Group]]:
-        """The groups to train on, and the surplus."""
+        """Returns the groups to train on, and the surplus."""
         count = self.groups
         if len(ready) < count:
             match self.options.on_exhausted:
@@ -138,7 +139,7 @@ class DynamicSampler:
         )
 
     def state_dict(self) -> StateDict:
-        """The carried groups as plain values; prompts by their index."""
+        """Returns the carried groups as plain values; prompts by their index."""
         return {"carried": [[trajectory.state_dict() for trajectory in group] for group in self.carried]}
 
     def load_state_dict(self, state: StateDict, prompts: Mapping[int, Prompt]) -> None:

@@ -43,7 +43,7 @@ class PartialRollouts:
         self.open: list[Group] = []  # the oldest prompt first
 
     def collect(self, step: int) -> tuple[list[Trajectory], dict[str, float]]:
-        """The scored responses of one step, group by group, and metrics.
+        """Returns the scored responses of one step, group by group, and metrics.
 
         After the death of a process, responses that had arrived stay; the others restart from their state at the
         beginning of this step.
@@ -133,7 +133,7 @@ class PartialRollouts:
         }
 
     def state_dict(self) -> StateDict:
-        """The open prompts with their incomplete responses."""
+        """Returns the open prompts with their incomplete responses."""
         return {"open": [[one.state_dict() for one in group] for group in self.open]}
 
     def load_state_dict(self, state: StateDict, prompts: Mapping[int, Prompt]) -> None:
@@ -150,7 +150,7 @@ class PartialRollouts:
 
 
 def _empty(prompt: Prompt, sample: int) -> Trajectory:
-    """A response that has not begun."""
+    """Returns a response that has not begun."""
     return Trajectory(prompt, sample, (), (), "abort", -1)
 
 

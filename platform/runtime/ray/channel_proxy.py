@@ -54,7 +54,7 @@ class ChannelRegistry:
         self._send_buffers: WeakValueDictionary[int, SendBuffer] = WeakValueDictionary()
 
     def channel(self, address: ChannelAddress) -> Channel[object] | ChannelProxy:
-        """The queue itself if it lives here, otherwise a proxy."""
+        """Returns the queue itself if it lives here, otherwise a proxy."""
         return self.home(address) if address.home == self.here else ChannelProxy(address, self)
 
     def home(self, address: ChannelAddress) -> ServedChannel:
@@ -87,7 +87,7 @@ class ChannelRegistry:
         return close_channels(homes, error)
 
     def serve(self, address: ChannelAddress, operation: str, arguments: tuple[object, ...], producer: str) -> object:
-        """A call of another process, in a thread that bears the caller's name while it waits."""
+        """Runs a call of another process, in a thread that bears the caller's name while it waits."""
         thread = threading.current_thread()
         own, thread.name = thread.name, producer
         try:
@@ -106,7 +106,8 @@ class ChannelRegistry:
         return home.get_at_once(*arguments) if operation == "get_many" else None
 
     def send_buffer(self, channel: ChannelProxy) -> SendBuffer:
-        """The buffer in which all threads of this process collect what they put into a channel of another process."""
+        """Returns the buffer in which all threads of this process collect what they put into a channel of another
+        process."""
         with self._lock:
             send_buffer = self._send_buffers.get(channel.address.number)
             if send_buffer is None:
@@ -114,7 +115,7 @@ class ChannelRegistry:
             return send_buffer
 
     def existing_send_buffer(self, address: ChannelAddress) -> SendBuffer | None:
-        """The buffer of a channel into which this process has put items, else None."""
+        """Returns the buffer of a channel into which this process has put items, else None."""
         with self._lock:
             return self._send_buffers.get(address.number)
 
@@ -155,7 +156,8 @@ class ServedChannel(Channel[object]):
     # For other processes: serialised items in and out.
 
     def serve_put(self, puts: Sequence[PutRequest]) -> tuple[list[bytes | None], int]:
-        """What went wrong with each, and the room left. After one that waited in vain, none waits as long again."""
+        """Returns what went wrong with each, and the room left. After one that waited in vain, none waits as long
+        again."""
         errors: list[bytes | None] = []
         late = False
         for put in puts:
@@ -191,7 +193,7 @@ class ServedChannel(Channel[object]):
         return self._contents(super().get_many(max_items, key, timeout, linger))
 
     def serve_next(self) -> list[Content]:
-        """The next item without a key, or nothing at a clean end."""
+        """Returns the next item without a key, or nothing at a clean end."""
         for item in super().__iter__():
             return self._contents([item])
         return []

@@ -15,7 +15,7 @@ from rl_platform import errors
 
 @cache
 def code_fingerprint() -> str:
-    """Version and a hash of all modules of this package, and the versions that pickles depend on."""
+    """Returns the version and a hash of all modules of this package, and the versions that pickles depend on."""
     digest = hashlib.sha256()
     for path in _modules():
         digest.update(f"{path.parent.name}/{path.name}\n".encode())
@@ -26,7 +26,7 @@ def code_fingerprint() -> str:
 
 
 def _modules() -> list[Path]:
-    """The files from which this process loads: in a checkout the package lies in several folders."""
+    """Returns the files from which this process loads: in a checkout the package lies in several folders."""
     own, api = Path(errors.__file__).parent, Path(str(rl_platform.__file__)).parent
     areas = {path.name for path in own.iterdir() if path.is_dir()} | {"envs", "launch"}
     specs = [importlib.util.find_spec(f"rl_platform.{area}") for area in sorted(areas)]

@@ -125,7 +125,7 @@ class HostActor:
         return await asyncio.wrap_future(self._take(method, *arguments))
 
     async def fetch(self, number: int | None) -> Answer:
-        """The answer to a call that came through a socket."""
+        """Returns the answer to a call that came through a socket."""
         lost = None, pack_error(WorkerDied("the process is alive, but its connection to another process broke"))
         return self._listener.fetch(number) or lost
 
@@ -156,7 +156,7 @@ class HostActor:
         return recorder.drain(), None
 
     async def pulse(self) -> Answer:
-        """The state of each rank, and the records of the log since the last call."""
+        """Returns the state of each rank, and the records of the log since the last call."""
         await asyncio.sleep(PULSE_S)
         states = {rank.label: (rank.doing(), rank.progress()) for rank in self._ranks.values()}
         return (states, self._fetched()), None
@@ -171,7 +171,7 @@ class HostActor:
         return await self._answer(shutdown)
 
     def _take(self, method: str, *arguments: Any) -> Future[Answer]:
-        """A frequent call, through a socket or through Ray. The future never raises."""
+        """Starts a frequent call that came through a socket or through Ray. The future never raises."""
         if method == "call":
             return self._call(*arguments)
         if method == "export":

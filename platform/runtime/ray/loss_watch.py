@@ -95,7 +95,7 @@ def launcher_addresses() -> dict[str, str]:
 
 
 def answers(address: str, timeout_s: float) -> bool:
-    """Whether a connection to the address is accepted."""
+    """Returns whether a connection to the address is accepted."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()

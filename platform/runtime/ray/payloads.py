@@ -53,7 +53,7 @@ def to_payload(item: object, references: References) -> Payload:
 
 
 def batch_contents(items: Sequence[object], references: References) -> list[Content]:
-    """The forms of items that one receiver takes. Raises what pickling raises for one that cannot travel."""
+    """Returns the forms of items that one receiver takes. Raises what pickling raises for one that cannot travel."""
     first = next((to_payload(item, references) for item in items if not isinstance(item, Payload)), None)
     if first is not None and isinstance(first.content, bytes) and not any(isinstance(item, Payload) for item in items):
         packed = pack(list(items), references)  # the others are probably as small as the first
@@ -63,7 +63,7 @@ def batch_contents(items: Sequence[object], references: References) -> list[Cont
 
 
 def store_large(contents: Sequence[Content], store: RayTransport) -> list[Content]:
-    """The same forms, with the large ones in the object store if they are worth it together."""
+    """Returns the same forms, with the large ones in the object store if they are worth it together."""
     large = [index for index, content in enumerate(contents) if isinstance(content, Packed)]
     if sum(contents[index].size for index in large) < SHARED:
         return [_sendable(content) for content in contents]
@@ -80,7 +80,7 @@ def store_large(contents: Sequence[Content], store: RayTransport) -> list[Conten
 
 
 def unpack_items(items: Sequence[object], references: References, store: RayTransport) -> list[object]:
-    """The items themselves: payloads are unpacked, each stored object is read once, other items pass."""
+    """Returns the items themselves: payloads are unpacked, each stored object is read once, other items pass."""
     contents = [item.content if isinstance(item, Payload) else None for item in items]
     needed = list(dict.fromkeys(content.reference for content in contents if isinstance(content, StoredItem)))
     objects = dict(zip(needed, store.load(needed), strict=True)) if needed else {}

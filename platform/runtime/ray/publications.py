@@ -222,6 +222,6 @@ def _shapes_of(gathered: Iterable[tuple[Sequence[str], Tensor]]) -> dict[str, An
 
 
 def _can_hold(former: Tensor, tensor: Tensor) -> bool:
-    """Whether `tensor` fits into the memory of `former`, which is not swapped out and is not its own."""
+    """Returns whether `tensor` fits into the memory of `former`, which is not swapped out and is not its own."""
     alike = (former.shape, former.dtype, former.device) == (tensor.shape, tensor.dtype, tensor.device)
     return alike and former.untyped_storage().nbytes() > 0 and former.data_ptr() != tensor.data_ptr()

@@ -31,7 +31,7 @@ class NodeResources:
 
 
 def by_node(hosts: Sequence[Host]) -> list[list[Host]]:
-    """The hosts of each node that has any."""
+    """Returns the hosts of each node that has any."""
     nodes = sorted({placed.node for placed in hosts})
     return [[placed for placed in hosts if placed.node == node] for node in nodes]
 
@@ -43,7 +43,7 @@ def bundle_for(hosts: Sequence[Host]) -> Bundle:
 
 
 def resources_for(hosts: Sequence[Host]) -> NodeResources:
-    """The needs of the hosts of one node."""
+    """Returns the needs of the hosts of one node."""
     labels = {key: value for placed in hosts for key, value in placed.ray_labels.items()}
     return NodeResources(bundle_for(hosts), labels)
 
@@ -55,7 +55,7 @@ def threads_for(placed: Host, hosts: Sequence[Host], cores: int) -> int:
 
 
 def fits(wanted: Sequence[NodeResources], nodes: Sequence[NodeResources]) -> bool:
-    """Whether each request can get a node of its own on a cluster without other users."""
+    """Returns whether each request can get a node of its own on a cluster without other users."""
     taken: dict[int, int] = {}  # node -> index of the request
 
     def assign(index: int, tried: set[int]) -> bool:
@@ -79,6 +79,6 @@ def too_large(bundles: Sequence[NodeResources], nodes: Sequence[NodeResources]) 
 
 
 def listed(nodes: Sequence[NodeResources]) -> str:
-    """`2 nodes with 8, 4 (pool=cpu) GPUs`."""
+    """Returns a text as `2 nodes with 8, 4 (pool=cpu) GPUs`."""
     counts = ", ".join(str(node) for node in nodes)
     return f"{len(nodes)} node{'s' if len(nodes) != 1 else ''} with {counts or 'no'} GPUs"

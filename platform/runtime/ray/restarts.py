@@ -31,7 +31,7 @@ class Restarts:
         return self._used.total()
 
     def possible(self, host: HostProxy) -> bool:
-        """Whether a process may be started in its place."""
+        """Returns whether a process may be started in its place."""
         restartable = all(component in RESTARTABLE for component, _ in host.members)
         return restartable and self._used[host.members] < self.allowed
 

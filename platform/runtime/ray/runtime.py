@@ -132,7 +132,7 @@ class RayRuntime(ShutsDown):
     def channel(
         self, name: str, capacity: int, producers: Iterable[str] = (), consumers: Iterable[str] = ()
     ) -> ChannelProxy:
-        """A new channel of `capacity` items. A closed channel's name may be used again.
+        """Returns a new channel of `capacity` items. A closed channel's name may be used again.
 
         It lives with its first consumer, else its first producer, else in the first host: between components of one
         host it passes references. Names are those of `LocalRuntime.channel`, and so are the errors.
@@ -191,7 +191,7 @@ class RayRuntime(ShutsDown):
         return list(dict.fromkeys(members))
 
     def _replace(self, lost: HostProxy) -> HostProxy:
-        """A process in place of one that died, on its way up."""
+        """Starts a process in place of one that died; returns before it takes calls."""
         name = self._restarts.spend(lost)
         host = HostProxy(name, lost.placed, self._actors.launch(lost.placed.name, name), self._on_death)
         self._hosts = {other.name: other for old in self._hosts.values() for other in [host if old is lost else old]}
@@ -216,7 +216,7 @@ class RayRuntime(ShutsDown):
                 host.watch()
 
     def spans(self) -> list[TraceSpan]:
-        """What the hosts recorded for the timeline; they record no more then."""
+        """Returns what the hosts recorded for the timeline; they record no more then."""
         alive = [] if self._stopped else [host for host in self._hosts.values() if host.death is None]
         return [span for recorded in _answers([host.send("spans") for host in alive], NOTICE_S) for span in recorded]
 
@@ -284,11 +284,11 @@ class RayRuntime(ShutsDown):
         self._all("build", {name: (seat, *given) for name, seat in seats.items()})
 
     def _homes(self) -> dict[str, str]:
-        """The process of every rank."""
+        """Returns the name of the process of every rank."""
         return {name: host.name for host in self._hosts.values() for name in host.labels}
 
     def _form_groups(self) -> None:
-        """A process group for every set of hosts whose learners have several ranks."""
+        """Forms a process group for every set of hosts whose learners have several ranks."""
         groups: dict[tuple[str, ...], list[Host]] = {}
         for placed in self._placement.hosts:
             names = tuple(name for name, _ in placed.members)
@@ -302,7 +302,7 @@ class RayRuntime(ShutsDown):
                 self._all("join", {placed.name: (rendezvous, rank, *given) for rank, placed in enumerate(hosts)})
 
     def _all(self, method: str, arguments: Mapping[str, tuple[object, ...]]) -> dict[str, Any]:
-        """The answers of these hosts by name, except those that died and may be started again.
+        """Returns the answers of these hosts by name, except those that died and may be started again.
 
         Raises the first error of the others, or Deadline naming those without an answer.
         """
@@ -357,12 +357,12 @@ class RayRuntime(ShutsDown):
             self._on_failure(name, error)
 
     def _peers_of(self, component: str) -> Callable[[float], WorkerDied | None]:
-        """How ranks of this component learn that one they compute with has died."""
+        """Returns a function that returns the death of a rank with which a rank of this component computes."""
         together = component in LEARNERS and self._placement.world_size(component) > 1
         return self._lost_peer if together else lambda patience: None
 
     def _lost_peer(self, patience: float) -> WorkerDied | None:
-        """The death of a process of this run, if one becomes known within `patience` seconds."""
+        """Returns the death of a process of this run, if one becomes known within `patience` seconds."""
         until = time.monotonic() + patience
         while True:
             death = next((host.death for host in self._hosts.values() if host.death is not None), None)
@@ -372,7 +372,7 @@ class RayRuntime(ShutsDown):
 
 
 def _answers(pending: Sequence[Future[Any]], timeout: float) -> list[Any]:
-    """The answers that arrived in time; dead processes are left out."""
+    """Returns the answers that arrived in time; dead processes are left out."""
     concurrent.futures.wait(pending, timeout)
     done = [future for future in pending if future.done()]
     for future in done:

@@ -83,7 +83,7 @@ def pack(value: object, references: References) -> Packed:
 
 
 def unpack(packed: Packed, references: References, copy: bool) -> Any:
-    """The object again. Its references are resolved in the calling thread and may wait for another process."""
+    """Returns the object again. Its references are resolved in the calling thread and may wait for another process."""
     buffers = [bytearray(buffer) for buffer in packed.buffers] if copy else packed.buffers
     outer = getattr(_READER, "references", None)
     _READER.references = references
@@ -94,7 +94,7 @@ def unpack(packed: Packed, references: References, copy: bool) -> Any:
 
 
 def pack_error(error: BaseException) -> bytes:
-    """An error with its notes and, if it can be pickled, its cause."""
+    """Returns an error with its notes and, if it can be pickled, its cause."""
     cause = error.__cause__
     for candidate in ((error, cause), (error, None)):
         try:
@@ -107,7 +107,8 @@ def pack_error(error: BaseException) -> bytes:
 
 
 def unpack_error(data: bytes) -> BaseException:
-    """What `pack_error` was given. Raises nothing: an error of a class that does not exist here becomes WorkerError."""
+    """Returns the error that `pack_error` packed. Raises nothing: an error of a class that does not exist here becomes
+    WorkerError."""
     try:
         error, cause = pickle.loads(data)
     except Exception as failure:
@@ -119,7 +120,7 @@ def unpack_error(data: bytes) -> BaseException:
 
 
 def value_of(answer: Answer) -> Any:
-    """The value, or the error is raised."""
+    """Returns the value, or raises the error."""
     value, failure = answer
     if failure is not None:
         raise unpack_error(failure)

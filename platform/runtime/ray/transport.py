@@ -109,7 +109,7 @@ class RayTransport:
         fetched.add_done_callback(then)
 
     def _wait(self, actor: ActorHandle, host: str, get: Callable[[float], T], limit: float) -> T:
-        """The answer, however long it takes, as long as the process shows that it lives."""
+        """Returns the answer, however long it takes, as long as the process shows that it lives."""
         while True:
             try:
                 return get(min(limit + GRACE_S, threading.TIMEOUT_MAX))
@@ -127,13 +127,13 @@ def _call_through_ray(actor: ActorHandle, method: str, arguments: tuple[object, 
 
 
 def typed(host: str, error: BaseException) -> PlatformError:
-    """What Ray raised as an error of ours."""
+    """Returns the platform's error for one that Ray raised."""
     if isinstance(error, RayTaskError):
         return WorkerError(f"the process of {host} failed: {error}")
     return HostDied(f"the process of {host} died: {reason(error)}")
 
 
 def reason(error: BaseException) -> str:
-    """Ray's reason for the end of a process, on one line."""
+    """Returns Ray's reason for the end of a process, on one line."""
     text = " ".join(str(error).split()).partition(" Some common causes include")[0]
     return text.partition("The actor is dead because its worker process has died. ")[2] or text

@@ -49,7 +49,7 @@ SocketAnswer = Answer | FetchThroughRay
 
 
 def socket_name(run: str, node: str, host: str) -> str:
-    """The same for all processes of a run on one node. Socket names are short: 107 bytes."""
+    """Returns the name of a host's socket, equal in all processes of a run. Socket names have at most 107 bytes."""
     return f"\0{run}-{hashlib.sha256(f'{node} {host}'.encode()).hexdigest()[:16]}"
 
 
@@ -66,7 +66,7 @@ class SocketClient:
 
     @classmethod
     def to(cls, name: str, reference: type) -> SocketClient | None:
-        """A line to the process that listens there; None: there is none."""
+        """Returns a connection to the process that listens there; None: there is none."""
         if sys.platform != "linux":
             return None
         end = socket.socket(socket.AF_UNIX)
@@ -78,7 +78,7 @@ class SocketClient:
         return cls(Connection(end.detach()), reference) if _same_user(end) else None
 
     def call(self, method: str, arguments: tuple[object, ...]) -> Future[SocketAnswer] | None:
-        """The answer, or FetchThroughRay; the future never raises. None: nothing was sent, use Ray.
+        """Returns the answer, or FetchThroughRay; the future never raises. None: nothing was sent, use Ray.
 
         Callbacks of the future run where answers arrive, and must not wait.
         """
@@ -131,7 +131,7 @@ class SocketServer:
         threading.Thread(target=self._accept, name="socket server", daemon=True).start()
 
     def fetch(self, number: int | None) -> Answer | None:
-        """An answer that was not sent through the socket; None if there is none of this number."""
+        """Returns an answer that was not sent through the socket; None if there is none of this number."""
         return None if number is None else self._unsent.pop(number, None)
 
     def _accept(self) -> None:
@@ -179,7 +179,7 @@ class _NotSendable(Exception):
 
 
 def _packed(message: object, reference: type) -> bytes | None:
-    """None if it is large or holds references."""
+    """Returns the pickled message; None if it is large or holds references."""
     stream = io.BytesIO()
     pickler = pickle.Pickler(stream, protocol=5)
     pickler.dispatch_table = copyreg.dispatch_table | {reference: _refuse, Packed: _if_small}
@@ -201,7 +201,7 @@ def _if_small(packed: Packed) -> tuple[type[Packed], tuple[object, ...]]:
 
 
 def _same_user(end: socket.socket) -> bool:
-    """Whether the process at the other end is this user's; closes it if not."""
+    """Returns whether the process at the other end is this user's; closes it if not."""
     _, user, _ = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     if user != os.getuid():
         end.close()

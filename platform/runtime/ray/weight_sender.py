@@ -92,7 +92,8 @@ class _Meeting:
     group: WeightGroup | None = None
 
     def is_complete(self, lost: Collection[str]) -> bool:
-        """Whether every receiver has sent its request, gets the weights otherwise, or is among the `lost` ranks."""
+        """Returns whether every receiver has sent its request, gets the weights otherwise, or is among the `lost`
+        ranks."""
         components = {_component(one.receiver) for one in self.requests}
         dead = sum(_component(rank) in components for rank in lost)
         return bool(self.requests) and len(self.requests) + self.absent + dead >= self.expected

@@ -197,6 +197,6 @@ class ArgumentPacker:
 
 
 def relay(records: Sequence[Record]) -> None:
-    """Log records of another process, as if they were written here."""
+    """Logs records of another process as if they were written here."""
     for name, level, message in records:
         logging.getLogger(name).log(level, message)

@@ -80,7 +80,7 @@ class WeightGroup:
         return frozenset(dict(self.first_ranks))
 
     def same_as(self, other: WeightGroup) -> bool:
-        """Whether both are the same process group, for two transfers."""
+        """Returns whether both are the same process group, for two transfers."""
         return self.name == other.name
 
 
@@ -117,7 +117,7 @@ class WeightsOffer:
         return empty(self.tensors, device)
 
     def reaches(self, devices: Iterable[torch.device]) -> bool:
-        """Whether a group can transfer the weights to these devices: gloo connects CPUs, NCCL distinct GPUs."""
+        """Returns whether a group can transfer the weights to these devices: gloo connects CPUs, NCCL distinct GPUs."""
         places = {place_of(device) for device in devices}
         return places == {CPU} if self.device == CPU else not places & {CPU, self.device}
 

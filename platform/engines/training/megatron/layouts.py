@@ -89,7 +89,7 @@ def trained_roles(config: Config, placement: Placement) -> list[str]:
 
 
 def _kernels_key(role: str) -> str:
-    """The key of a role's kernels; a reference uses the actor's."""
+    """Returns the key of a role's kernels; a reference uses the actor's."""
     return f"{'actor' if role == 'reference' else role}.kernels"
 
 

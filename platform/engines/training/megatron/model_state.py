@@ -55,7 +55,7 @@ class Master:
     stop: int
 
     def is_all_of(self, parameter: Tensor) -> bool:
-        """Whether the parameter itself is its float32 master."""
+        """Returns whether the parameter itself is its float32 master."""
         values = self.parts[VALUES]
         return values.data_ptr() == parameter.data_ptr() and values.numel() == parameter.numel()
 
@@ -139,7 +139,7 @@ class ModelState:
         return state
 
     def _stored(self, name: str) -> str:
-        """The name under which a tensor is saved: a tied output matrix is the embedding."""
+        """Returns the name under which a tensor is saved: a tied output matrix is the embedding."""
         return EMBEDDING if self.tied and name == HEAD else name
 
     def gathered(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Sequence[str], Tensor]]:

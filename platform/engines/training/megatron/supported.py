@@ -37,12 +37,13 @@ def transformer_engine_fails() -> str | None:
 
 
 def uses_transformer_engine(kernels: str, *, on_gpu: bool) -> bool:
-    """Whether layers are Transformer Engine's, which needs a GPU, or torch's. `kernels`: as of `actor.kernels`."""
+    """Returns whether layers are Transformer Engine's, which needs a GPU, or torch's. `kernels`: as of
+    `actor.kernels`."""
     return kernels == "transformer_engine" or (kernels == "auto" and on_gpu and transformer_engine_installed())
 
 
 def is_latent(config: PretrainedConfig) -> bool:
-    """Whether a transformers config describes multi-head latent attention."""
+    """Returns whether a transformers config describes multi-head latent attention."""
     return getattr(config, "kv_lora_rank", None) is not None
 
 
