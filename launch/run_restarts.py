@@ -37,13 +37,13 @@ class RunRestarts:
         """Returns the result of `attempt`. Calls it again after each HostDied; raises the last one if the budget is
         used up.
 
-        A restarted attempt may find fewer nodes than before: a PlacementError then counts as the death of a node.
+        A run that has trained may find fewer nodes than before: a PlacementError then counts as the death of a node.
         """
         while True:
             try:
                 return attempt()
             except (HostDied, PlacementError) as error:
-                if isinstance(error, PlacementError) and not self._used:
+                if isinstance(error, PlacementError) and not (self._used or self.saved):
                     raise
                 if self._used == self._allowed:
                     self._give_up(error)

@@ -168,7 +168,7 @@ def _run_once(
             else:
                 from rl_platform.launch.reallocation.reallocate import reallocating
 
-                reason = reallocating(trained, loaded, placement, inventory, reporter, cluster_is_up)
+                reason = reallocating(trained, loaded, placement, inventory, reporter, folder, cluster_is_up)
         except BaseException as error:
             error.add_note(state.outlook())
             if state.saved:

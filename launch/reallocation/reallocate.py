@@ -42,6 +42,7 @@ from rl_platform.runners.ppo import LEFT
 FIRST, EVERY = 5, 20  # measured steps before the first comparison on a placement, and from one to the next
 LEAST_GAIN = 0.1  # of a step; the mean error of a corrected plan is 8 % (docs/results/plan_accuracy.md)
 PAYS_WITHIN = 10  # steps
+FAILED = "failed-placement.txt"  # in the folder of a run: a placement to which it moved and on which it failed
 
 
 class Trained(Protocol):
@@ -93,21 +94,31 @@ def reallocating(
     placement: Placement,
     inventory: Inventory,
     reporter: Reporters,
+    folder: Path,
     cluster_is_up: Callable[[], None] | None,
 ) -> str:
     """Returns the result of `trained`, called on one placement after another.
 
     If the components do not start on a new placement, or its first step fails, the run returns to the previous one and
-    stays there.
+    stays there. A later failure is raised; FAILED in the folder of the run then keeps later starts on the config's
+    placement.
     """
     here = Placed(loaded.config, placement)
     watch = Reallocation(loaded, here, inventory, reporter)
     reporter.sinks.append(watch)
+    failed = folder / FAILED
+    if failed.exists():
+        text = f"the run failed on {failed.read_text(encoding='utf-8')}. It stays on {here.text}"
+        reporter.note(f"{text}; to compare placements again, delete {failed}")
+        watch.settle(here)
     before: Placed | None = None
     while True:
         try:
             reason = trained(here.config, here.placement, watch.leaves, cluster_is_up)
         except PlatformError as error:
+            if here.placement is not placement:
+                with suppress(OSError):  # as of a full disk: the cause counts
+                    failed.write_text(here.text, encoding="utf-8")
             if before is None or watch.steps or isinstance(error, RayLost):
                 raise
             reporter.note(f"the run does not start on {here.text}: {type(error).__name__}: {str(error).strip()}")
@@ -181,9 +192,11 @@ class Reallocation(Reporter):
             self._report_move()
             try:
                 better = self._better(measured_of(Path(METRICS), list(self._latest)))
-            except ConfigError as error:
-                message = error.problems[0].message
-                self._reporter.note(f"cluster.reallocate: no other placement is predicted: {message}")
+            except Exception as error:  # the step is not saved yet, and training can go on
+                reason = (
+                    error.problems[0].message if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+                )
+                self._reporter.note(f"cluster.reallocate: no other placement is predicted: {reason}")
                 self._settled = True
                 return False
         if better is None:

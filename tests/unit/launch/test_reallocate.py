@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rl_platform.errors import Deadline, WorkerDied
+from rl_platform.errors import Deadline, HostDied, WorkerDied
 from rl_platform.launch.command import load
-from rl_platform.launch.reallocation.reallocate import EVERY, FIRST, Placed, Reallocation, reallocating
+from rl_platform.launch.reallocation.reallocate import EVERY, FAILED, FIRST, Placed, Reallocation, reallocating
 from rl_platform.reporter import Reporters
 from rl_platform.runners.ppo import LEFT
 
@@ -157,7 +158,7 @@ def test_a_failed_start_goes_back_and_a_later_failure_ends_the_run(steps: int):
         return "max_steps"
 
     def whole() -> str:
-        return reallocating(trained, run.loaded, run.placement, run.inventory, run.notes, None)
+        return reallocating(trained, run.loaded, run.placement, run.inventory, run.notes, Path(), None)
 
     if steps:
         with pytest.raises(WorkerDied):
@@ -169,6 +170,54 @@ def test_a_failed_start_goes_back_and_a_later_failure_ends_the_run(steps: int):
         assert any("WorkerDied: actor[0] is gone" in note for note in run.notes.notes)
 
 
+@pytest.mark.parametrize("ends", [HostDied("host 1 is gone"), KeyboardInterrupt()], ids=["a death", "Ctrl-C"])
+def test_a_placement_on_which_a_run_failed_is_not_taken_again(ends: BaseException):
+    """The second start of the run is that of `cluster.restarts`, or the same command again."""
+    placements = []
+
+    def start(ends: BaseException | None) -> Run:
+        run = Run("auto")
+
+        def trained(config, placement, leaves, cluster_is_up=None) -> str:
+            placements.append(config.cluster.component_placement)
+            run.watch = run.notes.sinks[0]
+            if run.after(FIRST + 1, SLOW):
+                return LEFT
+            run.after(1, SLOW)
+            if ends is not None:
+                raise ends
+            return "max_steps"
+
+        reallocating(trained, run.loaded, run.placement, run.inventory, run.notes, Path(), None)
+        return run
+
+    with pytest.raises(type(ends)):
+        start(ends)
+    moved = placements.copy()
+    run = start(None)
+    if isinstance(ends, KeyboardInterrupt):
+        assert placements[2:] == moved
+    else:
+        assert placements[2:] == moved[:1]
+        (note,) = run.notes.notes
+        assert note.startswith(f"the run failed on actor,rollout,reward: 0-2, critic: 3. It stays on {run.here.text}; ")
+        Path(FAILED).unlink()  # as the note says
+        start(None)
+        assert placements[3:] == moved
+
+
+@pytest.mark.parametrize("error", [KeyError("time/step"), OSError("no space left")])
+def test_an_error_of_a_comparison_does_not_end_the_run(error: Exception, monkeypatch: pytest.MonkeyPatch):
+    def fails(*arguments: Any) -> None:
+        raise error
+
+    run = Run("auto")
+    monkeypatch.setattr(run.watch, "_better", fails)
+    assert not run.after(3 * EVERY, SLOW)
+    (note,) = run.notes.notes
+    assert note == f"cluster.reallocate: no other placement is predicted: {type(error).__name__}: {error}"
+
+
 def test_an_error_before_any_move_ends_the_run():
     run = Run("auto")
 
@@ -176,7 +225,7 @@ def test_an_error_before_any_move_ends_the_run():
         raise Deadline("rollout[0] waited 60 s")
 
     with pytest.raises(Deadline):
-        reallocating(trained, run.loaded, run.placement, run.inventory, run.notes, None)
+        reallocating(trained, run.loaded, run.placement, run.inventory, run.notes, Path(), None)
 
 
 def test_one_device_has_one_placement(command):

@@ -74,6 +74,20 @@ def test_a_cluster_that_has_become_too_small_is_tried_again_and_ends_with_75(pau
     restarts(2).run(failing(HostDied("gone"), small, None))
 
 
+def test_a_cluster_that_has_become_too_small_ends_a_run_that_trained_with_75(pauses: list[float]) -> None:
+    """As after a move: a host dies on the new placement, and the previous one no longer fits into the cluster."""
+    run = restarts(1)
+
+    def attempt() -> None:
+        if not pauses:
+            run.renew()
+        raise PlacementError([Problem("cluster.component_placement", "needs 2 nodes, but the Ray cluster has 1")])
+
+    with pytest.raises(HostDied, match="needs 2 nodes") as raised:
+        run.run(attempt)
+    assert (raised.value.exit_code, pauses) == (75, [10])
+
+
 @pytest.mark.parametrize("error", [WorkerDied("env worker 1 died"), PlatformError("bug")])
 def test_other_errors_end_the_run(pauses: list[float], error: PlatformError) -> None:
     with pytest.raises(type(error)):
