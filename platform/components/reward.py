@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from rl_platform.components.read_ahead import ReadAhead
 from rl_platform.components.weighted_scorer import WeightedScorer
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.data import Data, Task
@@ -34,8 +35,6 @@ from rl_platform.runtime.host import ComponentContext
 if TYPE_CHECKING:
     from rl_platform.envs.reasoning.servers.http_scorer import HttpScorer
     from rl_platform.envs.reasoning.servers.reward_server import Server
-
-READ_AT_ONCE = 64
 
 
 class Scorer(Protocol):
@@ -63,6 +62,7 @@ class LanguageReward:
         reward = config.reward
         named = dict(zip(reward.labels or [""], (part for _, part in reward.parts), strict=True))
         self._verdict = next((name for name, part in named.items() if part.type in DECIDING), None)
+        self._at_once = max(part.at_once for _, part in reward.parts)
         self._scorer = _scorer(context, config)
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
@@ -74,14 +74,18 @@ class LanguageReward:
     def stream(self, source: Channel[Trajectory], sink: Channel[Trajectory]) -> int:
         """Scores the trajectories of `source` until it closes, and puts each into `sink` as soon as it has its score.
 
-        The order may change. `sink` stays open, as other ranks may write to it. Returns the number of trajectories.
+        The order may change. Other ranks may read from `source` (see `ReadAhead`) and write to `sink`, which stays
+        open. Returns the number of trajectories.
         """
         done: queue.SimpleQueue[tuple[Trajectory, Future[Score]] | int] = queue.SimpleQueue()
+        ahead = ReadAhead(self._at_once)
         with ThreadPoolExecutor(1, thread_name_prefix=f"{self._label}-sink") as executor:
-            writer = executor.submit(self._write, done, sink)
+            writer = executor.submit(self._write, done, sink, ahead)
+            writer.add_done_callback(lambda _: ahead.close())
             count = 0
             try:
-                while not writer.done() and (arrived := _next(source)):
+                while (room := ahead.room()) and (arrived := _next(source, room)):
+                    ahead.read(len(arrived))
                     futures = self._submit(arrived)
                     count += len(arrived)
                     for trajectory, future in zip(arrived, futures, strict=True):
@@ -103,7 +107,10 @@ class LanguageReward:
         return [next(scored) if reward is None else _done(Score(reward)) for reward in given]
 
     def _write(
-        self, done: queue.SimpleQueue[tuple[Trajectory, Future[Score]] | int], sink: Channel[Trajectory]
+        self,
+        done: queue.SimpleQueue[tuple[Trajectory, Future[Score]] | int],
+        sink: Channel[Trajectory],
+        ahead: ReadAhead,
     ) -> None:
         """Until as many are written as `stream` says at its end."""
         written = 0
@@ -115,6 +122,7 @@ class LanguageReward:
                 continue
             trajectory, future = message
             sink.put(self._scored(trajectory, future.result()))
+            ahead.finished()
             written += 1
 
     def _scored(self, trajectory: Trajectory, score: Score) -> Trajectory:
@@ -216,9 +224,9 @@ def _done(score: Score) -> Future[Score]:
     return future
 
 
-def _next(source: Channel[Trajectory]) -> list[Trajectory]:
+def _next(source: Channel[Trajectory], most: int) -> list[Trajectory]:
     """Empty when the channel is closed; raises the error that it was closed with."""
     try:
-        return source.get_many(READ_AT_ONCE)
+        return source.get_many(most)
     except ChannelClosed:
         return []

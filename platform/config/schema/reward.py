@@ -97,6 +97,12 @@ class Scoring(Section):
         """Whether scores come from a server. A sandbox only runs programs."""
         return self.type != "code" and self.address is not None
 
+    @property
+    def at_once(self) -> int:
+        """The number of responses that a rank scores at the same time."""
+        batch = self.max_batch_size if self.type in ("model", "http") else 1
+        return batch if self.type == "model" and not self.asks_server else self.num_workers * batch
+
 
 class WeightedReward(Scoring):
     """`reward.functions[]`: one of several functions whose weighted sum is the score."""
