@@ -69,6 +69,7 @@ class Served:
         if not file.exists():
             single_file.write(file)
             token.write_text(TOKEN)
+            token.chmod(0o600)
         command = [python, str(file), "--token-file", str(token), "--port", str(port), *arguments]
         self.log = folder / f"server-{time.monotonic_ns()}.log"
         with self.log.open("w") as log:

@@ -16,6 +16,7 @@ from served import ROBOT, Record, Served, until
 
 from rl_platform.envs.embodied.remote import remote_workers
 from rl_platform.envs.embodied.vector import VectorEnv
+from rl_platform.errors import ConfigError
 
 SILENCE_S = 2.0
 CONFIG = Path(__file__).parents[2] / "configs" / "embodied" / "cartpole.yaml"
@@ -35,12 +36,14 @@ while True:
 
 
 class Robot:
-    def __init__(self, folder: Path, **options: float) -> None:
+    """A server with the defaults of a robot, but for the silence and `arguments`."""
+
+    def __init__(self, folder: Path, *arguments: str, **options: float) -> None:
         (folder / "robot.py").write_text(ROBOT)
         self.record, self._folder = Record(folder / "record"), folder
         kwargs = f'{{"record": "{self.record}"' + "".join(f', "{k}": {v}' for k, v in options.items()) + "}"
-        arguments = ("--env", "robot.py:Robot", "--kwargs", kwargs, "--instances", "1", "--silence-s", str(SILENCE_S))
-        self.server = Served(folder, *arguments)
+        given = ("--env", "robot.py:Robot", "--kwargs", kwargs, "--silence-s", str(SILENCE_S))
+        self.server = Served(folder, *given, *arguments)
         self.trainer: subprocess.Popen[str] | None = None
 
     def train(self, pause: float = 0.05) -> subprocess.Popen[str]:
@@ -121,13 +124,18 @@ def test_pauses_shorter_than_the_limit_change_nothing(robot: Robot) -> None:
     assert "stop" not in robot.record.words()
 
 
-def test_a_step_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limited_by", ["the trainer", "the server"])
+def test_a_step_that_hangs(
+    limited_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(remote_workers, "_known", {})
-    robot = Robot(tmp_path, hangs_at=3)
-    envs = VectorEnv(
-        robot.server.description("robot.py:Robot", max_episode_steps=100), 1, step_timeout_s=1.0, restarts=1
-    )
+    of_server = limited_by == "the server"
+    robot = Robot(tmp_path, *(("--step-timeout-s", "1") if of_server else ()), hangs_at=3)
+    description = robot.server.description("robot.py:Robot", max_episode_steps=100)
+    envs = VectorEnv(description, 1, step_timeout_s=60.0 if of_server else 1.0, restarts=1)
     try:
+        ends = "ends a step after 1 s (its --step-timeout-s); env.step_timeout_s is 60"
+        assert any(ends in text for text in caplog.messages) == of_server
         envs.reset([0])
         results = [envs.step(np.zeros((1, 1), np.float32)) for _ in range(6)]
         hung = next(float(moment) for moment, _, word in reversed(robot.record.lines()[:4]) if word == "step")
@@ -138,6 +146,18 @@ def test_a_step_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     finally:
         envs.close()
         robot.end()
+
+
+def test_a_robot_has_limits_of_its_own(robot: Robot, caplog: pytest.LogCaptureFixture) -> None:
+    """Without options of the operator: one trainer, and steps of at most ten seconds."""
+    description = robot.server.description("robot.py:Robot", max_episode_steps=100)
+    envs = VectorEnv(description, 1)
+    try:
+        assert any("ends a step after 10 s (its --step-timeout-s)" in text for text in caplog.messages)
+        with pytest.raises(ConfigError, match="2 environments in one connection; this server has 1"):
+            VectorEnv(description, 2)
+    finally:
+        envs.close()
 
 
 def test_a_step_that_continues_after_the_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

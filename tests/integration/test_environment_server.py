@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from served import ROBOT, TOKEN, Record, Served, until
 
-from rl_platform.envs.embodied.descriptions import EnvDescription
+from rl_platform.envs.embodied.descriptions import EnvDescription, PixelFormat
 from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.remote import remote_workers, wire
 from rl_platform.envs.embodied.vector import StepResult, VectorEnv
@@ -111,6 +111,26 @@ def test_batched_physics_and_several_servers(tmp_path: Path) -> None:
             server.end()
 
 
+def test_images_of_a_server_are_those_of_this_machine(tmp_path: Path, drawing: dict[str, str], monkeypatch) -> None:
+    for name, value in drawing.items():
+        monkeypatch.setenv(name, value)
+    server = Served(tmp_path, "--env", "InvertedPendulum-v5", "--pixels", '{"width": 24, "height": 20}')
+    here, there = (
+        EnvDescription("InvertedPendulum-v5", pixels=PixelFormat(24, 20)),
+        server.description("InvertedPendulum-v5"),
+    )
+    assert inspect_env(there).spaces.images
+    first, second = VectorEnv(here, 2, 1, worker_variables=drawing), VectorEnv(there, 2, 1)
+    try:
+        assert np.array_equal(first.reset([1, 2]), second.reset([1, 2]))
+        for number in range(40):
+            _equal(*(envs.step(np.full((2, 1), 0.1 * (number % 7), np.float32)) for envs in (first, second)))
+    finally:
+        first.close()
+        second.close()
+        server.end()
+
+
 def test_the_file_runs_where_only_numpy_and_gymnasium_are(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     venv.create(tmp_path / "bare", with_pip=False)
@@ -193,6 +213,8 @@ def test_what_is_wrong_is_said_with_the_line_to_type(
     good = cartpole.description(CARTPOLE)
     (tmp_path / "other").write_text("another token of many letters")
     (tmp_path / "short").write_text("short")
+    for name in ("other", "short"):
+        (tmp_path / name).chmod(0o600)
 
     def changed(**changes: object) -> EnvDescription:
         fields = {"id": CARTPOLE, "addresses": good.addresses, "token_file": good.token_file} | changes
@@ -206,6 +228,10 @@ def test_what_is_wrong_is_said_with_the_line_to_type(
         "holds a token of 5 characters; at least 16 are needed",
     )
     assert "cannot be read" in _problem(changed(token_file=str(tmp_path / "none")))[1]
+    shared = tmp_path / "shared"
+    shared.write_text(TOKEN)
+    shared.chmod(0o644)
+    assert _problem(changed(token_file=str(shared)))[1] == f"other users may read or change it: chmod 600 {shared}"
     monkeypatch.delenv(wire.TOKEN_VARIABLE, raising=False)
     assert "RL_PLATFORM_ENV_TOKEN" in _problem(changed(token_file=None))[2]
     monkeypatch.setenv(wire.TOKEN_VARIABLE, TOKEN)
@@ -254,6 +280,22 @@ def test_garbage_is_refused_and_others_are_still_served(cartpole: Served) -> Non
     envs = VectorEnv(cartpole.description(CARTPOLE), 1)
     assert envs.reset([0]).shape == (1, 4)
     envs.close()
+
+
+def test_a_server_at_an_ipv6_address(tmp_path: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    server = Served(tmp_path, "--env", CARTPOLE, "--host", "::1")
+    try:
+        assert server.address == f"[::1]:{server.port}"
+        assert "not encrypted" not in server.log.read_text()
+        envs = VectorEnv(server.description(CARTPOLE), 1)
+        assert envs.reset([0]).shape == (1, 4)
+        envs.close()
+    finally:
+        assert server.end() == 0
 
 
 def test_too_many_open_files_do_not_end_the_server(tmp_path: Path) -> None:
@@ -437,7 +479,15 @@ def test_an_environment_that_raises_is_replaced_on_its_server(tmp_path: Path) ->
         (("--env", CARTPOLE, "--port", "70000"), "--port 70000: out of range"),
         (("--env", CARTPOLE, "--instances", "0"), "--instances 0: out of range"),
         (("--env", CARTPOLE, "--silence-s", "nan"), "--silence-s nan: out of range"),
-        (("--env", CARTPOLE, "--host", "256.1.1.1"), "name another port"),
+        (
+            ("--env", CARTPOLE, "--pixels", "64"),
+            '--pixels 64: not a size of images; as --pixels \'{"width": 64, "height"',
+        ),
+        (("--env", CARTPOLE, "--pixels", '{"width": 4, "height": 64}'), "from 8 to 1024"),
+        (("--env", CARTPOLE, "--pixels", '{"width": 64, "height": 64}'), "--pixels"),
+        (("--env", CARTPOLE, "--step-timeout-s", "0"), "--step-timeout-s 0.0: out of range"),
+        (("--env", CARTPOLE, "--host", "256.1.1.1"), "--host is an address of this machine, or 0.0.0.0 for all"),
+        (("--env", CARTPOLE, "--port", "{used}"), "name another port"),
         (("--env", CARTPOLE, "--token-file", "no/such/folder"), "no/such/folder: No such file or directory"),
         (("--env", "missing.py:Robot"), "there is no file"),
     ],
@@ -446,6 +496,7 @@ def test_wrong_arguments_of_the_server_end_with_exit_code_2(
     arguments: tuple[str, ...], message: str, cartpole: Served, tmp_path: Path
 ) -> None:
     token = () if "--token-file" in arguments else ("--token-file", "token")
+    arguments = tuple(each.replace("{used}", str(cartpole.port)) for each in arguments)
     file = cartpole.log.parent / "server.pyz"
     ended = subprocess.run(
         [sys.executable, str(file), *token, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=120

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
+import ipaddress
 import json
 import logging
 import os
@@ -18,14 +20,17 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, NoReturn
 
+from rl_platform.envs.embodied.descriptions import PixelFormat
 from rl_platform.envs.embodied.remote.served_facts import ServedFacts
 from rl_platform.envs.embodied.remote.wire import (
     GREETING_TIMEOUT_S,
     TOKEN_VARIABLE,
     Kind,
     WireError,
+    address_of,
     checked_token,
     greet,
     prepare,
@@ -38,6 +43,8 @@ from rl_platform.standard_streams import never_fail
 
 logger = logging.getLogger(__name__)
 BUILD_TIMEOUT_S = 120.0
+INSTANCES = 1024  # default for environments without a stop()
+STEP_TIMEOUT_S = 10.0  # default for environments with a stop(): no longer than without a command
 MOST_GREETINGS = 32  # at the same time
 _PAUSE_S = 0.2
 _FAREWELL_S = 2.0
@@ -59,15 +66,22 @@ class Refusal(Exception):
 class EnvironmentServer:
     """Accepts trainers and starts the processes of their environments.
 
-    environment: id and kwargs. instances: the most environments of all connections. silence_s: seconds without a
-    command after which environments with a `stop` are stopped.
+    environment: id, kwargs and pixels. instances: the most environments of all connections. silence_s: seconds without
+    a command after which environments with a `stop` are stopped. step_timeout_s: the longest step in seconds, whatever
+    a trainer allows; None: the trainer alone chooses.
     """
 
     def __init__(
-        self, environment: Mapping[str, object], facts: ServedFacts, token: str, instances: int, silence_s: float
+        self,
+        environment: Mapping[str, object],
+        facts: ServedFacts,
+        token: str,
+        instances: int,
+        silence_s: float,
+        step_timeout_s: float | None,
     ) -> None:
         self._environment, self._facts, self._token = dict(environment), facts, token
-        self._instances, self._silence_s = instances, silence_s
+        self._instances, self._silence_s, self._step_timeout_s = instances, silence_s, step_timeout_s
         self._lock, self._greetings = threading.Lock(), threading.BoundedSemaphore(MOST_GREETINGS)
         self._children: dict[Child, int] = {}
         self._in_use, self._closing = 0, False
@@ -84,7 +98,7 @@ class EnvironmentServer:
             if not self._greetings.acquire(blocking=False):
                 sock.close()
                 continue
-            threading.Thread(target=self._connect, args=(sock, f"{host}:{port}"), daemon=True).start()
+            threading.Thread(target=self._connect, args=(sock, address_of(host, port)), daemon=True).start()
 
     def close(self) -> None:
         """Ends the processes, which stop their environments first."""
@@ -104,7 +118,9 @@ class EnvironmentServer:
                     return
                 count = self._take(request["num_envs"])
                 sock.settimeout(None)
-                send(sock, Kind.GRANTED)
+                if (limit := self._step_timeout_s) is not None:
+                    request["step_timeout_s"] = min(request["step_timeout_s"], limit)
+                send(sock, Kind.GRANTED, {} if limit is None else {"step_timeout_s": limit})
                 child = self._start(sock, request, count)
             except Refusal as refusal:
                 logger.warning("%s is refused: %s", peer, refusal)
@@ -142,7 +158,8 @@ class EnvironmentServer:
     def _take(self, count: int) -> int:
         with self._lock:
             if count > self._instances:
-                raise Refusal(f"{count} environments in one connection; this server has {self._instances}: --instances")
+                least = f"{count} environments in one connection; this server has {self._instances}"
+                raise Refusal(f"{least}: --instances, or fewer in env.num_envs")
             if self._in_use + count > self._instances:
                 taken = f"{self._in_use} of {self._instances} environments are in use"
                 raise Refusal(f"{taken}, {count} more were requested: --instances", busy=True)
@@ -194,20 +211,26 @@ def main(arguments: list[str] | None = None) -> None:
     never_fail()
     options = _options(arguments)
     parser, token = options.parser, _token(options)
-    environment = {"id": options.env, "kwargs": _kwargs(options)}
+    environment = {"id": options.env, "kwargs": _kwargs(options), "pixels": _pixels(options)}
+    asked = options.host.removeprefix("[").removesuffix("]")
     try:
-        listener = socket.create_server((options.host, options.port))
+        family = socket.AF_INET6 if ":" in asked else socket.AF_INET
+        listener = socket.create_server((asked, options.port), family=family)
     except OSError as error:
-        _wrong(parser, f"--host {options.host} --port {options.port}: {error.strerror or error}; name another port")
-    facts = _facts(environment, parser)
+        port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        hint = "name another port" if port else "--host is an address of this machine, or 0.0.0.0 for all of them"
+        _wrong(parser, f"--host {options.host} --port {options.port}: {error.strerror or error}; {hint}")
+    facts, stops = _facts(environment, parser)
+    instances = options.instances or (1 if stops else INSTANCES)
+    step_timeout_s = options.step_timeout_s or (STEP_TIMEOUT_S if stops else None)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    server = EnvironmentServer(environment, facts, token, options.instances, options.silence_s)
+    server = EnvironmentServer(environment, facts, token, instances, options.silence_s, step_timeout_s)
     host, port = listener.getsockname()[:2]
-    if not host.startswith("127."):
+    if not ipaddress.ip_address(host).is_loopback:
         print("messages are not encrypted: use it in a trusted network, or --host 127.0.0.1 and ssh -L", flush=True)
-    shown = socket.gethostname() if host == "0.0.0.0" else host
-    print(f"{options.env} is served: env.id={options.env} env.address={shown}:{port}", flush=True)
+    shown = address_of(socket.gethostname() if host in ("0.0.0.0", "::") else host, port)
+    print(f"{options.env} is served: env.id={options.env} env.address={shown}", flush=True)
     try:
         server.serve(listener)
     except KeyboardInterrupt:
@@ -221,19 +244,28 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Serves environments to a trainer: env.address=HOST:PORT.")
     parser.add_argument("--env", required=True, metavar="ID", help="as CartPole-v1, my_robot.py:Arm or module:id")
     parser.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments of the environment, as a JSON object")
+    pixels = "images as observations, as a JSON object of env.pixels; default: the environment's own observations"
+    parser.add_argument("--pixels", metavar="JSON", help=pixels)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at; default: this machine alone")
     parser.add_argument("--port", type=int, default=0, help="default: a free one, which is printed")
     secret = f"the shared secret, made if FILE is missing; default: the variable {TOKEN_VARIABLE}"
     parser.add_argument("--token-file", metavar="FILE", help=secret)
-    parser.add_argument("--instances", type=int, default=1024, help="most environments at once; a robot: 1")
+    most = f"most environments at once; default: 1 with a stop(), else {INSTANCES}"
+    parser.add_argument("--instances", type=int, help=most)
     parser.add_argument(
         "--silence-s", type=float, default=10.0, help="seconds without a command after which stop() is called"
     )
+    longest = (
+        "seconds after which a step or reset is stopped and its process ended, also if env.step_timeout_s of the "
+        f"trainer is longer; default: {STEP_TIMEOUT_S:g} with a stop(), else that of the trainer"
+    )
+    parser.add_argument("--step-timeout-s", type=float, help=longest)
     options = parser.parse_args(arguments, argparse.Namespace(parser=parser))
     for name, good in (
         ("port", 0 <= options.port < 65536),
-        ("instances", options.instances >= 1),
+        ("instances", options.instances is None or options.instances >= 1),
         ("silence_s", 0.1 <= options.silence_s < 1e6),
+        ("step_timeout_s", options.step_timeout_s is None or 0.001 <= options.step_timeout_s < 1e6),
     ):
         if not good:
             _wrong(parser, f"--{name.replace('_', '-')} {getattr(options, name)}: out of range")
@@ -245,13 +277,34 @@ def _wrong(parser: argparse.ArgumentParser, message: str) -> NoReturn:
 
 
 def _kwargs(options: argparse.Namespace) -> dict[str, object]:
-    try:
-        kwargs = json.loads(options.kwargs)
-    except ValueError:
-        kwargs = None
-    if not isinstance(kwargs, dict):
+    kwargs = _object(options.kwargs)
+    if kwargs is None:
         _wrong(options.parser, f"--kwargs {options.kwargs}: not a JSON object; as --kwargs '{{\"speed\": 0.5}}'")
     return kwargs
+
+
+def _pixels(options: argparse.Namespace) -> dict[str, object] | None:
+    """Returns the fields of a `PixelFormat`."""
+    if options.pixels is None:
+        return None
+    try:
+        pixels = PixelFormat(**(_object(options.pixels) or {}))
+    except TypeError:
+        pixels = None
+    sizes = [] if pixels is None else [pixels.width, pixels.height, 8 * pixels.frame_stack]
+    if not sizes or not all(isinstance(size, int) and 8 <= size <= 1024 for size in sizes):
+        example = '--pixels \'{"width": 64, "height": 64, "frame_stack": 3}\', from 8 to 1024'
+        _wrong(options.parser, f"--pixels {options.pixels}: not a size of images; as {example}")
+    return asdict(pixels)
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """Returns a JSON object; None if the text is none."""
+    try:
+        given = json.loads(text)
+    except ValueError:
+        return None
+    return given if isinstance(given, dict) else None
 
 
 def _token(options: argparse.Namespace) -> str:
@@ -274,8 +327,8 @@ def _token(options: argparse.Namespace) -> str:
         _wrong(options.parser, f"{path}: {getattr(error, 'strerror', None) or error}")
 
 
-def _facts(environment: Mapping[str, object], parser: argparse.ArgumentParser) -> ServedFacts:
-    """Returns the facts of the environment, which a process of its own builds once."""
+def _facts(environment: Mapping[str, object], parser: argparse.ArgumentParser) -> tuple[ServedFacts, bool]:
+    """Returns the facts of the environment, which a process of its own builds once, and whether it has a `stop`."""
     child = Child(_DESCRIBE, Death.HANG_UP, [json.dumps(environment)])
     try:
         deadline = time.monotonic() + BUILD_TIMEOUT_S
@@ -289,8 +342,10 @@ def _facts(environment: Mapping[str, object], parser: argparse.ArgumentParser) -
         child.kill()
     if facts is None:
         reason = str(message.fields.get("reason"))
-        _wrong(parser, reason.replace("env.id", "--env").replace("env.kwargs", "--kwargs"))
-    return facts
+        for key, option in (("env.id", "--env"), ("env.kwargs", "--kwargs"), ("env.pixels", "--pixels")):
+            reason = reason.replace(key, option)
+        _wrong(parser, reason)
+    return facts, message.fields.get("stops") is True
 
 
 if __name__ == "__main__":

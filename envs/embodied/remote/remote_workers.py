@@ -63,7 +63,7 @@ def inspect_remote(description: EnvDescription, *, limited: bool = True) -> EnvF
 
 
 def _unanswered(address: str, description: EnvDescription, error: Exception) -> Problem:
-    port = address.rpartition(":")[2]
+    _, port = wire.host_and_port(address)
     hint = f"on that machine: python server.pyz --env {description.id} --port {port} --token-file token"
     reason = getattr(error, "strerror", None) or error
     return Problem(KEY, f"no environment server answers ({reason})", value=address, hint=hint)
@@ -84,9 +84,8 @@ def _connect(address: str, description: EnvDescription) -> tuple[socket.socket, 
     """Returns a connection and the facts of its server. Raises OSError, EOFError, or ConfigError for a server that
     refuses or has another environment."""
     token = _token(description)
-    host, _, port = address.rpartition(":")
     deadline = time.monotonic() + wire.GREETING_TIMEOUT_S
-    sock = socket.create_connection((host, int(port)), timeout=wire.GREETING_TIMEOUT_S)
+    sock = socket.create_connection(wire.host_and_port(address), timeout=wire.GREETING_TIMEOUT_S)
     try:
         wire.prepare(sock)
         wire.claim(sock, token)
@@ -138,9 +137,10 @@ class RemoteWorker:
             "step_timeout_s": float(step_timeout_s),
         }
         self._socket = self._connected(request)
+        self._reader = wire.Reader(self._socket)
         self._open.add(self)
 
-    def _connected(self, request: Mapping[str, object]) -> socket.socket:
+    def _connected(self, request: Mapping[str, Any]) -> socket.socket:
         """Tries to connect until the server answers and has environments for this connection."""
         description, deadline = self._setup.description, time.monotonic() + RECONNECT_S
         while True:
@@ -156,7 +156,7 @@ class RemoteWorker:
                 raise Unreachable(f"{self._name} ({description.id}) was not available for {RECONNECT_S:g} s: {reason}")
             time.sleep(_PAUSE_S)
 
-    def _opened(self, request: Mapping[str, object]) -> socket.socket:
+    def _opened(self, request: Mapping[str, Any]) -> socket.socket:
         sock, facts = _connect(self._address, self._setup.description)
         try:
             if facts.spaces != self._setup.spaces:
@@ -168,6 +168,10 @@ class RemoteWorker:
                 if answer.fields.get("busy") is True:
                     raise _Busy(reason)
                 raise ConfigError([Problem(KEY, f"the server refuses: {reason}", value=self._address)])
+            limit, own = answer.fields.get("step_timeout_s"), request["step_timeout_s"]
+            if isinstance(limit, int | float) and limit < own:
+                text = "%s ends a step after %g s (its --step-timeout-s); env.step_timeout_s is %g"
+                logger.warning(text, self._name, limit, own)
         except WireError as error:
             sock.close()
             raise EOFError(str(error)) from error
@@ -223,7 +227,7 @@ class RemoteWorker:
         deadline = (time.monotonic() if since is None else since) + timeout_s
         try:
             expected = (Kind.DONE, Kind.FAILED)
-            message = wire.receive(self._socket, expected, self._targets, deadline, self._most_finals)
+            message = wire.receive(self._reader, expected, self._targets, deadline, self._most_finals)
             if message.kind == Kind.DONE and doing != "start":
                 self._check(doing, message)
         except TimeoutError as error:

@@ -24,9 +24,16 @@ import numpy as np
 
 from rl_platform.envs.embodied.block import EnvBlock, EnvFailure
 from rl_platform.envs.embodied.buffers import Buffers
-from rl_platform.envs.embodied.descriptions import EnvDescription, EnvSetup, check_time_limit, find_spec, make_env
+from rl_platform.envs.embodied.descriptions import (
+    EnvDescription,
+    EnvSetup,
+    PixelFormat,
+    check_time_limit,
+    find_spec,
+    make_env,
+)
 from rl_platform.envs.embodied.remote.served_facts import ServedFacts
-from rl_platform.envs.embodied.remote.wire import Kind, Message, WireError, receive, send
+from rl_platform.envs.embodied.remote.wire import Kind, Message, Reader, WireError, receive, send
 from rl_platform.envs.embodied.spaces import EnvSpaces, read_spaces
 from rl_platform.errors import ConfigError
 from rl_platform.standard_streams import never_fail
@@ -160,7 +167,7 @@ def main() -> None:
     lifeline, descriptor, text = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     del sys.argv[1:]  # an environment may parse the command line
     sock, request = socket.socket(fileno=descriptor), json.loads(text)
-    description = EnvDescription(**request["environment"])
+    description = _description(request["environment"])
     watch = Watch(sock, lifeline, request["step_timeout_s"], request["silence_s"], description.id)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(1))
@@ -187,6 +194,11 @@ def main() -> None:
             block.close()
 
 
+def _description(fields: Mapping[str, Any]) -> EnvDescription:
+    pixels = fields["pixels"]
+    return EnvDescription(**{**fields, "pixels": pixels and PixelFormat(**pixels)})
+
+
 def _build(description: EnvDescription, request: Mapping[str, Any]) -> tuple[ServedBlock, Buffers]:
     count, spaces = request["num_envs"], ServedFacts.of(request["facts"]).spaces
     setup = EnvSetup(description, find_spec(description), spaces, range(count), restarts=request["restarts"])
@@ -199,9 +211,10 @@ def _serve(sock: socket.socket, watch: Watch, block: ServedBlock, buffers: Buffe
     results = {name: getattr(buffers, name) for name in ("rewards", "terminated", "truncated", "invalid")}
     ends = {name: getattr(buffers, name) for name in ("returns", "lengths", "success_once", "success_at_end")}
     targets, bounds = {"actions": buffers.actions, "idle": buffers.idle}, _bounds(spaces)
+    reader = Reader(sock)
     while True:
         watch.done()
-        message = receive(sock, (Kind.RESET, Kind.STEP), targets)
+        message = receive(reader, (Kind.RESET, Kind.STEP), targets)
         if message.kind == Kind.RESET:
             seeds = _seeds(message, count)
             watch.begin()
@@ -217,9 +230,10 @@ def _serve(sock: socket.socket, watch: Watch, block: ServedBlock, buffers: Buffe
             ended = buffers.terminated | buffers.truncated
             if ended.any():
                 arrays |= {**ends, "final_observations": buffers.final_observations[ended]}
-        failures = np.repeat(np.arange(count), buffers.failures - counted)
-        counted[:] = buffers.failures
-        send(sock, Kind.DONE, {"replaced": failures.tolist()}, arrays)
+        failed = {}
+        if (new := buffers.failures - counted).any():
+            failed, counted[:] = {"replaced": np.repeat(np.arange(count), new).tolist()}, buffers.failures
+        send(sock, Kind.DONE, failed, arrays)
 
 
 def _seeds(message: Message, count: int) -> list[int]:
@@ -253,23 +267,24 @@ def _fail(sock: socket.socket, env_index: int, doing: str, details: str) -> None
 
 
 def describe() -> None:
-    """Builds an environment and sends its facts, or the reason of a failure, to the server.
+    """Builds an environment and sends its facts, with `stops`: it has a `stop`, or the reason of a failure.
 
     Arguments of the process: the descriptor of the pipe, and the description of the environment as JSON.
     """
     _start_logging()
-    pipe, description = socket.socket(fileno=int(sys.argv[1])), EnvDescription(**json.loads(sys.argv[2]))
+    pipe, description = socket.socket(fileno=int(sys.argv[1])), _description(json.loads(sys.argv[2]))
     del sys.argv[1:]
     try:
         env = make_env(description)
         facts = ServedFacts(description.id, read_spaces(env, description.id), limited=_limited(env, description.id))
+        stops = callable(getattr(env.unwrapped, "stop", None))
         env.close()
     except ConfigError as error:
         send(pipe, Kind.REFUSED, {"reason": "\n".join(map(str, error.problems))})
     except Exception:
         send(pipe, Kind.REFUSED, {"reason": f"env.id: cannot be built:\n{traceback.format_exc()}"})
     else:
-        send(pipe, Kind.WELCOME, facts.fields())
+        send(pipe, Kind.WELCOME, {**facts.fields(), "stops": stops})
 
 
 def _limited(env: Any, env_id: str) -> bool:

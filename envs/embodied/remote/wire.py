@@ -17,12 +17,14 @@ import hashlib
 import hmac
 import json
 import math
+import os
 import secrets
 import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,12 +40,15 @@ _MAGIC = b"RLPE"
 _GREETING = struct.Struct("!4sI32s")  # version, nonce
 _CLAIM = struct.Struct("!4sI32s")  # version, HMAC-SHA256 of the nonce
 _HEADER = struct.Struct("!4sIIQ")  # kind, bytes of JSON, bytes of arrays
+AHEAD = 1 << 16  # bytes that a Reader takes at once
+SHORT_JSON = 1000  # bytes of a JSON object that is parsed once
 _DTYPES = ("<f4", "<f8", "<i8", "|i1", "|u1", "|b1")
 
 
 class Kind(IntEnum):
     """refused: `reason` and `busy`; the connection ends. welcome: facts of the environment. open: a trainer's request,
-    answered by granted and, once the environments are built, by done. reset, step: answered by done or failed."""
+    answered by granted (`step_timeout_s` of the server, if it has one) and, once the environments are built, by done.
+    reset, step: answered by done or failed."""
 
     REFUSED = 0
     WELCOME = 1
@@ -59,16 +64,33 @@ class WireError(Exception):
     """The other side sent something that is no message, or one that is too large or was not expected."""
 
 
+Table = tuple[tuple[str, np.dtype, tuple[int, ...]], ...]  # name, dtype and shape of each array
+
+
 class Message(NamedTuple):
     kind: Kind
     fields: dict[str, Any]
     arrays: dict[str, np.ndarray]
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """Returns the parts of `host:port` or `[IPv6 address]:port`."""
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def address_of(host: str, port: int) -> str:
+    """Returns an address as `host_and_port` reads it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def read_token(path: str) -> str:
-    """Returns the token in a file, without blanks at its ends. Raises ValueError if there is none, or a short one."""
+    """Returns the token in a file, without blanks at its ends. Raises ValueError if there is none, a short one, or one
+    that other users of this machine may read, as every one of them could then move a robot."""
     try:
         with Path(path).open(encoding="utf-8") as file:
+            if os.fstat(file.fileno()).st_mode & 0o007:
+                raise ValueError(f"other users may read or change it: chmod 600 {path}")
             token = file.read(1000).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
@@ -136,17 +158,27 @@ def send(
 ) -> None:
     """Sends a message; contiguous arrays are not copied. Raises OSError."""
     given = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
-    table = [[name, array.dtype.str, list(array.shape)] for name, array in given.items()]
-    text = json.dumps({**(fields or {}), "arrays": table}).encode()
-    size = sum(array.nbytes for array in given.values())
+    table = tuple([(name, array.dtype, array.shape) for name, array in given.items()])
+    text = _table_text(table) if not fields else _text(fields, table)
+    size = sum([array.nbytes for array in given.values()])
     parts = [memoryview(_HEADER.pack(_MAGIC, kind, len(text), size) + text)]
     parts += [array.data.cast("B") for array in given.values() if array.nbytes]
     while parts:
         parts = _rest(parts, sock.sendmsg(parts))
 
 
+def _text(fields: Mapping[str, object], table: Table) -> bytes:
+    return json.dumps({**fields, "arrays": [[name, dtype.str, shape] for name, dtype, shape in table]}).encode()
+
+
+@lru_cache(16)
+def _table_text(table: Table) -> bytes:
+    """Returns the JSON object of a message without fields, as those of most steps."""
+    return _text({}, table)
+
+
 def receive(
-    sock: socket.socket,
+    sock: socket.socket | Reader,
     expected: Sequence[Kind],
     targets: Mapping[str, np.ndarray] | None = None,
     deadline: float | None = None,
@@ -158,7 +190,7 @@ def receive(
     TimeoutError, EOFError, WireError or OSError. A message of the kind `REFUSED` is returned whatever is expected.
     """
     targets = targets or {}
-    limit = most + sum(array.nbytes for array in targets.values())
+    limit = most + sum([array.nbytes for array in targets.values()])
     magic, number, text_size, size = _HEADER.unpack(_exactly(sock, _HEADER.size, deadline))
     if magic != _MAGIC:
         raise WireError("not a message")
@@ -166,43 +198,80 @@ def receive(
         raise WireError(f"a message of {text_size} + {size} bytes; the limits are {MOST_JSON} + {limit}")
     if number not in (Kind.REFUSED, *expected):
         raise WireError(f"an unexpected message of kind {number}")
-    try:
-        fields = json.loads(_exactly(sock, text_size, deadline))
-        table = [(str(name), str(dtype), [int(n) for n in shape]) for name, dtype, shape in fields.pop("arrays")]
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        raise WireError("not a JSON object with a list of arrays") from error
+    text = _exactly(sock, text_size, deadline)
+    fields, table, total = _parsed_short(text) if text_size <= SHORT_JSON else _parsed(text)
+    if total != size:
+        raise WireError("bytes that belong to no array" if total < size else "arrays that exceed their message")
     arrays: dict[str, np.ndarray] = {}
-    left = size
     for name, dtype, shape in table:
-        if dtype not in _DTYPES or not all(0 <= n < 2**31 for n in shape) or len(shape) > 8:
-            raise WireError(f"an array {name!r} of dtype {dtype!r} and shape {shape}")
-        left -= np.dtype(dtype).itemsize * math.prod(shape)
-        if left < 0 or math.prod(n or 1 for n in shape) > 2**59:  # NumPy refuses such a shape even for no numbers
-            raise WireError("arrays that exceed their message")
-        if name in arrays:
-            raise WireError(f"two arrays {name!r}")
         array = targets.get(name)
         if array is None:
             array = np.empty(shape, dtype)
-        elif array.dtype != dtype or list(array.shape) != shape:
-            raise WireError(f"{name} as {np.dtype(dtype)} {shape} instead of {array.dtype} {list(array.shape)}")
+        elif array.dtype != dtype or array.shape != shape:
+            raise WireError(f"{name} as {dtype} {list(shape)} instead of {array.dtype} {list(array.shape)}")
         arrays[name] = array
-    if left:
-        raise WireError("bytes that belong to no array")
     _fill(sock, [array.data.cast("B") for array in arrays.values() if array.nbytes], deadline)
     for name, array in arrays.items():
         if array.dtype == np.bool_ and max(array.tobytes(), default=0) > 1:
             raise WireError(f"{name} with values that are neither true nor false")
-    return Message(Kind(number), fields, arrays)
+    return Message(Kind(number), dict(fields), arrays)
 
 
-def _exactly(sock: socket.socket, size: int, deadline: float | None) -> bytes:
+def _parsed(text: bytes) -> tuple[dict[str, Any], Table, int]:
+    """Returns the fields of a message, its arrays, and their bytes."""
+    try:
+        fields = json.loads(text)
+        given = [(str(name), str(dtype), tuple([int(n) for n in shape])) for name, dtype, shape in fields.pop("arrays")]
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        raise WireError("not a JSON object with a list of arrays") from error
+    seen = set()
+    for name, dtype, shape in given:
+        if dtype not in _DTYPES or not all(0 <= n < 2**31 for n in shape) or len(shape) > 8:
+            raise WireError(f"an array {name!r} of dtype {dtype!r} and shape {list(shape)}")
+        if math.prod(n or 1 for n in shape) > 2**59:  # NumPy refuses such a shape even for no numbers
+            raise WireError("arrays that exceed their message")
+        if name in seen:
+            raise WireError(f"two arrays {name!r}")
+        seen.add(name)
+    table = tuple((name, np.dtype(dtype), shape) for name, dtype, shape in given)
+    return fields, table, sum(dtype.itemsize * math.prod(shape) for _, dtype, shape in table)
+
+
+_parsed_short = lru_cache(64)(_parsed)  # the messages of most steps have the same text
+
+
+class Reader:
+    """Reads ahead from a socket, for `receive`: a small message takes one system call instead of three."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket, self.settimeout = sock, sock.settimeout
+        self._memory = memoryview(bytearray(AHEAD))
+        self._ahead = self._memory[:0]
+
+    def recvmsg_into(self, views: Sequence[memoryview]) -> tuple[int]:
+        """Fills the views in order, as far as bytes are there; returns their number, 0 at the end of the connection."""
+        if not self._ahead:
+            if sum(map(len, views)) >= AHEAD:
+                return self._socket.recvmsg_into(views)[:1]
+            self._ahead = self._memory[: self._socket.recv_into(self._memory)]
+        count = 0
+        for view in views:
+            part = self._ahead[: len(view)]
+            view[: len(part)] = part
+            self._ahead = self._ahead[len(part) :]
+            count += len(part)
+            if not self._ahead:
+                break
+        return (count,)
+
+
+def _exactly(sock: socket.socket | Reader, size: int, deadline: float | None) -> bytes:
     buffer = bytearray(size)
     _fill(sock, [memoryview(buffer)] if size else [], deadline)
     return bytes(buffer)
 
 
-def _fill(sock: socket.socket, views: list[memoryview], deadline: float | None) -> None:
+def _fill(sock: socket.socket | Reader, views: list[memoryview], deadline: float | None) -> None:
     latest = max(deadline or 0.0, time.monotonic()) + READING_S
     while views:
         if deadline is not None:
@@ -217,6 +286,8 @@ def _fill(sock: socket.socket, views: list[memoryview], deadline: float | None) 
 
 def _rest(views: list[memoryview], count: int) -> list[memoryview]:
     """Returns the views without their first `count` bytes."""
+    if count == sum(map(len, views)):
+        return []
     for index, view in enumerate(views):
         if count < len(view):
             return [view[count:], *views[index + 1 :]]

@@ -108,8 +108,10 @@ def _servers(config: Config) -> Iterator[Problem]:
     addresses = when(lambda: env.addresses) or ()
     for address in addresses:
         host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536 or " " in address:
-            yield Problem(key, "not an address of a server", value=address, allowed="host:port", hint="127.0.0.1:5555")
+        bracketed = host.startswith("[") and host.endswith("]")
+        if not host or (":" in host) != bracketed or not port.isdecimal() or not 0 < int(port) < 65536 or " " in host:
+            allowed, hint = "host:port", "127.0.0.1:5555, or [::1]:5555 with an IPv6 address"
+            yield Problem(key, "not an address of a server", value=address, allowed=allowed, hint=hint)
     if when(lambda: env.num_workers == 0 or env.num_workers % len(addresses)):
         message = "every server in env.address needs the same number of connections, at least one"
         hint = f"a multiple of {len(addresses)}, for example env.num_workers: {len(addresses)}"
@@ -143,7 +145,11 @@ def unread(config: Config) -> Iterator[Unread]:
             yield from unread_keys("env", "normalize_observations clip_observations", reason, _PIXELS, TASK)
         if when(lambda: config.env.address is not None):
             reason = "the operator of the server chooses the environment (env.address)"
-            yield from unread_keys("env", "backend kwargs pixels python tasks evaluation.video", reason, "env.address")
+            yield from unread_keys("env", "backend kwargs python", reason, "env.address")
+            yield Unread("env.pixels", f"{reason}, by --pixels", ("env.address",))
+            yield Unread("env.tasks", f"{reason}: a server has one task, named by --kwargs", ("env.address",))
+            video = "a server (env.address) sends observations and no pictures of its episodes"
+            yield Unread("env.evaluation.video", video, ("env.address",))
         else:
             yield Unread("env.token_file", "there is no server without env.address", ("env.address",))
         if when(lambda: is_named(config.env.backend)):

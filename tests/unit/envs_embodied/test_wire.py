@@ -50,6 +50,43 @@ def test_arrays_arrive_in_place_and_others_within_a_limit(pair) -> None:
         assert message.arrays[name].dtype == array.dtype
 
 
+class Counted(socket.socket):
+    """Counts the calls that receive."""
+
+    calls = 0
+
+    def recvmsg_into(self, *arguments):
+        self.calls += 1
+        return super().recvmsg_into(*arguments)
+
+    def recv_into(self, *arguments):
+        self.calls += 1
+        return super().recv_into(*arguments)
+
+
+def test_a_reader_takes_messages_that_have_arrived_in_one_call_and_large_arrays_in_place(pair) -> None:
+    counted = Counted(fileno=pair[1].detach())
+    reader = wire.Reader(counted)
+    rows = [np.full((2, 3), number, np.float32) for number in range(20)]
+    for number, row in enumerate(rows):
+        wire.send(pair[0], Kind.STEP, {"number": number} if number % 2 else {}, {"row": row, "empty": row[:0]})
+    for number, row in enumerate(rows):
+        message = wire.receive(reader, (Kind.STEP,), most=24)
+        assert message.fields == ({"number": number} if number % 2 else {})
+        assert np.array_equal(message.arrays["row"], row)
+        message.fields["changed"] = True  # which later messages with the same text do not see
+    assert counted.calls == 1
+    large = np.random.default_rng(0).normal(size=wire.AHEAD)
+    sender = threading.Thread(target=wire.send, args=(pair[0], Kind.STEP, {}, {"large": large}))
+    sender.start()
+    assert np.array_equal(wire.receive(reader, (Kind.STEP,), most=large.nbytes).arrays["large"], large)
+    sender.join()
+    pair[0].close()
+    with pytest.raises(EOFError):
+        wire.receive(reader, (Kind.STEP,))
+    counted.close()
+
+
 def _message(text: bytes, size: int = 0, kind: int = Kind.STEP, magic: bytes = b"RLPE") -> bytes:
     return struct.pack("!4sIIQ", magic, kind, len(text), size) + text
 
