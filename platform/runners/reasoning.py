@@ -118,7 +118,10 @@ class ReasoningRunner:
             components["critic"] = LanguageCritic
         if config.has_reference:
             components["reference"] = LanguageReference
-        self.groups = runtime.start({name: ComponentSpec(cls, {"config": config}) for name, cls in components.items()})
+        scores_apart = {"reward"} if config.reward.classifier is None else set()  # in processes, or at a server
+        self.groups = runtime.start(
+            {name: ComponentSpec(cls, {"config": config}, name in scores_apart) for name, cls in components.items()}
+        )
         self.typed = cast(TypedGroups, self.groups)
         if config.has_reference and config.algorithm.full_kl:
             head = self.typed["reference"].head().wait()[0]

@@ -73,10 +73,14 @@ class ComponentContext:
 
 @dataclass(frozen=True)
 class ComponentSpec:
-    """How a component is constructed on each of its ranks: `cls(context, **kwargs)`."""
+    """How a component is constructed on each of its ranks: `cls(context, **kwargs)`.
+
+    beside: the constructor computes nothing and only waits for processes, so others of its host may run meanwhile.
+    """
 
     cls: type
     kwargs: Mapping[str, object] = field(default_factory=dict)
+    beside: bool = False
 
 
 def label(component: str, rank: int) -> str:

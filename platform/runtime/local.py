@@ -55,7 +55,9 @@ class LocalRuntime(ShutsDown):
         self.restarts = 0
 
     def start(self, components: Mapping[str, ComponentSpec]) -> dict[str, WorkerGroup]:
-        """Constructs every component rank, one after the other in the order of `in_stages`, each in its own thread.
+        """Constructs every component rank in the order of `in_stages`, each in its own thread.
+
+        Ranks that are constructed `beside` others start first; the others follow one after the other.
 
         Raises PlacementError if `components` and the placement name different components, and what a constructor
         raised, typed as a call's error; whatever was started is closed then.
@@ -69,13 +71,21 @@ class LocalRuntime(ShutsDown):
                 self._ranks |= start_ranks(placed, components, world_sizes, self._seed, self._on_failure)
             groups = worker_groups(components, self._ranks, self._deadline_s)
             for stage in in_stages(self._placement.hosts):
-                for name, rank in itertools.chain(*stage.values()):
-                    thread = self._ranks[name, rank]
-                    Handle(f"{name}.__init__", [thread], [thread.construct()], self._start_timeout_s).wait()
+                members = [*itertools.chain(*stage.values())]
+                beside = [self._construct(*member) for member in members if components[member[0]].beside]
+                for member in members:
+                    if not components[member[0]].beside:
+                        self._construct(*member).wait()
+                for handle in beside:
+                    handle.wait()
         except BaseException as error:
             stop_after(error, self.fail, self.shutdown)
             raise
         return groups
+
+    def _construct(self, name: str, rank: int) -> Handle:
+        thread = self._ranks[name, rank]
+        return Handle(f"{name}.__init__", [thread], [thread.construct()], self._start_timeout_s)
 
     def channel(
         self, name: str, capacity: int, producers: Iterable[str] = (), consumers: Iterable[str] = ()

@@ -49,6 +49,15 @@ def test_hugging_face_tokenizer(folder: Path) -> None:
     assert tokenizer.apply_chat([{"role": "user", "content": "one"}]) == [1, 4, 7, 2, 1, 6]
 
 
+def test_components_share_what_is_read_until_the_files_change(folder: Path) -> None:
+    first, second = (load_tokenizer(Model(tokenizer=str(folder))) for _ in range(2))
+    assert vars(first)["_tokenizer"] is vars(second)["_tokenizer"]
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text().replace('"two"', '"three"'))
+    changed = load_tokenizer(Model(tokenizer=str(folder)))
+    assert changed.encode("one three") == first.encode("one two") == [7, 8]
+
+
 def test_a_logged_sample_has_the_prompt_as_rendered(folder: Path) -> None:
     tokenizer = load_tokenizer(Model(tokenizer=str(folder)))
     prompt = Prompt(0, "one", "two", tuple(tokenizer.apply_chat([{"role": "user", "content": "one"}])))

@@ -74,6 +74,18 @@ class Unclosable(Worker):
         raise OSError("disk full")
 
 
+class Late:
+    """Its construction ends after that of `Setting`."""
+
+    def __init__(self, context: ComponentContext, event: threading.Event) -> None:
+        assert event.wait(HANG_S)
+
+
+class Setting:
+    def __init__(self, context: ComponentContext, event: threading.Event) -> None:
+        event.set()
+
+
 class Clashing:
     def rank(self) -> int:
         return 0
@@ -88,6 +100,12 @@ def no_thread_is_left():
     before = set(threading.enumerate())
     yield
     until(lambda: set(threading.enumerate()) <= before)
+
+
+def test_others_are_constructed_while_one_waits_for_its_processes():
+    options = {"event": threading.Event()}
+    with runtime([("reward", 0), ("actor", 0)]) as local:
+        local.start({"reward": ComponentSpec(Late, options, beside=True), "actor": ComponentSpec(Setting, options)})
 
 
 @pytest.mark.parametrize(
