@@ -335,7 +335,7 @@ def test_the_page_about_the_plans_accuracy_has_the_errors(accuracy: ModuleType) 
     assert "| large, critic apart | 1 | 4 | 0.9 | 1.1 |\n| large | 2 | 3 | 2.4 | 2 |" in page
     assert "| data sheet | large | 100% |" in page
     assert "| machine | large, critic apart | 0% |" in page
-    assert "| large, critic apart | generate | 0.5 | 1 | 1 | 1 |" in page
+    assert "| generate | 2 | 100% | 100% | 100% |" in page
 
 
 @pytest.fixture
