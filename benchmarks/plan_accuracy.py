@@ -234,20 +234,15 @@ def phase_table(results: Sequence[Result]) -> Iterator[str]:
     """Yields the mean of the absolute errors of each phase, over the cases that have it."""
     yield "| phase | cases | " + " | ".join(BASES) + " |"
     yield "|---|---|" + "---|" * len(BASES)
-    phases = dict.fromkeys(
-        phase for one in results for phase in one.predicted["machine"].phases if one.phases.get(phase)
-    )
-    for phase in phases:
-        cells = []
-        for basis in BASES:
-            errors = [
-                abs(error(one.predicted[basis].phases[phase], one.phases[phase]))
-                for one in results
-                if basis in one.predicted and one.phases.get(phase) and phase in one.predicted[basis].phases
-            ]
-            cells.append(f"{statistics.mean(errors):.0%}" if errors else "")
-        cases = sum(bool(one.phases.get(phase)) for one in results)
-        yield f"| {phase} | {cases} | {' | '.join(cells)} |"
+    cases: dict[str, list[Result]] = {}
+    for one in results:
+        for phase in one.predicted["machine"].phases:
+            if one.phases.get(phase):
+                cases.setdefault(phase, []).append(one)
+    for phase, having in cases.items():
+        errors = (errors_of(having, basis, lambda one, phase=phase: one.phases[phase]) for basis in BASES)
+        cells = (f"{statistics.mean(map(abs, each)):.0%}" if each else "" for each in errors)
+        yield f"| {phase} | {len(having)} | {' | '.join(cells)} |"
 
 
 def ranking(results: Sequence[Result]) -> Iterator[str]:
