@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Protocol
 
 from rl_platform.user_code import Extension
 
+JsonObject = dict[str, Any]  # a message, a schema, arguments of a call or parameters
+
 
 class Tool(Protocol):
     """A tool that answers the policy's turns."""
@@ -38,12 +40,12 @@ class AgentTool(Protocol):
     schema: `name`, `description` and `parameters`, a JSON schema of an object.
     """
 
-    schema: ClassVar[dict[str, Any]]
+    schema: ClassVar[JsonObject]
 
-    def __init__(self, question: dict[str, Any], params: dict[str, Any], /) -> None:
+    def __init__(self, question: JsonObject, params: JsonObject, /) -> None:
         """question: as of an agent. params: of the config."""
 
-    def call(self, arguments: dict[str, Any], /) -> str:
+    def call(self, arguments: JsonObject, /) -> str:
         """Returns the result that the policy reads. The arguments fit the schema. If it raises, the policy reads the
         last line of the traceback."""
 
@@ -55,10 +57,10 @@ class TextEnvironment(Protocol):
     method `close()` is called at the end, if the class has one.
     """
 
-    def __init__(self, params: dict[str, Any], /) -> None:
+    def __init__(self, params: JsonObject, /) -> None:
         """params: of the config."""
 
-    def reset(self, question: dict[str, Any], seed: int, /) -> str:
+    def reset(self, question: JsonObject, seed: int, /) -> str:
         """Returns the first text that the policy reads. seed: the same for all samples of the question."""
 
     def step(self, text: str, /) -> tuple[str, float, bool]:

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from rl_platform.envs.reasoning.agent_function import AGENT, AgentFunction
+from rl_platform.envs.reasoning.agent_function import AGENT, AgentFunction, JsonObject
 from rl_platform.envs.reasoning.score import checked_reward
 from rl_platform.standard_streams import never_fail
 
@@ -34,7 +34,7 @@ def serve_agent(function: AgentFunction, base_url: str) -> None:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
 
-    def run(job: dict[str, Any]) -> float | None:
+    def run(job: JsonObject) -> float | None:
         reward = function(job["question"], base_url, job["key"])
         if inspect.isawaitable(reward):
             reward = asyncio.run_coroutine_threadsafe(_awaited(reward), loop).result()
@@ -43,11 +43,11 @@ def serve_agent(function: AgentFunction, base_url: str) -> None:
     serve(run)
 
 
-def serve(run: Callable[[dict[str, Any]], object]) -> None:
+def serve(run: Callable[[JsonObject], object]) -> None:
     """Runs each job that arrives in a thread of its own, until the socket is closed."""
     connection, writing = socket.socket(fileno=int(sys.argv[1])), threading.Lock()
 
-    def answer(job: dict[str, Any]) -> None:
+    def answer(job: JsonObject) -> None:
         try:
             line = json.dumps({"id": job["id"], "result": run(job)})
         except BaseException:

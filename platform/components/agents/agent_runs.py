@@ -10,7 +10,6 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from rl_platform.components.agents.agent_process import AgentFailed, AgentProcess
 from rl_platform.components.agents.chat_endpoint import ChatEndpoint
@@ -23,6 +22,7 @@ from rl_platform.components.agents.tool_loop import ToolLoop
 from rl_platform.components.agents.verifiers_program import TYPE, program
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import RolloutEngine
+from rl_platform.envs.reasoning.agent_function import JsonObject
 from rl_platform.envs.reasoning.prompts import messages_of
 from rl_platform.errors import WorkerError
 from rl_platform.models.tokenizer import Tokenizer
@@ -163,7 +163,7 @@ class AgentRuns:
             reward: float | None = await asyncio.wrap_future(self._process.run(job))
             return reward
 
-    def _question(self, prompt: Prompt) -> dict[str, Any]:
+    def _question(self, prompt: Prompt) -> JsonObject:
         messages = prompt.messages or messages_of(prompt.text, self.config.data)
         return {"text": prompt.text, "messages": messages, "answer": prompt.answer, "metadata": prompt.metadata}
 

@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from rl_platform.components.agents.chat_session import ChatSession, Refused
+from rl_platform.envs.reasoning.agent_function import JsonObject
 
 LONGEST_BODY = 16 * 2**20  # bytes
 
@@ -83,7 +84,7 @@ def _handler(sessions: dict[str, ChatSession]) -> type[BaseHTTPRequestHandler]:
 
         def log_message(self, format: str, *arguments: Any) -> None: ...
 
-        def _body(self) -> dict[str, Any]:
+        def _body(self) -> JsonObject:
             length = self.headers.get("Content-Length", "")
             if not length.isdigit() or int(length) > LONGEST_BODY:
                 self.close_connection = True
@@ -101,7 +102,7 @@ def _handler(sessions: dict[str, ChatSession]) -> type[BaseHTTPRequestHandler]:
             with suppress(ConnectionError):
                 self._send(refused.status, {"error": error})
 
-        def _send(self, status: int, message: dict[str, Any], kind: str = "application/json") -> None:
+        def _send(self, status: int, message: JsonObject, kind: str = "application/json") -> None:
             self._write(status, json.dumps(message).encode(), kind)
 
         def _write(self, status: int, data: bytes, kind: str) -> None:
@@ -111,7 +112,7 @@ def _handler(sessions: dict[str, ChatSession]) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(data)
 
-        def _stream(self, answer: dict[str, Any]) -> None:
+        def _stream(self, answer: JsonObject) -> None:
             head = {key: answer[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
             chunks = []
             for choice in answer["choices"]:

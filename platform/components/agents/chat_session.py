@@ -19,6 +19,7 @@ from typing import Any
 
 from rl_platform.components.agents.generations import Generations, Sampled
 from rl_platform.components.agents.tool_formats import ToolFormat
+from rl_platform.envs.reasoning.agent_function import JsonObject
 from rl_platform.errors import ConfigError
 from rl_platform.models.tokenizer import Tokenizer
 from rl_platform.records import Conversation, Prompt, Trajectory
@@ -36,7 +37,7 @@ class Refused(Exception):
         self.code, self.status = code, status
 
 
-Said = tuple[dict[str, Any], str]  # a message of the policy, and its text with all calls of tools
+Said = tuple[JsonObject, str]  # a message of the policy, and its text with all calls of tools
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,14 +98,14 @@ class ChatSession:
         for task in self._tasks:
             task.cancel()
 
-    async def chat(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def chat(self, body: JsonObject) -> JsonObject:
         """Answers a request of /v1/chat/completions in a task that `end` cancels. Raises Refused."""
         if (task := asyncio.current_task()) is not None:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return await self.answer(body)
 
-    async def say(self, messages: Sequence[dict[str, Any]], tools: list[Any] | None = None) -> Said | None:
+    async def say(self, messages: Sequence[JsonObject], tools: list[Any] | None = None) -> Said | None:
         """Returns the policy's next message, and its text with all calls of tools; None if the context is too long.
 
         Raises Refused.
@@ -118,7 +119,7 @@ class ChatSession:
         last = self._calls[-1]
         return answer["choices"][0]["message"], self._tokenizer.decode(last.token_ids[last.start :])
 
-    async def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def answer(self, body: JsonObject) -> JsonObject:
         """Answers a request of /v1/chat/completions. Raises Refused."""
         messages, tools, count = _checked(body)
         if tools and not self._limits.chat:
@@ -195,9 +196,7 @@ class ChatSession:
             conversation=Conversation(turns, tuple(observed), len(own) - 1, retries=retries),
         )
 
-    def _context(
-        self, messages: Sequence[dict[str, Any]], tools: list[Any] | None
-    ) -> tuple[Call | None, tuple[int, ...]]:
+    def _context(self, messages: Sequence[JsonObject], tools: list[Any] | None) -> tuple[Call | None, tuple[int, ...]]:
         """Returns the answer that the messages go on from, and all tokens of the context."""
         normal = tuple(map(_normal, messages))
         begun = [call for call in self._calls if call.messages == normal[: len(call.messages)] != normal]
@@ -238,7 +237,7 @@ class ChatSession:
         return {"token": text, "bytes": list(text.encode()), "logprob": log_prob, "top_logprobs": []}
 
 
-def _checked(body: dict[str, Any]) -> tuple[list[dict[str, Any]], list[Any] | None, int]:
+def _checked(body: JsonObject) -> tuple[list[JsonObject], list[Any] | None, int]:
     """Returns the messages, tools and number of answers of a request. Raises Refused."""
     messages, count = body.get("messages"), body.get("n") or 1
     if not isinstance(messages, list) or not messages:
@@ -265,7 +264,7 @@ def _text(content: Any) -> str:
     return "".join(parts)
 
 
-def _normal(message: dict[str, Any]) -> str:
+def _normal(message: JsonObject) -> str:
     """Returns a message in one form: agents may send it back with other spaces, or without an id."""
     calls = [
         (call["function"]["name"], _arguments(call["function"]["arguments"]))
@@ -281,7 +280,7 @@ def _arguments(arguments: Any) -> Any:
         return arguments
 
 
-def _for_template(message: dict[str, Any]) -> dict[str, Any]:
+def _for_template(message: JsonObject) -> JsonObject:
     """Chat templates read the arguments of calls as values, OpenAI's format has them as text."""
     if not message.get("tool_calls"):
         return message
@@ -292,7 +291,7 @@ def _for_template(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": calls}
 
 
-def _assistant(text: str, tools: ToolFormat | None, name: str) -> dict[str, Any]:
+def _assistant(text: str, tools: ToolFormat | None, name: str) -> JsonObject:
     """Returns the answer as a message. With tools, calls that can be read become `tool_calls`."""
     before, called = tools.read(text) if tools else (text, [])
     calls = [

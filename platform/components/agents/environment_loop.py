@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from typing import Any
 
 from rl_platform.components.agents.agent_process import AgentFailed
 from rl_platform.components.agents.chat_session import ChatSession
@@ -17,6 +16,7 @@ from rl_platform.components.agents.tool_loop import ToolLoop, shortened
 from rl_platform.components.agents.tool_processes import LETTERS_PER_TOKEN, Lease, ToolProcesses
 from rl_platform.components.agents.verifiers_program import TYPE, check_verifiers
 from rl_platform.config.schema.rollout import Agent
+from rl_platform.envs.reasoning.agent_function import JsonObject
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.tokenizer import Tokenizer
 
@@ -33,7 +33,7 @@ class EnvironmentLoop:
         self._processes.close()
 
     async def run(
-        self, session: ChatSession, question: dict[str, Any], place: int, seed: int
+        self, session: ChatSession, question: JsonObject, place: int, seed: int
     ) -> tuple[float, dict[str, int]]:
         """Runs an episode to its end, its length or its last call. Returns the reward, and counts of each tool."""
         tools, lease = self._tools, Lease(self._processes, place, environment=self._own.type)
@@ -55,7 +55,7 @@ class EnvironmentLoop:
     async def _episode(
         self,
         session: ChatSession,
-        question: dict[str, Any],
+        question: JsonObject,
         seed: int,
         lease: Lease,
         called: Lease | None,

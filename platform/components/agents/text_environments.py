@@ -8,10 +8,10 @@ import threading
 from functools import cache
 from typing import Any
 
-from rl_platform.envs.reasoning.agent_function import TEXT_ENVIRONMENT, TextEnvironment
+from rl_platform.envs.reasoning.agent_function import TEXT_ENVIRONMENT, JsonObject, TextEnvironment
 from rl_platform.errors import ConfigError, Problem
 
-_DEFAULTS: dict[str, Any] = {
+_DEFAULTS: JsonObject = {
     "largest": 9,
     "turns": 4,
     "prompt": "Guess a number from 1 to {largest}. Answer with the number alone.",
@@ -35,14 +35,14 @@ class GuessNumber:
     The reward is 1 for the number at the first guess; each further guess lowers it by 1 / `turns`.
     """
 
-    def __init__(self, params: dict[str, Any]) -> None:
+    def __init__(self, params: JsonObject) -> None:
         options = _DEFAULTS | params
         if unknown := params.keys() - _DEFAULTS.keys():
             raise ValueError(f"there is no parameter {min(unknown)}, only {', '.join(_DEFAULTS)}")
         self._largest, self._turns, self._prompt = options["largest"], options["turns"], options["prompt"]
         self._guesses = 0
 
-    def reset(self, question: dict[str, Any], seed: int) -> str:
+    def reset(self, question: JsonObject, seed: int) -> str:
         self._number = random.Random(seed).randint(1, self._largest)
         return str(self._prompt).replace("{largest}", str(self._largest))
 
@@ -64,13 +64,13 @@ class ReasoningGym:
     The reward is the data set's score of the best attempt, divided by the number of attempts until then.
     """
 
-    def __init__(self, params: dict[str, Any]) -> None:
+    def __init__(self, params: JsonObject) -> None:
         own = {"dataset", "attempts"}
         self._name, self._attempts = params["dataset"], params.get("attempts", 2)
         self._params = {name: value for name, value in params.items() if name not in own}
         self._count, self._best = 0, 0.0
 
-    def reset(self, question: dict[str, Any], seed: int) -> str:
+    def reset(self, question: JsonObject, seed: int) -> str:
         self._data = _gym()(self._name, seed=seed % 2**31, size=1, **self._params)
         self._entry = self._data[0]
         return str(self._entry["question"])
@@ -92,14 +92,14 @@ class TextArena:
     A seed determines what a game draws at its reset. Later draws are not repeatable: all games share one generator.
     """
 
-    def __init__(self, params: dict[str, Any]) -> None:
+    def __init__(self, params: JsonObject) -> None:
         if params.keys() != {"game"}:
             raise ValueError(f"the one parameter is game, not {', '.join(params) or 'none'}")
         import textarena
 
         self._game = textarena.make(env_id=f"{params['game']}-raw")
 
-    def reset(self, question: dict[str, Any], seed: int) -> str:
+    def reset(self, question: JsonObject, seed: int) -> str:
         with _SEEDING:  # the games draw from Python's global generator
             self._game.reset(num_players=1, seed=seed % 2**31)
         return self._read()

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
 from rl_platform.components.agents.turn_tool import calculator
-from rl_platform.envs.reasoning.agent_function import AGENT_TOOL, AgentTool
+from rl_platform.envs.reasoning.agent_function import AGENT_TOOL, AgentTool, JsonObject
 from rl_platform.errors import ConfigError, Problem, problems_of
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -30,7 +30,7 @@ def tool_class(name: str) -> type[AgentTool]:
     return tool_type
 
 
-def check_params(name: str, params: dict[str, Any], key: str) -> None:
+def check_params(name: str, params: JsonObject, key: str) -> None:
     """Raises ConfigError for wrong parameters of a built-in tool. Only the class reads those of a user's tool."""
     tool = TOOLS.get(name)
     if tool is None:
@@ -65,7 +65,7 @@ def _schema_problem(schema: Any) -> str:
     return ""
 
 
-def _one_text(name: str, description: str, argument: str, meaning: str) -> dict[str, Any]:
+def _one_text(name: str, description: str, argument: str, meaning: str) -> JsonObject:
     properties = {argument: {"type": "string", "description": meaning}}
     parameters = {"type": "object", "properties": properties, "required": [argument]}
     return {"name": name, "description": description, "parameters": parameters}
@@ -78,7 +78,7 @@ class BuiltInTool:
     hint = ""
 
     @classmethod
-    def check(cls, params: dict[str, Any], key: str) -> None:
+    def check(cls, params: JsonObject, key: str) -> None:
         """Raises OSError, ValueError, sqlite3.Error or ConfigError if calls could not succeed with these parameters."""
 
 
@@ -93,14 +93,14 @@ class SearchTool(BuiltInTool):
     hint = 'documents: a file of JSON lines, {"title": "...", "text": "..."}, or an SQLite file with a table of FTS5'
 
     @classmethod
-    def check(cls, params: dict[str, Any], key: str) -> None:
+    def check(cls, params: JsonObject, key: str) -> None:
         _index(str(params.get("documents", "")))
 
-    def __init__(self, question: dict[str, Any], params: dict[str, Any]) -> None:
+    def __init__(self, question: JsonObject, params: JsonObject) -> None:
         self._table, self._connection, self._lock = _index(params["documents"])
         self._limit = params.get("limit", 3)
 
-    def call(self, arguments: dict[str, Any]) -> str:
+    def call(self, arguments: JsonObject) -> str:
         words = " OR ".join(f'"{word}"' for word in _WORD.findall(arguments["query"])[:32])
         if not words:
             return "no results"
@@ -143,7 +143,7 @@ class Python(BuiltInTool):
     schema = _one_text("python", "Runs a Python program and returns what it prints.", "code", "the program")
     params: ClassVar[dict[str, object]] = {"cpu_s": 2.0, "memory_mb": 256, "isolation": "sandbox"}
 
-    def __init__(self, question: dict[str, Any], params: dict[str, Any]) -> None:
+    def __init__(self, question: JsonObject, params: JsonObject) -> None:
         from rl_platform.envs.reasoning.sandbox.process import Limits
 
         isolation = params.get("isolation", "sandbox")
@@ -153,14 +153,14 @@ class Python(BuiltInTool):
         self.isolated = isolation == "sandbox"
 
     @classmethod
-    def check(cls, params: dict[str, Any], key: str) -> None:
+    def check(cls, params: JsonObject, key: str) -> None:
         from rl_platform.envs.reasoning.sandbox.spec import CodeSpec
 
         tool = cls({}, params)
         with problems_of(f"{key}.params.isolation", "reward.isolation"):
             CodeSpec(tool.limits, tool.isolated, partial=False).load()
 
-    def call(self, arguments: dict[str, Any]) -> str:
+    def call(self, arguments: JsonObject) -> str:
         from rl_platform.envs.reasoning.sandbox.cases import Case
         from rl_platform.envs.reasoning.sandbox.process import ENDED, Sandbox
 
@@ -177,9 +177,9 @@ class Calculator(BuiltInTool):
 
     schema = _one_text("calculator", "Computes an expression of numbers.", "expression", "as (2+3)*4")
 
-    def __init__(self, question: dict[str, Any], params: dict[str, Any]) -> None: ...
+    def __init__(self, question: JsonObject, params: JsonObject) -> None: ...
 
-    def call(self, arguments: dict[str, Any]) -> str:
+    def call(self, arguments: JsonObject) -> str:
         return calculator(["", f"{arguments['expression']}="], {}) or ""
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rl_platform.config.schema.rollout import Agent
+from rl_platform.envs.reasoning.agent_function import JsonObject
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.tokenizer import Tokenizer
 
@@ -41,7 +42,7 @@ class Called:
     """A call that the policy wrote. error: why it cannot be read; name and arguments are then empty."""
 
     name: str = ""
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: JsonObject = field(default_factory=dict)
     error: str = ""
 
 
@@ -64,7 +65,7 @@ class ToolFormat:
             f"{_WRITTEN[self.name]}\nThe result follows.\n"
         )
 
-    def results(self, results: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]]:
+    def results(self, results: Sequence[tuple[str, str, str]]) -> list[JsonObject]:
         """Returns the messages with the results, each a call's id, the tool's name and a text."""
         if self.in_template:
             return [

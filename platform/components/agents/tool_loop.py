@@ -10,7 +10,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 from jsonschema import Draft202012Validator
 
@@ -20,6 +19,7 @@ from rl_platform.components.agents.tool_classes import check_params, tool_class
 from rl_platform.components.agents.tool_formats import Called, ToolFormat
 from rl_platform.components.agents.tool_processes import LETTERS_PER_TOKEN, Lease, ToolProcesses, error_line
 from rl_platform.config.schema.rollout import Agent
+from rl_platform.envs.reasoning.agent_function import JsonObject
 from rl_platform.errors import ConfigError, Problem, check_all
 from rl_platform.models.tokenizer import Tokenizer
 
@@ -45,7 +45,7 @@ class ToolLoop:
     def close(self) -> None:
         self._processes.close()
 
-    async def run(self, session: ChatSession, question: dict[str, Any], place: int) -> dict[str, int]:
+    async def run(self, session: ChatSession, question: JsonObject, place: int) -> dict[str, int]:
         """Runs a trajectory to its answer without a call, or the last of `max_calls`. Returns counts of each tool."""
         counts = self.counts()
         messages, schemas = self.described(question["messages"])
@@ -71,17 +71,17 @@ class ToolLoop:
         counts[MALFORMED] = 0
         return counts
 
-    def described(self, messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    def described(self, messages: Sequence[JsonObject]) -> tuple[list[JsonObject], list[JsonObject] | None]:
         """Returns the first messages, and the schemas for the chat template; None: the messages have them."""
         if self._format.in_template:
             return list(messages), self.schemas
         return _with_system(list(messages), self._format.instructions(self.schemas)), None
 
-    def lease(self, place: int, question: dict[str, Any]) -> Lease:
+    def lease(self, place: int, question: JsonObject) -> Lease:
         """Returns the tools of a trajectory."""
         return Lease(self._processes, place, tools=self._specs, question=question)
 
-    async def results(self, said: Said, lease: Lease, counts: Counter[str]) -> list[dict[str, Any]]:
+    async def results(self, said: Said, lease: Lease, counts: Counter[str]) -> list[JsonObject]:
         """Runs the calls of a response; returns the messages with their results, none if there are no calls."""
         if not (called := self._format.read(said[1])[1]):
             return []
@@ -120,7 +120,7 @@ class ToolLoop:
                 said = f"error: {error_line(failed)}"
         return said
 
-    def _misfit(self, number: int, arguments: dict[str, Any]) -> str:
+    def _misfit(self, number: int, arguments: JsonObject) -> str:
         """Returns why the arguments do not fit the tool's schema; empty if they do."""
         try:
             error = next(self._checks[number].iter_errors(arguments), None)
@@ -136,7 +136,7 @@ def shortened(text: str, tokenizer: Tokenizer, longest: int) -> str:
     return text if len(tokens) <= longest else tokenizer.decode(tokens[:longest])
 
 
-def schemas_of(options: Agent) -> list[dict[str, Any]]:
+def schemas_of(options: Agent) -> list[JsonObject]:
     """Returns the tools as chat templates read them. Raises ConfigError with all that are wrong."""
 
     def check(number: int) -> None:
@@ -153,13 +153,13 @@ def schemas_of(options: Agent) -> list[dict[str, Any]]:
     return [{"type": "function", "function": schema} for schema in schemas]
 
 
-def _with_system(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+def _with_system(messages: list[JsonObject], text: str) -> list[JsonObject]:
     if messages[0]["role"] == "system":
         return [{**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
 
 
-def _named(message: dict[str, Any], called: list[Called], results: list[str]) -> list[tuple[str, str, str]]:
+def _named(message: JsonObject, called: list[Called], results: list[str]) -> list[tuple[str, str, str]]:
     """Returns the id, the name and the result of each call. A call that cannot be read has no id."""
     ids = iter(call["id"] for call in message.get("tool_calls", ()))
     return [

@@ -21,6 +21,7 @@ from typing import Any
 from rl_platform.components.agents.agent_program import serve
 from rl_platform.components.agents.text_environments import environment_class
 from rl_platform.components.agents.tool_classes import tool_class
+from rl_platform.envs.reasoning.agent_function import JsonObject
 from rl_platform.envs.reasoning.score import checked_reward
 from rl_platform.standard_streams import never_fail
 
@@ -35,7 +36,7 @@ def main() -> None:
         with importing:
             return load(name)
 
-    def run(job: dict[str, Any]) -> object:
+    def run(job: JsonObject) -> object:
         key = job["key"]
         match job["do"]:
             case "start":

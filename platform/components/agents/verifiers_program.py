@@ -20,6 +20,7 @@ from packaging.version import Version
 
 from rl_platform.components.agents.agent_process import AgentFailed, AgentProcess
 from rl_platform.components.agents.agent_program import serve_agent
+from rl_platform.envs.reasoning.agent_function import JsonObject
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.standard_streams import never_fail
 
@@ -38,7 +39,7 @@ def main() -> None:
     except Exception:
         failure = traceback.format_exc()
 
-    async def episode(question: dict[str, Any], base_url: str, api_key: str) -> float | None:
+    async def episode(question: JsonObject, base_url: str, api_key: str) -> float | None:
         if failure:
             raise RuntimeError(failure)
         return await _episode(environment, question["seed"], base_url, api_key) if question else None
@@ -46,12 +47,12 @@ def main() -> None:
     serve_agent(episode, sys.argv[3])
 
 
-def program(params: dict[str, Any]) -> tuple[str, str]:
+def program(params: JsonObject) -> tuple[str, str]:
     """Returns the program and its first argument, for AgentProcess."""
     return "verifiers_program", json.dumps(params, default=str)
 
 
-def check_verifiers(params: dict[str, Any]) -> None:
+def check_verifiers(params: JsonObject) -> None:
     """Loads the environment in a process of its own. Raises ConfigError if that fails."""
     valid = isinstance(params.get("id"), str) and isinstance(params.get("args", {}), dict)
     if not valid or params.keys() - {"id", "args"}:
@@ -78,7 +79,7 @@ def check_verifiers(params: dict[str, Any]) -> None:
         process.close()
 
 
-def _loaded(params: dict[str, Any]) -> Any:
+def _loaded(params: JsonObject) -> Any:
     """Returns the environment. Raises ValueError for one that does not score single rollouts of training rows."""
     import verifiers
 
