@@ -60,6 +60,8 @@ def shown(value: object) -> str:
 def ranges(numbers: Iterable[int]) -> list[str]:
     """Returns ascending numbers as texts, as `1` and `4-6`."""
     runs: list[list[int]] = []
+    if isinstance(numbers, range) and numbers.step == 1:  # maybe of thousands of GPUs
+        numbers, runs = (), [[numbers.start, numbers.stop - 1]] if numbers else []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number

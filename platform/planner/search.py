@@ -91,11 +91,11 @@ class Candidate:
         value = {}
         for names, devices in self.keys:
             together = tuple(name for name in names if name != "rollout" or self.rollout_devices == 1)
-            text = number_ranges(list(devices))
+            text = number_ranges(devices)
             if together:
                 value[",".join(together)] = text
             if together != names:
-                value["rollout"] = f"{text}:{number_ranges(list(range(len(devices) // self.rollout_devices)))}"
+                value["rollout"] = f"{text}:{number_ranges(range(len(devices) // self.rollout_devices))}"
         return value
 
     @property

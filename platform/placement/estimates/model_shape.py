@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from rl_platform.config.schema.models import Lora
 
@@ -63,7 +64,7 @@ class ModelShape:
     def kv_width(self) -> int:
         return self.kv_heads * self.head_dim
 
-    @property
+    @cached_property
     def projections(self) -> int:
         """Parameters of one layer's attention matrices."""
         latent = self.latent
@@ -75,7 +76,7 @@ class ModelShape:
         values = self.heads * latent.value
         return queries + keys + latent.keys * (self.heads * latent.plain + values) + values * self.hidden
 
-    @property
+    @cached_property
     def matrices_per_layer(self) -> int:
         """Parameters of one layer's matrices: of a layer with experts, if there are any."""
         shared = 3 * self.hidden * self.shared + self.hidden * self.shared_gate
@@ -114,7 +115,7 @@ class ModelShape:
         """Channels of one token between the feed-forward matrices, of all its experts."""
         return self.intermediate * max(self.active_experts, 1) + self.shared
 
-    @property
+    @cached_property
     def layer_parameters(self) -> int:
         """Parameters of one layer: of one with experts, if there are any."""
         biases = (self.attention_width + 2 * self.kv_width) * self.attention_bias + self.hidden * self.output_bias
@@ -124,7 +125,7 @@ class ModelShape:
         norms += self.latent.queries + self.latent.keys if self.latent else 0
         return self.matrices_per_layer + biases + norms
 
-    @property
+    @cached_property
     def decoder_parameters(self) -> int:
         """Parameters of all layers."""
         return self.layers * self.layer_parameters - self._less
