@@ -3,24 +3,31 @@
     python benchmarks/staleness.py pace       # every load once with each k: needs a quiet machine, about 9 minutes
     python benchmarks/staleness.py curves     # three seeds of each task with each k: about 30 minutes of one core
     python benchmarks/staleness.py            # both; writes docs/results/max_staleness.md and its picture
+    python benchmarks/staleness.py simulate --lengths RUN   # half a minute: 64 and 1,024 GPUs, into the same page
 
 Pace: seconds of a step, and the share of the time in which a CPU worker runs no call, beside the plan's with the rates
 of this machine (`--plan=calibrate`). The reward, whose calls wait for responses, does not count as work. Curves: greedy
 validation. Runs stay in `--runs` and are not repeated, so another call continues; after `--minutes` no further run
 begins.
-Not covered: GPUs, and other correction than truncated importance weights.
+Simulated: the run of a recipe whose rollout has half of the GPUs, by the plan with data sheets. The responses of each
+step are drawn from those in `RUN/samples.jsonl` (`runner.log_samples`), scaled so that the longest one has
+`data.max_response_length` tokens.
+Not covered: measurements on GPUs, and other correction than truncated importance weights.
 """
 
 from __future__ import annotations
 
 import argparse
+import heapq
 import json
 import math
+import random
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from _common import machine
@@ -31,8 +38,16 @@ from rl_platform.launch.plans.plan_forms import plan
 from rl_platform.launch.tools.plot import Curve, median_curve, read_curve
 from rl_platform.launch.tools.timeline import covered, read_lanes, shown
 from rl_platform.metrics import read_metrics
+from rl_platform.placement.estimates.workload import running_sequences
+from rl_platform.planner.cost import Basis
+from rl_platform.planner.lengths import decoding, expected, sampled
+from rl_platform.planner.report import Report, plan_report
+from rl_platform.planner.simulation import RunModel, model_of, simulate
 
 AHEAD = (0, 1, 2, 4, 8)
+SIMULATED = "## Simulated clusters"
+SIMULATED_STEPS = 50  # that count: before them the buffer fills, after them nothing is left to generate
+RECIPE = "reasoning/recipes/deepseek_r1_7b_dapo_64gpu.yaml"
 SEEDS = (1, 2, 3)
 FILL, MEASURED = 10, 16  # steps: the first ones only fill the buffer
 CORRECTED = "algorithm.rollout_is={}"
@@ -193,8 +208,8 @@ def pace_table(name: str, runs: Path) -> Iterator[str]:
             cells += [f"{first.seconds / now.seconds:.2f}" for first, now in zip(paces[0], (ours, plans), strict=True)]
         else:
             cells += ["", ""]
-        for share, expected in zip(ours.idle, plans.idle, strict=True):
-            cells += [f"{share:.0%}", f"{expected:.0%}"]
+        for share, predicted in zip(ours.idle, plans.idle, strict=True):
+            cells += [f"{share:.0%}", f"{predicted:.0%}"]
         cells += [f"{ours.age:.1f}", f"{plans.age:.0f}", "" if math.isnan(ours.ready) else f"{ours.ready:.1f}"]
         yield f"| {' | '.join(cells)} |"
     yield ""
@@ -235,6 +250,109 @@ def curve_table(name: str, runs: Path) -> Iterator[str]:
     yield ""
 
 
+def lengths_of(run: Path, most: int) -> tuple[int, ...]:
+    """Returns the lengths of the responses that a run logged, as shares of the longest one times `most`."""
+    lines = [json.loads(line) for line in (run / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+    found = [max(1, len(line["response"].encode())) for line in lines if "response" in line]
+    return tuple(sorted(max(1, round(length * most / max(found))) for length in found))
+
+
+def larger(devices: int, ahead: int, lengths: Sequence[int]) -> Report:
+    """The plan of the recipe on so many GPUs, half of which generate. lengths: of responses, in tokens."""
+    nodes, half, factor = devices // 8, devices // 2, devices // 64
+    halves = {
+        "actor,critic,reference": f"0-{half - 1}",
+        "rollout": f"{half}-{devices - 1}",
+        "reward": {"node_group": "node", "placement": f"0-{nodes - 1}:0-{nodes * 8 - 1}"},
+    }
+    keys = [
+        f"cluster.inventory={{nodes: {nodes}, gpus_per_node: 8, gpu: h100}}",
+        f"cluster.component_placement={json.dumps(halves)}",
+        f"data.train_batch_size={2048 * factor}",
+        f"data.mini_batch_size={512 * factor}",
+        f"runner.max_staleness={ahead}",
+    ]
+    loaded, placement, inventory = load(str(ROOT / "configs" / RECIPE), keys)
+    known = replace(expected(loaded.config), responses=sampled(lengths))
+    return plan_report(loaded.config, placement, inventory, Basis(lengths=known))
+
+
+def drawn(report: Report, lengths: Sequence[int]) -> tuple[list[float], list[float]]:
+    """Seconds of generation and of the learners in each simulated step, in multiples of those of the plan.
+
+    The slot of a finished response takes the next one, as in `planner.lengths.decoding`, and the slowest rank decides.
+    """
+    draw, ranks = random.Random(0), report.layout.parts["rollout"].ranks
+    share = -(-report.config.rows_per_step // ranks)
+    running = min(running_sequences(report.config, ranks), share)
+    planned = sum(steps for _, steps in decoding(report.lengths.responses, share, running))
+    longest, tokens = [], []
+    for _ in range(FILL + SIMULATED_STEPS + max(AHEAD)):
+        rows = draw.choices(lengths, k=ranks * share)
+        ends = []
+        for first in range(0, len(rows), share):
+            slots = rows[first : first + running]
+            heapq.heapify(slots)
+            for row in rows[first + running : first + share]:
+                heapq.heapreplace(slots, slots[0] + row)
+            ends.append(max(slots))
+        longest.append(max(ends) / planned)
+        tokens.append(statistics.fmean(rows) / report.lengths.response)
+    return longest, tokens
+
+
+def simulated(run: Path) -> Iterator[str]:
+    """The section of the page."""
+    most = load(str(ROOT / "configs" / RECIPE), [])[0].config.data.max_response_length
+    lengths = lengths_of(run, most)
+    cut = sum(length == most for length in lengths) / len(lengths)
+    yield SIMULATED
+    yield ""
+    yield (
+        f"`python benchmarks/staleness.py simulate --lengths RUN`, {datetime.now(UTC).date().isoformat()}: "
+        f"{SIMULATED_STEPS} steps after the first {FILL} of `{RECIPE}`, by the plan with data sheets. "
+        "Nothing in this table was measured on GPUs. Half of the GPUs generate; all are equally fast, and none fails. "
+        f"The responses of each step are drawn from {len(lengths):,} that a tiny model on a CPU generated, scaled to "
+        f"at most {most:,} tokens: mean {statistics.fmean(lengths):,.0f}, median {statistics.median(lengths):,.0f}, "
+        f"{cut:.0%} of the greatest length."
+    )
+    yield ""
+    yield "| GPUs | k | step | steps/s against k = 0 | idle: actor, critic, reference | idle: rollout |"
+    yield "|---|---|---|---|---|---|"
+    for devices in (64, 1024):
+        longest, tokens = drawn(larger(devices, 0, lengths), lengths)
+        alternating = 0.0
+        for ahead in AHEAD:
+            model = model_of(larger(devices, ahead, lengths))
+            still = replace(model, mtbf=math.inf, validation=0.0, checkpoint=0.0, start=0.0, steps=len(tokens))
+            factors = {name: longest if name == "generate" else tokens for name in model.works} | {"sync weights": None}
+            outcome = simulate(still, 1, partial(seconds_of, model, factors))
+            begin, end = outcome.ends[FILL - 1], outcome.ends[FILL + SIMULATED_STEPS - 1]
+            took = (end - begin) / SIMULATED_STEPS
+            alternating = alternating or took
+            cells = [f"{devices:,}", str(ahead), f"{took:.0f} s", f"{alternating / took:.2f}"]
+            for names in (("actor", "critic", "reference"), ("rollout",)):
+                spans = (
+                    (max(event.start, begin), min(event.stop, end))
+                    for event in outcome.events
+                    if event.component in names
+                )
+                cells.append(f"{1 - covered((a, b - a) for a, b in spans if a < b) / (end - begin):.0%}")
+            yield f"| {' | '.join(cells)} |"
+    yield ""
+
+
+def seconds_of(model: RunModel, factors: Mapping[str, Sequence[float] | None], phase: str, step: int) -> float:
+    factor = factors[phase]
+    return model.works[phase].seconds * (1.0 if factor is None else factor[step])
+
+
+def section_of(page: str) -> str:
+    """The simulated section of a page; empty if it has none."""
+    _, found, rest = page.partition(SIMULATED)
+    return found + rest.partition("\n## ")[0].rstrip() + "\n" if found else ""
+
+
 def text(value: float) -> str:
     return f"{value:.2f}" if abs(value) < 2 else f"{value:,.0f}"
 
@@ -261,7 +379,8 @@ def draw(path: Path, runs: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def page(runs: Path, picture: str) -> str:
+def page(runs: Path, picture: str, before: str) -> str:
+    """The page with the runs that were made. before: the present one, whose simulated section stays."""
     where = machine(["torch", "ray"])
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
     paces = [line for name in LOADS for line in pace_table(name, runs)]
@@ -285,6 +404,8 @@ def page(runs: Path, picture: str) -> str:
         ]
     if curves:
         lines += ["## Learning", "", f"![Curves for each k]({picture})", "", *curves]
+    if section := section_of(before):
+        lines.append(section)
     return "\n".join(lines)
 
 
@@ -298,12 +419,22 @@ def cases(part: str, runs: Path) -> Mapping[str, Case]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="?", choices=("pace", "curves"), help="without it: both")
+    parser.add_argument("part", nargs="?", choices=("pace", "curves", "simulate"), help="without it: the first two")
+    parser.add_argument("--lengths", type=Path, help="simulate: the folder of a run")
     parser.add_argument("--only", help="only runs whose name begins so, such as 'rollout apart' or 'CartPole'")
     parser.add_argument("--runs", type=Path, default=Path("runs/staleness"), help="folder of the runs")
     parser.add_argument("--minutes", type=float, default=60, help="after them no further run begins")
     parser.add_argument("--output", type=Path, default=ROOT / "docs/results/max_staleness.md")
     given = parser.parse_args()
+    before = given.output.read_text(encoding="utf-8") if given.output.exists() else ""
+    if given.part == "simulate":
+        if given.lengths is None or not (given.lengths / "samples.jsonl").is_file():
+            raise SystemExit(f"--lengths {given.lengths}: no folder of a run with samples.jsonl")
+        section, old = "\n".join(simulated(given.lengths)), section_of(before)
+        print(section)
+        page_now = before.replace(old, section) if old else f"{before.rstrip()}\n\n{section}"
+        given.output.write_text(page_now, encoding="utf-8")
+        return
     given.runs.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     parts = [given.part] if given.part else ["pace", "curves"]
@@ -326,7 +457,7 @@ def main() -> None:
         print(f"{name}: done, {time.monotonic() - began:.0f} s so far", flush=True)
     picture = given.output.with_suffix(".png")
     draw(picture, given.runs)
-    given.output.write_text(page(given.runs, picture.name), encoding="utf-8")
+    given.output.write_text(page(given.runs, picture.name, before), encoding="utf-8")
 
 
 if __name__ == "__main__":

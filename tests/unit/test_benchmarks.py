@@ -400,6 +400,36 @@ def test_the_runs_of_staleness_are_valid(staleness: ModuleType, tmp_path: Path) 
     assert ahead.idle[0] < alternating.idle[0]
 
 
+def test_clusters_are_simulated_with_the_lengths_of_a_run(staleness, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(staleness, "SIMULATED_STEPS", 4)
+    output = tmp_path / "page.md"
+    output.write_text("# Title\n\n## Learning\n\nCurves.\n")
+
+    def call(lengths: str) -> None:
+        words = ["staleness.py", "simulate", "--lengths", str(tmp_path / lengths), "--output", str(output)]
+        monkeypatch.setattr(sys, "argv", words)
+        staleness.main()
+
+    with pytest.raises(SystemExit, match="no folder of a run"):
+        call("nothing")
+    for name, most in (("equal", 1), ("varied", 40)):
+        (tmp_path / name).mkdir()
+        rows = [{"step": 1, "response": "x" * (1 + n % most)} for n in range(400)] + [{"step": 1, "episode": 2}]
+        (tmp_path / name / "samples.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        call(name)
+        lines = output.read_text().splitlines()
+        assert lines.count(staleness.SIMULATED) == 1
+        assert lines[:5] == ["# Title", "", "## Learning", "", "Curves."]
+        cells = [
+            [cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith(("| 64", "| 1,"))
+        ]
+        assert [row[1] for row in cells] == ["0", "1", "2", "4", "8"] * 2
+        assert [row[3] == "1.00" for row in cells] == [True, *[False] * 4] * 2
+        assert min(float(row[3]) for row in cells) == 1
+        paces = [row[2:] for row in cells]
+        assert (paces[1] == paces[2]) or name == "varied"  # what does not vary needs no more than one rollout ahead
+
+
 def test_idle_shares_of_a_timeline(staleness: ModuleType, tmp_path: Path) -> None:
     """Calls of one worker overlap; the reward waits all the time; a call before the counted steps does not count."""
     steps, lanes = staleness.MEASURED - 1, ["steps", "actor[0]", "critic[0]", "rollout[0]", "reward[0]"]
