@@ -296,6 +296,10 @@ def test_a_server_at_an_ipv6_address(tmp_path: Path) -> None:
         envs.close()
     finally:
         assert server.end() == 0
+    remote_workers._known.clear()
+    key, message, hint = _problem(server.description(CARTPOLE))
+    assert (key, "no environment server answers" in message) == ("env.address", True)
+    assert f"--env CartPole-v1 --host ::1 --port {server.port} --token-file token" in hint
 
 
 def test_too_many_open_files_do_not_end_the_server(tmp_path: Path) -> None:

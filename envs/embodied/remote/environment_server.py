@@ -289,13 +289,13 @@ def _pixels(options: argparse.Namespace) -> dict[str, object] | None:
         return None
     try:
         pixels = PixelFormat(**(_object(options.pixels) or {}))
+        sizes = (pixels.width, pixels.height, 8 * pixels.frame_stack)
+        if all(isinstance(size, int) and 8 <= size <= 1024 for size in sizes):
+            return asdict(pixels)
     except TypeError:
-        pixels = None
-    sizes = [] if pixels is None else [pixels.width, pixels.height, 8 * pixels.frame_stack]
-    if not sizes or not all(isinstance(size, int) and 8 <= size <= 1024 for size in sizes):
-        example = '--pixels \'{"width": 64, "height": 64, "frame_stack": 3}\', from 8 to 1024'
-        _wrong(options.parser, f"--pixels {options.pixels}: not a size of images; as {example}")
-    return asdict(pixels)
+        pass
+    example = '--pixels \'{"width": 64, "height": 64, "frame_stack": 3}\', from 8 to 1024'
+    _wrong(options.parser, f"--pixels {options.pixels}: not a size of images; as {example}")
 
 
 def _object(text: str) -> dict[str, Any] | None:

@@ -63,8 +63,9 @@ def inspect_remote(description: EnvDescription, *, limited: bool = True) -> EnvF
 
 
 def _unanswered(address: str, description: EnvDescription, error: Exception) -> Problem:
-    _, port = wire.host_and_port(address)
-    hint = f"on that machine: python server.pyz --env {description.id} --port {port} --token-file token"
+    host, port = wire.host_and_port(address)
+    listen = "" if host in ("127.0.0.1", "localhost") else f"--host {host} "  # its default is the loopback interface
+    hint = f"on that machine: python server.pyz --env {description.id} {listen}--port {port} --token-file token"
     reason = getattr(error, "strerror", None) or error
     return Problem(KEY, f"no environment server answers ({reason})", value=address, hint=hint)
 
