@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import weakref
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +12,12 @@ import pytest
 import torch
 import yaml
 
+from rl_platform.components.actor import LanguageActor
 from rl_platform.launch import session
 from rl_platform.launch.reallocation import reallocate
 from rl_platform.metrics import read_metrics
+from rl_platform.records import RolloutBatch
+from rl_platform.runners import reasoning
 
 STEPS = 6
 WORKERS = "cluster.devices_per_node=2"
@@ -149,3 +154,26 @@ def test_a_run_goes_back_if_the_new_placement_does_not_start(
     assert "this start fails" in ended.out
     assert "and stays there" in ended.out
     assert differences(final_state("stayed", STEPS), final_state("moved", STEPS)) == []
+
+
+class DiesOnce(LanguageActor):
+    """Its process is killed in the fourth step, the second one after the move. The first one was saved."""
+
+    def update(self, batch: RolloutBatch, step: int) -> dict[str, float]:
+        if step == 3 and self.context.rank == 0 and not Path("killed").exists():
+            Path("killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().update(batch, step)
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_run_that_dies_after_a_move_stays_on_its_first_placement(command, scored: str, monkeypatch):
+    monkeypatch.setattr(reasoning, "LanguageActor", DiesOnce)
+    restarts = "cluster.restarts=1", "cluster.restart_backoff_s=0.1", "runner.save_interval=1"
+    ended = command(*LANGUAGE, scored, *restarts, "cluster.reallocate=auto")
+    assert Path("killed").exists(), ended.err
+    assert ended.code == 0, ended.err
+    assert "resumed from step 3" in ended.out
+    assert ended.out.count("the run moves after step") == 1
+    assert "the run moves after step 2" in ended.out
+    assert "the run failed on " in ended.out
