@@ -48,7 +48,6 @@ ASKED = {  # environment variables that a file does not set, and what kind of va
     "LLM": "moonshotai/Moonlight-16B-A3B-Instruct",
     **{name: f"{name}.parquet" for name in ("gsm8k_train_path", "gsm8k_test_path", "aime24_test_path")},
 }
-OWN_CODE = ("simulators.py:", "policies.py:", "rlinf.")  # files, and a package, that a result of RLinf may name
 LONGEST_S = 600.0  # of a rehearsal
 
 
@@ -108,7 +107,7 @@ def main() -> None:
             print(f"    {number:6,}  {reason}")
     rehearsed: list[dict[str, object]] = []
     if options.rehearse:
-        plannable = [each for each in examples if planned.get(each.path) == "" and not needs_code(each.config)]
+        plannable = [each for each in examples if planned.get(each.path) == ""]
         rehearsed = list(rehearse(plannable, options.rehearse, options.minutes))
     write_json(options.json, {"options": vars(options), "counts": counts, "reasons": reasons, "rehearsed": rehearsed})
 
@@ -120,7 +119,7 @@ def all_examples(options: dict[str, Path | None]) -> Iterator[Example]:
                 text = as_yaml(done, path)
                 for name in re.findall(r"\$\{env:(\w+)\}", text):
                     os.environ.setdefault(name, ASKED.get(name, f"example/{name}"))
-                with config_file(text) as file:
+                with config_file(text, done) as file:
                     try:
                         config, problem = load_config(file).config, ""
                     except ConfigError as error:
@@ -167,8 +166,11 @@ def converted(path: Path, name: str, env: str | None = None) -> Conversion:
 
 
 @contextmanager
-def config_file(text: str) -> Iterator[Path]:
+def config_file(text: str, done: Conversion) -> Iterator[Path]:
+    """A file with a result, beside its stand-ins."""
     with tempfile.TemporaryDirectory() as folder:
+        for name, (_, code) in done.stand_ins.items():
+            (Path(folder) / name).write_text(code, encoding="utf-8")
         file = Path(folder) / "config.yaml"
         file.write_text(text, encoding="utf-8")
         yield file
@@ -180,7 +182,7 @@ def twin(key: str) -> str:
 
 def plan_problem(example: Example) -> str:
     """Why the plan of a result is refused; empty if it is not."""
-    with config_file(example.text) as file:
+    with config_file(example.text, example.done) as file:
         try:
             rl.plan(file)
         except PlatformError as error:
@@ -197,18 +199,14 @@ def lost(example: Example) -> Iterator[str]:
             yield "an argument of code of the user"
 
 
-def needs_code(config: Config | None) -> bool:
-    """True if the config names a simulator or a network that its user has to write."""
-    return config is not None and any(name.startswith(OWN_CODE) for name in (config.env.id, config.actor.model.type))
-
-
 def shape(config: Config) -> tuple[str, int]:
     """What decides which code a rehearsal runs, and the number of further features of the config.
 
-    Generation engines are left out: without a GPU torch replaces them.
+    Generation engines are left out: without a GPU torch replaces them. So are the names of stand-ins.
     """
-    algorithm, places, features = config.algorithm, config.cluster.component_placement, 0
-    parts = [algorithm.adv_type, algorithm.policy_loss, *sorted(places)]
+    algorithm, features = config.algorithm, 0
+    places = sorted(",".join(sorted(names.split(","))) for names in config.cluster.component_placement)
+    parts = [algorithm.adv_type, algorithm.policy_loss, *places]
     for role in ("actor", "critic") if config.critic.use_critic_model else ("actor",):
         section = config.section(role)
         split = [name for name, size in section.parallel if size not in (1, False)]
@@ -218,7 +216,9 @@ def shape(config: Config) -> tuple[str, int]:
     parts += ["KL in the reward"] * algorithm.use_kl_in_reward + ["KL in the loss"] * algorithm.use_kl_loss
     parts += ["stale"] * bool(config.runner.max_staleness)
     if config.runner.task_type == "embodied":
-        return ", ".join([*parts, config.actor.model.type, config.env.name]), features
+        names = (config.actor.model.type, config.env.name)
+        kinds = ["a stand-in" if ".py:" in name else name for name in names]
+        return ", ".join([*parts, *kinds]), features + (config.actor.model.num_action_chunks > 1)
     path = config.actor.model.path or "random"
     family = family_of(path)
     kind = family.options["model_type"] if family else PurePath(path).name
@@ -247,7 +247,7 @@ def rehearse(examples: list[Example], folder: Path, minutes: float) -> Iterator[
             if time.monotonic() > end:
                 print(f"{first.path.name:62}{len(others):6}{len(first.rows):6}{'yes':>6}  not yet: {name}")
                 continue
-            row = {"text": first.text, **rehearsed(first.text)}
+            row = {"text": first.text, **rehearsed(first)}
             kept.write_text(json.dumps(row), encoding="utf-8")
         outcome = "yes" if row["ok"] else str(row["output"]).strip()[-300:]
         numbers = f"{row['seconds']:9.0f}{row['cpu_seconds']:6.0f}"
@@ -255,9 +255,9 @@ def rehearse(examples: list[Example], folder: Path, minutes: float) -> Iterator[
         yield {"file": first.path.name, "shape": name, "alike": [each.path.name for each in others], **row}
 
 
-def rehearsed(text: str) -> dict[str, object]:
-    """Whether a config rehearses, its wall time, the CPU time of its processes, and the end of what it printed."""
-    with config_file(text) as file:
+def rehearsed(example: Example) -> dict[str, object]:
+    """Whether a result rehearses, its wall time, the CPU time of its processes, and the end of what it printed."""
+    with config_file(example.text, example.done) as file:
         command = [str(Path(sys.executable).with_name("platform-launch")), "--rehearse", str(file)]
         limits = {"cwd": file.parent, "timeout": LONGEST_S}
         began = time.monotonic()

@@ -36,7 +36,7 @@ class Use(NamedTuple):
 
 
 USES = (
-    Use(NETWORK, "policy_network", lambda config: [config.actor.model.type]),
+    Use(NETWORK, "policy_network", lambda config: [config.actor.model.type], lambda config: config.actor.model.kwargs),
     Use(BACKEND, "env_backend", lambda config: [config.env.backend]),
     Use(ENGINE, "rollout_engine", lambda config: [config.rollout.backend], lambda config: config.rollout.engine_args),
     Use(ESTIMATOR, "estimator", lambda config: [config.algorithm.adv_type]),

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from rl_platform.config.schema import Config
+from rl_platform.engines.training.model_problems import context_problems
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.extras import required
+from rl_platform.extras import is_present, required
 from rl_platform.placement.scheduler import Placement
+
+if TYPE_CHECKING:
+    from rl_platform.placement.estimates.model_shape import ModelShape
 
 
 def sharding_problems(config: Config, placement: Placement) -> Iterator[Problem]:
@@ -25,9 +30,35 @@ def sharding_problems(config: Config, placement: Placement) -> Iterator[Problem]
 
 
 def shape_problems(config: Config, placement: Placement) -> Iterator[Problem]:
-    """Yields problems of models without equal shares in their layout. Covers shapes that are known without loading."""
+    """Yields problems of models in their layout and with their adapters, if their shapes are known without loading."""
+    found: list[Problem] = []
     if (megatron := _megatron(config, placement)) is not None:
-        yield from megatron.shape_problems(config, placement)
+        found = [*megatron.shape_problems(config, placement)]
+    yield from found
+    unequal = {problem.key for problem in found}
+    for role, shape in language_shapes(config, placement):
+        section = config.section(role)
+        if f"{role}.parallel.tensor" not in unequal:
+            yield from context_problems(section, role, shape.heads, shape.kv_heads)
+        if section.lora is not None:
+            with required("rl_platform.models.adapters", f"{role}.lora"):
+                from rl_platform.models.adapters.targets import unknown_targets
+
+            yield from unknown_targets(shape.linear_layers, section.lora, f"{role}.lora")
+
+
+def language_shapes(config: Config, placement: Placement) -> Iterator[tuple[str, ModelShape]]:
+    """Yields the trained language models, and a reference of its own, whose shapes are known without loading."""
+    if not is_present("rl_platform.placement.estimates"):
+        return
+    from rl_platform.placement.estimates.component_shapes import shapes
+    from rl_platform.placement.estimates.model_shape import ModelShape
+
+    known, _ = shapes(config)
+    for role in _placed(placement):
+        shape = known.get(role)
+        if isinstance(shape, ModelShape) and not (role == "reference" and config.reference_as_actor):
+            yield role, shape
 
 
 def device_problems(config: Config, placement: Placement) -> Iterator[Problem]:

@@ -71,7 +71,7 @@ def _unfit(config: Config, placement: Placement, known: dict[str, Architecture])
     longest = config.data.longest_sequence
     for role in ("actor", "critic", "reference"):
         loaded = real.get(role if role in known else "actor")
-        if role not in placement.components or loaded is None:
+        if role not in placement.components or loaded is None or (role == "reference" and config.reference_as_actor):
             continue
         section, problems = config.section(role), []
         if section.training_backend == "megatron":

@@ -39,7 +39,7 @@ NETWORK = Extension(
 
 def build_network(name: str, spaces: EnvSpaces, options: dict[str, object]) -> nn.Module:
     """Returns the network behind `name`. Raises ConfigError if it cannot be built."""
-    kind = NETWORK.load(name)
+    kind = NETWORK.load(name, options)
     if not issubclass(kind, nn.Module):
         raise NETWORK.misfit(name, "does not inherit from torch.nn.Module")
     try:

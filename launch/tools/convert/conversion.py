@@ -17,6 +17,7 @@ from rl_platform.config.rules import without_effect
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.config import complete_models
 from rl_platform.config.source import Tree
+from rl_platform.engines.training.model_problems import context_sizes
 from rl_platform.launch.tools.convert.key_tables import KeyTable, read_table
 from rl_platform.launch.tools.convert.outcome import (
     ForeignConfig,
@@ -30,6 +31,8 @@ from rl_platform.launch.tools.convert.outcome import (
     to,
     untranslated,
 )
+from rl_platform.placement.estimates.component_shapes import shapes
+from rl_platform.placement.estimates.model_shape import ModelShape
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class System:
 
     name: of `--from`; title: as in `names.yaml`; marks: keys and patterns by which its configs are told from others;
     rules: of keys whose values are computed; leaves: keys whose value is a mapping; kinds: the groups of defaults that
-    a config has, by its keys.
+    a config has, by its keys; stand_ins: files that a config names, each with a name that it defines and its text.
     """
 
     name: str
@@ -47,6 +50,7 @@ class System:
     rules: Table
     leaves: Sequence[str] = ()
     kinds: Callable[[Mapping[str, Value]], Sequence[str]] = lambda _: ["all"]
+    stand_ins: Callable[[ForeignConfig, Mapping[str, Value]], dict[str, tuple[str, str]]] = lambda *_: {}
 
     @cached_property
     def table(self) -> Table:
@@ -82,12 +86,13 @@ class TranslatedKey:
 
 @dataclass
 class Conversion:
-    """values: our keys and their values; origins: the rows that wrote each."""
+    """values: our keys and their values; origins: the rows that wrote each; stand_ins: as of the system."""
 
     system: System
     rows: list[TranslatedKey]
     values: dict[str, Value] = field(default_factory=dict)
     origins: dict[str, list[TranslatedKey]] = field(default_factory=dict)
+    stand_ins: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def of(self, status: str, *, given: bool = True) -> list[TranslatedKey]:
         return [row for row in self.rows if row.outcome.status == status and row.given is given]
@@ -104,7 +109,9 @@ class Conversion:
 
 
 def convert(system: System, given: Mapping[str, Value]) -> Conversion:
-    """Translates every key of a file, then the defaults of the system that differ from ours."""
+    """Translates every key of a file, then the defaults of the system that differ from ours.
+
+    Values that the known models do not allow become the nearest ones."""
     done = Conversion(system, [])
     defaults = system.defaults(given)
     source = ForeignConfig(given, defaults)
@@ -120,6 +127,8 @@ def convert(system: System, given: Mapping[str, Value]) -> Conversion:
         if different or outcome.status == "untranslated":
             done.rows.append(_placed(done, TranslatedKey(key, value, replace(outcome, values=different), given=False)))
     _prune(done)
+    _fit(done)
+    done.stand_ins = system.stand_ins(source, done.values)
     return done
 
 
@@ -171,20 +180,8 @@ def _prune(done: Conversion) -> None:
 
 def _silent(done: Conversion) -> dict[str, str]:
     """The written keys without effect, and why. Keys that the schema refuses are left out of the judgement."""
-    tree = done.tree()
-    tree.setdefault("cluster", {}).setdefault("component_placement", {})
-    tree.setdefault("runner", {}).setdefault("task_type", "reasoning")
-    while True:
-        try:
-            config = Config.model_validate(complete_models(copy.deepcopy(tree)))
-            break
-        except ValidationError as error:
-            for detail in error.errors(include_url=False):
-                *sections, name = detail["loc"][:2] if detail["type"] == "missing" else detail["loc"]
-                inner = value_at(tree, sections)
-                if not isinstance(inner, dict) or name not in inner:
-                    return {}
-                del inner[name]
+    if (config := _accepted(done)) is None:
+        return {}
     reasons = {unread.key: unread.reason for unread in without_effect(config)}
     return {
         key: reason
@@ -192,6 +189,52 @@ def _silent(done: Conversion) -> dict[str, str]:
         for name, reason in reasons.items()
         if value is not None and (key == name or key.startswith(f"{name}."))
     }
+
+
+def _accepted(done: Conversion) -> Config | None:
+    """The config without the keys that the schema refuses. None if that is not enough."""
+    tree = done.tree()
+    tree.setdefault("cluster", {}).setdefault("component_placement", {})
+    tree.setdefault("runner", {}).setdefault("task_type", "reasoning")
+    while True:
+        try:
+            return Config.model_validate(complete_models(copy.deepcopy(tree)))
+        except ValidationError as error:
+            for detail in error.errors(include_url=False):
+                *sections, name = detail["loc"][:2] if detail["type"] == "missing" else detail["loc"]
+                inner = value_at(tree, sections)
+                if not isinstance(inner, dict) or name not in inner:
+                    return None
+                del inner[name]
+
+
+def _fit(done: Conversion) -> None:
+    """Writes the nearest numbers of context ranks, and targets of adapters, that the models have."""
+    config = _accepted(done)
+    known = shapes(config)[0] if config is not None else {}
+    for role in ("actor", "critic", "reference"):
+        shape = known.get(role)
+        if config is None or not isinstance(shape, ModelShape):
+            continue
+        section, context = config.section(role), f"{role}.parallel.context"
+        fitting = context_sizes(section, shape.heads, shape.kv_heads)
+        if context in done.values and section.parallel.context not in fitting:
+            nearest = max(size for size in fitting if size < section.parallel.context)
+            _replace(done, context, {context: nearest}, "context ranks have equal shares of a tensor rank's heads here")
+        adapters = next((key for key in done.values if key.startswith(f"{role}.lora.")), None)
+        if adapters is not None and section.lora is not None:
+            targets = [name for name in section.lora.target_modules if name in shape.linear_layers]
+            if 0 < len(targets) < len(section.lora.target_modules):
+                _replace(done, adapters, {f"{role}.lora.target_modules": targets}, "experts have no adapters here")
+
+
+def _replace(done: Conversion, key: str, values: Mapping[str, Value], why: str) -> None:
+    """Makes the rows of `key` untranslated, with `values` as the nearest."""
+    for row in done.origins[key]:
+        new = replace(row, outcome=untranslated(why, {**row.outcome.values, **values}))
+        done.rows[done.rows.index(row)] = new
+        done.values.update(new.outcome.values)
+        done.origins |= {name: [new] for name in new.outcome.values}
 
 
 def _without(row: TranslatedKey, silent: Mapping[str, str]) -> TranslatedKey | None:

@@ -39,6 +39,7 @@ from rl_platform.launch.tools.convert.rlinf_placement import (
     tensor_parallel,
 )
 from rl_platform.launch.tools.convert.rlinf_policies import POLICIES, constant_entropy
+from rl_platform.launch.tools.convert.rlinf_stand_ins import stand_ins
 
 _UNREAD = "RLinf reads it in reasoning runs only"
 _IMAGE_REWARD = "a reward model of images: compute its reward in the environment"
@@ -389,4 +390,5 @@ RLINF = System(
     ("runner.task_type", "cluster.component_placement*", "runner.logger.*", "algorithm.adv_type", "rollout.model.*"),
     RULES,
     leaves=("cluster.component_placement",),
+    stand_ins=stand_ins,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from rl_platform.launch.tools.convert.outcome import (
     REASONS,
     ForeignConfig,
@@ -22,10 +24,9 @@ from rl_platform.launch.tools.convert.outcome import (
     while_,
     write,
 )
+from rl_platform.launch.tools.convert.rlinf_stand_ins import SIMULATORS
 
-_FILE = "simulators.py"  # that the user writes
 _MADE_BY_GYMNASIUM = (None, "maniskill", "maniskill_rlt")  # RLinf calls gymnasium.make(**init_params)
-_MANISKILL = "rlinf.envs.maniskill"  # the module whose import registers its tasks
 _PAY_SUCCESS = ("libero", "metaworld", "calvin")  # their only reward
 _ONE_SET = "evaluation has the environments of training here"
 
@@ -56,26 +57,29 @@ def _eval_episodes(value: Value, source: ForeignConfig) -> Outcome:
 def _own_simulator(source: ForeignConfig) -> bool:
     """True if RLinf steps the simulator by a class of its own, and not by gymnasium.make."""
     kind = source("env.train.env_type")
-    return kind not in (None, "metaworld") and (
-        kind not in _MADE_BY_GYMNASIUM or source("env.train.init_params.id") is None
+    if kind == "metaworld":
+        return not _as_numbers(source)
+    return kind is not None and (kind not in _MADE_BY_GYMNASIUM or source("env.train.init_params.id") is None)
+
+
+def _as_numbers(source: ForeignConfig) -> bool:
+    """True for Meta-World with a policy that can read numbers in place of pictures."""
+    return source("env.train.env_type") == "metaworld" and not str(source("actor.model.model_type")).startswith(
+        "openvla"
     )
 
 
 def _env_type(value: Value, source: ForeignConfig) -> Outcome:
-    if value == "metaworld":
+    if _as_numbers(source):
         why = "rl-platform environment manipulation installs it; numbers are observed, and no pictures"
         values: dict[str, Value] = {"env.id": "metaworld:Meta-World/MT1", "env.python": "manipulation"}
         return write({**values, "env.num_workers": source.whole("env.train.total_num_envs", 1)}, why)
     if not _own_simulator(source):
-        return untranslated(
-            "ManiSkill's tasks return batches of tensors: register one in its CPUGymWrapper as env.id; env.python: an "
-            "interpreter that has ManiSkill"
-        )
-    why = (
-        f"a simulator: write the function {value} in {_FILE}, which returns one Gymnasium environment; env.python: an "
-        "interpreter that has it"
-    )
-    return untranslated(why, {"env.id": f"{_FILE}:{value}"})
+        why = f"put ManiSkill into the function maniskill in {SIMULATORS}; env.python: an interpreter that has it"
+        return untranslated(why, {"env.id": f"{SIMULATORS}:maniskill"})
+    name = re.sub(r"\W", "_", str(value))
+    why = f"a simulator: put it into the function {name} in {SIMULATORS}; env.python: an interpreter that has it"
+    return untranslated(why, {"env.id": f"{SIMULATORS}:{name}"})
 
 
 def _of_simulator(key: str, otherwise: Rule) -> Rule:
@@ -86,7 +90,7 @@ def _of_simulator(key: str, otherwise: Rule) -> Rule:
         outcome = otherwise(value, source)
         if outcome.status != "untranslated" or not _own_simulator(source):
             return outcome
-        return passed(f"env.kwargs.{name}", value, f"an argument of {source('env.train.env_type')} in {_FILE}")
+        return passed(f"env.kwargs.{name}", value, f"an argument of {source('env.train.env_type')} in {SIMULATORS}")
 
     return rule
 
@@ -107,10 +111,10 @@ def init_param(key: str) -> Rule:
 
 def _env_id(value: Value, source: ForeignConfig) -> Outcome:
     if _own_simulator(source):
-        return passed("env.kwargs.id", value, f"an argument of {source('env.train.env_type')} in {_FILE}")
+        return passed("env.kwargs.env_id", value, f"an argument of {source('env.train.env_type')} in {SIMULATORS}")
     if source("env.train.env_type") is None:
         return to("env.id", why="it must be registered with Gymnasium")(value, source)
-    return write({"env.id": f"{_MANISKILL}:{value}"}, "importing that module registers RLinf's and ManiSkill's tasks")
+    return write({"env.kwargs.env_id": value}, "the id that RLinf and ManiSkill register")
 
 
 def _in_evaluation(name: str, rule: Rule) -> Rule:
@@ -156,7 +160,7 @@ def _unless_set(why: str) -> Rule:
 
 
 def _suite(value: Value, source: ForeignConfig) -> Outcome:
-    if source("env.train.env_type") == "metaworld":
+    if _as_numbers(source):
         one: dict[str, Value] = {"env.kwargs.env_name": "reach-v3", "env.kwargs.seed": 1}
         return untranslated("env.tasks: an equal number of environments for each of its tasks", one)
     return _unless_set("a set of tasks of RLinf's environments")(value, source)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from rl_platform.launch.tools.convert.outcome import (
     REASONS,
     ForeignConfig,
@@ -27,10 +29,11 @@ from rl_platform.launch.tools.convert.outcome import (
     write,
 )
 from rl_platform.launch.tools.convert.rlinf_embodied import embodied, init_param
+from rl_platform.launch.tools.convert.rlinf_stand_ins import POLICIES as FILE
 
-_FILE = "policies.py"  # that the user writes
 _KIND, _IS_LORA = "actor.model.model_type", "actor.model.is_lora"
 _MLP: dict[str, Value] = {"type": "mlp", "hidden_sizes": [256, 256, 256], "activation": "tanh", "initial_log_std": -0.5}
+_INSTRUCTION = "Do the task."
 _BINS = 256  # of OpenVLA
 _VLAS = {
     **dict.fromkeys(("openpi", "openpi_rlinf", "dexbotic_pi"), "pi0"),
@@ -76,7 +79,7 @@ def _own(source: ForeignConfig) -> bool:
 def _class_name(kind: Value) -> str:
     if not isinstance(kind, str):
         raise TypeError
-    return "".join(part[:1].upper() + part[1:] for part in kind.split("_"))
+    return "".join(part[:1].upper() + part[1:] for part in re.split(r"\W|_", kind))
 
 
 def _model_type(role: str) -> Rule:
@@ -89,16 +92,18 @@ def _model_type(role: str) -> Rule:
             why = "RLinf's value network is separate; here it is a head on the same layers"
             return write({f"actor.model.{key}": each for key, each in _MLP.items()}, why)
         if kind := _vla(source):
-            told = source("env.train.init_params.task_description") or "${env:INSTRUCTION}"
+            told = source("env.train.init_params.task_description") or _INSTRUCTION
             values: dict[str, Value] = {"actor.model.type": kind, "actor.model.instruction": told}
             if kind == "vlm_tokens":
                 values["actor.model.action_bins"] = _BINS
             if why := _other_network(source):
                 return untranslated(why, values)
-            return write(values, "the simulator names the task there, actor.model.instruction or env.tasks here")
+            return write(
+                values, "the simulator names the task there: write it into actor.model.instruction or env.tasks"
+            )
         name = _class_name(value)
-        why = f"another architecture: write it as the class {name} in {_FILE}"
-        return untranslated(why, {"actor.model.type": f"{_FILE}:{name}"})
+        why = f"another architecture: put it into the class {name} in {FILE}"
+        return untranslated(why, {"actor.model.type": f"{FILE}:{name}"})
 
     return rule
 
@@ -123,7 +128,7 @@ def _of_policy(key: str, otherwise: Rule) -> Rule:
             return otherwise(value, source)
         if value is None:
             return same("not set")
-        return passed(f"actor.model.kwargs.{name}", value, f"an argument of {_class_name(source(_KIND))} in {_FILE}")
+        return passed(f"actor.model.kwargs.{name}", value, f"an argument of {_class_name(source(_KIND))} in {FILE}")
 
     return rule
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rl_platform.config.schema.models import Lora
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.models.adapters.targets import unknown_targets
 
 ADAPTER = "default"  # peft's name of the set of adapters; part of its parameter names
 BASE = ".base_layer."  # what peft inserts into the names of a targeted matrix
@@ -29,16 +30,9 @@ def not_installed(key: str) -> Problem | None:
     return Problem(key, "adapters are those of peft, which is not installed", hint=hint)
 
 
-def unknown_targets(backbone: nn.Module, lora: Lora, key: str) -> list[Problem]:
-    """Returns a problem for each name in `target_modules` that no linear layer of the backbone has."""
-    linear = {name.rpartition(".")[2] for name, module in backbone.named_modules() if isinstance(module, nn.Linear)}
-    allowed = ", ".join(sorted(linear))
-    message = "the model has no linear layer of this name"
-    return [
-        Problem(f"{key}.target_modules", message, value=name, allowed=allowed)
-        for name in lora.target_modules
-        if name not in linear
-    ]
+def linear_names(backbone: nn.Module) -> set[str]:
+    """Returns the last names of the linear layers of the backbone, which adapters can target."""
+    return {name.rpartition(".")[2] for name, module in backbone.named_modules() if isinstance(module, nn.Linear)}
 
 
 def adapter_parameters(backbone: nn.Module, lora: Lora) -> int:
@@ -58,7 +52,7 @@ def add_adapters(backbone: nn.Module, lora: Lora, seed: int, key: str) -> None:
     """
     if (missing := not_installed(key)) is not None:
         raise ConfigError([missing])
-    if problems := unknown_targets(backbone, lora, key):
+    if problems := [*unknown_targets(linear_names(backbone), lora, key)]:
         raise ConfigError(problems)
     from peft import LoraConfig, inject_adapter_in_model
 

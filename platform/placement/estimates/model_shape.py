@@ -130,24 +130,35 @@ class ModelShape:
         """Parameters of all layers."""
         return self.layers * self.layer_parameters - self._less
 
-    def adapter_parameters(self, lora: Lora) -> int:
-        """Returns the parameters of the adapters of all layers; only linear layers of counted models have adapters."""
+    @property
+    def linear_layers(self) -> dict[str, int]:
+        """Last names of the linear layers that adapters can target, with their channels in and out over all layers.
+
+        transformers keeps the experts of a layer in one tensor, which has no adapters.
+        """
         hidden, queries, latent = self.hidden, self.attention_width, self.latent
-        sums = {"q_proj": hidden + queries, "o_proj": queries + hidden}  # width in and out
-        sums |= dict.fromkeys(("k_proj", "v_proj"), hidden + self.kv_width)
+        channels = {"q_proj": hidden + queries, "o_proj": queries + hidden}
+        channels |= dict.fromkeys(("k_proj", "v_proj"), hidden + self.kv_width)
         if latent is not None:
-            sums = {"q_proj": hidden + queries, "o_proj": self.heads * latent.value + hidden}
+            channels = {"q_proj": hidden + queries, "o_proj": self.heads * latent.value + hidden}
             if latent.queries:
-                sums |= {"q_proj": 0, "q_a_proj": hidden + latent.queries, "q_b_proj": latent.queries + queries}
-            sums["kv_a_proj_with_mqa"] = hidden + latent.keys + latent.rotary
-            sums["kv_b_proj"] = latent.keys + self.heads * (latent.plain + latent.value)
-        total = self.layers * sum(sums.get(name, 0) for name in set(lora.target_modules))
+                channels |= {"q_proj": 0, "q_a_proj": hidden + latent.queries, "q_b_proj": latent.queries + queries}
+            channels["kv_a_proj_with_mqa"] = hidden + latent.keys + latent.rotary
+            channels["kv_b_proj"] = latent.keys + self.heads * (latent.plain + latent.value)
+        channels = {name: self.layers * each for name, each in channels.items()}
         widths = [(self.layers, self.intermediate)]
-        if self.experts:  # transformers keeps the experts of a layer in one tensor, which has no adapters
+        if self.experts:
             shared = (self.layers - self.dense_layers) * bool(self.shared)
             widths = [(self.dense_layers, self.dense_intermediate), (shared, self.shared)]
-        matrices = len({"gate_proj", "up_proj", "down_proj"} & set(lora.target_modules))
-        return lora.rank * (total + matrices * sum(layers * (hidden + width) for layers, width in widths))
+            channels["shared_expert_gate"] = shared * (hidden + 1) * self.shared_gate
+        dense = sum(layers * (hidden + width) for layers, width in widths)
+        channels |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), dense)
+        return {name: each for name, each in channels.items() if each}
+
+    def adapter_parameters(self, lora: Lora) -> int:
+        """Returns the parameters of the adapters of all layers."""
+        channels = self.linear_layers
+        return lora.rank * sum(channels.get(name, 0) for name in set(lora.target_modules))
 
     @property
     def head_parameters(self) -> int:
