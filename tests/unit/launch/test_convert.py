@@ -17,12 +17,15 @@ import rl_platform as rl
 from rl_platform.config.describe import is_known
 from rl_platform.config.explanations.foreign_names import translate
 from rl_platform.config.loader import load_config
+from rl_platform.envs.embodied.descriptions import EnvDescription
+from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.launch.tools.convert.conversion import convert
 from rl_platform.launch.tools.convert.converted_yaml import as_yaml, report
 from rl_platform.launch.tools.convert.key_tables import read_table
 from rl_platform.launch.tools.convert.outcome import Unresolved
 from rl_platform.launch.tools.convert.reading import SYSTEMS, read
 from rl_platform.launch.tools.convert.shell import commands, known
+from rl_platform.models.policy_fit import policy_problems
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "convert.md").read_text(encoding="utf-8")
@@ -351,6 +354,129 @@ def test_an_edited_result_stays(tool: Any, tmp_path: Path, monkeypatch: pytest.M
         assert (ended.code, "Traceback" in ended.err) == (2, False)
     assert "it exists and has another content" in tool("convert", name, "-o", "ours.yaml").err
     assert (Path("ours.yaml").read_text(), Path(name).read_text()) == (edited, text)
+
+
+VLA = """
+runner: {task_type: embodied, max_epochs: 1, logger: {log_path: results, experiment_name: small, logger_backends: []}}
+cluster: {component_placement: {'actor,env,rollout': '0'}}
+algorithm: {adv_type: gae, loss_type: actor_critic, group_size: 1, update_epoch: 1}
+env:
+  train: {env_type: libero, total_num_envs: 4, max_episode_steps: 20, max_steps_per_rollout_epoch: 20, rollout_epoch: 1,
+    task_suite_name: libero_goal, init_params: {camera_heights: 32, camera_widths: 48, render: true}}
+  eval: {env_type: libero, total_num_envs: 2, video_cfg: {save_video: true}}
+actor:
+  global_batch_size: 16
+  micro_batch_size: 8
+  model: {model_type: KIND, model_path: models/vla, action_dim: 5, num_action_chunks: 5, obs_dim: 6, more: {x: 1},
+    add_value_head: true, openpi: {config_name: pi0_libero, num_images_in_input: 3, noise_method: flow_sde}}
+rollout: {pipeline_stage_num: 1}
+critic: {use_critic_model: false}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "parts"),
+    [
+        ("mlp_policy", (6,), []),
+        ("openpi", (3, 32, 48, 3), []),
+        ("openvla_oft", (3, 32, 48, 3), []),
+        ("gr00t", (3 * 32 * 48 * 3 + 6,), [("images", (3, 32, 48, 3)), ("state", (6,))]),
+    ],
+)
+def test_stand_ins_have_the_shapes_of_the_file(
+    tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, shape: tuple[int, ...], parts: list[object]
+) -> None:
+    """They are beside the result, which names them; the network gets its settings, and the policy fits."""
+    monkeypatch.chdir(tmp_path)
+    Path("vla.yaml").write_text(VLA.replace("KIND", kind), encoding="utf-8")
+    ended = tool("convert", "vla.yaml", "-o", "new/ours.yaml")
+    assert ended.code == 0, ended.err
+    assert "new/simulators.py: libero is a stand-in" in ended.out
+    config = load_config("new/ours.yaml").config
+    assert config.env.id == "new/simulators.py:libero"
+    spaces = inspect_env(EnvDescription.of(config.env)).spaces
+    assert (spaces.observation_shape, spaces.action_shape) == (shape, (5,))
+    assert [(part.name, part.shape) for part in spaces.parts] == parts
+    assert [*policy_problems(config.actor.model, spaces)] == []
+    if parts:
+        assert config.actor.model.type == "new/policies.py:Gr00t"
+        assert "new/policies.py: Gr00t is a stand-in" in ended.out
+        assert [path.name for path in sorted(Path("new").iterdir())] == ["ours.yaml", "policies.py", "simulators.py"]
+        ended = tool("convert", "vla.yaml", "-o", "new/other.yaml")  # the same stand-ins
+        assert ended.code == 0, ended.err
+
+
+@pytest.mark.slow
+def test_a_converted_example_rehearses_with_its_stand_ins(
+    tool: Any, command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("vla.yaml").write_text(VLA.replace("KIND", "gr00t"), encoding="utf-8")
+    assert tool("convert", "vla.yaml", "-o", "ours.yaml").code == 0
+    ended = command("--rehearse", "ours.yaml")
+    assert ended.code == 0, ended.err
+    assert "rehearsal of small passed" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"simulators.py": "def other(): ...\n"}, "simulators.py exists and does not define libero"),
+        ({"simulators.py": "def libero(\n"}, "simulators.py exists and does not define libero"),
+        ({"simulators.py": "libero: int\n"}, "simulators.py exists and does not define libero"),
+        ({"simulators.py/x": ""}, "simulators.py exists and does not define libero"),
+        ({"policies.py": "from mine import Other\n"}, "policies.py exists and does not define Gr00t"),
+        ({"ours.yaml": "mine: 1\n"}, "it exists and has another content"),
+    ],
+)
+def test_wrong_files_in_the_place_of_stand_ins(
+    tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], words: str
+) -> None:
+    """Nothing is written beside them."""
+    monkeypatch.chdir(tmp_path)
+    Path("vla.yaml").write_text(VLA.replace("KIND", "gr00t"), encoding="utf-8")
+    for name, text in files.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(text, encoding="utf-8")
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    ended = tool("convert", "vla.yaml", "-o", "ours.yaml")
+    assert (ended.code, "Traceback" in ended.err) == (2, False)
+    assert words in ended.err
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+
+
+def test_a_real_simulator_in_the_place_of_a_stand_in_stays(
+    tool: Any, command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("vla.yaml").write_text(VLA.replace("KIND", "gr00t"), encoding="utf-8")
+    Path("simulators.py").write_text(mine := "from gymnasium.envs.classic_control import PendulumEnv as libero\n")
+    ended = tool("convert", "vla.yaml", "-o", "ours.yaml")
+    assert ended.code == 0, ended.err
+    assert "simulators.py: kept, because it defines libero" in ended.out
+    assert Path("simulators.py").read_text() == mine
+    refused = command("--check", "ours.yaml")
+    assert refused.code == 2
+    assert "unexpected keyword argument 'task_suite_name'" in refused.err
+    refused = command("--check", "ours.yaml", "actor.model.kwargs.kind=2")
+    assert "actor.model.type: its constructor is called with" in refused.err
+
+
+def test_a_layout_that_the_model_does_not_allow_is_named(
+    tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = EXAMPLES[0][1].replace(
+        "trainer.n_gpus_per_node=1",
+        "trainer.n_gpus_per_node=3 actor_rollout_ref.actor.megatron.tensor_model_parallel_size=3 "
+        "--config-name=ppo_megatron_trainer.yaml",
+    )
+    Path("run.sh").write_text(text, encoding="utf-8")
+    ended = tool("convert", "run.sh", "-o", "ours.yaml")
+    assert ended.code == 2, ended.out
+    assert re.search(
+        r"ours.yaml:\d+: actor.parallel.tensor: tensor ranks have equal shares of the model's 14", ended.err
+    )
 
 
 BOMB = "a: &a {x: 1, y: 1}\n" + "".join(  # a section of 8 sections of 8 ..., nine levels of them

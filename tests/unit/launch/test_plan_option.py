@@ -59,6 +59,17 @@ def test_plan_of_another_form_is_wrong_usage(command):
             ("actor.parallel.pipeline=4", "critic.parallel.pipeline=4", "actor.model.random_init.num_layers=6"),
             "command line: actor.parallel.pipeline: pipeline stages have equally many of the model's 6 layers",
         ),
+        (
+            ("actor.parallel.context=2", "critic.parallel.context=2", "actor.model.random_init={num_heads: 1}"),
+            "command line: actor.parallel.context: ranks that share tokens divide the model's 1 attention heads",
+        ),
+        (
+            (
+                "actor.lora.target_modules=[q_proj, up_proj]",
+                "actor.model={path: Qwen/Qwen3-30B-A3B, random_init: null, tokenizer: null}",
+            ),
+            "command line: actor.lora.target_modules: the model has no linear layer of this name; experts have no",
+        ),
     ],
 )
 def test_a_layout_that_cannot_be_is_no_plan(command, overrides: tuple[str, ...], message: str):

@@ -11,7 +11,7 @@ import torch
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Lora, Model, RandomLM
-from rl_platform.models.adapters.lora import adapter_parameters
+from rl_platform.models.adapters.lora import adapter_parameters, linear_names
 from rl_platform.models.attention import cached_heads
 from rl_platform.placement.estimates.component_shapes import IMAGE, from_options, language_shape, shapes
 from rl_platform.placement.estimates.model_shape import ModelShape
@@ -132,6 +132,7 @@ def test_adapters_are_counted_like_those_of_the_model(own: dict[str, Any]) -> No
         shape = from_options(SMALL | own)
         assert isinstance(shape, ModelShape)
         assert shape.adapter_parameters(lora) == adapter_parameters(built(SMALL | own), lora)
+        assert {*shape.linear_layers} == linear_names(built(SMALL | own).model)
 
 
 def test_experts_that_a_token_does_not_go_through_are_not_active() -> None:
