@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import sys
 import tempfile
 from contextlib import suppress
@@ -38,7 +39,7 @@ def run(path: Path, name: str | None, output: Path | None, env: str | None) -> N
     else:
         _write(output, text, (".yaml", ".yml"))
         for file, (_, code) in files.items():
-            if not file.exists():
+            if not os.path.lexists(file):
                 _write(file, code, (".py",))
     print("\n".join(report(done)), file=sys.stderr if output is None else sys.stdout)
     for file, (defined, code) in files.items():
@@ -67,7 +68,7 @@ def _files(done: Conversion, output: Path) -> dict[Path, tuple[str, str]]:
     files, problems = {}, []
     for name, (defined, code) in done.stand_ins.items():
         file = output.parent / name
-        if file.exists() and defined not in _defined(file):
+        if os.path.lexists(file) and defined not in _defined(file):
             hint = f"add {defined} to it, or name an --output in another folder"
             problems.append(Problem("--output", f"{file} exists and does not define {defined}", hint=hint))
         files[file] = defined, code

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from rl_platform.launch.tools.convert.outcome import (
     REASONS,
     ForeignConfig,
@@ -24,7 +22,7 @@ from rl_platform.launch.tools.convert.outcome import (
     while_,
     write,
 )
-from rl_platform.launch.tools.convert.rlinf_stand_ins import SIMULATORS
+from rl_platform.launch.tools.convert.rlinf_stand_ins import SIMULATOR_FILE, python_name
 
 _MADE_BY_GYMNASIUM = (None, "maniskill", "maniskill_rlt")  # RLinf calls gymnasium.make(**init_params)
 _PAY_SUCCESS = ("libero", "metaworld", "calvin")  # their only reward
@@ -75,11 +73,11 @@ def _env_type(value: Value, source: ForeignConfig) -> Outcome:
         values: dict[str, Value] = {"env.id": "metaworld:Meta-World/MT1", "env.python": "manipulation"}
         return write({**values, "env.num_workers": source.whole("env.train.total_num_envs", 1)}, why)
     if not _own_simulator(source):
-        why = f"put ManiSkill into the function maniskill in {SIMULATORS}; env.python: an interpreter that has it"
-        return untranslated(why, {"env.id": f"{SIMULATORS}:maniskill"})
-    name = re.sub(r"\W", "_", str(value))
-    why = f"a simulator: put it into the function {name} in {SIMULATORS}; env.python: an interpreter that has it"
-    return untranslated(why, {"env.id": f"{SIMULATORS}:{name}"})
+        why = f"put ManiSkill into the function maniskill in {SIMULATOR_FILE}; env.python: an interpreter that has it"
+        return untranslated(why, {"env.id": f"{SIMULATOR_FILE}:maniskill"})
+    name = python_name(str(value))
+    why = f"a simulator: put it into the function {name} in {SIMULATOR_FILE}; env.python: an interpreter that has it"
+    return untranslated(why, {"env.id": f"{SIMULATOR_FILE}:{name}"})
 
 
 def _of_simulator(key: str, otherwise: Rule) -> Rule:
@@ -90,7 +88,7 @@ def _of_simulator(key: str, otherwise: Rule) -> Rule:
         outcome = otherwise(value, source)
         if outcome.status != "untranslated" or not _own_simulator(source):
             return outcome
-        return passed(f"env.kwargs.{name}", value, f"an argument of {source('env.train.env_type')} in {SIMULATORS}")
+        return passed(f"env.kwargs.{name}", value, f"an argument of {source('env.train.env_type')} in {SIMULATOR_FILE}")
 
     return rule
 
@@ -111,7 +109,7 @@ def init_param(key: str) -> Rule:
 
 def _env_id(value: Value, source: ForeignConfig) -> Outcome:
     if _own_simulator(source):
-        return passed("env.kwargs.env_id", value, f"an argument of {source('env.train.env_type')} in {SIMULATORS}")
+        return passed("env.kwargs.env_id", value, f"an argument of {source('env.train.env_type')} in {SIMULATOR_FILE}")
     if source("env.train.env_type") is None:
         return to("env.id", why="it must be registered with Gymnasium")(value, source)
     return write({"env.kwargs.env_id": value}, "the id that RLinf and ManiSkill register")

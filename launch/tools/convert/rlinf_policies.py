@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from rl_platform.launch.tools.convert.outcome import (
     REASONS,
     ForeignConfig,
@@ -29,7 +27,7 @@ from rl_platform.launch.tools.convert.outcome import (
     write,
 )
 from rl_platform.launch.tools.convert.rlinf_embodied import embodied, init_param
-from rl_platform.launch.tools.convert.rlinf_stand_ins import POLICIES as FILE
+from rl_platform.launch.tools.convert.rlinf_stand_ins import POLICY_FILE, python_name
 
 _KIND, _IS_LORA = "actor.model.model_type", "actor.model.is_lora"
 _MLP: dict[str, Value] = {"type": "mlp", "hidden_sizes": [256, 256, 256], "activation": "tanh", "initial_log_std": -0.5}
@@ -79,7 +77,7 @@ def _own(source: ForeignConfig) -> bool:
 def _class_name(kind: Value) -> str:
     if not isinstance(kind, str):
         raise TypeError
-    return "".join(part[:1].upper() + part[1:] for part in re.split(r"\W|_", kind))
+    return python_name("".join(part[:1].upper() + part[1:] for part in kind.split("_")))
 
 
 def _model_type(role: str) -> Rule:
@@ -102,8 +100,8 @@ def _model_type(role: str) -> Rule:
                 values, "the simulator names the task there: write it into actor.model.instruction or env.tasks"
             )
         name = _class_name(value)
-        why = f"another architecture: put it into the class {name} in {FILE}"
-        return untranslated(why, {"actor.model.type": f"{FILE}:{name}"})
+        why = f"another architecture: put it into the class {name} in {POLICY_FILE}"
+        return untranslated(why, {"actor.model.type": f"{POLICY_FILE}:{name}"})
 
     return rule
 
@@ -128,7 +126,9 @@ def _of_policy(key: str, otherwise: Rule) -> Rule:
             return otherwise(value, source)
         if value is None:
             return same("not set")
-        return passed(f"actor.model.kwargs.{name}", value, f"an argument of {_class_name(source(_KIND))} in {FILE}")
+        return passed(
+            f"actor.model.kwargs.{name}", value, f"an argument of {_class_name(source(_KIND))} in {POLICY_FILE}"
+        )
 
     return rule
 

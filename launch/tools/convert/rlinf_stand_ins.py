@@ -6,11 +6,12 @@ They have the shapes and arguments that the config says, so that a rehearsal run
 from __future__ import annotations
 
 import keyword
+import re
 from collections.abc import Mapping
 
 from rl_platform.launch.tools.convert.outcome import ForeignConfig, Value
 
-SIMULATORS, POLICIES = "simulators.py", "policies.py"
+SIMULATOR_FILE, POLICY_FILE = "simulators.py", "policies.py"
 _ACTIONS, _STATE, _PICTURE = 7, 8, 224  # where the file does not say them
 _LARGEST = 4096
 _FLOW = tuple(f"actor.model.{kind}.num_images_in_input" for kind in ("openpi", "dexbotic"))
@@ -37,7 +38,8 @@ class StandIn(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.observation_space.seed(seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
         return self.observation_space.sample(), {{}}
 
     def step(self, action):
@@ -80,7 +82,7 @@ class {name}(nn.Module):
 def stand_ins(source: ForeignConfig, values: Mapping[str, Value]) -> dict[str, tuple[str, str]]:
     """The function or class that each file defines, and the text of the file."""
     files = {}
-    if name := _named(values.get("env.id"), SIMULATORS):
+    if name := _named(values.get("env.id"), SIMULATOR_FILE):
         real, arguments = "", [each for each in _arguments(values, "env.kwargs.") if each != "render_mode"]
         if name == "maniskill":
             real, arguments = _MANISKILL, ["env_id", "**settings"]
@@ -91,12 +93,18 @@ def stand_ins(source: ForeignConfig, values: Mapping[str, Value]) -> dict[str, t
             observations=_observations(source, values),
             actions=_whole(source, "actor.model.action_dim", otherwise=_ACTIONS),
         )
-        files[SIMULATORS] = name, text
-    if name := _named(values.get("actor.model.type"), POLICIES):
+        files[SIMULATOR_FILE] = name, text
+    if name := _named(values.get("actor.model.type"), POLICY_FILE):
         arguments = _arguments(values, "actor.model.kwargs.")
         parameters = _parameters(["self", "spaces"], arguments, [], " " * 8)
-        files[POLICIES] = name, _POLICY.format(name=name, parameters=parameters)
+        files[POLICY_FILE] = name, _POLICY.format(name=name, parameters=parameters)
     return files
+
+
+def python_name(text: str) -> str:
+    """A name that Python allows, as near to `text` as possible."""
+    name = re.sub(r"\W", "_", text)
+    return name if name.isidentifier() and not keyword.iskeyword(name) else f"my_{name}"
 
 
 def _named(value: Value, file: str) -> str:
@@ -127,7 +135,7 @@ def _observations(source: ForeignConfig, values: Mapping[str, Value]) -> str:
     cameras = _whole(source, *_FLOW, "actor.model.num_images_in_input", otherwise=1)
     stack = f"{cameras}, " if cameras > 1 else ""
     pictures = f"spaces.Box(0, 255, ({stack}{height}, {width}, 3), np.uint8)"
-    if not _named(values.get("actor.model.type"), POLICIES):
+    if not _named(values.get("actor.model.type"), POLICY_FILE):
         return pictures
     return f'spaces.Dict({{"images": {pictures}, "state": {state}}})'
 
