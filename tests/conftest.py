@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from forked import Forked
 from launcher_forks import Launcher, Launchers
+from ray_cluster import ray_cluster
 from ray_forks import RayForks
 from tiny_configs import EMBODIED, REASONING
 
@@ -270,6 +271,19 @@ def forked_workers(ray_forks: RayForks) -> Iterator[None]:
     """Ray that this process starts has workers that need not import."""
     with ray_forks.start_workers():
         yield
+
+
+@pytest.fixture(scope="module")
+def address(forked_workers: None) -> Iterator[str]:
+    """A Ray cluster that the runs of this module join one after the other: none waits for a start of its own."""
+    with ray_cluster(2, store_mib=256) as address:
+        yield address
+
+
+@pytest.fixture
+def joins(address: str) -> str:
+    """Of a run that joins this cluster."""
+    return f"cluster.address={address}"
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""What tests of faults on Ray share: a cluster that the runs of a file join, and one thread."""
+"""What tests of faults on Ray share: one thread."""
 
 from __future__ import annotations
 
@@ -6,14 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from ray_cluster import ray_cluster
-
-
-@pytest.fixture(scope="module")
-def address(forked_workers: None) -> Iterator[str]:
-    """A Ray cluster that the runs of this module join one after the other."""
-    with ray_cluster(2, store_mib=256) as address:
-        yield address
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def learned_now(command, final_state):
 
 
 @pytest.fixture
-def nothing_left() -> Iterator[None]:
+def nothing_left(address: str) -> Iterator[None]:
     """Every process that a test started is gone soon after it."""
     before = set(psutil.Process().children(recursive=True))
     yield
@@ -94,9 +94,10 @@ def spans(lane: str, kind: str = "call") -> list[tuple[str, float, float]]:
 
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("name", REASONING)
-def test_reasoning_learns_what_one_process_learns(learned, learned_now, scored: str, name: str) -> None:
+def test_reasoning_learns_what_one_process_learns(learned, learned_now, joins: str, scored: str, name: str) -> None:
     expected, _ = learned("reasoning.yaml", scored, steps=STEPS)
-    assert_equal(learned_now("reasoning.yaml", scored, *REASONING[name]), expected)
+    joined = [joins] if name != "shared" else []  # it starts its own, as runs below do that are killed
+    assert_equal(learned_now("reasoning.yaml", scored, *REASONING[name], *joined), expected)
     parts = 4 if "apart" in name else 1  # evaluated while others are generated, or all at once
     for learner in ("actor", "critic"):
         lane = f"runner ({learner})" if name == "each learner apart" else "runner"  # side by side, or in turns
@@ -117,11 +118,13 @@ def test_reasoning_learns_what_one_process_learns(learned, learned_now, scored: 
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_apart_a_rollout_one_update_old_is_generated_before_the_weights_change(learned_now, scored: str) -> None:
+def test_apart_a_rollout_one_update_old_is_generated_before_the_weights_change(
+    learned_now, joins: str, scored: str
+) -> None:
     one_ahead = "reasoning.yaml", scored, "runner.max_staleness=1", "algorithm.rollout_is={}"
     expected = learned_now(*one_ahead)
     apart = "cluster.component_placement={'actor,critic': 0, 'rollout,reward': 1}"
-    assert_equal(learned_now(*one_ahead, "cluster.devices_per_node=2", apart), expected)
+    assert_equal(learned_now(*one_ahead, "cluster.devices_per_node=2", apart, joins), expected)
     logged = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
     validated = [step["step"] for step in logged if "val/score" in step]
     generated = [began for name, began, _ in spans("rollout[0]") if name == "generate"]
@@ -135,28 +138,31 @@ def test_apart_a_rollout_one_update_old_is_generated_before_the_weights_change(l
 
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("sync", ["full", "delta"])
-def test_apart_rollouts_several_updates_old_are_those_of_one_process(learned_now, scored: str, sync: str) -> None:
+def test_apart_rollouts_several_updates_old_are_those_of_one_process(
+    learned_now, joins: str, scored: str, sync: str
+) -> None:
     """The learner's process stores older weights, which the rollout reads while the learner works."""
     ahead = "reasoning.yaml", scored, "runner.max_staleness=2", "algorithm.rollout_is={}"
     expected = learned_now(*ahead)
     apart = "cluster.component_placement={'actor,critic': 0, 'rollout,reward': 1}"
-    assert_equal(learned_now(*ahead, "cluster.devices_per_node=2", apart, f"rollout.sync={sync}"), expected)
+    delta = f"rollout.sync={sync}"
+    assert_equal(learned_now(*ahead, "cluster.devices_per_node=2", apart, joins, delta), expected)
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_apart_environments_that_step_during_updates_see_those_of_one_process(learned_now) -> None:
+def test_apart_environments_that_step_during_updates_see_those_of_one_process(learned_now, joins: str) -> None:
     ahead = "embodied.yaml", "runner.max_staleness=2", "algorithm.rollout_is={}", "env.normalize_observations=true"
     expected = learned_now(*ahead)
     apart = "cluster.component_placement={actor_critic: 0, 'rollout,env': 1}"
-    assert_equal(learned_now(*ahead, "cluster.devices_per_node=2", apart), expected)
+    assert_equal(learned_now(*ahead, "cluster.devices_per_node=2", apart, joins), expected)
 
 
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("on_update", ["continue", "abort"])
-def test_apart_a_rollout_loads_weights_while_it_generates(learned_now, scored: str, on_update: str) -> None:
+def test_apart_a_rollout_loads_weights_while_it_generates(learned_now, joins: str, scored: str, on_update: str) -> None:
     keys = "reasoning.yaml", scored, "runner.max_staleness=1", "algorithm.rollout_is={}", "rollout.backend=torch"
     apart = "cluster.component_placement={'actor,critic': 0, rollout: '1:0-1', reward: 1}"  # two ranks on one device
-    state = learned_now(*keys, "cluster.devices_per_node=2", apart, f"rollout.on_update={on_update}")
+    state = learned_now(*keys, "cluster.devices_per_node=2", apart, joins, f"rollout.on_update={on_update}")
     counts = state["run"]["task"]["samples"]["counts"]
     assert counts == {"issued": STEPS * 8, "trained": STEPS * 8, "rejected": 0, "dropped": 0}
     logged = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]

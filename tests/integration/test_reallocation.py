@@ -19,7 +19,7 @@ from rl_platform.metrics import read_metrics
 from rl_platform.records import RolloutBatch
 from rl_platform.runners import reasoning
 
-STEPS = 6
+STEPS = 4  # two before a move, two after it
 WORKERS = "cluster.devices_per_node=2"
 APART = "cluster.component_placement={'actor,critic,reward': 0, rollout: 1}"
 ONE_OF_TWO = "cluster.component_placement={'actor,critic,rollout,reward': 0}"
@@ -28,7 +28,7 @@ LANGUAGE = (
     WORKERS,
     APART,
     f"runner.max_steps={STEPS}",
-    "runner.val_check_interval=3",
+    "runner.val_check_interval=2",
 )
 ROBOT = (
     "embodied.yaml",
@@ -55,8 +55,9 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     [(), (ONE_OF_TWO, "runner.max_staleness=2", "algorithm.rollout_is={}")],
     ids=["in turns", "rollouts collected ahead, from one process"],
 )
-def test_a_language_model_moves(command, final_state, logged, scored: str, more: tuple[str, ...]):
+def test_a_language_model_moves(command, joins: str, final_state, logged, scored: str, more: tuple[str, ...]):
     """More ranks of a learner add gradients in another order, so numbers agree up to rounding."""
+    more = more or (joins,)
     assert command(*LANGUAGE, *more, scored, "runner.output_dir=stayed").code == 0
     moved = command(*LANGUAGE, *more, scored, "runner.output_dir=moved", "cluster.reallocate=auto")
     assert moved.code == 0, moved.err
@@ -76,9 +77,9 @@ def test_a_language_model_moves(command, final_state, logged, scored: str, more:
 
 
 @pytest.mark.usefixtures("eager")
-def test_environments_move_bit_for_bit(command, final_state, logged, differences):
-    assert command(*ROBOT, "runner.output_dir=stayed").code == 0
-    moved = command(*ROBOT, "runner.output_dir=moved", "cluster.reallocate=auto")
+def test_environments_move_bit_for_bit(command, joins: str, final_state, logged, differences):
+    assert command(*ROBOT, joins, "runner.output_dir=stayed").code == 0
+    moved = command(*ROBOT, joins, "runner.output_dir=moved", "cluster.reallocate=auto")
     assert moved.code == 0, moved.err
     assert "the run moves after step 2" in moved.out
     assert differences(final_state("stayed", STEPS), final_state("moved", STEPS)) == []
@@ -109,10 +110,10 @@ def test_a_placement_in_one_process_is_freed_when_the_run_leaves_it(command, mon
     assert len(runtimes) == 2
 
 
-def test_a_suggestion_is_printed_once_and_can_be_pasted(command, monkeypatch: pytest.MonkeyPatch):
+def test_a_suggestion_is_printed_once_and_can_be_pasted(command, joins: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(reallocate, "FIRST", 1)
     monkeypatch.setattr(reallocate, "LEAST_GAIN", 1e-9)
-    ended = command(*LANGUAGE, "cluster.reallocate=suggest")
+    ended = command(*LANGUAGE, joins, "cluster.reallocate=suggest")
     assert ended.code == 0, ended.err
     assert ended.out.count("To use it:\ncluster:\n  num_nodes: 1\n  component_placement:\n") == 1
     assert "the run moves" not in ended.out

@@ -60,9 +60,8 @@ def model_of_run(config: Path, overrides: tuple[str, ...]) -> RunModel:
     ],
     ids=["reasoning", "embodied", "one ahead", "two ahead"],
 )
-@pytest.mark.usefixtures("forked_workers")
-def test_phases_follow_one_another_as_in_the_trace(command, config, overrides):
-    ended = command(config, *RUN, *overrides)
+def test_phases_follow_one_another_as_in_the_trace(command, joins: str, config, overrides):
+    ended = command(config, *RUN, *overrides, *([joins] if THREE in overrides else []))
     assert ended.code == 0, ended.err
     model = model_of_run(config, (*RUN, *overrides))
     measured = traced(model.staleness)

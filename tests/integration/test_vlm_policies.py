@@ -126,11 +126,12 @@ def test_recomputed_layers_change_nothing(learned) -> None:
             torch.testing.assert_close(saving[name], tensor, atol=2e-4, rtol=0)
 
 
-@pytest.mark.usefixtures("forked_workers")
-def test_two_ranks_train_a_vision_tower_in_bfloat16(command) -> None:
+def test_two_ranks_train_a_vision_tower_in_bfloat16(command, joins: str) -> None:
     """FSDP gathers the layers of the language model in bfloat16; LayerNorm of a vision tower needs one type on CPUs."""
     placement = "cluster.component_placement={actor_critic: 'all:0-1', 'env,rollout': all}"
-    ended = command("embodied.yaml", *TOKEN_CHUNKS, "actor.model.dtype=bfloat16", placement, "runner.max_steps=1")
+    ended = command(
+        "embodied.yaml", *TOKEN_CHUNKS, "actor.model.dtype=bfloat16", placement, joins, "runner.max_steps=1"
+    )
     assert ended.code == 0, ended.err
     row = next(row for row in read_metrics("out") if row["step"] == 1)
     assert np.isfinite(row["actor/grad_norm"])
@@ -146,10 +147,9 @@ def test_two_ranks_train_a_vision_tower_in_bfloat16(command) -> None:
     ],
     ids=["two rollout ranks", "two ranks with FSDP"],
 )
-@pytest.mark.usefixtures("forked_workers")
-def test_the_number_of_ranks_changes_nothing(kind: tuple[str, ...], placement: str, learned) -> None:
+def test_the_number_of_ranks_changes_nothing(kind: tuple[str, ...], placement: str, joins: str, learned) -> None:
     alone = learned("embodied.yaml", *kind)[0]["actor"]
-    apart = learned("embodied.yaml", *kind, f"cluster.component_placement={placement}")[0]["actor"]
+    apart = learned("embodied.yaml", *kind, f"cluster.component_placement={placement}", joins)[0]["actor"]
     assert alone.keys() == apart.keys()
     for name, tensor in alone.items():
         if torch.is_tensor(tensor):
