@@ -54,12 +54,18 @@ def learned_now(command, final_state):
     return run
 
 
+def sessions() -> set[Path]:
+    """The folders of Ray clusters that this process started."""
+    return set(Path("/tmp").glob(f"rl-*/ray/session_*_{os.getpid()}"))
+
+
 @pytest.fixture
 def nothing_left(address: str) -> Iterator[None]:
-    """Every process that a test started is gone soon after it."""
-    before = set(psutil.Process().children(recursive=True))
+    """Every process that a test started is gone soon after it, and so are the files of its Ray."""
+    before, folders = set(psutil.Process().children(recursive=True)), sessions()
     yield
     assert_gone(list(set(psutil.Process().children(recursive=True)) - before))
+    assert sessions() == folders, "files of Ray are left"
 
 
 def assert_equal(found: Any, expected: Any, path: str = "") -> None:
@@ -114,7 +120,6 @@ def test_reasoning_learns_what_one_process_learns(learned, learned_now, joins: s
     for step in steps:  # in one process the rollout reads the weights where they are
         assert step["actor/grad_norm"] > 0, "else nothing is learned and nothing compared"
         assert (step["weights/bytes"] > 0) == (name != "shared")
-    assert not list(Path("/tmp").glob(f"rl-*/ray/session_*_{os.getpid()}")), "files of Ray are left"
 
 
 @pytest.mark.usefixtures("nothing_left")
