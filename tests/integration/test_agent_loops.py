@@ -42,12 +42,10 @@ def test_tools_that_the_policy_does_not_call(command, folder, more: str, turns: 
 @pytest.mark.parametrize(
     ("agent", "message"),
     [
-        ("{tools: [{type: 'my_tools.py:Eco'}]}", "cannot be imported"),
         ("{tools: [{type: 'my_tools.py:Game'}]}", "has no method call"),
         ("{tools: [{type: 'my_tools.py:Echo'}]}", "there is no chat template"),
         ("{tools: [{type: 'my_tools.py:Echo'}, {type: 'my_tools.py:Echo'}]}", "several tools have this name"),
         ("{environment: {type: 'my_tools.py:Echo'}}", "has no method reset, step"),
-        ("{environment: {type: reasoning_gym}}", "refuses them"),
     ],
 )
 def test_wrong_tools_and_environments_are_told_before_anything_starts(command, folder, agent, message) -> None:

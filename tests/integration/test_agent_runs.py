@@ -65,18 +65,10 @@ def test_agents_ahead_of_training(command) -> None:
     assert [row["staleness/max"] for row in read_metrics(Path("out"))[1:]] == [0, 1, 2, 2]
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        ("my_agent.py:solv", "cannot be imported"),
-        ("my_agent.py:client", "called with (question, base_url, api_key)"),
-        ("my_agent", "not the name of a function"),
-    ],
-)
-def test_wrong_functions_are_told_before_anything_starts(command, function: str, message: str) -> None:
-    ended = command(*KEYS, f"rollout.agent.function={function}")
+def test_a_wrong_function_is_told_before_anything_starts(command) -> None:
+    ended = command(*KEYS, "rollout.agent.function=my_agent.py:client")
     assert ended.code == 2
-    assert message in ended.err
+    assert "called with (question, base_url, api_key)" in ended.err
     assert "rollout.agent.function" in ended.err
 
 

@@ -251,7 +251,7 @@ def test_check_refuses_wrong_code(command, folder: Path, monkeypatch: pytest.Mon
     (folder / "mine.py").write_text(CODE)
     (folder / "torn.py").write_text("def x(:")
     monkeypatch.syspath_prepend(folder)
-    for name in BAD:
+    for name in BAD if key == "reward.type={}" else BAD[:2]:  # test_extensions.py tries all of them on each kind
         ended = command(f"{KEYS[key]}.yaml", "--check", *key.format(name).split())
         assert (ended.code, "Traceback" in ended.err) == (2, False), (name, ended)
         assert f"command line: {key.partition('=')[0]}" in ended.err
