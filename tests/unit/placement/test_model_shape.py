@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def test_parameters_are_those_of_the_model(own: dict[str, Any], tied: bool) -> N
     assert shape.layer_parameters == count(layer)
     matrices = [parameter for parameter in layer.parameters() if parameter.dim() > 1]
     assert shape.matrices_per_layer == sum(matrix.numel() for matrix in matrices)
-    critic = ModelShape(**{**vars(shape), "value_head": True})
+    critic = replace(shape, value_head=True)
     assert critic.parameters == count(network.model) + shape.hidden + 1
 
 
@@ -168,7 +169,7 @@ def test_random_init_is_counted_like_the_model_the_run_builds() -> None:
     assert isinstance(shape, ModelShape)
     network = load_causal_lm(model, 259, 258, seed=1)
     assert shape.parameters == count(network)
-    critic = ModelShape(**{**vars(shape), "value_head": True})
+    critic = replace(shape, value_head=True)
     assert critic.parameters == count(LanguageModel(network, value_head=True))
 
 
