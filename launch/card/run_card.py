@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.models import Model
+from rl_platform.config.schema.models import FLOW_POLICIES, Model
 from rl_platform.launch.card.algorithm_card import algorithm_card, functions_card, sources_card
 from rl_platform.launch.session import warnings_of
 from rl_platform.user_code import is_named
@@ -62,7 +62,7 @@ def policy_card(model: Model, sequence_length: int) -> list[tuple[str, str]]:
     if model.type == "vlm_tokens":
         text = f"{model.action_bins} bins, tokens at the end of the vocabulary; components independent, one pass"
         rows.append(("actions as tokens", text))
-    if model.type == "pi0":
+    if model.type in FLOW_POLICIES:
         flow = model.flow
         which = "one random step" if flow.stochastic_steps == "one" else "every step"
         text = f"{flow.method}, {which} of a chunk draws noise; log-probs are those of its denoising"

@@ -1,8 +1,8 @@
 """`rl-platform export`: the trained model of a checkpoint as a folder that other programs load.
 
 Checkpoints of every engine and number of ranks are read on a CPU, in this process. Language models become folders of
-transformers. Embodied policies become graphs from observations of the environment to its actions. Not covered: critics
-and optimizer states.
+transformers. Embodied policies become graphs from observations of the environment to its actions, and SmolVLA a folder
+of LeRobot. Not covered: critics and optimizer states.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from rl_platform.models.saved_policy import DESCRIPTION, SavedPolicy
 from rl_platform.models.tokenizer import load_tokenizer
 
 Format = Literal["hf", "torch", "onnx", "lerobot"]
-FORMATS: Mapping[str, tuple[Format, ...]] = {"reasoning": ("hf",), "embodied": ("torch", "onnx")}  # the default first
+FORMATS: Mapping[str, tuple[Format, ...]] = {  # the default first
+    "reasoning": ("hf",),
+    "embodied": ("torch", "onnx", "lerobot"),
+}
 FILES = (".onnx", ".pt", ".pt2", ".pth", ".safetensors", ".zip")  # endings that no folder of an export should have
 COMMAND = "rl-platform export"
 
@@ -50,7 +53,8 @@ def export(name: str, step: int | None, format: Format | None, output: Path | No
         step, write = run.step, partial(_write_language_model, run)
     else:
         saved = find_policy(name, COMMAND, step)
-        step, write = saved.description.step, partial(_write_program if chosen == "torch" else _write_onnx, saved)
+        writer = {"torch": _write_program, "onnx": _write_onnx, "lerobot": _write_lerobot}[chosen]
+        step, write = saved.description.step, partial(writer, saved)
     default = (path if run is None else run.folder) / "export" / f"{chosen}-step-{step}"
     folder = (output or default).expanduser().absolute()
     _check_folder(folder)
@@ -70,11 +74,6 @@ def _check_format(format: Format, task: str) -> None:
         ("embodied policies", "a language model") if task == "reasoning" else ("language models", "an embodied policy")
     )
     message = f"holds {held}, and this run trained {trained}"
-    if format == "lerobot":
-        message = (
-            "LeRobot builds a policy from the name of one of its own architectures (act, diffusion, smolvla ...). The "
-            "models of this platform are none of them, so LeRobot could not load the folder"
-        )
     raise _problem("--format", message, format, ", ".join(FORMATS[task]))
 
 
@@ -198,6 +197,29 @@ def _write_onnx(saved: SavedPolicy, folder: Path) -> str:
         assert converted is not None
         converted.save(folder / "policy.onnx")
     return "onnxruntime.InferenceSession('{}/policy.onnx')"
+
+
+def _write_lerobot(saved: SavedPolicy, folder: Path) -> str:
+    """The LeRobot folder that a SmolVLA policy started from, with the trained weights."""
+    about = saved.description
+    if about.model.type != "smolvla":
+        message = (
+            "LeRobot builds a policy from the name of one of its own architectures, and of those this platform trains "
+            f"smolvla; actor.model.type is {about.model.type}, so LeRobot could not load the folder"
+        )
+        raise _problem("--format", message, "lerobot", "torch, onnx")
+    if about.model.path is None:
+        message = "actor.model.random_init has no config.json and no processors of LeRobot, which the folder would need"
+        raise _problem("--format", message, "lerobot", "torch, onnx")
+    if about.normalizer is not None:
+        message = "the run observes normalised numbers, and LeRobot's folder holds the statistics of a data set instead"
+        raise _problem("--format", message, "lerobot", "torch, onnx; or a run with env.normalize_observations: false")
+    from rl_platform.models.vlas.lerobot_folder import LeRobotFolder
+
+    network = "network."
+    trained = {name.removeprefix(network): each for name, each in saved.weights.items() if name.startswith(network)}
+    LeRobotFolder(about.model.path).write(trained, folder)
+    return "lerobot.policies.smolvla.modeling_smolvla.SmolVLAPolicy.from_pretrained('{}')"
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.models import INSTRUCTED, Model, Trainable
+from rl_platform.config.schema.models import FLOW_POLICIES, INSTRUCTED, Model, Trainable
 from rl_platform.redact import without_secrets
 
 
@@ -46,7 +46,7 @@ def _policy_facts(config: Config) -> dict[str, object]:
         facts |= _facts("actor.model", model, {"recurrent_size"})
     if model.type in INSTRUCTED:
         names = {"path", "random_init", "tokenizer", "instruction", "train_backbone"}
-        names |= {"flow"} if model.type == "pi0" else {"action_bins"}
+        names |= {"flow"} if model.type in FLOW_POLICIES else {"action_bins"}
         names |= set() if model.type == "vla" else {"unnorm_key", "train_vision"}
         names |= set() if model.backbone_layers is None else {"backbone_layers"}
         facts |= _facts("actor.model", model, names) | _adapters(config)

@@ -16,6 +16,7 @@ TINY = "{hidden_size: 16, num_layers: 2, num_heads: 2, intermediate_size: 32, ma
 RANDOM = f"random_init: {TINY}, tokenizer: bytes, instruction: go"
 CHEETAH = ("env.id=HalfCheetah-v5", "env.max_episode_steps=7", "env.normalize_observations=true")
 PI0 = (*CHEETAH, f"actor.model={{type: pi0, {RANDOM}, flow: {{denoising_steps: 3}}}}")
+SMOLVLA = (*CHEETAH, PI0[-1].replace("pi0", "smolvla"))
 CHUNKS = (*PI0, "actor.model.num_action_chunks=2", "data.mini_batch_size=16", "actor.micro_batch_size=8")
 FOLDER = (
     *CHEETAH,
@@ -43,6 +44,8 @@ gymnasium.register("Picture-v0", Picture, max_episode_steps=10)
 """
 PICTURE = "env.id=pictures:Picture-v0"
 SEEN = (PICTURE, *PI0[3:])
+SMOLVLA_CHUNKS = (*SMOLVLA, *CHUNKS[4:])
+SMOLVLA_SEEN = (PICTURE, SMOLVLA[-1])
 TOKENS = (PICTURE, f"actor.model={{type: vlm_tokens, {RANDOM}, action_bins: 5}}")
 TOKEN_CHUNKS = (*TOKENS, "actor.model.num_action_chunks=2", "data.mini_batch_size=16", "actor.micro_batch_size=8")
 
@@ -60,9 +63,11 @@ def pictures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         PI0,
         (*CHUNKS, "actor.model.flow.stochastic_steps=all"),
         (*SEEN, "actor.model.flow.method=flow_noise"),
+        (*SMOLVLA_CHUNKS, "actor.model.flow.stochastic_steps=all"),
+        (*SMOLVLA_SEEN, "actor.model.flow.method=flow_noise"),
         (*TOKEN_CHUNKS, "actor.model.train_vision=false"),
     ],
-    ids=["pi0, one", "pi0, all", "pi0, images", "vlm_tokens"],
+    ids=["pi0, one", "pi0, all", "pi0, images", "smolvla, all", "smolvla, images", "vlm_tokens"],
 )
 def test_a_run_that_was_stopped(kind: tuple[str, ...], assert_ends_the_same_if_stopped) -> None:
     assert_ends_the_same_if_stopped("embodied.yaml", *kind)
@@ -90,7 +95,7 @@ def test_every_key_has_an_effect(kind: tuple[str, ...], key: str, learned, diffe
     assert differences(learned("embodied.yaml", *kind, steps=1)[0], learned("embodied.yaml", *kind, key, steps=1)[0])
 
 
-@pytest.mark.parametrize("kind", [PI0, TOKENS], ids=["pi0", "vlm_tokens"])
+@pytest.mark.parametrize("kind", [PI0, SMOLVLA, TOKENS], ids=["pi0", "smolvla", "vlm_tokens"])
 def test_the_first_ratio_is_exactly_one(kind: tuple[str, ...], command) -> None:
     ended = command("embodied.yaml", *kind, "algorithm.ppo_epochs=1", "data.mini_batch_size=64", "runner.max_steps=1")
     assert ended.code == 0, ended.err
@@ -101,8 +106,13 @@ def test_the_first_ratio_is_exactly_one(kind: tuple[str, ...], command) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [(*CHUNKS, "actor.model.train_backbone=false"), (*CHUNKS, "actor.lora={rank: 2}"), TOKENS],
-    ids=["expert", "adapters", "vlm_tokens"],
+    [
+        (*CHUNKS, "actor.model.train_backbone=false"),
+        (*CHUNKS, "actor.lora={rank: 2}"),
+        (*SMOLVLA_CHUNKS, "actor.lora={rank: 2}"),
+        TOKENS,
+    ],
+    ids=["expert", "adapters", "smolvla, adapters", "vlm_tokens"],
 )
 def test_a_checkpoint_gives_the_policy_of_the_model_folder(kind: tuple[str, ...], command) -> None:
     assert command("embodied.yaml", *kind, "runner.max_steps=1", "actor.optim.lr=0.01").code == 0
@@ -138,7 +148,7 @@ def test_two_ranks_train_a_vision_tower_in_bfloat16(command, joins: str) -> None
     assert row["actor/grad_norm"] > 0
 
 
-@pytest.mark.parametrize("kind", [CHUNKS, TOKEN_CHUNKS], ids=["pi0", "vlm_tokens"])
+@pytest.mark.parametrize("kind", [CHUNKS, SMOLVLA_CHUNKS, TOKEN_CHUNKS], ids=["pi0", "smolvla", "vlm_tokens"])
 @pytest.mark.parametrize(
     "placement",
     [
@@ -193,6 +203,11 @@ def test_weights_of_a_folder_act_in_the_range_of_its_data_set(command, folder: P
             "pi0",
         ),
         ((*PI0, "actor.training_backend=megatron"), "actor.training_backend", "actor.training_backend: fsdp"),
+        ((*SMOLVLA, "actor.training_backend=megatron"), "actor.training_backend", "actor.training_backend: fsdp"),
+        ((*SMOLVLA, "env.id=CartPole-v1"), "actor.model.type", "actor.model.type: vla"),
+        ((*SMOLVLA, "actor.gradient_checkpointing=true"), "actor.gradient_checkpointing", "type smolvla caches"),
+        ((*SMOLVLA, "actor.model.unnorm_key=robot"), "actor.model.unnorm_key", "actor.model.path"),
+        ((*CHEETAH, FOLDER[-1].replace("pi0", "smolvla")), "actor.model.path", "a policy of type pi0, not smolvla"),
         ((*PI0, "actor.model.instruction=null"), "actor.model.instruction", "needs an instruction"),
         ((*PI0, "actor.model.unnorm_key=robot"), "actor.model.unnorm_key", "actor.model.path"),
         ((*PI0, "actor.gradient_checkpointing=true"), "actor.gradient_checkpointing", "actor.micro_batch_size"),

@@ -112,7 +112,11 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
 NEEDS = {  # extras that an extra imports freely
     "rl_platform.components.demonstrations": ("rl_platform.engines.offloading",),
     "rl_platform.models.policies": ("rl_platform.models.pretrained",),
-    "rl_platform.models.vlas": ("rl_platform.models.policies", "rl_platform.models.pretrained"),
+    "rl_platform.models.vlas": (
+        "rl_platform.models.policies",
+        "rl_platform.models.pretrained",
+        "rl_platform.placement.estimates",
+    ),
     "rl_platform.launch.plans": ("rl_platform.launch.tools", "rl_platform.planner"),
     "rl_platform.engines.rollout.hosted": ("rl_platform.runtime.weights",),
     "rl_platform.runtime.ray": ("rl_platform.runtime.weights",),

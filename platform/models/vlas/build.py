@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rl_platform.algorithms.action_levels import ActionLevels
-from rl_platform.config.schema.models import Model, RandomLM
+from rl_platform.config.schema.models import FLOW_POLICIES, Model, RandomLM
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.causal_lm import quiet_transformers
@@ -16,7 +16,7 @@ from rl_platform.models.pretrained.folder_files import check_options, check_weig
 from rl_platform.models.pretrained.model_folder import model_folder
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.models.vlas.flow_policy import FlowPolicy
-from rl_platform.models.vlas.inputs import ActionRange, action_range
+from rl_platform.models.vlas.inputs import ActionRange, StateScale, action_range
 from rl_platform.models.vlas.token_policy import TokenPolicy, unpadded_vocabulary, vision_parts
 from rl_platform.models.vlas.vision_inputs import FAMILIES
 
@@ -39,12 +39,15 @@ def build(
     counted = torch.get_default_device().type == "meta"  # without memory, before a run
     network = _read(model.path, config) if model.path and not counted else _random(config, seed)
     tokens = [tokenizer.encode(f"{text}\n") for text in instructions]  # the line ends as in training
-    policy = _assembled(model, spaces, levels, network, tokens, action_range(model, spaces))
-    vlm = network.model.vlm if model.type == "pi0" else network
+    if (longest := max(map(len, tokens))) > (most := getattr(config, "tokenizer_max_length", longest)):
+        message = f"the longest instruction has {longest} tokens, and the model of {model.path} read at most {most} tokens"
+        raise ConfigError([Problem("actor.model.instruction", message, hint="a shorter text")])
+    policy = _assembled(model, spaces, levels, network, tokens, *_scales(model, spaces, counted))
+    flow = model.type in FLOW_POLICIES
     if not model.train_backbone:
-        vlm.requires_grad_(False)
+        (network.backbone if flow else network).requires_grad_(False)
     if not model.train_vision:
-        for part in vision_parts(vlm if model.type == "pi0" else vlm.model):
+        for part in vision_parts(network.backbone if flow else network.model):
             part.requires_grad_(False)
     return policy
 
@@ -55,9 +58,11 @@ def without_weights(
     """Returns a policy whose parameters are to be loaded. config: of its network; tokens: of each instruction."""
     from transformers import AutoConfig
 
+    if model.type == "smolvla":
+        import rl_platform.models.vlas.smolvla_network  # noqa: F401  registers its config
     network = _random(AutoConfig.for_model(**config), 0)
     unknown = [0.0] * spaces.action.size
-    return _assembled(model, spaces, levels, network, tokens, ActionRange(unknown, unknown))
+    return _assembled(model, spaces, levels, network, tokens, ActionRange(unknown, unknown), _no_scale(model, spaces))
 
 
 def _assembled(
@@ -66,11 +71,36 @@ def _assembled(
     levels: ActionLevels,
     network: PreTrainedModel,
     tokens: Sequence[Sequence[int]],
-    scale: ActionRange,
+    actions: ActionRange,
+    state: StateScale | None,
 ) -> FlowPolicy | TokenPolicy:
-    if model.type == "pi0":
-        return FlowPolicy(network, tokens, spaces, model.flow, levels, scale)
-    return TokenPolicy(network, tokens, spaces, model.action_bins, levels, scale)
+    if model.type in FLOW_POLICIES:
+        return FlowPolicy(network, tokens, spaces, model.flow, levels, actions, state)
+    return TokenPolicy(network, tokens, spaces, model.action_bins, levels, actions)
+
+
+def _scales(model: Model, spaces: EnvSpaces, counted: bool) -> tuple[ActionRange, StateScale | None]:
+    """The ranges of actions and of the robot's state. Those of LeRobot's folders are mean and deviation, or a range."""
+    state = _no_scale(model, spaces)
+    if model.type != "smolvla" or model.path is None or counted:
+        return action_range(model, spaces), state
+    from rl_platform.models.vlas.lerobot_folder import ACTION, STATE, LeRobotFolder
+
+    folder, actions = LeRobotFolder(model.path), None
+    if (found := folder.statistics(ACTION, spaces.action.size, model.unnorm_key)) is not None:
+        low, high = ([center + sign * scale for center, scale in zip(*found, strict=True)] for sign in (-1, 1))
+        actions = ActionRange(low, high)
+    if state is not None:
+        found = folder.statistics(STATE, spaces.observation_size, model.unnorm_key)
+        state = state if found is None else StateScale(*found)
+    return actions or ActionRange(spaces.action_low, spaces.action_high), state
+
+
+def _no_scale(model: Model, spaces: EnvSpaces) -> StateScale | None:
+    """The scale of the robot's state before statistics are known; None if the policy reads no state."""
+    if model.type != "smolvla" or spaces.images:
+        return None
+    return StateScale([0.0] * spaces.observation_size, [1.0] * spaces.observation_size)
 
 
 def network_config(model: Model, spaces: EnvSpaces, levels: ActionLevels, vocabulary: int) -> PretrainedConfig:
@@ -86,12 +116,20 @@ def network_config(model: Model, spaces: EnvSpaces, levels: ActionLevels, vocabu
         hint = "pip install --upgrade transformers; 5.19 has it"
         raise ConfigError([Problem(_TYPE, message, value="pi0", hint=hint)])
     if model.random_init is not None:
-        if model.type == "pi0":
+        if model.type in FLOW_POLICIES:
             numbers = 0 if spaces.images else spaces.observation_size
-            return _random_pi0(model.random_init, numbers, levels.num_actions, spaces.action.size, vocabulary)
+            config = _random_pi0 if model.type == "pi0" else _random_smolvla
+            return config(model.random_init, numbers, levels.num_actions, spaces.action.size, vocabulary)
         return _random_vlm(model.random_init, vocabulary + model.action_bins)
     folder = model_folder(model.path or "", _PATH)
     check_options(folder, _PATH)
+    if model.type == "smolvla":
+        from rl_platform.models.vlas.lerobot_folder import LeRobotFolder
+
+        config = LeRobotFolder(folder).config()
+        if found := list(_misfits(config, folder, model, spaces)):
+            raise ConfigError(found)
+        return config
     with reading(_PATH, "cannot be loaded", folder):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     problems = _pi0_misfits if model.type == "pi0" else _vlm_misfits
@@ -104,6 +142,11 @@ def _pi0_misfits(config: PretrainedConfig, folder: str, model: Model, spaces: En
     if config.model_type != "pi0":
         yield _other_kind(config, folder, "pi0")
         return
+    yield from _misfits(config, folder, model, spaces)
+
+
+def _misfits(config: PretrainedConfig, folder: str, model: Model, spaces: EnvSpaces) -> Iterator[Problem]:
+    """Problems of a network that denoises chunks, if they are too small for the environment."""
     fits = {
         "actor.model.num_action_chunks": (model.num_action_chunks, config.chunk_size, "actions in a chunk"),
         "env.id": (spaces.action.size, config.max_action_dim, "numbers in an action"),
@@ -182,32 +225,68 @@ def _random_pi0(tiny: RandomLM, numbers: int, actions: int, width: int, vocabula
     )
 
 
+def _random_smolvla(tiny: RandomLM, numbers: int, actions: int, width: int, vocabulary: int) -> PretrainedConfig:
+    from rl_platform.models.vlas.smolvla_network import SmolVLAConfig
+
+    vlm = {
+        "text_config": _gemma(tiny, vocabulary) | {"model_type": "llama"},
+        "vision_config": _sizes(tiny) | {"image_size": RANDOM_IMAGE, "patch_size": RANDOM_PATCH},
+        "image_token_id": vocabulary,
+        "pad_token_id": None,
+    }
+    return SmolVLAConfig(
+        vlm_config=vlm,
+        chunk_size=actions,
+        max_state_dim=max(numbers, 1),
+        max_action_dim=width,
+        image_size=(RANDOM_IMAGE, RANDOM_IMAGE),
+        tokenizer_max_length=tiny.max_positions,
+    )
+
+
 def _random_vlm(tiny: RandomLM, vocabulary: int) -> PretrainedConfig:
     from transformers import PaliGemmaConfig
 
     return PaliGemmaConfig(**_paligemma(tiny, vocabulary))
 
 
-def _network_class(config: PretrainedConfig) -> type:
-    import transformers
+def _new_network(config: PretrainedConfig) -> PreTrainedModel:
+    from transformers import AutoModelForImageTextToText
 
+    if config.model_type == "smolvla":
+        from rl_platform.models.vlas.smolvla_network import SmolVLANetwork
+
+        return SmolVLANetwork(config)
     if config.model_type == "pi0":
-        return transformers.PI0ForConditionalGeneration
-    return transformers.AutoModelForImageTextToText
+        from rl_platform.models.vlas.pi0_network import Pi0Network
+
+        return Pi0Network(config)
+    return AutoModelForImageTextToText.from_config(config)
 
 
 def _random(config: PretrainedConfig, seed: int) -> PreTrainedModel:
-    kind = _network_class(config)
     with quiet_transformers(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = kind(config) if config.model_type == "pi0" else kind.from_config(config)
-        return network.float()
+        return _new_network(config).float()
 
 
 def _read(path: str, config: PretrainedConfig) -> PreTrainedModel:
+    if config.model_type == "smolvla":
+        from rl_platform.models.vlas.lerobot_folder import LeRobotFolder
+
+        network = _random(config, 0)
+        LeRobotFolder(path).fill(network)
+        return network
+    from transformers import AutoModelForImageTextToText
+
+    kind = AutoModelForImageTextToText
+    if config.model_type == "pi0":
+        from rl_platform.models.vlas.pi0_network import Pi0Network
+
+        kind = Pi0Network
     folder = model_folder(path, _PATH)
     options = {"config": config, "dtype": torch.float32, "output_loading_info": True, "trust_remote_code": False}
     with quiet_transformers(), reading(_PATH, "cannot be loaded", folder):
-        network, loading = _network_class(config).from_pretrained(folder, **options)
+        network, loading = kind.from_pretrained(folder, **options)
         check_weights(network, loading["missing_keys"], loading["unexpected_keys"], folder, _PATH)
     return network

@@ -1,17 +1,16 @@
-"""The policy pi0: a vision-language model reads images and an instruction, an action expert denoises chunks of actions.
+"""Policies that denoise chunks of actions by flow matching: a vision-language model reads, an action expert denoises.
 
-The network is transformers' `PI0ForConditionalGeneration` (Black et al., "pi0", 2024). The prefix of image and
-instruction is computed once per observation, and its keys and values are used in every denoising step. PPO trains the
-Gaussian steps of the denoising (`denoising.py`), whose chains are the actions of the rollout batch. Observations are
-images, which the vision-language model reads, or numbers, which the expert reads as the robot's state.
+The networks are pi0 (`pi0_network.py`) and SmolVLA (`smolvla_network.py`). The prefix of image and instruction is
+computed once per observation, and its keys and values are used in every denoising step. PPO trains the Gaussian steps
+of the denoising (`denoising.py`), whose chains are the actions of the rollout batch. Observations are images, or
+numbers, which are the robot's state.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,25 +23,49 @@ from rl_platform.models.draws import Among, choices, normals
 from rl_platform.models.policies.vla import tasks_of_rows
 from rl_platform.models.vlas.actor_critic import ChunkActionsActorCritic
 from rl_platform.models.vlas.denoising import Denoising, bounded_std, entropy, log_density
-from rl_platform.models.vlas.inputs import ActionRange, Instructions, camera_images
+from rl_platform.models.vlas.inputs import ActionRange, Instructions, StateScale
+from rl_platform.models.vlas.prefix import Prefix
 
 if TYPE_CHECKING:
-    from transformers import DynamicCache, PI0Config, PI0ForConditionalGeneration
+    from transformers import PreTrainedConfig
 
 CRITIC_WIDTH = 256
 
 
-@dataclass(frozen=True)
-class Prefix:
-    """Image and instruction after the vision-language model: keys and values, mask [B,P], and the robot's state [B,S].
+class FlowNetwork(Protocol):
+    """What `FlowPolicy` uses of a network; it is a module of transformers.
 
-    values [B,R] float32: of the observation.
+    config has chunk_size H, max_action_dim A, max_state_dim S and num_inference_steps. backbone: the vision-language
+    model; decoder: its language model, to which adapters are added.
     """
 
-    cache: DynamicCache
-    mask: Tensor
-    state: Tensor
-    values: Tensor
+    config: PreTrainedConfig
+    action_out_proj: nn.Module
+    expert_hidden_size: int
+
+    @property
+    def backbone(self) -> nn.Module: ...
+
+    @property
+    def decoder(self) -> nn.Module: ...
+
+    def get_input_embeddings(self) -> nn.Module: ...
+
+    def drop_unread(self, images: bool) -> None:
+        """Removes parameters that get no gradient after the instructions are embedded."""
+        ...
+
+    def images(self, observations: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Images [B,D] uint8 -> [B,C,3,H,W], as the network reads them."""
+        ...
+
+    def prefix(self, instructions: Instructions, tasks: Tensor, images: Tensor | None, state: Tensor) -> Prefix:
+        """Computes what all denoising steps read: tasks [B] int64, images [B,C,3,H,W], state [B,S]."""
+        ...
+
+    def expert(self, x: Tensor, time: Tensor, prefix: Prefix) -> Tensor:
+        """Noisy actions [B,H,A] at the times [B] -> hidden states [B,H,W]. It may append to the prefix's cache."""
+        ...
 
 
 class FlowPolicy(nn.Module):
@@ -57,26 +80,24 @@ class FlowPolicy(nn.Module):
 
     def __init__(
         self,
-        network: PI0ForConditionalGeneration,
+        network: FlowNetwork,
         instructions: Sequence[Sequence[int]],
         spaces: EnvSpaces,
         flow: Flow,
         levels: ActionLevels,
         action_range: ActionRange,
+        state_scale: StateScale | None = None,
     ) -> None:
         super().__init__()
-        config, vlm = network.config, network.model.vlm
+        config = network.config
         self.network, self.spaces, self.single = network, spaces, levels.single
         self.action_space = spaces.action
         self.denoising = Denoising(flow, flow.denoising_steps or config.num_inference_steps)
         self.horizon, self.width = config.chunk_size, config.max_action_dim
         self.executes = levels.num_actions, spaces.action.size
-        self.instructions = Instructions(instructions, vlm.get_input_embeddings())
-        vlm.set_input_embeddings(None)
-        network.model.dit.set_input_embeddings(None)
-        if not spaces.images:  # else parameters without a gradient
-            vlm.vision_tower = vlm.multi_modal_projector = None
-        read = vlm.config.text_config.hidden_size + config.max_state_dim
+        self.instructions = Instructions(instructions, network.get_input_embeddings())
+        network.drop_unread(spaces.images)
+        read = config.vlm_config.text_config.hidden_size + config.max_state_dim
         self.value_head = nn.Sequential(
             nn.Linear(read, CRITIC_WIDTH), nn.Tanh(), nn.Linear(CRITIC_WIDTH, levels.values)
         )
@@ -87,7 +108,7 @@ class FlowPolicy(nn.Module):
             self.std_head = nn.Linear(network.expert_hidden_size, self.width)
             nn.init.zeros_(self.std_head.weight)
             nn.init.zeros_(self.std_head.bias)
-        self.action_range = action_range
+        self.action_range, self.state_scale = action_range, state_scale
         inside = torch.zeros(self.horizon, self.width, dtype=torch.bool)
         inside[: self.executes[0], : self.executes[1]] = True
         self.register_buffer("inside", inside, persistent=False)
@@ -97,7 +118,7 @@ class FlowPolicy(nn.Module):
         return ChunkActionsActorCritic(self, levels)
 
     @property
-    def language_config(self) -> PI0Config:
+    def language_config(self) -> PreTrainedConfig:
         return self.network.config
 
     @property
@@ -111,7 +132,7 @@ class FlowPolicy(nn.Module):
     @property
     def adapted(self) -> nn.Module:
         """The part that adapters are added to."""
-        return self.network.model.vlm.language_model
+        return self.network.decoder
 
     @torch.no_grad()
     def act(
@@ -168,7 +189,9 @@ class FlowPolicy(nn.Module):
             mean, std = steps.gaussian(x, velocity, numbers, learned)
             log_probs = log_probs + self._executed_part(log_density(chain[:, place + 1], mean, std))
             entropies = entropies + self._executed_part(entropy(std))
-        return log_probs, entropies, prefix.values
+        with torch.autocast(actions.device.type, enabled=False):
+            values = self.value_head(torch.cat([prefix.hidden, prefix.state.float()], dim=1))
+        return log_probs, entropies, values
 
     def executed(self, actions: Tensor) -> Tensor:
         """Rows [N,L] -> actions of the environment [N,K,D], or [N,D] of single ones."""
@@ -177,49 +200,22 @@ class FlowPolicy(nn.Module):
         return denoised[:, 0] if self.single else denoised
 
     def _prefix(self, observations: Tensor, tasks: Tensor | None) -> Prefix:
-        vlm, config = self.network.model.vlm, self.network.config
+        network, size = self.network, self.network.config.max_state_dim
         tasks = tasks_of_rows(tasks, len(self.lengths), observations)
         if self.spaces.images:
-            embedded, mask = self.instructions(tasks)
-            side = vlm.config.vision_config.image_size
-            images = camera_images(observations, self.spaces.observation_shape, (side, side))
-            features = vlm.get_image_features(images.flatten(0, 1)).pooler_output
-            features = features.reshape(len(observations), -1, features.shape[-1])
-            embedded = torch.cat([features.to(embedded.dtype), embedded], dim=1)
-            mask = torch.cat([mask.new_ones(features.shape[:2]), mask], dim=1)
-            state = embedded.new_zeros(len(observations), config.max_state_dim)
-        else:  # the prefix is the instruction alone: it is computed once for all rows that share it
-            embedded, mask = self.instructions(torch.arange(len(self.lengths), device=tasks.device))
-            state = F.pad(observations, (0, config.max_state_dim - observations.shape[1]))
-        output = vlm(
-            inputs_embeds=embedded,
-            attention_mask=mask,
-            position_ids=mask.cumsum(-1) - 1,
-            token_type_ids=torch.zeros_like(mask),
-            use_cache=True,
-        )
-        cache = output.past_key_values
-        with torch.autocast(mask.device.type, enabled=False):
-            counted = mask[..., None].float()
-            mean = (output.last_hidden_state.float() * counted).sum(1) / counted.sum(1)
-            if not self.spaces.images:
-                cache.batch_select_indices(tasks)
-                mean, mask = mean[tasks], mask[tasks]
-            values = self.value_head(torch.cat([mean, state.float()], dim=1))
-        return Prefix(cache, mask, state, values)
+            images = network.images(observations, self.spaces.observation_shape)
+            return network.prefix(self.instructions, tasks, images, images.new_zeros(len(images), size))
+        state = observations if self.state_scale is None else self.state_scale(observations)
+        return network.prefix(self.instructions, tasks, None, F.pad(state, (0, size - state.shape[1])))
 
     def _velocity(self, x: Tensor, steps: Tensor, prefix: Prefix) -> tuple[Tensor, Tensor | None]:
         """v(x, t) [B,H,A] float32 at the steps [B] int64, and the deviations of flow_noise [B,H,A]."""
-        network, time = self.network, self.denoising.times(x.device)[steps]
-        embedded = network.embed_action_time(prefix.state, x, time)
-        output = network.model(
-            action_embeds=embedded, attention_mask=prefix.mask, past_key_values=prefix.cache
-        ).last_hidden_state
-        prefix.cache.crop(-embedded.shape[1])  # the step's own keys and values
-        states = output[:, -self.horizon :]
+        states = self.network.expert(x, self.denoising.times(x.device)[steps], prefix)
+        for layer in prefix.cache.layers:  # the step's own keys and values
+            layer.crop(prefix.mask.shape[1] - layer.get_seq_length())
         with torch.autocast(x.device.type, enabled=False):
             learned = None if self.std_head is None else bounded_std(self.std_head(states.float()))
-            return network.action_out_proj(states.float()), learned
+            return self.network.action_out_proj(states.float()), learned
 
     def _executed_part(self, x: Tensor) -> Tensor:
         """[B,H,A] -> [B,K,D]."""

@@ -45,15 +45,27 @@ def channels_of_image(shape: tuple[int, ...]) -> int:
     return 1 if ImageLayout(shape).stack_first or shape[-1] % 3 else 3
 
 
-def camera_images(observations: Tensor, shape: tuple[int, ...], size: tuple[int, int]) -> Tensor:
-    """Images [B,D] uint8 -> [B,C,3,*size] float32 between -1 and 1; each image of a stack is a camera."""
+def camera_images(
+    observations: Tensor, shape: tuple[int, ...], size: tuple[int, int], *, keep_ratio: bool = False
+) -> Tensor:
+    """Images [B,D] uint8 -> [B,C,3,*size] float32 between -1 and 1; each image of a stack is a camera.
+
+    keep_ratio: sides keep their ratio, and the rest at the left and at the top is black, as in LeRobot.
+    """
     layout = ImageLayout(shape)
     images = layout.channels_first(observations).float() / 127.5 - 1
     images = images.unflatten(1, (-1, channels_of_image(shape))).expand(-1, -1, 3, -1, -1)
-    if images.shape[-2:] != size:
-        resized = F.interpolate(images.flatten(0, 1), size, mode="bilinear", antialias=True)
-        images = resized.unflatten(0, images.shape[:2])
-    return images
+    if images.shape[-2:] == size:
+        return images
+    flat = images.flatten(0, 1)
+    if keep_ratio:
+        height, width = flat.shape[-2:]
+        ratio = max(height / size[0], width / size[1])
+        flat = F.interpolate(flat, (int(height / ratio), int(width / ratio)), mode="bilinear")
+        flat = F.pad(flat, (size[1] - flat.shape[-1], 0, size[0] - flat.shape[-2], 0), value=-1.0)
+    else:
+        flat = F.interpolate(flat, size, mode="bilinear", antialias=True)
+    return flat.unflatten(0, images.shape[:2])
 
 
 class ActionRange(nn.Module):
@@ -66,6 +78,18 @@ class ActionRange(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[...,A] -> actions [...,A]."""
         return self.low + (x + 1) / 2 * (self.high - self.low)
+
+
+class StateScale(nn.Module):
+    """(x - center) / scale of each number of the robot's state; both [S] are saved with the weights of the policy."""
+
+    def __init__(self, center: Sequence[float], scale: Sequence[float]) -> None:
+        super().__init__()
+        self.center, self.scale = (nn.Parameter(torch.tensor(each), requires_grad=False) for each in (center, scale))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[...,S] -> [...,S]."""
+        return (x - self.center) / self.scale
 
 
 def action_range(model: Model, spaces: EnvSpaces) -> ActionRange:

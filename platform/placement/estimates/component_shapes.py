@@ -17,6 +17,7 @@ from rl_platform.config.schema.models import POLICIES, VLM_POLICIES, Model, Rand
 from rl_platform.placement.estimates.architectures import Options, known_options
 from rl_platform.placement.estimates.model_shape import Latent, ModelShape
 from rl_platform.placement.estimates.policy_shape import ACTIONS, ConvShape, PolicyShape, Stack
+from rl_platform.placement.estimates.smolvla_options import SMOLVLM2, SMOLVLM2_OPTIONS, smolvla_options
 from rl_platform.placement.estimates.vlm_shape import known_vlm, random_options, vlm_policy_shape
 
 BYTE_VOCABULARY = 259  # tokenizer "bytes"
@@ -127,6 +128,10 @@ def _vlm_policy(config: Config) -> PolicyShape | str:
     if model.random_init is None:
         options = config_options(model.path or "")
         options = known_vlm(model.path or "") or options if isinstance(options, str) else options
+        if not isinstance(options, str) and options.get("type") == "smolvla":
+            named = str(options.get("vlm_model_name") or SMOLVLM2)
+            vlm = SMOLVLM2_OPTIONS if named == SMOLVLM2 else config_options(named)
+            options = vlm if isinstance(vlm, str) else {"model_type": "smolvla", **smolvla_options(options, vlm)}
     elif (vocabulary := _vocabulary(model.tokenizer or "")) is None:
         return _unknown_vocabulary(model)
     else:

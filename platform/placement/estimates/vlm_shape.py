@@ -1,7 +1,7 @@
-"""The shapes of policies on vision-language models, pi0 and vlm_tokens, from config.json alone.
+"""The shapes of policies on vision-language models from config.json alone.
 
 A plan does not build the environment. Without `env.pixels` it assumes observations of one image of IMAGE pixels, or of
-numbers for pi0 with random weights. The numbers of actions and observations are those of other policies. The tokens of
+numbers for pi0 and smolvla with random weights. The numbers of actions and observations are those of other policies. The tokens of
 an instruction are estimated unless the tokenizer is `bytes`.
 """
 
@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.models import Model
+from rl_platform.config.schema.models import FLOW_POLICIES, Model
 from rl_platform.placement.estimates.model_shape import ModelShape
 from rl_platform.placement.estimates.policy_shape import ACTIONS, OBSERVATIONS, PolicyShape, Stack
+from rl_platform.placement.estimates.smolvla_options import SMOLVLM2_OPTIONS, crosses, expert_sizes
 
 Options = dict[str, Any]
 LETTERS = 4  # of an instruction per token
@@ -69,27 +70,32 @@ Decoder = Callable[[Options], ModelShape | str]
 
 
 def vlm_policy_shape(config: Config, options: Options, decoder: Decoder) -> PolicyShape | str:
-    """Returns the shape of pi0 or vlm_tokens with this config.json, or why it is not known.
+    """Returns the shape of a policy on a vision-language model with this config.json, or why it is not known.
 
     decoder: returns the shape of a language model with a config.json.
     """
     kind, model = options.get("model_type"), config.actor.model
-    if (kind == "pi0") != (model.type == "pi0"):
+    flow = model.type in FLOW_POLICIES
+    if kind != model.type if flow else kind in FLOW_POLICIES:
         return f"a model of type {kind} is no {model.type}"
-    vlm = (options.get("vlm_config") or PALIGEMMA) if kind == "pi0" else options
+    default = SMOLVLM2_OPTIONS if kind == "smolvla" else PALIGEMMA
+    vlm = (options.get("vlm_config") or default) if flow else options
     try:
         text = decoder(_text_options(vlm))
         if isinstance(text, str):
             return text
         camera, projector, patches = _vision(vlm, text.hidden, config)
-        return (_pi0 if kind == "pi0" else _tokens)(config, options, decoder, text, camera, projector, patches)
+        return (_flow if flow else _tokens)(config, options, decoder, text, camera, projector, patches)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         return f"config.json lacks or garbles {error}"
 
 
 def known_vlm(path: str) -> Options | None:
-    """Returns config.json of pi0 or of a PaliGemma of 3 billion parameters by its name; None for other models."""
+    """Returns config.json of pi0, of smolvla or of a PaliGemma of 3 billion parameters by its name; None for other
+    models."""
     name = path.rstrip("/").rpartition("/")[2].lower()
+    if re.match(r"smolvla(\W|_|$)", name):
+        return {"type": "smolvla"}
     if re.match(r"pi0(\W|_|$)", name):
         return {"model_type": "pi0"}
     if (found := re.match(r"paligemma-3b\b.*-(224|448|896)\b", name)) is None:
@@ -111,14 +117,16 @@ def random_options(model: Model, vocabulary: int) -> Options:
         "model_type": "gemma",
         "num_key_value_heads": tiny.num_kv_heads or tiny.num_heads,
         "head_dim": tiny.hidden_size // tiny.num_heads,
-        "vocab_size": vocabulary + (0 if model.type == "pi0" else model.action_bins),
+        "vocab_size": vocabulary + (0 if model.type in FLOW_POLICIES else model.action_bins),
     }
-    vision = sizes | {"model_type": "siglip_vision_model", "image_size": RANDOM_IMAGE, "patch_size": RANDOM_PATCH}
-    vlm = {"model_type": "paligemma", "text_config": gemma, "vision_config": vision}
-    if model.type != "pi0":
-        return vlm
+    vision = sizes | {"image_size": RANDOM_IMAGE, "patch_size": RANDOM_PATCH}
     widths = {"chunk_size": model.num_action_chunks, "max_action_dim": ACTIONS}
-    return {"model_type": "pi0", "vlm_config": vlm, "dit_config": gemma, **widths}
+    if model.type == "smolvla":
+        vlm = {"model_type": "smolvlm", "text_config": gemma | {"model_type": "llama"}, "vision_config": vision}
+        return {"model_type": "smolvla", "vlm_config": vlm, **widths}
+    vlm = {"model_type": "paligemma", "text_config": gemma}
+    vlm |= {"vision_config": vision | {"model_type": "siglip_vision_model"}}
+    return {"model_type": "pi0", "vlm_config": vlm, "dit_config": gemma, **widths} if model.type == "pi0" else vlm
 
 
 def _tokens(
@@ -141,44 +149,61 @@ def _tokens(
     return PolicyShape((), stacks=(vision, language), adapted=1, heads=values + projector, fixed=2 * ACTIONS)
 
 
-def _pi0(
+def _flow(
     config: Config, options: Options, decoder: Decoder, text: ModelShape, camera: Stack, projector: int, patches: int
 ) -> PolicyShape | str:
-    """Returns the shape of pi0, or why it is not known.
+    """Returns the shape of pi0 or SmolVLA, or why it is not known.
 
     The prefix goes through the language model once, the action expert's tokens once for each denoising step.
     """
-    model, flow = config.actor.model, config.actor.model.flow
-    expert = decoder(_with_defaults(options.get("dit_config") or EXPERT, "gemma"))
+    model, flow, smol = config.actor.model, config.actor.model.flow, config.actor.model.type == "smolvla"
+    pi0 = _with_defaults(options.get("dit_config") or EXPERT, "gemma")
+    expert = _smolvla_expert(options, text) if smol else decoder(pi0)
     if isinstance(expert, str):
         return expert
     sees = config.env.pixels is not None or model.random_init is None
     horizon, width = options.get("chunk_size", 50), options.get("max_action_dim", 32)
-    state = options.get("max_state_dim", 1 if sees else OBSERVATIONS) if model.random_init else 32
+    state = (1 if sees else OBSERVATIONS) if model.random_init else options.get("max_state_dim", 32)
     instruction = _instruction(config)
     prefix = _cameras(config) * patches + instruction if sees else instruction
     steps = flow.denoising_steps or options.get("num_inference_steps", 10)
     noisy = steps - 1 if flow.method == "flow_cps" else steps
+    passes = noisy if flow.stochastic_steps == "all" else 1
     frozen, hidden = not model.train_backbone, expert.hidden
+    outer = 3 * hidden * (hidden + 1) + 2 * width * hidden + width  # of actions and times
+    crossed = [layer for layer in range(expert.layers) if smol and crosses(options, layer)]
+    across = 2 * expert.kv_width**2 * len(crossed)  # keys and values of the prefix are projected
+    tokens = horizon if smol else horizon + 1
     stacks = [
-        Stack(text, prefix if sees else 0, table=text.hidden, frozen=frozen),
+        Stack(text, prefix + 1 if smol else prefix if sees else 0, table=text.hidden, frozen=frozen),
         Stack(
             expert,
-            horizon + 1,
-            outer=3 * hidden * (hidden + 1) + 2 * width * hidden + width,  # of actions and times
-            table=hidden + (state + 1) * hidden,
-            passes=noisy if flow.stochastic_steps == "all" else 1,
+            tokens,
+            outer=outer - 2 * hidden * expert.kv_width * len(crossed),
+            table=hidden + (0 if smol else (state + 1) * hidden),
+            passes=passes,
             acting=steps,
-            context=prefix,
+            context=prefix + 1 if smol else prefix,
         ),
     ]
     heads = (text.hidden + state + 1) * CRITIC_WIDTH + CRITIC_WIDTH + 1
     heads += (hidden + 1) * width if flow.method == "flow_noise" else 0
+    heads += (state + 1) * text.hidden if smol else 0
     fixed = instruction * text.hidden * max(len(config.env.tasks), 1) + 2 * ACTIONS
     if sees:
         stacks.insert(0, replace(camera, frozen=frozen or not model.train_vision))
         heads, fixed = (heads, fixed + projector) if frozen else (heads + projector, fixed)
-    return PolicyShape((), stacks=tuple(stacks), adapted=len(stacks) - 2, heads=heads, fixed=fixed)
+    elif smol:
+        fixed += 2 * OBSERVATIONS  # the scale of the state
+    adapted = len(stacks) - 2
+    if across:
+        stacks.append(Stack(replace(expert, layers=0), prefix + 1, outer=across, passes=passes, acting=steps))
+    return PolicyShape((), stacks=tuple(stacks), adapted=adapted, heads=heads, fixed=fixed)
+
+
+def _smolvla_expert(options: Options, text: ModelShape) -> ModelShape:
+    hidden, intermediate = expert_sizes(options, text.hidden)
+    return replace(text, vocabulary=0, hidden=hidden, intermediate=intermediate)
 
 
 def _vision(vlm: Options, text_hidden: int, config: Config) -> tuple[Stack, int, int]:

@@ -144,7 +144,7 @@ def test_what_is_refused(command, tool, folder: Path, monkeypatch: pytest.Monkey
         (["out", "--format", "hf"], "--format: holds language models, and this run trained an embodied policy"),
         (["words", "--format", "onnx"], "--format: holds embodied policies, and this run trained a language model"),
         (["out", "--format", "lerobot"], "LeRobot could not load the folder"),
-        (["words", "--format", "lerobot"], "LeRobot could not load the folder"),
+        (["words", "--format", "lerobot"], "--format: holds embodied policies, and this run trained a language model"),
         (["out", "--format", "gguf"], "gguf"),
         (["policy", "-o", "full"], "--output: is not empty"),
         (["policy", "-o", "policy.onnx"], "an export is a folder of several files"),

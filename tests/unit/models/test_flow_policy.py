@@ -1,4 +1,5 @@
-"""pi0: its denoising is that of transformers, and its log-probs those of the formulas, computed without caches."""
+"""pi0 and SmolVLA: log-probs are those of the formulas, computed without caches. pi0 denoises as transformers does;
+`test_smolvla.py` compares SmolVLA with LeRobot."""
 
 from __future__ import annotations
 
@@ -23,12 +24,13 @@ TINY = RandomLM(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32,
 TOLD = ["reach it", "go"]
 TASKS = torch.tensor([0, 1, 1, 0, 1, 0])
 LEVELS = ActionLevels(ACTIONS, NUMBERS)
+NETWORKS = ("pi0", "smolvla")
 KINDS = [(method, steps) for method in ("flow_sde", "flow_cps", "flow_noise") for steps in ("one", "all")]
 
 
-def model(method: str = "flow_sde", steps: str = "all") -> Model:
+def model(method: str = "flow_sde", steps: str = "all", network: str = "pi0") -> Model:
     flow = Flow(method=method, stochastic_steps=steps, denoising_steps=4, noise_level=0.4)
-    return Model(type="pi0", random_init=TINY, tokenizer="bytes", flow=flow, num_action_chunks=ACTIONS)
+    return Model(type=network, random_init=TINY, tokenizer="bytes", flow=flow, num_action_chunks=ACTIONS)
 
 
 def built(section: Model, spaces: EnvSpaces = IMAGES, levels: ActionLevels = LEVELS) -> FlowPolicy:
@@ -54,11 +56,11 @@ def observed(spaces: EnvSpaces) -> Tensor:
     return torch.randint(0, 256, (6, size), dtype=torch.uint8) if spaces.images else torch.randn(6, size)
 
 
-class Plain:
+class PlainPi0:
     """transformers' pi0 with the weights of `policy`, called as its documentation does: no cache is passed on."""
 
     def __init__(self, policy: FlowPolicy, section: Model) -> None:
-        self.network = vlas._random(policy.network.config, 3)
+        self.network: Any = vlas._random(policy.network.config, 3)
         given = policy.network.state_dict()
         rest = self.network.load_state_dict(given, strict=False)
         assert all("embed_tokens" in name for name in rest.missing_keys)  # of the same seed
@@ -84,12 +86,29 @@ class Plain:
         return velocity
 
 
+class PlainSmolVLA:
+    """The network of `policy`, which reads all of the prefix for each velocity."""
+
+    def __init__(self, policy: FlowPolicy, section: Model) -> None:
+        self.policy = policy
+
+    def velocity(self, x: Tensor, time: float) -> Tensor:
+        policy, network = self.policy, self.policy.network
+        images = network.images(observed(IMAGES), SHAPE)
+        prefix = network.prefix(policy.instructions, TASKS, images, torch.zeros(len(TASKS), 1))
+        velocity: Tensor = network.action_out_proj(network.expert(x, torch.full((len(x),), time), prefix))
+        return velocity
+
+
+PLAIN = {"pi0": PlainPi0, "smolvla": PlainSmolVLA}
+
+
 def test_without_noise_it_denoises_as_transformers_does() -> None:
     section = model()
     policy, images = built(section), observed(IMAGES)
     rows, log_probs = policy.act(images, torch.Generator().manual_seed(5), deterministic=True, tasks=TASKS)
     start = torch.empty(6, ACTIONS, NUMBERS).normal_(generator=torch.Generator().manual_seed(5))
-    plain = Plain(policy, section)
+    plain = PlainPi0(policy, section)
     denoised = plain.network.sample_actions(noise=start, num_steps=4, **plain.given)
     assert (denoised - start).abs().max() > 0.1
     middle, half = torch.tensor([0.0, 2.0]), torch.tensor([1.0, 2.0])
@@ -104,12 +123,13 @@ def parts(policy: FlowPolicy, rows: Tensor) -> tuple[Tensor, Tensor]:
     return rows[:, 0].long(), chain
 
 
+@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize(("method", "steps"), [kind for kind in KINDS if kind[0] != "flow_noise"])
-def test_log_probs_are_those_of_the_formulas(method: str, steps: str) -> None:
-    section = model(method, steps)
+def test_log_probs_are_those_of_the_formulas(method: str, steps: str, network: str) -> None:
+    section = model(method, steps, network)
     policy, images = built(section), observed(IMAGES)
     rows, log_probs = policy.act(images, torch.Generator().manual_seed(5), tasks=TASKS)
-    plain, level = Plain(policy, section), 0.4
+    plain, level = PLAIN[network](policy, section), 0.4
     first, chain = parts(policy, rows)
     expected = torch.zeros(6, ACTIONS, NUMBERS)
     for place in range(chain.shape[1] - 1):
@@ -130,10 +150,11 @@ def test_log_probs_are_those_of_the_formulas(method: str, steps: str) -> None:
     torch.testing.assert_close(log_probs, expected, atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize(("method", "steps"), KINDS)
 @pytest.mark.parametrize("spaces", [IMAGES, STATES], ids=["images", "states"])
-def test_the_ratio_is_one_before_the_first_update(method: str, steps: str, spaces: EnvSpaces) -> None:
-    policy, seen = built(model(method, steps), spaces), observed(spaces)
+def test_the_ratio_is_one_before_the_first_update(method: str, steps: str, spaces: EnvSpaces, network: str) -> None:
+    policy, seen = built(model(method, steps, network), spaces), observed(spaces)
     rows, log_probs = policy.act(seen, torch.Generator().manual_seed(5), tasks=TASKS)
     again, entropies, values = policy.evaluate(seen, rows, TASKS)
     assert torch.equal(again, log_probs)
@@ -141,11 +162,12 @@ def test_the_ratio_is_one_before_the_first_update(method: str, steps: str, space
     (again.sum() + entropies.sum() + values.sum()).backward()
     assert all(each.grad is not None for each in policy.parameters() if each.requires_grad)
     assert policy.network.action_out_proj.weight.grad.any()
-    assert policy.network.model.vlm.language_model.layers[0].self_attn.v_proj.weight.grad.any()
+    assert policy.network.decoder.layers[0].self_attn.v_proj.weight.grad.any()
 
 
-def test_learned_deviations_stay_within_their_bounds_and_have_an_entropy() -> None:
-    policy, images = built(model("flow_noise")), observed(IMAGES)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_learned_deviations_stay_within_their_bounds_and_have_an_entropy(network: str) -> None:
+    policy, images = built(model("flow_noise", network=network)), observed(IMAGES)
     rows, log_probs = policy.act(images, torch.Generator().manual_seed(5), tasks=TASKS)
     _, chain = parts(policy, rows)
     prefix = policy._prefix(images, TASKS)
@@ -164,9 +186,10 @@ def test_learned_deviations_stay_within_their_bounds_and_have_an_entropy() -> No
     torch.testing.assert_close(policy.evaluate(images, rows, TASKS)[1], expected)
 
 
+@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_a_row_does_not_depend_on_how_a_batch_is_split(deterministic: bool) -> None:
-    policy, images = built(model(steps="one")), observed(IMAGES)
+def test_a_row_does_not_depend_on_how_a_batch_is_split(deterministic: bool, network: str) -> None:
+    policy, images = built(model(steps="one", network=network)), observed(IMAGES)
 
     def act(first: int, last: int) -> Tensor:
         generator = torch.Generator().manual_seed(5)
@@ -182,9 +205,10 @@ def test_one_step_of_a_chain_is_noisy_and_all_of_them_are_chosen() -> None:
     assert sorted(rows[:, 0].unique().tolist()) == [0, 1, 2, 3]
 
 
-def test_numbers_that_are_not_executed_draw_no_noise() -> None:
+@pytest.mark.parametrize("network", NETWORKS)
+def test_numbers_that_are_not_executed_draw_no_noise(network: str) -> None:
     """A pretrained model has longer chunks and wider actions than the environment."""
-    section = model()
+    section = model(network=network)
     config = vlas.network_config(section, STATES, LEVELS, 259)
     config.chunk_size, config.max_action_dim = 5, 4
     tokens = [[7, 8]]
@@ -203,9 +227,10 @@ def test_numbers_that_are_not_executed_draw_no_noise() -> None:
     assert moved.sum() == 6 * ACTIONS * NUMBERS
 
 
-def test_a_single_action_has_a_single_log_prob() -> None:
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_single_action_has_a_single_log_prob(network: str) -> None:
     levels = ActionLevels(1, NUMBERS)
-    policy = built(model().model_copy(update={"num_action_chunks": 1}), STATES, levels)
+    policy = built(model(network=network).model_copy(update={"num_action_chunks": 1}), STATES, levels)
     seen = observed(STATES)
     rows, log_probs = policy.act(seen, torch.Generator().manual_seed(5), tasks=TASKS)
     assert log_probs.shape == (6,)

@@ -89,6 +89,12 @@ RANDOM: dict[str, tuple[dict[str, Any], bool, bool]] = {  # section, pixels, lor
     "pi0, expert alone": ({"type": "pi0"} | FROZEN, True, False),
     "pi0, blind": ({"type": "pi0", "train_vision": False}, True, False),
     "pi0, adapters": ({"type": "pi0"}, True, True),
+    "smolvla of numbers": ({"type": "smolvla"}, False, False),
+    "smolvla of images": ({"type": "smolvla"}, True, False),
+    "smolvla with learned noise": ({"type": "smolvla", "flow": {"method": "flow_noise"}}, True, False),
+    "smolvla, expert alone": ({"type": "smolvla"} | FROZEN, True, False),
+    "smolvla, blind": ({"type": "smolvla", "train_vision": False}, True, False),
+    "smolvla, adapters": ({"type": "smolvla"}, True, True),
     "vlm_tokens": ({"type": "vlm_tokens"}, True, False),
     "vlm_tokens, blind": ({"type": "vlm_tokens", "train_vision": False}, True, False),
     "vlm_tokens, adapters": ({"type": "vlm_tokens"}, True, True),
@@ -117,15 +123,28 @@ def test_parameters_of_folders(family: str, tmp_path: Path) -> None:
     assert counted(config).parameters == sum(parameter.numel() for parameter in policy.parameters())
 
 
+def test_parameters_of_a_folder_of_lerobot(tmp_path: Path) -> None:
+    (tmp_path / "vlm").mkdir()
+    (tmp_path / "vlm" / "config.json").write_text(json.dumps(FOLDERS["smolvlm"] | {"image_token_id": 299}))
+    options = {"type": "smolvla", "vlm_model_name": str(tmp_path / "vlm"), "num_vlm_layers": 1, "chunk_size": 6}
+    (tmp_path / "config.json").write_text(json.dumps(options | {"self_attn_every_n_layers": 3}))
+    config = config_of({"type": "smolvla", "path": str(tmp_path)}, pixels=True)
+    with torch.device("meta"):
+        policy = built(config)
+    assert counted(config).parameters == sum(parameter.numel() for parameter in policy.parameters())
+
+
 @pytest.mark.parametrize(
     ("model", "pixels"),
     [
         ({"type": "pi0", "flow": {"denoising_steps": 4, "stochastic_steps": "all"}}, True),
         ({"type": "pi0", "flow": {"denoising_steps": 4}}, True),
         ({"type": "pi0", "flow": {"denoising_steps": 5, "method": "flow_cps", "stochastic_steps": "all"}}, False),
+        ({"type": "smolvla", "flow": {"denoising_steps": 4, "stochastic_steps": "all"}}, True),
+        ({"type": "smolvla", "flow": {"denoising_steps": 4}}, False),
         ({"type": "vlm_tokens"}, True),
     ],
-    ids=["pi0, all steps", "pi0, one step", "pi0 of numbers", "vlm_tokens"],
+    ids=["pi0, all", "pi0, one", "pi0 of numbers", "smolvla, all", "smolvla of numbers", "vlm_tokens"],
 )
 def test_products_of_an_update_and_of_an_action(model: dict[str, Any], pixels: bool) -> None:
     config = config_of(TINY | model, pixels=pixels)
@@ -166,6 +185,14 @@ def test_a_published_model_has_its_published_size() -> None:
     assert round(vision.parameters / 1e6) == 412  # SigLIP So400m without its head
     assert round(language.shape.decoder_parameters / 1e9, 2) == 1.98  # Gemma 2B without its embedding
     assert round(expert.shape.decoder_parameters / 1e6) == 311
+
+
+def test_the_published_smolvla_has_its_published_size() -> None:
+    shape = counted(config_of({"type": "smolvla", "path": "lerobot/smolvla_base"}, pixels=True))
+    vision, language, expert, across = shape.stacks
+    assert round(vision.parameters / 1e6) == 86  # SigLIP base with 1024 places
+    assert language.shape.layers == 16
+    assert round((expert.parameters + across.parameters) / 1e6) == 100  # "about 100 million" in the paper
 
 
 def test_what_cannot_be_counted_says_why(tmp_path: Path) -> None:
