@@ -140,7 +140,9 @@ def computed(code: Any, options: dict[str, Any], vlm: str) -> dict[str, Any]:
     numbers = torch.nn.functional.pad(state(), (0, 8 - NUMBERS))
 
     times = torch.tensor([1.0, 0.7, 0.25])
-    loss = network.forward(seen, masks, words, told, numbers, torch.zeros_like(noise()), noise() / times[:, None, None], times)
+    loss = network.forward(
+        seen, masks, words, told, numbers, torch.zeros_like(noise()), noise() / times[:, None, None], times
+    )
     # the loss is (u - v)^2 with u = noise: its gradient is not needed, v is recomputed by a step
     parts = network.embed_prefix(seen, masks, words, told, state=numbers)
     attention = code.make_att_2d_masks(parts[1], parts[2])

@@ -208,6 +208,11 @@ def test_weights_of_a_folder_act_in_the_range_of_its_data_set(command, folder: P
         ((*SMOLVLA, "actor.gradient_checkpointing=true"), "actor.gradient_checkpointing", "type smolvla caches"),
         ((*SMOLVLA, "actor.model.unnorm_key=robot"), "actor.model.unnorm_key", "actor.model.path"),
         ((*CHEETAH, FOLDER[-1].replace("pi0", "smolvla")), "actor.model.path", "a policy of type pi0, not smolvla"),
+        (
+            (*CHEETAH, FOLDER[-1].replace("pi0", "smolvla").replace("tokenizer: bytes, ", "")),
+            "actor.model.tokenizer",
+            "HuggingFaceTB/SmolVLM2-500M-Video-Instruct",
+        ),
         ((*PI0, "actor.model.instruction=null"), "actor.model.instruction", "needs an instruction"),
         ((*PI0, "actor.model.unnorm_key=robot"), "actor.model.unnorm_key", "actor.model.path"),
         ((*PI0, "actor.gradient_checkpointing=true"), "actor.gradient_checkpointing", "actor.micro_batch_size"),
@@ -239,6 +244,41 @@ def test_wrong_inputs_are_refused_with_the_key(overrides, key: str, told: str, c
     assert f" {key}: " in f" {text}", ended.err
     assert told in text, ended.err
     assert not Path("out").exists()
+
+
+def test_a_trained_smolvla_becomes_a_folder_of_lerobot_again(command, tool, folder: Path) -> None:
+    """The export holds the trained weights; LeRobot's other files are as they were."""
+    from safetensors.torch import load_file, save_file
+
+    from rl_platform.config.schema.models import RandomLM
+    from rl_platform.models.vlas.build import _random, _random_smolvla
+    from rl_platform.models.vlas.lerobot_folder import file_name_of
+
+    tiny = RandomLM(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=64)
+    network = _random(_random_smolvla(tiny, 20, 4, 8, 259), 0)
+    (folder / "vlm").mkdir()
+    (folder / "saved").mkdir()
+    (folder / "vlm" / "config.json").write_text(network.config.vlm_config.to_json_string(use_diff=False))
+    options = {"type": "smolvla", "vlm_model_name": str(folder / "vlm"), "chunk_size": 4, "max_state_dim": 20}
+    (folder / "saved" / "config.json").write_text(json.dumps(options | {"max_action_dim": 8}))
+    given = {file_name_of(name): tensor for name, tensor in network.state_dict().items()}
+    save_file(given, folder / "saved" / "model.safetensors")
+    settings = (CHEETAH[0], CHEETAH[1], FOLDER[-1].replace("pi0", "smolvla"), "env.normalize_observations=false")
+    ended = command("embodied.yaml", *settings, "runner.max_steps=1", "actor.optim.lr=0.01")
+    assert ended.code == 0, ended.err
+    ended = tool("export", "out", "--format", "lerobot", "-o", "back")
+    assert ended.code == 0, ended.err
+    assert "SmolVLAPolicy.from_pretrained" in ended.out
+    back, weights = load_file(folder / "back" / "model.safetensors"), load_policy("out").saved.weights
+    assert back.keys() == given.keys()
+    assert (folder / "back" / "config.json").read_bytes() == (folder / "saved" / "config.json").read_bytes()
+    trained = {name for name in given if not torch.equal(back[name], given[name])}
+    assert {name for name in given if "vision" not in name and "embed" not in name} > trained > set()
+    assert all(
+        torch.equal(back[file_name_of(name.removeprefix("network."))], tensor)
+        for name, tensor in weights.items()
+        if name.startswith("network.")
+    )
 
 
 def test_a_transformers_without_pi0_is_refused_with_the_line_to_type(command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -278,6 +278,10 @@ def _vlm_policy(config: Config) -> Iterator[Problem]:
     if when(lambda: model.unnorm_key is not None and model.path is None):
         message = "the statistics are in the folder of actor.model.path, which is not set"
         yield Problem("actor.model.unnorm_key", message, hint="remove it: actions are scaled to their bounds")
+    if when(lambda: model.type == "smolvla" and model.path is not None and model.tokenizer is None):
+        message = "a folder of LeRobot has no tokenizer: it belongs to the vision-language model"
+        hint = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct, or a folder with it: vlm_model_name in config.json"
+        yield Problem("actor.model.tokenizer", message, hint=hint)
     shape = when(lambda: model.random_init)
     if shape is not None and when(lambda: shape.hidden_size // shape.num_heads % 2 == 1):
         message = (

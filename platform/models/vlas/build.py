@@ -40,7 +40,9 @@ def build(
     network = _read(model.path, config) if model.path and not counted else _random(config, seed)
     tokens = [tokenizer.encode(f"{text}\n") for text in instructions]  # the line ends as in training
     if (longest := max(map(len, tokens))) > (most := getattr(config, "tokenizer_max_length", longest)):
-        message = f"the longest instruction has {longest} tokens, and the model of {model.path} read at most {most} tokens"
+        message = (
+            f"the longest instruction has {longest} tokens, and the model of {model.path} read at most {most} tokens"
+        )
         raise ConfigError([Problem("actor.model.instruction", message, hint="a shorter text")])
     policy = _assembled(model, spaces, levels, network, tokens, *_scales(model, spaces, counted))
     flow = model.type in FLOW_POLICIES

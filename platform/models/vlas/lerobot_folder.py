@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,9 +35,16 @@ _VLM, _REST = "model.vlm_with_expert.", "model."
 _UNREAD = "vlm.lm_head.weight"  # actions are no tokens
 # older versions: normalize_inputs.[DATA SET_]buffer_observation_state.mean
 _STATISTICS = re.compile(r"(?:un)?normalize_(?:inputs|targets|outputs)\.(?:(.+)_)?buffer_(\w+)\.(\w+)")
-_MODES = {"MEAN_STD": ("mean", "std"), "MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90")}
+_MODES = {
+    "MEAN_STD": ("mean", "std"),
+    "MIN_MAX": ("min", "max"),
+    "QUANTILES": ("q01", "q99"),
+    "QUANTILE10": ("q10", "q90"),
+}
 _EPSILON = 1e-8  # of LeRobot, in its denominators
-_REFUSED: Mapping[str, tuple[object, ...]] = {  # options that change the computation, and their values that are computed
+_REFUSED: Mapping[
+    str, tuple[object, ...]
+] = {  # options that change the computation, and their values that are computed
     "add_image_special_tokens": (False,),
     "adapt_to_pi_aloha": (False,),
     "use_delta_joint_actions_aloha": (False,),
@@ -74,7 +81,9 @@ class LeRobotFolder:
             self._refuse(f"config.json describes a policy of type {kind}, not smolvla")
         for name, computed in _REFUSED.items():
             if (value := options.get(name, computed[0])) not in computed:
-                self._refuse(f"config.json has {name}: {value}, which is not computed here", " or ".join(map(str, computed)))
+                self._refuse(
+                    f"config.json has {name}: {value}, which is not computed here", " or ".join(map(str, computed))
+                )
         return options
 
     def config(self) -> SmolVLAConfig:
@@ -168,7 +177,9 @@ class LeRobotFolder:
         tensors, places = dict(self.tensors), {own_name(name): name for name in self.tensors}
         for name, tensor in weights.items():
             if name not in places or tensor.shape != tensors[places[name]].shape:
-                raise DataError(f"{self.folder} is of another model than the run: it has no {file_name_of(name)} of {list(tensor.shape)}")
+                raise DataError(
+                    f"{self.folder} is of another model than the run: no {file_name_of(name)} of {list(tensor.shape)}"
+                )
             rounded = tensor.to(tensors[places[name]].dtype)
             tensors[places[name]] = rounded if torch.equal(rounded.to(tensor.dtype), tensor) else tensor
         for file in self.folder.iterdir():

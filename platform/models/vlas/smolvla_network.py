@@ -13,8 +13,16 @@ import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoConfig, LlamaConfig, LlamaModel, PreTrainedConfig, PreTrainedModel, SmolVLMConfig
-from transformers import DynamicCache, SmolVLMModel
+from transformers import (
+    AutoConfig,
+    DynamicCache,
+    LlamaConfig,
+    LlamaModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+    SmolVLMConfig,
+    SmolVLMModel,
+)
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb, eager_attention_forward
@@ -34,7 +42,7 @@ class SmolVLAConfig(PreTrainedConfig):
     """
 
     model_type = "smolvla"
-    sub_configs = {"vlm_config": SmolVLMConfig}
+    sub_configs = {"vlm_config": SmolVLMConfig}  # noqa: RUF012  as transformers declares it
 
     vlm_config: dict | PreTrainedConfig | None = None
     chunk_size: int = 50

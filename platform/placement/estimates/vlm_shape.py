@@ -1,8 +1,8 @@
 """The shapes of policies on vision-language models from config.json alone.
 
 A plan does not build the environment. Without `env.pixels` it assumes observations of one image of IMAGE pixels, or of
-numbers for pi0 and smolvla with random weights. The numbers of actions and observations are those of other policies. The tokens of
-an instruction are estimated unless the tokenizer is `bytes`.
+numbers for pi0 and smolvla with random weights. The numbers of actions and observations are those of other policies.
+The tokens of an instruction are estimated unless the tokenizer is `bytes`.
 """
 
 from __future__ import annotations
