@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -42,9 +42,8 @@ _MODES = {
     "QUANTILE10": ("q10", "q90"),
 }
 _EPSILON = 1e-8  # of LeRobot, in its denominators
-_REFUSED: Mapping[
-    str, tuple[object, ...]
-] = {  # options that change the computation, and their values that are computed
+# options that change the computation, and their values that are computed, the default first
+_COMPUTED: Mapping[str, tuple[object, ...]] = {
     "add_image_special_tokens": (False,),
     "adapt_to_pi_aloha": (False,),
     "use_delta_joint_actions_aloha": (False,),
@@ -79,11 +78,13 @@ class LeRobotFolder:
         if options.get("type") != "smolvla":
             kind = options.get("type") or options.get("model_type")
             self._refuse(f"config.json describes a policy of type {kind}, not smolvla")
-        for name, computed in _REFUSED.items():
+        for name, computed in _COMPUTED.items():
             if (value := options.get(name, computed[0])) not in computed:
-                self._refuse(
-                    f"config.json has {name}: {value}, which is not computed here", " or ".join(map(str, computed))
-                )
+                self._refuse(f"config.json has {name}: {value}", " or ".join(map(str, computed)))
+        if options.get("resize_imgs_with_padding", ()) is None:
+            self._refuse("config.json has resize_imgs_with_padding: null", "width and height of images")
+        if (mode := (options.get("normalization_mapping") or {}).get("VISUAL", "IDENTITY")) != "IDENTITY":
+            self._refuse(f"config.json normalises images by {mode}", "IDENTITY")
         return options
 
     def config(self) -> SmolVLAConfig:
@@ -226,7 +227,7 @@ class LeRobotFolder:
             self._refuse(f"{name} holds {type(content).__name__} instead of a JSON object")
         return content
 
-    def _refuse(self, message: str, allowed: str = "") -> None:
+    def _refuse(self, message: str, allowed: str = "") -> NoReturn:
         raise ConfigError([Problem(_KEY, message, value=self.path, allowed=allowed)])
 
 

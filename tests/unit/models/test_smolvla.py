@@ -207,6 +207,11 @@ WRONG: dict[str, tuple[Any, str]] = {
     "image tokens": (edited("config.json", add_image_special_tokens=True), "add_image_special_tokens: True"),
     "fewer experts": (edited("config.json", num_expert_layers=2), "num_expert_layers: 2"),
     "another mode": (edited("config.json", normalization_mapping={"STATE": "LOG"}), "by LOG"),
+    "normalised images": (
+        edited("config.json", normalization_mapping={"VISUAL": "MEAN_STD"}),
+        "normalises images by MEAN_STD",
+    ),
+    "images as they are": (edited("config.json", resize_imgs_with_padding=None), "resize_imgs_with_padding: null"),
     "no such base": (edited("config.json", vlm_model_name="./nowhere"), "vision-language model ./nowhere"),
     "another base": (edited("vlm/config.json", model_type="idefics3"), "of type idefics3"),
     "short chunks": (edited("config.json", chunk_size=3), "at most 3 actions in a chunk"),
