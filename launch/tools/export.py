@@ -53,7 +53,8 @@ def export(name: str, step: int | None, format: Format | None, output: Path | No
         step, write = run.step, partial(_write_language_model, run)
     else:
         saved = find_policy(name, COMMAND, step)
-        writer = {"torch": _write_program, "onnx": _write_onnx, "lerobot": _write_lerobot}[chosen]
+        lerobot = partial(_write_lerobot, run)
+        writer = {"torch": _write_program, "onnx": _write_onnx, "lerobot": lerobot}[chosen]
         step, write = saved.description.step, partial(writer, saved)
     default = (path if run is None else run.folder) / "export" / f"{chosen}-step-{step}"
     folder = (output or default).expanduser().absolute()
@@ -199,7 +200,7 @@ def _write_onnx(saved: SavedPolicy, folder: Path) -> str:
     return "onnxruntime.InferenceSession('{}/policy.onnx')"
 
 
-def _write_lerobot(saved: SavedPolicy, folder: Path) -> str:
+def _write_lerobot(run: SavedRun | None, saved: SavedPolicy, folder: Path) -> str:
     """The LeRobot folder that a SmolVLA policy started from, with the trained weights."""
     about = saved.description
     if about.model.type != "smolvla":
@@ -208,7 +209,10 @@ def _write_lerobot(saved: SavedPolicy, folder: Path) -> str:
             f"smolvla; actor.model.type is {about.model.type}, so LeRobot could not load the folder"
         )
         raise _problem("--format", message, "lerobot", "torch, onnx")
-    if about.model.path is None:
+    if run is None:
+        message = "the policy alone does not name the folder of LeRobot that it started from"
+        raise _problem(COMMAND, message, "lerobot", "the folder of the run")
+    if (path := run.load([]).config.actor.model.path) is None:
         message = "actor.model.random_init has no config.json and no processors of LeRobot, which the folder would need"
         raise _problem("--format", message, "lerobot", "torch, onnx")
     if about.normalizer is not None:
@@ -218,7 +222,7 @@ def _write_lerobot(saved: SavedPolicy, folder: Path) -> str:
 
     network = "network."
     trained = {name.removeprefix(network): each for name, each in saved.weights.items() if name.startswith(network)}
-    LeRobotFolder(about.model.path).write(trained, folder)
+    LeRobotFolder(path).write(trained, folder)
     return "lerobot.policies.smolvla.modeling_smolvla.SmolVLAPolicy.from_pretrained('{}')"
 
 

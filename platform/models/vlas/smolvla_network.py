@@ -29,7 +29,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotar
 
 from rl_platform.models.vlas.inputs import Instructions, camera_images
 from rl_platform.models.vlas.prefix import Prefix, masked_mean
-from rl_platform.placement.estimates.smolvla_options import crosses, expert_sizes
+from rl_platform.placement.estimates.smolvla_options import SMOLVLM2_OPTIONS, crosses, expert_sizes
 
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}  # LeRobot's, whatever the language model was trained with
 
@@ -59,7 +59,7 @@ class SmolVLAConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         if not isinstance(self.vlm_config, PreTrainedConfig):
-            self.vlm_config = SmolVLMConfig(**(self.vlm_config or {}))
+            self.vlm_config = SmolVLMConfig(**(self.vlm_config or SMOLVLM2_OPTIONS))
         self.vlm_config.text_config.rope_parameters = dict(ROPE)
         super().__post_init__(**kwargs)
 
