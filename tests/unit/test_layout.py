@@ -214,6 +214,7 @@ SEAMS = (
     "launch/rehearse/findings.py",
     "launch/sharding.py",
     "launch/tools/calibrate.py",
+    "launch/tools/export.py",
     "launch/tools/installed.py",
 )
 LAZY = {
