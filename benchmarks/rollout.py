@@ -36,7 +36,7 @@ import psutil
 from _common import Entry, Lap, Turns, machine, new_parser, print_verdict, race, rate, ratios, write_json
 from _language import sglang_installed, sglang_on_cpu
 
-from rl_platform.config.schema.data import Data, Task
+from rl_platform.config.schema.data import Data, QuestionTask
 from rl_platform.config.schema.models import Model
 from rl_platform.models.pretrained.model_folder import model_folder
 from rl_platform.models.tokenizer import load_tokenizer
@@ -59,7 +59,7 @@ def requests(settings: argparse.Namespace) -> Requests:
     tokenizer = load_tokenizer(Model(path=MODEL))
     kinds = []
     for name in QUESTIONS:
-        task = Task(type="reasoning_gym", name=name)
+        task = QuestionTask(type="reasoning_gym", name=name)
         data = Data(task=task, train_size=settings.count, val_size=1, max_prompt_length=1024)
         questions = reasoning_gym_questions(data, task, seed=1).train
         kinds.append([prompt.token_ids for prompt in build_prompts(questions, tokenizer, data).prompts])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from rl_platform.config.schema.data import Data, Task
+from rl_platform.config.schema.data import Data, QuestionTask
 from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.suggest import did_you_mean
@@ -22,7 +22,7 @@ DEFAULTS = {"operation": "last", "length": 4}
 LONGEST = 9
 
 
-def digit_questions(data: Data, task: Task, seed: int) -> Split:
+def digit_questions(data: Data, task: QuestionTask, seed: int) -> Split:
     """Samples distinct questions from all 10**length: `val_size` for validation, `train_size` for training.
 
     Raises ConfigError for unknown parameters and if there are too few questions.
@@ -50,7 +50,7 @@ def _division(number: int, length: int, seed: int) -> Question:
     return Question(f"{divisor * quotient}/{divisor}", str(quotient))
 
 
-def _parameters(task: Task) -> tuple[str, int]:
+def _parameters(task: QuestionTask) -> tuple[str, int]:
     problems = [
         Problem(
             f"data.task.params.{name}",

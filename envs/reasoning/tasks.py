@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rl_platform.config.schema.data import Data, Source, Task
+from rl_platform.config.schema.data import Data, QuestionTask, Source
 from rl_platform.envs.reasoning.digits import digit_questions
 from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.errors import DataError, problems_of
@@ -30,7 +30,7 @@ def build_questions(data: Data, seed: int) -> Split:
     return Split(train, validation, unused=sum(split.unused for _, split in splits))
 
 
-def _split(data: Data, key: str, task: Task, seed: int) -> Split:
+def _split(data: Data, key: str, task: QuestionTask, seed: int) -> Split:
     if not isinstance(task, Source):
         return _questions(data, task, seed)
     sizes = {"val_size": data.validation_size(task), "train_size": data.train_size if task.weight else 0}
@@ -44,7 +44,7 @@ def _of_source(question: Question, label: str) -> Question:
     return replace(question, source=label, metadata={**question.metadata, "source": label})
 
 
-def _questions(data: Data, task: Task, seed: int) -> Split:
+def _questions(data: Data, task: QuestionTask, seed: int) -> Split:
     if task.type == "digits":
         return digit_questions(data, task, seed)
     with required("rl_platform.envs.reasoning.sources", "data.task.type", hint="data.task.type: digits"):

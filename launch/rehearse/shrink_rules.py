@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rl_platform.config.layers import value_at
-from rl_platform.config.schema.data import Task
+from rl_platform.config.schema.data import QuestionTask
 from rl_platform.config.schema.models import VLM_POLICIES, Model, RandomLM, Trainable
 from rl_platform.config.schema.reward import WeightedReward
 from rl_platform.launch.rehearse.rehearsal_sizes import Sizes, small_heads, small_layers
@@ -152,7 +152,7 @@ def _small_source(sizes: Sizes, number: int) -> dict[str, object]:
     return source.model_dump() | {"val_size": size} | few
 
 
-def _few_rows(sizes: Sizes, number: int, task: Task) -> dict[str, object]:
+def _few_rows(sizes: Sizes, number: int, task: QuestionTask) -> dict[str, object]:
     """Returns what changes in a source of stored questions."""
     validation = str(sizes.materials.questions(number, "validation"))
     return {

@@ -216,7 +216,7 @@ class CudaDecoding:
             inputs.begin(cache)
 
     def end(self) -> None:
-        """Waits for a step in flight, whose tokens nobody needs, and forgets the cache, so that its memory is free."""
+        """Waits for a step in flight, whose tokens are not needed, and releases the memory of the cache."""
         if self._flight is not None:
             self._flight.results(())
             self._flight = None

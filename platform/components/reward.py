@@ -21,7 +21,7 @@ import torch
 from rl_platform.components.read_ahead import ReadAhead
 from rl_platform.components.weighted_scorer import WeightedScorer
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.data import Data, Task
+from rl_platform.config.schema.data import Data, QuestionTask
 from rl_platform.config.schema.reward import Scoring
 from rl_platform.envs.reasoning.score import Score
 from rl_platform.envs.reasoning.scoring import ScoringPool
@@ -204,7 +204,7 @@ def http_scorer(data: Data, scoring: Scoring) -> HttpScorer:
 def verifier_spec(data: Data, scoring: Scoring) -> VerifierSpec:
     """Returns the verifier that the scoring processes of a function build."""
 
-    def of(task: Task) -> VerifierSpec:
+    def of(task: QuestionTask) -> VerifierSpec:
         return VerifierSpec(scoring.type, task.type, task.name, task.params, exact=scoring.exact)
 
     if data.sources:

@@ -66,7 +66,7 @@ def _plain(value: object, key: str, place: str, problems: list[Problem], depth: 
         return value
     for kind in (str, int, float):
         if isinstance(value, kind):
-            return kind(value)  # of a subclass, which YAML does not know
+            return kind(value)  # of a subclass, for which YAML has no tag
     message, hint = "no config can hold this value", "name a function as module:function" if callable(value) else ""
     problems.append(Problem(key or DICT, message, place, shortened(repr(value)), ALLOWED, hint))
     return None

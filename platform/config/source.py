@@ -1,4 +1,4 @@
-"""Reads YAML into plain Python values and remembers the line of every key.
+"""Reads YAML into plain Python values and stores the line of every key.
 
 Scalars follow YAML 1.2's core rules: `1e-5` is a number, `1:0` and `off` are text, `010` is ten; a number may also hold
 underscores (`10_000`). Keys are text and unique. The schema gives the keys their meaning. Two tags are allowed:

@@ -150,7 +150,7 @@ class Event:
 
 
 @dataclass
-class Outcome:
+class SimulatedRun:
     """A simulated run. kept: steps in its last checkpoint. lost: seconds by reason. ends: of the steps of its last
     attempt."""
 
@@ -163,11 +163,11 @@ class Outcome:
     events: list[Event] = field(default_factory=list)
 
 
-def simulate(model: RunModel, seed: int, seconds: Seconds | None = None) -> Outcome:
+def simulate(model: RunModel, seed: int, seconds: Seconds | None = None) -> SimulatedRun:
     """Returns the outcome of one run. seconds: of the phases; None: those of `model` with the noise of its ranks."""
     noise, failing = random.Random(f"{seed} noise"), random.Random(f"{seed} failures")
     seconds = seconds or Noise(model, noise).seconds
-    failures, outcome, used, ready = _failures(model, failing), Outcome(), 0, 0
+    failures, outcome, used, ready = _failures(model, failing), SimulatedRun(), 0, 0
     time, node = next(failures)
     while True:
         attempt = Attempt(model, outcome, ready, seconds)
@@ -233,7 +233,7 @@ class Noise:
 class Attempt:
     """The run from its newest checkpoint to a failure or to its end. ready: rollouts in the checkpoint."""
 
-    def __init__(self, model: RunModel, outcome: Outcome, ready: int, seconds: Seconds) -> None:
+    def __init__(self, model: RunModel, outcome: SimulatedRun, ready: int, seconds: Seconds) -> None:
         self.model, self.outcome, self.seconds = model, outcome, seconds
         self.clock = Clock(outcome.seconds)
         self.saved, self.saved_at, self.ready = False, outcome.seconds, ready

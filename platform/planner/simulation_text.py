@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rl_platform.errors import ConfigError
 from rl_platform.planner.report import Report, check_known
-from rl_platform.planner.simulation import Outcome, RunModel, model_of, simulate
+from rl_platform.planner.simulation import RunModel, SimulatedRun, model_of, simulate
 from rl_platform.planner.step_timeline import duration
 from rl_platform.planner.what_if import grown
 
@@ -80,7 +80,7 @@ def _reports(report: Report, plan: Callable[[Sequence[str]], Report]) -> Iterato
             yield size, f"{size:,} {noun}: {error.problems[0].key}: {error.problems[0].message}"
 
 
-def _cells(model: RunModel, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
+def _cells(model: RunModel, outcomes: Sequence[SimulatedRun]) -> tuple[str, ...]:
     seconds, kept = sum(one.seconds for one in outcomes), sum(one.kept for one in outcomes)
     lost = {reason: sum(one.lost[reason] for one in outcomes) for reason in REASONS}
     useful = kept * model.useful

@@ -146,7 +146,7 @@ class Child:
             return f"killed by signal {-code}"
 
     def end(self, seconds: float) -> None:
-        """Kills the child unless it ends within `seconds`. Close the pipe first: the hang-up tells the child to end."""
+        """Kills the child unless it ends within `seconds`. Close the pipe first: the child ends at the hang-up."""
         if not self.ends_within(seconds):
             self.kill()
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from rl_platform.config import load_config
-from rl_platform.config.schema.data import Task
+from rl_platform.config.schema.data import QuestionTask
 from rl_platform.disk import read_regular
 from rl_platform.envs.reasoning.sources.rows import file_rows
 from rl_platform.envs.reasoning.sources.tables import READERS
@@ -35,7 +35,7 @@ def test_reading_that_would_block_raises(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.timeout(20)
 def test_what_would_never_end_is_not_read_wherever_users_name_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    columns = Task(type="jsonl", path="x")
+    columns = QuestionTask(type="jsonl", path="x")
     for path in (tmp_path / "fifo", Path("/dev/zero")):
         with pytest.raises(ConfigError, match="it is no regular file"):
             load_config(path)

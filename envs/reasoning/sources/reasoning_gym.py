@@ -9,7 +9,7 @@ import dataclasses
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from rl_platform.config.schema.data import Data, Task
+from rl_platform.config.schema.data import Data, QuestionTask
 from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.suggest import did_you_mean
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 REPEATS_BEFORE_GIVING_UP = 1_000
 
 
-def reasoning_gym_questions(data: Data, task: Task, seed: int) -> Split:
+def reasoning_gym_questions(data: Data, task: QuestionTask, seed: int) -> Split:
     """Returns distinct questions in the generator's order: first `val_size` for validation, then `train_size` more.
 
     Validation therefore does not depend on train_size. `data.task.params.seed` replaces the run's seed. Raises
@@ -40,7 +40,7 @@ def reasoning_gym_questions(data: Data, task: Task, seed: int) -> Split:
     return Split(train=distinct[data.val_size :], validation=distinct[: data.val_size])
 
 
-def _create(task: Task, seed: int) -> ProceduralDataset:
+def _create(task: QuestionTask, seed: int) -> ProceduralDataset:
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
 
@@ -63,13 +63,13 @@ def _create(task: Task, seed: int) -> ProceduralDataset:
         raise ConfigError([problem]) from error
 
 
-def _unknown_parameter(task: Task, name: str, allowed: list[str]) -> Problem:
+def _unknown_parameter(task: QuestionTask, name: str, allowed: list[str]) -> Problem:
     hint = "reduce data.train_size and data.val_size" if name == "size" else did_you_mean(name, allowed)
     message = f"dataset {task.name} has no such parameter"
     return Problem(f"data.task.params.{name}", message, str(task.params[name]), ", ".join(allowed), hint)
 
 
-def _draw(dataset: ProceduralDataset, index: int, task: Task) -> Question:
+def _draw(dataset: ProceduralDataset, index: int, task: QuestionTask) -> Question:
     try:
         item = dataset[index]
     except Exception as error:
@@ -78,7 +78,7 @@ def _draw(dataset: ProceduralDataset, index: int, task: Task) -> Question:
     return Question(text=item["question"], answer=str(item["answer"]), metadata=dict(item["metadata"]))
 
 
-def _too_few(data: Data, task: Task, distinct: int, draws: int) -> Problem:
+def _too_few(data: Data, task: QuestionTask, distinct: int, draws: int) -> Problem:
     return Problem(
         "data.train_size",
         f"dataset {task.name} with params {task.params} has too few distinct questions: "

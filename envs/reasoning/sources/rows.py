@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from rl_platform.config.schema.data import Data, Task
+from rl_platform.config.schema.data import Data, QuestionTask
 from rl_platform.disk import read_regular
 from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.envs.reasoning.sources.hub import dataset_rows
@@ -16,7 +16,7 @@ from rl_platform.records import Message
 ROLES = ("system", "user", "assistant")
 
 
-def stored_questions(data: Data, task: Task) -> Split:
+def stored_questions(data: Data, task: QuestionTask) -> Split:
     """Returns the questions of `task.path`, and for validation the first data.val_size ones of `val_path` (dataset:
     `val_split`), or else the last ones of `path`. With a data.train_size of 0 the first ones of `path` are validation
     and none is trained on; other values of data.train_size do not apply.
@@ -41,7 +41,7 @@ def stored_questions(data: Data, task: Task) -> Split:
     return Split(train=questions[: -data.val_size], validation=questions[-data.val_size :])
 
 
-def rows_of(task: Task, path: str, split: str | None) -> list[Row]:
+def rows_of(task: QuestionTask, path: str, split: str | None) -> list[Row]:
     """Returns the rows of a file, or of a split of a dataset. Raises DataError, and ConfigError without the library
     that reads the format."""
     if task.type == "dataset":
@@ -50,7 +50,7 @@ def rows_of(task: Task, path: str, split: str | None) -> list[Row]:
     return file_rows(Path(path), task.prompt_column, task.answer_column, READERS[suffix])
 
 
-def _read(task: Task, path: str, split: str | None) -> list[Question]:
+def _read(task: QuestionTask, path: str, split: str | None) -> list[Question]:
     rows = rows_of(task, path, split)
     if not rows:
         raise DataError(f"{path}: split {split or 'train'} holds no questions.")

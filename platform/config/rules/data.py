@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from rl_platform.config.rules.rule import CHUNKS, TASK, Unread, embodied, reasoning, unread_keys, when
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.data import FILE_SUFFIXES, Source, Task
+from rl_platform.config.schema.data import FILE_SUFFIXES, QuestionTask, Source
 from rl_platform.config.schema.reward import VERIFIERS, Scoring
 from rl_platform.errors import Problem
 
@@ -65,7 +65,7 @@ def _runs_programs(part: Scoring) -> bool:
     return part.type == "code"
 
 
-def _task(config: Config, key: str, task: Task) -> Iterator[Problem]:
+def _task(config: Config, key: str, task: QuestionTask) -> Iterator[Problem]:
     kind = when(lambda: task.type)
     if kind in _STORED and when(lambda: not task.path):
         yield Problem(f"{key}.path", f"type {kind} needs a {'dataset' if kind == 'dataset' else 'file'}")
@@ -124,7 +124,7 @@ def unread(config: Config) -> Iterator[Unread]:
             yield Unread("data.system_prompt", reason, ("data.use_chat_template",))
 
 
-def _unread_by(key: str, task: Task) -> Iterator[Unread]:
+def _unread_by(key: str, task: QuestionTask) -> Iterator[Unread]:
     """Yields the keys of a source that its type does not read. A list is inherited as a whole, so its items bind no
     keys."""
     kind, switches = when(lambda: task.type), (_KIND,) if key == "data.task" else ()

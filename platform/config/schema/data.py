@@ -11,7 +11,7 @@ from rl_platform.config.schema.section import Section, key
 FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 
-class Task(Section):
+class QuestionTask(Section):
     """`data.task`: the source of prompts and answers."""
 
     type: Literal["reasoning_gym", "jsonl", "file", "dataset", "digits"] = key(
@@ -38,7 +38,7 @@ class Task(Section):
     )
 
 
-class Source(Task):
+class Source(QuestionTask):
     """`data.sources[]`: one of several sources of questions."""
 
     label: str = Field(pattern=r"^[\w.-]+$", description="part of the names of its metrics, as `val/<label>/accuracy`")
@@ -49,7 +49,7 @@ class Source(Task):
 class Data(Section):
     """`data`: the task and the batch sizes."""
 
-    task: Task | None = key(None, "reasoning: source of the questions; required without data.sources")
+    task: QuestionTask | None = key(None, "reasoning: source of the questions; required without data.sources")
     sources: list[Source] = Field(
         default_factory=list, description="reasoning: several sources, mixed by weight, each with its own validation"
     )
@@ -73,7 +73,7 @@ class Data(Section):
         return self.max_prompt_length + self.max_response_length
 
     @property
-    def tasks(self) -> list[tuple[str, Task]]:
+    def tasks(self) -> list[tuple[str, QuestionTask]]:
         """Every source of questions with its key."""
         if self.sources:
             return [(f"data.sources[{index}]", source) for index, source in enumerate(self.sources)]
@@ -84,7 +84,7 @@ class Data(Section):
         """Validation prompts of all sources, at most."""
         return sum(self.validation_size(task) for _, task in self.tasks)
 
-    def validation_size(self, task: Task) -> int:
+    def validation_size(self, task: QuestionTask) -> int:
         """Returns the number of validation prompts of a source, at most."""
         own = task.val_size if isinstance(task, Source) else None
         return self.val_size if own is None else own

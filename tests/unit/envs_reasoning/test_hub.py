@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.config.schema.data import Data, Task
+from rl_platform.config.schema.data import Data, QuestionTask
 from rl_platform.envs.reasoning.prompts import build_prompts
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError, DataError
@@ -32,7 +32,7 @@ def rows(count: int, start: int = 0) -> list[dict[str, object]]:
 
 def of(folder: Path, val_size: int = 2, **task: object) -> Data:
     columns = {"prompt_column": "prompt", "answer_column": "reward_model.ground_truth"}
-    return Data(task=Task(**({"type": "dataset", "path": str(folder)} | columns | task)), val_size=val_size)
+    return Data(task=QuestionTask(**({"type": "dataset", "path": str(folder)} | columns | task)), val_size=val_size)
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.config.schema.data import FILE_SUFFIXES, Data, Task
+from rl_platform.config.schema.data import FILE_SUFFIXES, Data, QuestionTask
 from rl_platform.envs.reasoning.sources.tables import READERS
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec, load_verifier
@@ -39,7 +39,7 @@ def write(folder: Path, suffix: str) -> Path:
 
 
 def of(path: Path, **task: str) -> Data:
-    return Data(task=Task(type="file", path=str(path), **task), val_size=1)
+    return Data(task=QuestionTask(type="file", path=str(path), **task), val_size=1)
 
 
 @pytest.mark.parametrize("suffix", FILE_SUFFIXES)

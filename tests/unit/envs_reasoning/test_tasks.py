@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.config.schema.data import Data, Source, Task
+from rl_platform.config.schema.data import Data, QuestionTask, Source
 from rl_platform.envs.reasoning.sources.rows import file_rows, final_answer, questions_of
 from rl_platform.envs.reasoning.sources.tables import READERS
 from rl_platform.envs.reasoning.tasks import build_questions
@@ -20,15 +20,15 @@ CHAIN_SUM = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
 
 
 def gym(name: str = "chain_sum", train: int = 50, val: int = 20, **params: object) -> Data:
-    return Data(task=Task(type="reasoning_gym", name=name, params=params), train_size=train, val_size=val)
+    return Data(task=QuestionTask(type="reasoning_gym", name=name, params=params), train_size=train, val_size=val)
 
 
 def digits(train: int = 50, val: int = 20, **params: object) -> Data:
-    return Data(task=Task(type=TOY, params=params), train_size=train, val_size=val)
+    return Data(task=QuestionTask(type=TOY, params=params), train_size=train, val_size=val)
 
 
 def jsonl(path: Path, val_size: int = 2, **task: object) -> Data:
-    return Data(task=Task(type="jsonl", path=str(path), **task), val_size=val_size)
+    return Data(task=QuestionTask(type="jsonl", path=str(path), **task), val_size=val_size)
 
 
 def write(path: Path, rows: list[object]) -> Path:
