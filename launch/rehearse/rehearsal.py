@@ -112,7 +112,7 @@ def rehearse(loaded: LoadedConfig, placement: Placement, parent: str | None = No
 
 @contextmanager
 def _folder(parent: str | None) -> Iterator[Path]:
-    """A temporary folder that is removed at the end."""
+    """Makes a temporary folder that is removed at the end."""
     try:
         _remove_stale(Path(parent or tempfile.gettempdir()))
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))

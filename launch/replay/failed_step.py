@@ -109,7 +109,7 @@ class FailedStepPPO(RecordedPPO):
 
 
 def _link(source: str, target: str) -> None:
-    """A hard link, because files of checkpoints do not change; a copy where there are none."""
+    """Makes a hard link, because files of checkpoints do not change; a copy where there are none."""
     try:
         os.link(source, target)
     except OSError:

@@ -131,7 +131,7 @@ class RecordedPhases(Phases):
         return results
 
     def _keep_steps(self) -> None:
-        """The metrics of each mini-batch that was trained on."""
+        """Keeps the metrics of each mini-batch that was trained on."""
         for name, group in self.trained():
             for number, metrics in enumerate(group.latest_steps().wait()[0], start=1):
                 values = metrics or {"gradient_not_finite": 1.0}

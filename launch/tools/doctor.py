@@ -206,7 +206,7 @@ def _network() -> Iterator[Row]:
 
 
 def _token() -> Row:
-    """Ray's token: whether there is one, never its text."""
+    """Returns the state of Ray's token: whether there is one, never its text."""
     mode = os.environ.get("RAY_AUTH_MODE", "")
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     if os.environ.get("RAY_AUTH_TOKEN"):

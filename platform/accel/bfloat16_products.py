@@ -77,7 +77,7 @@ def _address(matrix: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_int]:
 
 @cache
 def _gemm() -> Callable[..., object] | None:
-    """MKL's `cblas_gemm_bf16bf16f32` in torch's library; None: this build has none."""
+    """Returns MKL's `cblas_gemm_bf16bf16f32` in torch's library; None: this build has none."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         gemm: Callable[..., object] = library.cblas_gemm_bf16bf16f32

@@ -68,7 +68,7 @@ def _watch(over: threading.Event) -> None:
 
 
 def _grown(before: Mapping[str, int], after: Mapping[str, int]) -> float:
-    """Seconds that the threads in `after` waited since `before`."""
+    """Returns the seconds that the threads in `after` waited since `before`."""
     return sum(max(0, waited - before.get(task, 0)) for task, waited in after.items()) / 1e9
 
 

@@ -121,8 +121,8 @@ def to_log_prob_level(advantages: FloatBT, batch: RolloutBatch) -> FloatBT:
 
 
 def denominators_of(batch: RolloutBatch, horizon: float, *, nominal: bool = False) -> Denominators:
-    """`Denominators.of` a whole mini-batch, for policy and KL terms; with others for values and entropy where levels
-    differ."""
+    """Returns `Denominators.of` a whole mini-batch, for policy and KL terms; with others for values and entropy where
+    levels differ."""
     denominators = Denominators.of(batch.mask, horizon, batch.correct, nominal=nominal)
     if batch.value_mask is not None:
         denominators = replace(denominators, values=Denominators.of(batch.value_positions, horizon, nominal=nominal))

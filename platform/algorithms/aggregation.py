@@ -42,7 +42,8 @@ class Denominators:
 
     @classmethod
     def of(cls, mask: BoolBT, horizon: float, correct: BoolB | None = None, *, nominal: bool = False) -> Denominators:
-        """Counted on the mask [B,T] bool of a whole mini-batch, and on its `correct` [B] bool where rows are judged.
+        """Returns the denominators, counted on the mask [B,T] bool of a whole mini-batch, and on its `correct` [B] bool
+        where rows are judged.
 
         `nominal`: rows without an active position count as sequences too.
         """

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 
 def sequence_cost(length: int, hidden_size: int) -> int:
-    """6 h L + L^2: matrix products and attention of one transformer layer over L tokens, up to a factor."""
+    """Returns 6 h L + L^2: matrix products and attention of one transformer layer over L tokens, up to a factor."""
     return 6 * hidden_size * length + length * length
 
 
 def contiguous_parts(count: int, parts: int) -> list[range]:
-    """0 to `count` - 1 in `parts` stretches whose sizes differ by at most one: the shares without balancing."""
+    """Returns 0 to `count` - 1 in `parts` stretches whose sizes differ by at most one: the shares without balancing."""
     return [range(count * part // parts, count * (part + 1) // parts) for part in range(parts)]
 
 

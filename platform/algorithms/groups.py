@@ -25,7 +25,7 @@ NO_SPREAD = 1e-12  # scores of a group that differ by less are equal up to round
 def grpo(
     rewards: FloatBT, mask: BoolBT, group_ids: IntB, std_normalization: bool = True, compared: BoolBT | None = None
 ) -> FloatBT:
-    """(S - mean of the group) / (unbiased deviation of the group + 1e-6) on the active positions.
+    """Returns (S - mean of the group) / (unbiased deviation of the group + 1e-6) on the active positions.
 
     S is the sum of a row's rewards. GRPO (Shao et al. 2024); without the division Dr. GRPO (Liu et al.
     2025), and before whitening REINFORCE++-baseline (Hu 2025). Exactly 0 in groups of one sample or of equal scores.
@@ -40,7 +40,7 @@ def grpo(
 
 @torch.no_grad()
 def rloo(rewards: FloatBT, mask: BoolBT, group_ids: IntB, compared: BoolBT | None = None) -> FloatBT:
-    """S - mean of the other samples of the group = n / (n - 1) (S - mean) (Ahmadian et al. 2024)."""
+    """Returns S - mean of the other samples of the group = n / (n - 1) (S - mean) (Ahmadian et al. 2024)."""
     group = Groups(rewards, mask if compared is None else compared, group_ids)
     # A = S - 1/(n-1) sum_{j != i} S_j = n/(n-1) (S - mu)
     return on_actions(group.centred * group.sizes / (group.sizes - 1).clamp(min=1), mask, rewards)
@@ -48,12 +48,12 @@ def rloo(rewards: FloatBT, mask: BoolBT, group_ids: IntB, compared: BoolBT | Non
 
 @torch.no_grad()
 def raw(rewards: FloatBT, mask: BoolBT) -> FloatBT:
-    """S itself on the active positions."""
+    """Returns S itself on the active positions."""
     return on_actions(outcome_scores(rewards, mask), mask, rewards)
 
 
 def reward_to_go(rewards: FloatBT, mask: BoolBT, gamma: float) -> FloatBT:
-    """G_t = r_t + gamma G_next over active positions: REINFORCE++ (Hu 2025) before its whitening.
+    """Returns G_t = r_t + gamma G_next over active positions: REINFORCE++ (Hu 2025) before its whitening.
 
     Positions before an observation get the rewards after it. Equal to the returns of GAE with lambda 1 and values 0.
     """

@@ -95,7 +95,8 @@ def kl_loss_estimate(
 def full_kl(
     logits: Float[Tensor, "*tokens vocab"], reference_logits: Float[Tensor, "*tokens vocab"]
 ) -> Float[Tensor, "*tokens"]:
-    """KL(pi || pi_ref) = sum_v pi(v) (log pi(v) - log pi_ref(v)) [...] from logits [...,V], with gradient to `logits`.
+    """Returns KL(pi || pi_ref) = sum_v pi(v) (log pi(v) - log pi_ref(v)) [...] from logits [...,V], with gradient to
+    `logits`.
 
     Both are divided by the same temperature beforehand. In logit v the gradient is
     pi(v) (log pi(v) - log pi_ref(v) - KL).

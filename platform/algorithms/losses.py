@@ -99,7 +99,7 @@ def value_loss(
 def actor_loss(
     outputs: ModelOutputs, batch: RolloutBatch, denominators: Denominators, algorithm: Algorithm
 ) -> tuple[Float[Tensor, ""], Metrics]:
-    """Policy loss - entropy_bonus * entropy + kl_loss_coef * KL + positive_nll_coef * NLL of correct rows, of a
+    """Returns policy loss - entropy_bonus * entropy + kl_loss_coef * KL + positive_nll_coef * NLL of correct rows, of a
     micro-batch: its part of the mini-batch's loss.
 
     `batch` needs advantages, log_probs but with `old_log_probs: current`, reference_log_probs with `use_kl_loss`,

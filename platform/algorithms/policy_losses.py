@@ -125,8 +125,8 @@ def positive_nll(
 def clipped_surrogate(
     log_ratio: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
 ) -> tuple[FloatBT, FloatBT, Metrics]:
-    """Clipped surrogate with asymmetric and dual clip, per position [B,T]: the loss, its derivative with respect to
-    `log_ratio`, metrics. `log_ratio` is 0 outside `mask`, and so are both; `mask` None: all positions.
+    """Returns the clipped surrogate with asymmetric and dual clip, per position [B,T]: the loss, its derivative with
+    respect to `log_ratio`, metrics. `log_ratio` is 0 outside `mask`, and so are both; `mask` None: all positions.
 
     max(-A rho, -A clip(rho, 1 - clip_ratio_low, 1 + clip_ratio_high)), and at most -A clip_ratio_c where A < 0, with
     rho = exp(log_ratio), the exponent limited to +-20. PPO (Schulman et al. 2017), asymmetric clip (DAPO), dual clip

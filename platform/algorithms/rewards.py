@@ -61,7 +61,7 @@ def penalize_kl(
     full_kl: FloatBT | None = None,
     output_clip: float | None = 10.0,
 ) -> tuple[FloatBT, FloatBT]:
-    """rewards_t - coefficient * K_t on the positions of `mask`; all tensors [B,T].
+    """Returns rewards_t - coefficient * K_t on the positions of `mask`; all tensors [B,T].
 
     `log_probs` are those of the policy before the update; `full_kl` [B,T] is K for the estimator full; `output_clip`
     bounds k3. Returns the new rewards and K (0 outside `mask`).

@@ -54,7 +54,7 @@ def _variance(
 
 
 def whiten(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """(x - mean) / sqrt(var + 1e-8) over the positions of `mask`, 0 elsewhere."""
+    """Returns (x - mean) / sqrt(var + 1e-8) over the positions of `mask`, 0 elsewhere."""
     count = mask.sum()
     centred = x - _mean(x, mask, count)
     return torch.where(mask, centred * torch.rsqrt(_variance(centred, mask, count) + WHITEN_EPSILON), 0.0)
@@ -75,7 +75,7 @@ def whiten_rows(x: FloatBT, mask: BoolBT) -> FloatBT:
 def explained_variance(
     returns: Float[Tensor, "*shape"], values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]
 ) -> tuple[float, bool]:
-    """1 - Var(returns - values) / Var(returns) over `mask`, and whether it is valid.
+    """Returns 1 - Var(returns - values) / Var(returns) over `mask`, and whether it is valid.
 
     (0.0, False) when the returns hardly vary: the quotient has no meaning near a variance of 0.
     """

@@ -102,7 +102,7 @@ def check_alignment(batch: RolloutBatch) -> None:
 
 
 def _fields(batch: RolloutBatch) -> Iterator[tuple[str, Tensor, int, bool]]:
-    """(name, tensor, how many of its dimensions are those of action_mask, whether it may have more)."""
+    """Yields (name, tensor, how many of its dimensions are those of action_mask, whether it may have more)."""
     for names, shared, more in (
         (PER_POSITION, 2, False),
         (PER_ROW, 1, False),

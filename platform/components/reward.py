@@ -225,7 +225,7 @@ def _done(score: Score) -> Future[Score]:
 
 
 def _next(source: Channel[Trajectory], most: int) -> list[Trajectory]:
-    """Empty when the channel is closed; raises the error that it was closed with."""
+    """Returns the next batch, empty when the channel is closed; raises the error that it was closed with."""
     try:
         return source.get_many(most)
     except ChannelClosed:

@@ -250,7 +250,7 @@ def _inside_unit(words: list[str], count: int) -> bool:
 
 
 def _value(calculation: str) -> Fraction | None:
-    """Of + - * / and parentheses; None for anything else."""
+    """Returns the value of a formula of + - * / and parentheses; None for anything else."""
     try:
         return evaluate(calculation.replace("\\times", "*").replace("\\cdot", "*").replace(",", "").strip())
     except (ValueError, ZeroDivisionError):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def covariant_positions(batch: RolloutBatch, algorithm: Algorithm, draw: torch.Generator) -> BoolBT:
-    """[B,T] bool of a mini-batch with advantages and log_probs (of the policy before the update).
+    """Returns [B,T] bool of a mini-batch with advantages and log_probs (of the policy before the update).
 
     Of n active positions max(1, floor(fraction n)) are chosen: for kl_cov those of the largest covariances, for
     clip_cov drawn among those whose covariance is inside (low, high), all of them if there are fewer. "The Entropy

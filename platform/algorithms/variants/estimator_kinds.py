@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def opo(rewards: FloatBT, mask: BoolBT, group_ids: IntB, compared: BoolBT | None = None) -> FloatBT:
-    """S - sum of l S / sum of l over the group, l the active positions of a row: On-Policy RL with Optimal baseline.
+    """Returns S - sum of l S / sum of l over the group, l the active positions of a row: On-Policy RL with Optimal
+    baseline.
 
     Hao et al. 2025 (arXiv 2505.23585): the baseline of least variance if the squared gradient of a row grows with its
     length. Exactly 0 in groups of one sample or of equal scores.
@@ -71,7 +72,7 @@ def optimal_token_baseline(
 
 @torch.no_grad()
 def leave_one_out(rewards: FloatBT, mask: BoolBT, group_ids: IntB, compared: BoolBT | None = None) -> FloatBT:
-    """(S - mean of the others) / (unbiased deviation of the others + 1e-6), otherwise as `grpo`.
+    """Returns (S - mean of the others) / (unbiased deviation of the others + 1e-6), otherwise as `grpo`.
 
     NeMo-RL's default for grpo. If the others are all equal, their deviation is 0 or a rounding error, and the advantage
     would be in the thousands. A lone success in a group is therefore not divided by the standard deviation.
@@ -102,7 +103,8 @@ def local_penalties(rewards: FloatBT, penalties: FloatBT, mask: BoolBT, gamma: f
 
 
 def of_the_others(groups: Groups) -> tuple[FloatB, FloatB]:
-    """Mean and unbiased deviation [B] of the other rows of a row's group; deviation 0 where those do not differ.
+    """Returns mean and unbiased deviation [B] of the other rows of a row's group; deviation 0 where those do not
+    differ.
 
     In two passes over a table of groups [N,G], as [N,G,G]: differences of sums would leave rounding errors.
     """

@@ -21,7 +21,7 @@ SMALLEST_WEIGHT = 1e-8  # rewards that are all 0 give a uniform choice
 
 
 def row_probabilities(scores: FloatB, counted: BoolB, options: PFPPO) -> FloatB:
-    """[B] float64, with sum 1: how likely each row is drawn; 0 for rows that are not `counted` [B] bool.
+    """Returns [B] float64, with sum 1: how likely each row is drawn; 0 for rows that are not `counted` [B] bool.
 
     In proportion to 1e-8 plus: |s|^power (`pow`); 1 for the highest and the lowest score, else 0 (`max_min`); 0.4 for
     the highest score, else 0.1 (`max_random`). Raises DataError for a counted score without a finite

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 def gspo(
     log_probs: FloatBT, old_log_probs: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
 ) -> tuple[FloatBT, Metrics]:
-    """`clipped_surrogate` with one ratio per row, exp(mean over its active positions of log_probs - old_log_probs).
+    """Returns `clipped_surrogate` with one ratio per row, exp(mean over its active positions of log_probs -
+    old_log_probs).
 
     The sequence ratio of GSPO (Zheng et al. 2025), the same at every position of the row: rows must be whole.
     """
@@ -43,7 +44,7 @@ def gspo(
 def gspo_token(
     log_probs: FloatBT, old_log_probs: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
 ) -> tuple[FloatBT, Metrics]:
-    """`gspo` whose gradient at a position is that of its own log-prob: advantages may differ inside a row.
+    """Returns `gspo` whose gradient at a position is that of its own log-prob: advantages may differ inside a row.
 
     GSPO-token (Zheng et al. 2025, eq. 13), the form that verl calls gspo. Equal to `gspo` where all positions of a row
     have one advantage and `loss_agg_func` is seq-mean-token-mean.
@@ -57,7 +58,7 @@ def gspo_token(
 def gmpo(
     log_probs: FloatBT, old_log_probs: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
 ) -> tuple[FloatBT, Metrics]:
-    """-A exp(mean over the row's active positions of log rho, each clipped on the side to which A moves it).
+    """Returns -A exp(mean over the row's active positions of log rho, each clipped on the side to which A moves it).
 
     Geometric-mean policy optimization (Zhao et al. 2025, arXiv 2507.20673): log rho of a position is at most
     `clip_ratio_high` where A >= 0 and at least -`clip_ratio_low` where A < 0. Rows must be whole.
@@ -80,7 +81,8 @@ def gmpo(
 def sapo(
     log_probs: FloatBT, old_log_probs: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
 ) -> tuple[FloatBT, Metrics]:
-    """-A (4 / tau) sigmoid(tau (rho - 1)), tau = `sapo_tau_pos` where A > 0, else `sapo_tau_neg`: a gate, not a clip.
+    """Returns -A (4 / tau) sigmoid(tau (rho - 1)), tau = `sapo_tau_pos` where A > 0, else `sapo_tau_neg`: a gate, not a
+    clip.
 
     Soft adaptive policy optimization (Gao et al. 2025, arXiv 2511.20347). The gradient is that of -A log pi while
     rho is 1, and falls off smoothly on both sides.
@@ -101,7 +103,7 @@ def sapo(
 def cispo(
     log_probs: FloatBT, old_log_probs: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
 ) -> tuple[FloatBT, Metrics]:
-    """-stop(clip(rho, 1 - clip_ratio_low, 1 + clip_ratio_high)) A log_probs: clipping bounds a weight.
+    """Returns -stop(clip(rho, 1 - clip_ratio_low, 1 + clip_ratio_high)) A log_probs: clipping bounds a weight.
 
     No position loses its gradient. MiniMax-M1 (2025). `actor/clip_frac` counts positions whose weight is bounded,
     whatever the sign of A.
@@ -120,7 +122,7 @@ def cispo(
 def ratio_only(
     log_probs: FloatBT, old_log_probs: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
 ) -> tuple[FloatBT, Metrics]:
-    """-A rho, without a clip."""
+    """Returns -A rho, without a clip."""
     with torch.no_grad():
         log_ratio = select(log_probs - old_log_probs, mask)
         ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
@@ -145,7 +147,7 @@ def at_covariant(
 def reinforce(
     log_probs: FloatBT, old_log_probs: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
 ) -> tuple[FloatBT, Metrics]:
-    """-A log_probs (Williams 1992). The old log-probs serve the metrics only."""
+    """Returns -A log_probs (Williams 1992). The old log-probs serve the metrics only."""
     with torch.no_grad():
         log_ratio = select(log_probs - old_log_probs, mask)
         metrics = ratio_metrics(log_ratio, log_ratio.exp(), {}, mask)
@@ -155,7 +157,7 @@ def reinforce(
 def dppo_tv(
     log_probs: FloatBT, old_log_probs: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
 ) -> tuple[FloatBT, Metrics]:
-    """`_divergence_masked` with the total variation |pi - pi_old| of the token: DPPO-Binary-TV."""
+    """Returns `_divergence_masked` with the total variation |pi - pi_old| of the token: DPPO-Binary-TV."""
     new, old = (select(x.detach(), mask).exp() for x in (log_probs, old_log_probs))
     return _divergence_masked(log_probs, old_log_probs, advantages, mask, algorithm, (new - old).abs())
 
@@ -163,7 +165,7 @@ def dppo_tv(
 def dppo_kl(
     log_probs: FloatBT, old_log_probs: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
 ) -> tuple[FloatBT, Metrics]:
-    """`_divergence_masked` with the KL(pi_old || pi) of "this token or another one": DPPO-Binary-KL."""
+    """Returns `_divergence_masked` with the KL(pi_old || pi) of "this token or another one": DPPO-Binary-KL."""
     new, old = (select(x.detach(), mask) for x in (log_probs, old_log_probs))
     p, q = new.exp(), old.exp()
     others_new, others_old = ((1.0 - x).clamp(min=1e-8) for x in (p, q))
@@ -176,7 +178,7 @@ def dppo_kl(
 def _without_divergent(
     log_ratio: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm, divergence: FloatBT
 ) -> tuple[FloatBT, Metrics]:
-    """-M A rho per position [B,T], which is its own derivative with respect to `log_ratio`; metrics."""
+    """Returns -M A rho per position [B,T], which is its own derivative with respect to `log_ratio`; metrics."""
     cost = select(-advantages, mask)
     ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     # M = 0 where A > 0, rho > 1, D > clip_ratio_high, or A < 0, rho < 1, D > clip_ratio_low; else 1
@@ -201,7 +203,7 @@ def _divergence_masked(
     algorithm: Algorithm,
     divergence: FloatBT,
 ) -> tuple[FloatBT, Metrics]:
-    """-A rho; 0 where the step leads away from pi_old and `divergence` [B,T] is above its threshold.
+    """Returns -A rho; 0 where the step leads away from pi_old and `divergence` [B,T] is above its threshold.
 
     Divergence PPO (Qi et al. 2026, arXiv 2602.04879) with its binary approximations. `clip_ratio_high` is the threshold
     for A > 0, `clip_ratio_low` for A < 0. Without the truncation of rho that verl adds.

@@ -35,7 +35,7 @@ class ChatEndpoint:
 
     @contextmanager
     def serving(self, key: str, session: ChatSession) -> Iterator[None]:
-        """Within it, requests with this key belong to the session. Later ones are refused."""
+        """Within the block, requests with this key belong to the session. Later ones are refused."""
         self._sessions[key] = session
         try:
             yield

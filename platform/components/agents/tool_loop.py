@@ -39,7 +39,7 @@ class ToolLoop:
         self._free: list[asyncio.Semaphore] = []
 
     def begin(self) -> None:
-        """Before the trajectories of a rollout, which have an event loop of their own."""
+        """Prepares for the trajectories of a rollout, which have an event loop of their own."""
         self._free = [asyncio.Semaphore(tool.max_running) for tool in self._options.tools]
 
     def close(self) -> None:

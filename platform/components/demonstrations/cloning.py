@@ -102,7 +102,7 @@ class Cloning:
         return replace(batch, inputs=batch.inputs | more)
 
     def loss(self, loss: Loss, model: nn.Module) -> Loss:
-        """PPO's loss plus `nll_coef` times the negative log-likelihood of the demonstrated actions.
+        """Returns PPO's loss plus `nll_coef` times the negative log-likelihood of the demonstrated actions.
 
         As in DAPG (Rajeswaran et al., 2018), with a constant weight.
         """
@@ -139,7 +139,7 @@ class Cloning:
 
 
 def likelihood_loss(outputs: ModelOutputs, batch: RolloutBatch, denominators: Denominators) -> tuple[Tensor, Metrics]:
-    """-1/N sum log pi(a|s) of a micro-batch: its part of the mini-batch's mean."""
+    """Returns -1/N sum log pi(a|s) of a micro-batch: its part of the mini-batch's mean."""
     assert outputs.log_probs is not None
     loss = aggregate(-outputs.log_probs, batch.mask, denominators, "token-mean")
     count = batch.mask.sum() / max(denominators.tokens, 1.0)
@@ -147,6 +147,7 @@ def likelihood_loss(outputs: ModelOutputs, batch: RolloutBatch, denominators: De
 
 
 def _parts(engine: TrainingEngine, kind: str, name: str = "") -> list[Tensor]:
-    """This rank's parts of the tensors of the engine's state whose names begin with `kind` and contain `name`."""
+    """Returns this rank's parts of the tensors of the engine's state whose names begin with `kind` and contain
+    `name`."""
     state = engine.sharded_state().items()
     return [part for key, tensor in state if key.startswith(kind) and name in key for _, part in tensor.parts]

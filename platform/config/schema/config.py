@@ -51,7 +51,8 @@ class Config(Section):
         return ahead + 1 if ahead > 1 or self.updates_at_once else 1
 
     def oldest_version(self, step: int) -> int:
-        """Version of weights that are `runner.max_staleness` updates old at the update of `step`; may be negative."""
+        """Returns the version of weights that are `runner.max_staleness` updates old at the update of `step`; may be
+        negative."""
         return max(0, step - self.algorithm.policy_training_start_step) - self.runner.max_staleness
 
     @property
@@ -90,7 +91,7 @@ class Config(Section):
         return self.critic if role == "critic" else self.actor
 
     def mini_batch_size(self, role: str) -> int:
-        """Rows behind one optimizer step of a component, over all its ranks."""
+        """Returns the rows behind one optimizer step of a component, over all its ranks."""
         own = self.critic.mini_batch_size if role == "critic" else None
         return own or self.data.mini_batch_size
 

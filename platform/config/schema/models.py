@@ -40,7 +40,8 @@ class ConvNet(Section):
     strides: Sizes = key([4, 2, 1], "stride of each layer", min_length=1)
 
     def map_sizes(self, height: int, width: int) -> list[tuple[int, int]]:
-        """Height and width of each layer's output for an image of that size; 0 where the kernel does not fit."""
+        """Returns height and width of each layer's output for an image of that size; 0 where the kernel does not
+        fit."""
         sizes = []
         for kernel, stride in zip(self.kernels, self.strides, strict=True):
             height, width = (max(side - kernel + stride, 0) // stride for side in (height, width))
