@@ -1,4 +1,4 @@
-"""What `--plan`, `--check` and scripts of jobs find out about an environment: an unknown id, and settings of the policy
+"""Checks of `--plan`, `--check` and scripts of jobs on an environment: an unknown id, and settings of the policy
 that its spaces do not allow.
 
 Not covered, as this machine may lack what they need: other interpreters, servers, backends of users, images. A start

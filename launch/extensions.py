@@ -24,7 +24,7 @@ from rl_platform.user_code import Extension, is_named
 
 
 class Use(NamedTuple):
-    """Where a kind is used. example: a file of `examples/`, or a section of the docs. names: of a config.
+    """A use of a kind of user code. example: a file of `examples/`, or a section of the docs. names: of a config.
 
     options: further arguments of the constructor, where only a run builds the class.
     """

@@ -1,4 +1,4 @@
-"""Whether the models can be sharded over their ranks as configured; checked before anything starts."""
+"""Checks before the start that the models can be sharded over their ranks as configured."""
 
 from __future__ import annotations
 

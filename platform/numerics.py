@@ -1,4 +1,4 @@
-"""How accelerators compute: the precision of float32 products, and kernels that repeat their results.
+"""Settings of computation on accelerators: the precision of float32 products, and kernels that repeat their results.
 
 The settings belong to a process. CPUs always compute float32 products in full precision, in a fixed order, so nothing
 here changes them.

@@ -61,7 +61,8 @@ def numbered(prompts: Sequence[Prompt], samples: int) -> list[tuple[Prompt, int]
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are drawn. `temperature` 0 means greedy; `top_k` 0 and `top_p` 1 switch the filters off."""
+    """Settings of the sampling of tokens. `temperature` 0 means greedy; `top_k` 0 and `top_p` 1 switch the filters
+    off."""
 
     max_new_tokens: int
     temperature: float = 1.0

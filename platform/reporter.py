@@ -1,4 +1,4 @@
-"""What runners report, and the interface that takes it.
+"""The reports of runners, and the interface that receives them.
 
 Runners call one `Reporter`. Theirs is `Reporters`, which times phases, derives rates and passes every call to its
 sinks; sinks implement the same protocol. Metric names: reward/, adv/, actor/, critic/, len/, episode/, env/, val/,

@@ -42,7 +42,7 @@ _warning_handler = threading.Lock()
 
 @dataclass(frozen=True)
 class PixelFormat:
-    """How MuJoCo renders observations; camera None: the environment's default view."""
+    """Settings of MuJoCo's drawing of observations; camera None: the environment's default view."""
 
     width: int
     height: int
@@ -100,7 +100,7 @@ class EnvDescription:
 
 @dataclass(frozen=True)
 class EnvSetup:
-    """How every process builds its environments of a `VectorEnv`.
+    """Settings by which every process builds its environments of a `VectorEnv`.
 
     numbers: the numbers of the environments in the run, which determine their tasks. restarts: the most replacements of
     environments. spec: None of a backend of the user, and of another interpreter, which finds it itself.

@@ -1,4 +1,5 @@
-"""What must be known of an environment before a run: its spaces, whether an episode ends, how it draws itself."""
+"""Facts of an environment that a run needs before it starts: its spaces, whether an episode ends, how it draws
+itself."""
 
 from __future__ import annotations
 

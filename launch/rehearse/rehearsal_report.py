@@ -31,7 +31,7 @@ class Line:
 
 @dataclass(frozen=True)
 class RehearsalReport:
-    """What a rehearsal has shown. absent: things that need the cluster or that are missing here, with the reason.
+    """The results of a rehearsal. absent: things that need the cluster or that are missing here, with the reason.
 
     phases: of the rehearsal; inside: of the runs, over all steps. cpu_seconds: of all processes.
     """

@@ -19,7 +19,7 @@ BYTES_PER_TOKEN = 6  # of a prompt whose tokenizer is replaced by one of bytes
 
 @dataclass(frozen=True)
 class Materials:
-    """What the rehearsal puts in place of files and programs, decided before.
+    """The replacements of files and programs in a rehearsal, decided before.
 
     folder: of the rehearsal. real_tokenizer: the models keep their tokenizers. backend: the generation engine, and
     why_backend the reason if it is not the config's. megatron: it is installed. reward_url: of the server that scores.

@@ -1,4 +1,4 @@
-"""What is installed: the packages that the platform requires, and the parts of it that need something more."""
+"""Lists what is installed: the packages that the platform requires, and the parts of it that need something more."""
 
 from __future__ import annotations
 

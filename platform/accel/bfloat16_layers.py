@@ -88,7 +88,7 @@ def _add(parameter: nn.Parameter, gradient: Tensor) -> None:
 
 @dataclass
 class _Saved:
-    """What the backward pass of a layer reads; it computes norms and gates again, with equal bits.
+    """The input of a layer's backward pass, which computes norms and gates again, with equal bits.
 
     states, middle [N,H]: the residual stream before both halves.
     """

@@ -1,4 +1,4 @@
-"""Which rank computes which rows of a mini-batch, so that all finish at about the same time.
+"""Divides the rows of a mini-batch over the ranks, so that all finish at about the same time.
 
 Rows move between the ranks of one mini-batch and never to another mini-batch, so the batch of an optimizer step does
 not depend on the number of ranks or on balancing.

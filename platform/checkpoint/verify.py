@@ -39,7 +39,7 @@ class UnknownFormat(CheckpointError):
 
 @dataclass(frozen=True)
 class Written:
-    """What went into a file."""
+    """Size and hash of a written file."""
 
     bytes: int
     sha256: str

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Features:
-    """What a layer adds to causal attention.
+    """The additions of a layer to causal attention.
 
     window: a position attends to itself and to the `window` - 1 positions before it. softcap c: a score s becomes
     c tanh(s / c) (Gemma 2). sinks [Hq]: a score per head that takes part in the softmax and has no value (GPT-OSS).

@@ -43,7 +43,7 @@ def _attend(
 
 @dataclass(frozen=True)
 class LogitTransform:
-    """What some families do to the output of the head: c tanh(scale x / c), with softcap c; None: scale x.
+    """A change of the head's output, which some families have: c tanh(scale x / c), with softcap c; None: scale x.
 
     Gemma 2 caps logits, Cohere and Granite scale them.
     """

@@ -1,4 +1,4 @@
-"""Which settings of an embodied policy the spaces of an environment do not allow.
+"""Finds the settings of an embodied policy that the spaces of an environment do not allow.
 
 Imports torch only for networks of users, images and policies on vision-language models, so that a plan is quick.
 """

@@ -1,4 +1,4 @@
-"""What a run decides for keys that leave a choice to the platform, and its notes about it.
+"""Decides the keys that leave a choice to the platform, with notes for the run.
 
 The choices follow from the estimates of memory in `estimates/`. Without accelerators there is nothing to choose.
 """

@@ -1,4 +1,5 @@
-"""How a placement divides the work: ranks, devices and nodes of every component, and which components take turns.
+"""The division of the work by a placement: ranks, devices and nodes of every component, and which components take
+turns.
 
 Memory and time are estimated from a layout. `Placement.layout` is that of a placement.
 """
@@ -26,7 +27,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Layout:
-    """What every component has.
+    """The ranks and devices of every component.
 
     sharing: for every component, the others that compute on its devices, so only one works at a time; none for those
     in `BESIDE`. one_process: all ranks are threads of one process. around_reward: the components that compute on the

@@ -63,7 +63,7 @@ _Points = Annotated[list[tuple[_Rows, _Positive]], Field(min_length=1)]
 
 
 class _Stored(BaseModel):
-    """What a plan reads of the file of a machine."""
+    """The part of a machine's file that a plan reads."""
 
     date: str
     matrix: dict[str, Annotated[dict[_Rows, _Points], Field(min_length=1)]]

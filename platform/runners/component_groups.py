@@ -25,7 +25,7 @@ from rl_platform.runtime.worker_group import Handle
 
 
 class Ranks(Protocol):
-    """What every worker group has."""
+    """The interface of every worker group."""
 
     @property
     def name(self) -> str: ...

@@ -26,8 +26,8 @@ Results = dict[str, Tensor | float]  # of phases, by name: fields of a batch, or
 
 @dataclass(frozen=True)
 class Phase:
-    """What `component` does in a phase of the step. `call` starts it, given the results of the phases before it in its
-    chain; every rank returns the results."""
+    """The work of `component` in a phase of the step. `call` starts it, given the results of the phases before it in
+    its chain; every rank returns the results."""
 
     name: str
     component: str

@@ -1,4 +1,4 @@
-"""How much of the hardware a run uses: model FLOPs of a step, and the peak memory of the components.
+"""Measures the use of the hardware: model FLOPs of a step, and the peak memory of the components.
 
 `Reporters` divides the FLOPs by the time of a step and the arithmetic peak of the devices (`perf/mfu`).
 """

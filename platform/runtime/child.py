@@ -51,7 +51,7 @@ if os.fork() == 0:
 
 
 class Death(Enum):
-    """How a child dies with its parent, however that ends."""
+    """The way in which a child dies with its parent, however that ends."""
 
     HANG_UP = "the child ends 2 s after the pipe is closed, unless native code holds its interpreter lock"
     THREAD = "Linux: the kernel kills the child with the parent's thread that started it, whatever the child does"

@@ -73,7 +73,7 @@ class ComponentContext:
 
 @dataclass(frozen=True)
 class ComponentSpec:
-    """How a component is constructed on each of its ranks: `cls(context, **kwargs)`.
+    """The constructor call of a component on each of its ranks: `cls(context, **kwargs)`.
 
     beside: the constructor computes nothing and only waits for processes, so others of its host may run meanwhile.
     """

@@ -1,1 +1,1 @@
-"""What a response answers, and whether that equals the expected answer."""
+"""Finds the answer in a response and compares it with the expected answer."""

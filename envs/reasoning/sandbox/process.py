@@ -55,7 +55,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Result:
-    """What one test led to. status: ENDED (with exit code 0), CRASHED, TIMEOUT, MEMORY or OUTPUT (too long). output:
+    """The result of one test. status: ENDED (with exit code 0), CRASHED, TIMEOUT, MEMORY or OUTPUT (too long). output:
     what the program printed, or the result of the call as JSON. note: the end of its error output."""
 
     status: str

@@ -1,4 +1,4 @@
-"""What a scoring process reads to score programs in sandboxes of this machine."""
+"""Settings of a scoring process that scores programs in sandboxes of this machine."""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ class RecordedSpans:
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """What is known of a run. card: the algorithm as (label, text) lines. placement: an SVG, empty if it cannot be
-    drawn. lacks: what is missing and why, by section of the page."""
+    """The content of a report about one run. card: the algorithm as (label, text) lines. placement: an SVG, empty if it
+    cannot be drawn. lacks: what is missing and why, by section of the page."""
 
     name: str
     folder: Path

@@ -1,4 +1,4 @@
-"""How much each device worked in the recorded steps of a run, from its timeline and placement."""
+"""Computes how much each device worked in the recorded steps of a run, from its timeline and placement."""
 
 from __future__ import annotations
 

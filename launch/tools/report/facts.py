@@ -1,4 +1,4 @@
-"""What the rules of the verdict read and return: the numbers of a run, and findings with their evidence."""
+"""The input and output of the verdict's rules: the numbers of a run, and findings with their evidence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEVELS: tuple[Level, ...] = ("bad", "warning", "note")
 
 @dataclass(frozen=True)
 class Busy:
-    """How much a device worked in the recorded steps. share: of the time; waiting: share of the time by phase of the
+    """The work of a device in the recorded steps. share: of the time; waiting: share of the time by phase of the
     step in which it did not work, largest first; components: those on it."""
 
     device: str
@@ -26,7 +26,7 @@ class Busy:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the rules read. rows: metrics.jsonl. config: section, key, value. busy: of the timeline. rank_seconds:
+    """The input of the rules. rows: metrics.jsonl. config: section, key, value. busy: of the timeline. rank_seconds:
     component and method -> seconds of each rank of it."""
 
     rows: Sequence[Mapping[str, float]]

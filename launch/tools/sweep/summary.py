@@ -29,7 +29,7 @@ DIRECTIONS = {"maximize": "highest", "minimize": "lowest"}
 
 @dataclass(frozen=True)
 class PointResult:
-    """How a point ended. status: finished, pruned, failed or unfinished. step, value: the last ones of its metrics.
+    """The end of a point. status: finished, pruned, failed or unfinished. step, value: the last ones of its metrics.
 
     seconds: of all its steps. reason: of a failure in this call.
     """

@@ -65,7 +65,7 @@ class _Grid:
 
 
 class Definition(TypedDict):
-    """What a folder holds a sweep of. search: the parameters of Optuna, None for a grid."""
+    """The definition of the sweep in a folder. search: the parameters of Optuna, None for a grid."""
 
     config: str
     fixed: list[str]

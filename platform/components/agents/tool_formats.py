@@ -1,4 +1,4 @@
-"""How a model writes calls of tools in its text, and how they are read: the formats of Hermes and Qwen, and of Llama 3.
+"""Reads the calls of tools in a model's text: the formats of Hermes and Qwen, and of Llama 3.
 
 | format | a call |
 |---|---|

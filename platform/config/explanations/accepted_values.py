@@ -1,4 +1,4 @@
-"""What each key accepts, in words, for messages and the page of all keys."""
+"""Describes the values that each key accepts, in words, for messages and the page of all keys."""
 
 from __future__ import annotations
 

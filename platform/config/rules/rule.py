@@ -1,4 +1,4 @@
-"""What the rules of all sections share: how a rule is judged, and what it yields.
+"""The parts that the rules of all sections share: conditions, problems, and keys without effect.
 
 The rules of a section are two generators. `refused` yields a `Problem` for each combination that makes no sense,
 `unread` an `Unread` for each key that the config does not read.

@@ -59,7 +59,7 @@ class Code(Section):
 
 
 class Scoring(Section):
-    """How one score of a response is computed."""
+    """Settings of one score of a response."""
 
     type: str = key(
         "task",

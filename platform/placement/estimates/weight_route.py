@@ -1,4 +1,4 @@
-"""Which ranks of a policy hold a copy of the weights that they publish for the rollout, and in which type."""
+"""Finds the ranks of a policy that hold a copy of the weights for the rollout, and its type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many optimizer steps, rows and sequences a step has on one rank."""
+"""Counts the optimizer steps, rows and sequences of a step on one rank."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def split_groups(trajectories: Iterable[Trajectory], size: int) -> list[Group]:
 
 @dataclass
 class _Counts:
-    """What one step generated, in groups; `metric` of all its scored responses."""
+    """The groups that one step generated; `metric` of all its scored responses."""
 
     rounds: int = 0
     generated: int = 0

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ChannelAddress:
-    """Which channel is meant and where it lives, with all that its home needs to make it at the first use."""
+    """The name of a channel and its home, with all that the home needs to make it at the first use."""
 
     number: int
     name: str

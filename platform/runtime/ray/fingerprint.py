@@ -1,4 +1,4 @@
-"""Which code a process runs: processes of one run must all run the same."""
+"""Identifies the code of a process: all processes of a run must have the same."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ RankState = tuple[str, Progress]  # what a rank does, and how far it is
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """What a process reports when it has started."""
+    """The report of a process that has started."""
 
     pid: int
     address: str
@@ -46,7 +46,7 @@ class ProcessInfo:
 
 @dataclass(frozen=True)
 class CallResult:
-    """How a call ended: its packed result or its packed error; the rank's timings and peak of memory so far."""
+    """The end of a call: its packed result or its packed error; the rank's timings and peak of memory so far."""
 
     result: Packed | None
     error: bytes | None
@@ -55,8 +55,8 @@ class CallResult:
 
 
 class NamedReferences:
-    """What travels by name: channels and published weights. `here`: this host, or `runner`, which hosts nothing.
-    `receives`: a component of this process may read what is published here."""
+    """The objects that travel by name: channels and published weights. `here`: this host, or `runner`, which hosts
+    nothing. `receives`: a component of this process may read what is published here."""
 
     def __init__(
         self, here: str, transport: RayTransport, status: Callable[[str], str], receives: bool = False

@@ -22,7 +22,7 @@ BUNDLE = 8 * 2**20  # bytes: an object that holds as much takes no more items
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """Where an item lies: the object's reference and the item's number in it."""
+    """The place of an item: the object's reference and the item's number in it."""
 
     reference: object
     index: int

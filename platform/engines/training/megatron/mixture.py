@@ -1,4 +1,4 @@
-"""Which layers of a model have experts, and how tokens are routed to them, from its transformers config."""
+"""Reads from a transformers config which layers have experts and how tokens are routed to them."""
 
 from __future__ import annotations
 
