@@ -107,7 +107,7 @@ def reallocating(
     watch = Reallocation(loaded, here, inventory, reporter)
     reporter.sinks.append(watch)
     failed = folder / FAILED
-    if failed.exists():
+    if failed.exists() and loaded.config.cluster.reallocate == "auto":
         text = f"the run failed on {failed.read_text(encoding='utf-8')}. It stays on {here.text}"
         reporter.note(f"{text}; to compare placements again, delete {failed}")
         watch.settle(here)
