@@ -251,10 +251,16 @@ def curve_table(name: str, runs: Path) -> Iterator[str]:
 
 
 def lengths_of(run: Path, most: int) -> tuple[int, ...]:
-    """Returns the lengths of the responses that a run logged, as shares of the longest one times `most`."""
+    """Returns the characters of the responses that a run logged, as shares of the longest one times `most`.
+
+    A response that was cut at the limit has `most`.
+    """
     lines = [json.loads(line) for line in (run / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
-    found = [max(1, len(line["response"].encode())) for line in lines if "response" in line]
-    return tuple(sorted(max(1, round(length * most / max(found))) for length in found))
+    rows = [line for line in lines if "response" in line]
+    longest = max(1, max(len(row["response"]) for row in rows))
+    scaled = (max(1, round(len(row["response"]) * most / longest)) for row in rows)
+    cut = [row.get("finish_reason") == "length" for row in rows]
+    return tuple(sorted(most if ended else length for length, ended in zip(scaled, cut, strict=True)))
 
 
 def larger(devices: int, ahead: int, lengths: Sequence[int]) -> Report:
