@@ -173,10 +173,14 @@ class MemoryModel:
         weights = held * whole * FLOAT // ranks
         if ranks > 1 or offloaded:
             weights += _gathered(shape)
+        gradients = held * trained * FLOAT // ranks
+        if isinstance(shape, ModelShape) and self._alone(name, shape) and self._at_once(name):
+            # the backward pass frees a layer's activations before it allocates the gradients of the layers below
+            gradients = max(0, gradients - activations)
         return Memory(
             weights=weights,
             published=published,
-            gradients=held * trained * FLOAT // ranks,
+            gradients=gradients,
             optimizer=held * trained * FLOAT * ADAM_STATES // ranks,
             activations=activations,
         )
@@ -270,6 +274,11 @@ class MemoryModel:
         whole = section.training_backend == "fsdp" and self.layout.parts[name].ranks == 1 and not self.on_gpu
         moves = section.cpu_offload or section.offload is True or section.gradient_checkpointing
         return whole and not moves and not shape.experts and shape.latent is None
+
+    def _at_once(self, name: str) -> bool:
+        """Returns whether a mini-batch is one micro-batch, so that no gradients are there before its backward pass."""
+        rows = -(-self.config.mini_batch_size(name) // self._copies(name))
+        return micro_batch_rows(self.config, name, self._copies(name)) == rows
 
     def _copies_in_half(self, name: str, shape: ModelShape) -> bool:
         """Returns whether passes of a learner copy its matrices to bfloat16: accel/bfloat16_training.py."""

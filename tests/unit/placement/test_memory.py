@@ -100,6 +100,16 @@ def test_learner_weights_gradients_and_optimizer_are_those_of_adamw(config: Conf
     assert (estimated.weights, estimated.gradients, estimated.optimizer) == (size, gradients, states)
 
 
+def test_in_main_memory_gradients_take_the_place_of_the_activations_of_a_single_micro_batch() -> None:
+    where = layout({"actor,critic,rollout,reward": "0"})
+    whole, split = (
+        model(loaded({"actor.max_tokens_per_micro_batch": tokens}), where, on_gpu=False).rank("actor")
+        for tokens in ("null", "512")
+    )
+    assert split.gradients == split.weights  # those of earlier micro-batches are there
+    assert whole.passing == whole.activations > whole.weights
+
+
 def test_the_key_value_cache_is_the_engines(config: Config) -> None:
     from rl_platform.engines.rollout import kv_cache, prefill
     from rl_platform.engines.rollout.base import Request
