@@ -146,6 +146,14 @@ def _entropy(value: Value, source: ForeignConfig) -> Outcome:
     return write({"algorithm.entropy_bonus": value})
 
 
+def _loss_type(value: Value, source: ForeignConfig) -> Outcome:
+    if value == "actor" and shared_heads(source):
+        why = "an embodied policy with GAE has a value head here"
+        return untranslated(why, {"algorithm.loss_type": "actor_critic"})
+    names = {"actor": "actor", "actor_critic": "actor_critic", "decoupled_actor_critic": "actor_critic"}
+    return choice("algorithm.loss_type", names)(value, source)
+
+
 def _staleness(value: Value, source: ForeignConfig) -> Outcome:
     """The decoupled loss multiplies the clipped loss by pi_old / pi_rollout, where pi_old is the newest policy."""
     if not value:
@@ -349,6 +357,7 @@ RULES: Table = {
     "cluster.component_placement": placement,
     "cluster.node_groups": node_groups,
     "algorithm.n_minibatches": _in_reasoning(_mini_batches),
+    "algorithm.loss_type": _loss_type,
     "algorithm.staleness_threshold": _staleness,
     "algorithm.behave_weight_threshold": while_(
         lambda source: source("algorithm.loss_type") == "decoupled_actor_critic",

@@ -117,8 +117,9 @@ def _components(names: list[str], source: ForeignConfig) -> list[str]:
 
 
 def shared_heads(source: ForeignConfig) -> bool:
-    """True if policy and value head are one model."""
-    return source("algorithm.loss_type") in ("actor_critic", "decoupled_actor_critic")
+    """True if policy and value head are one model, as GAE needs it in embodied runs here."""
+    with_gae = embodied(source) and source("algorithm.adv_type") == "gae"
+    return with_gae or source("algorithm.loss_type") in ("actor_critic", "decoupled_actor_critic")
 
 
 def share_processes(source: ForeignConfig) -> bool:

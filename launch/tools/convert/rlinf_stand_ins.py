@@ -21,6 +21,8 @@ _MANISKILL = """
     # return CPUGymWrapper(gymnasium.make(env_id, num_envs=1, render_mode=render_mode, **settings))"""
 _SIMULATOR = '''"""A stand-in with the shapes of the simulator, by rl-platform convert. It has nothing to learn."""
 
+import warnings
+
 import gymnasium
 import numpy as np
 from gymnasium import spaces
@@ -54,6 +56,7 @@ def {name}(
 {parameters}):
     """One environment. The arguments are those of env.kwargs."""
     # Return the real simulator here, as one Gymnasium environment.{real}
+    warnings.warn("{name} is a stand-in with random observations", stacklevel=1)
     observations = {observations}
     return StandIn(observations, {actions}, render_mode)
 '''

@@ -394,7 +394,8 @@ def test_stand_ins_have_the_shapes_of_the_file(
     assert "new/simulators.py: libero is a stand-in" in ended.out
     config = load_config("new/ours.yaml").config
     assert config.env.id == "new/simulators.py:libero"
-    spaces = inspect_env(EnvDescription.of(config.env)).spaces
+    with pytest.warns(UserWarning, match="libero is a stand-in"):
+        spaces = inspect_env(EnvDescription.of(config.env)).spaces
     assert (spaces.observation_shape, spaces.action_shape) == (shape, (5,))
     assert [(part.name, part.shape) for part in spaces.parts] == parts
     assert [*policy_problems(config.actor.model, spaces)] == []
