@@ -44,8 +44,8 @@ def check_env(config: Config, *, imports: bool = False) -> None:
         if isinstance(error.__cause__, ImportError | DependencyNotInstalled | NamespaceNotFound):
             return
         raise
-    if model.type not in VLM_POLICIES and not is_named(model.type) and (found := policy_problems(model, spaces)):
-        raise ConfigError(found)
+    if model.type not in VLM_POLICIES and not is_named(model.type) and (problems := policy_problems(model, spaces)):
+        raise ConfigError(problems)
 
 
 @contextmanager

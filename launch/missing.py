@@ -141,10 +141,10 @@ def _models(config: Config) -> Iterator[Problem]:
     from rl_platform.models.pretrained.model_folder import folder_problem, tokenizer_problem
 
     for key, model in _loaded_models(config):
-        found = [folder_problem(model.path, f"{key}.path")] if model.path is not None else []
+        problems = [folder_problem(model.path, f"{key}.path")] if model.path is not None else []
         if model.tokenizer not in (None, "bytes"):
-            found.append(tokenizer_problem(model.tokenizer, f"{key}.tokenizer"))
-        yield from filter(None, found)
+            problems.append(tokenizer_problem(model.tokenizer, f"{key}.tokenizer"))
+        yield from filter(None, problems)
 
 
 def _loaded_models(config: Config) -> Iterator[tuple[str, Model | RewardModel]]:

@@ -31,11 +31,11 @@ def sharding_problems(config: Config, placement: Placement) -> Iterator[Problem]
 
 def shape_problems(config: Config, placement: Placement) -> Iterator[Problem]:
     """Yields problems of models in their layout and with their adapters, if their shapes are known without loading."""
-    found: list[Problem] = []
+    problems: list[Problem] = []
     if (megatron := _megatron(config, placement)) is not None:
-        found = [*megatron.shape_problems(config, placement)]
-    yield from found
-    unequal = {problem.key for problem in found}
+        problems = [*megatron.shape_problems(config, placement)]
+    yield from problems
+    unequal = {problem.key for problem in problems}
     for role, shape in language_shapes(config, placement):
         section = config.section(role)
         if f"{role}.parallel.tensor" not in unequal:

@@ -129,9 +129,9 @@ def find_spec(description: EnvDescription) -> EnvSpec:
     module, _, name = description.id.rpartition(":")
     try:
         if module:
-            found = getattr(import_user_module(module), name, None)
-            if name not in gymnasium.registry and callable(found):
-                return EnvSpec(name, found)
+            entry_point = getattr(import_user_module(module), name, None)
+            if name not in gymnasium.registry and callable(entry_point):
+                return EnvSpec(name, entry_point)
         return gymnasium.spec(name)
     except ImportError as error:
         hint = _simulator_hint(module) or f"install the package of {module}, or start where it can be imported"

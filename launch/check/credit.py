@@ -59,8 +59,8 @@ def credit(case: CheckedConfig) -> Iterator[PropertyDifference]:
 
 def _estimates(batch: RolloutBatch, algorithm: Algorithm) -> dict[str, Tensor]:
     advantages, returns = estimator(algorithm.adv_type)(batch, algorithm)
-    found = {"advantages": advantages, "returns": returns}
-    return {name: tensor.expand(batch.mask.shape) for name, tensor in found.items() if tensor is not None}
+    estimates = {"advantages": advantages, "returns": returns}
+    return {name: tensor.expand(batch.mask.shape) for name, tensor in estimates.items() if tensor is not None}
 
 
 def _first_of_episode(batch: RolloutBatch, row: int, columns: Tensor) -> int:

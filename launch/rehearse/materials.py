@@ -53,16 +53,16 @@ def models(config: Config) -> Iterator[tuple[str, Model]]:
 
 def architectures(config: Config) -> dict[str, Architecture]:
     """Returns the architectures of the language models by component. Raises ConfigError with all unknown ones."""
-    found: dict[str, Architecture] = {}
+    architectures: dict[str, Architecture] = {}
     problems: list[Problem] = []
     for role, model in models(config):
         try:
-            found[role] = options_of(model.path or "", f"{role}.model.path")
+            architectures[role] = options_of(model.path or "", f"{role}.model.path")
         except ConfigError as error:
             problems += error.problems
     if problems:
         raise ConfigError(problems)
-    return found
+    return architectures
 
 
 def has_real_tokenizers(config: Config, known: dict[str, Architecture]) -> bool:

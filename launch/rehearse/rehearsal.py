@@ -157,12 +157,12 @@ def _remove_stale(parent: Path) -> None:
     they count as stale after an hour."""
     for folder in parent.glob(f"{_PREFIX}*"):
         try:
-            found = folder.lstat()
+            status = folder.lstat()
         except OSError:
             continue
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
             continue
-        if not (folder / _LOCK).exists() and time.time() - found.st_mtime < _JUST_MADE_S:
+        if not (folder / _LOCK).exists() and time.time() - status.st_mtime < _JUST_MADE_S:
             continue
         if (lock := _locked(folder)) is not None:
             shutil.rmtree(folder, ignore_errors=True)

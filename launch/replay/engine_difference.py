@@ -176,9 +176,9 @@ def explanation(
         return
     tokenizer, mask = load_tokenizer(config.actor.model), batch.mask
     row, column = (int(index) for index in torch.unravel_index(gap.argmax(), gap.shape))
-    found, token = gap[mask], int(batch.inputs["tokens"][row, column])
+    gaps, token = gap[mask], int(batch.inputs["tokens"][row, column])
     yield (
-        f"log-probs of rollout and trainer: {_spread(found)}, in row {row} at {_text(tokenizer, token)!r} "
+        f"log-probs of rollout and trainer: {_spread(gaps)}, in row {row} at {_text(tokenizer, token)!r} "
         f"(position {int(mask[row, : column + 1].sum())})"
     )
     positions = mask.cumsum(dim=1)

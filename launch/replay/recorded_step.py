@@ -126,8 +126,8 @@ class RecordedPhases(Phases):
         if self.keeps_steps:
             self._keep_steps()
         for phase, names in EVALUATED.items():
-            if found := {name: results[name] for name in names if isinstance(results.get(name), Tensor)}:
-                self.numbers[phase] = found
+            if tensors := {name: results[name] for name in names if isinstance(results.get(name), Tensor)}:
+                self.numbers[phase] = tensors
         return results
 
     def _keep_steps(self) -> None:

@@ -39,7 +39,7 @@ def _problems(run: Path, file: str, reason: str) -> Iterator[Problem]:
         from rl_platform.launch.saved.saved_run import similar_folder
 
         message, hint = "no such folder", similar_folder(run)
-    elif inside := sorted(str(found.parent) for found in run.glob(f"*/{file}")):
+    elif inside := sorted(str(path.parent) for path in run.glob(f"*/{file}")):
         message, hint = "holds runs, and is none", f"name {shlex.join(inside[:MOST_NAMED])}"
         hint += f" or one of {len(inside) - MOST_NAMED} more" if len(inside) > MOST_NAMED else ""
     else:

@@ -85,13 +85,13 @@ def _use_cache_folder() -> None:
 
 def sources_of(module: str) -> str:
     """Returns the digest of the sources of a module of this package and of those that it imports functions from."""
-    found, new = set[str](), {module}
+    modules, new = set[str](), {module}
     while new:
-        found |= new
+        modules |= new
         values = [value for name in new for value in vars(sys.modules[name]).values()]
         origins = {str(getattr(value, "__module__", None)) for value in values}
-        new = {name for name in origins if name.startswith(f"{__package__}.")} - found
+        new = {name for name in origins if name.startswith(f"{__package__}.")} - modules
     digest = hashlib.sha256()
-    for name in sorted(found):
+    for name in sorted(modules):
         digest.update(Path(str(sys.modules[name].__file__)).read_bytes())
     return digest.hexdigest()

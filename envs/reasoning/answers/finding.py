@@ -109,20 +109,20 @@ def last_number(text: str) -> str | None:
 
     There is none either if several answers are stated.
     """
-    stated = {_plain(found[-1]) for match in _STATED.finditer(text) if (found := NUMBER.findall(match[1]))}
+    stated = {_plain(amounts[-1]) for match in _STATED.finditer(text) if (amounts := NUMBER.findall(match[1]))}
     numbers = list(NUMBER.finditer(text))
     return _last(text, numbers) if numbers and len(stated) < 2 else None
 
 
-def _last(text: str, found: list[re.Match[str]]) -> str | None:
-    last = found[-1]
+def _last(text: str, matches: list[re.Match[str]]) -> str | None:
+    last = matches[-1]
     before, after = _sentence(text, last.start()), text[last.end() :]
     if is_hedged(before, after) or reserved(after):
         return None
     if last.re is NUMBER and re.fullmatch(r"[-+*/().,\d\s$]*=[\s$]*", before):
         return (before + last[0]).replace("$", "")  # an equation, which may be false
-    if len(found) > 1 and found[-2][0] != last[0]:
-        between = text[found[-2].end() : last.start()]
+    if len(matches) > 1 and matches[-2][0] != last[0]:
+        between = text[matches[-2].end() : last.start()]
         unit = _SAME_UNIT.fullmatch(between)
         if unit is not None and after.lstrip().startswith(unit[1]):
             return None

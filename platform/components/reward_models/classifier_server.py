@@ -57,11 +57,11 @@ class ClassifierServer(Server):
         request = {"input": rows, "use_activation": False} if vllm else {"input_ids": rows}
         answer = self.post(json.dumps(request).encode())
         try:
-            found = json.loads(answer)
+            reply = json.loads(answer)
             if vllm:
-                outputs = {row["index"]: row["probs"] for row in found["data"]}
+                outputs = {row["index"]: row["probs"] for row in reply["data"]}
             else:
-                outputs = dict(enumerate(row["embedding"] for row in found))
+                outputs = dict(enumerate(row["embedding"] for row in reply))
             if len(outputs) != len(rows):
                 raise ValueError(f"{len(outputs)} outputs of {len(rows)} conversations")
             if any(len(output) != 1 for output in outputs.values()):

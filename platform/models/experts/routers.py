@@ -109,12 +109,12 @@ class _Selected(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> Any:
-        found = function(*args, **(kwargs or {}))
+        routed = function(*args, **(kwargs or {}))
         if function not in (torch.topk, Tensor.topk) or args[0].dim() != 2:
-            return found
+            return routed
         if args[0].shape[1] != self.experts:
             return args[0].topk(args[0].shape[1])
-        routes = torch.where(self.routes >= 0, self.routes, found.indices)
+        routes = torch.where(self.routes >= 0, self.routes, routed.indices)
         return torch.return_types.topk((args[0].gather(1, routes), routes))
 
 

@@ -105,8 +105,8 @@ def check_options(folder: str, key: str) -> None:
             if index.with_name(index.name.removesuffix(".index.json")).is_file():
                 continue  # the weights are in one file
             content = json.loads(read_regular(index, MAX_JSON).decode("utf-8-sig"))
-            found = _index_problem(Path(folder), content) if isinstance(content, dict) else "holds no JSON object"
-            told += [f"{index.name}: {found}"] if found else []
+            problem = _index_problem(Path(folder), content) if isinstance(content, dict) else "holds no JSON object"
+            told += [f"{index.name}: {problem}"] if problem else []
     problems = [Problem(key, each, value=folder) for each in told]
     if problems:
         raise ConfigError(problems)

@@ -98,9 +98,9 @@ def known_vlm(path: str) -> Options | None:
         return {"type": "smolvla"}
     if re.match(r"pi0(\W|_|$)", name):
         return {"model_type": "pi0"}
-    if (found := re.match(r"paligemma-3b\b.*-(224|448|896)\b", name)) is None:
+    if (size := re.match(r"paligemma-3b\b.*-(224|448|896)\b", name)) is None:
         return None
-    return PALIGEMMA | {"vision_config": PALIGEMMA["vision_config"] | {"image_size": int(found[1])}}
+    return PALIGEMMA | {"vision_config": PALIGEMMA["vision_config"] | {"image_size": int(size[1])}}
 
 
 def random_options(model: Model, vocabulary: int) -> Options:

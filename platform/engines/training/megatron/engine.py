@@ -232,8 +232,8 @@ class MegatronEngine:
         source = self._sources(stage)
         corrections = (pair for pair in stage.named_buffers() if pair[0].endswith(".router.correction"))
         for name, tensor in (*stage.named_parameters(), *corrections):
-            found = source(name)
-            yield tensor, replace(found, names=tuple(n if n in whole else base_name(n) for n in found.names))
+            origin = source(name)
+            yield tensor, replace(origin, names=tuple(n if n in whole else base_name(n) for n in origin.names))
 
     def _parts(self, batch: RolloutBatch, micro_batches: MicroBatches) -> list[tuple[list[int], RolloutBatch]]:
         """This data-parallel rank's micro-batches, which its tensor and pipeline ranks share."""
