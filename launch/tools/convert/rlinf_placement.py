@@ -123,8 +123,10 @@ def shared_heads(source: ForeignConfig) -> bool:
 
 
 def share_processes(source: ForeignConfig) -> bool:
-    """True if actor and rollout are in one key of the placement."""
+    """True if actor and rollout are in one key of the placement, or all components on one GPU, so in one process."""
     places = source("cluster.component_placement")
+    if isinstance(places, dict) and {str(place) for place in places.values()} <= {"0", "0-0"}:
+        return source("cluster.num_nodes") in (None, 1)
     keys = [{name.strip() for name in str(names).split(",")} for names in places] if isinstance(places, dict) else []
     return any({"actor", "rollout"} <= names for names in keys)
 
