@@ -62,6 +62,8 @@ def {name}(
 '''
 _POLICY = '''"""A stand-in for the policy network, written by rl-platform convert. It averages what it observes."""
 
+import warnings
+
 import torch
 from torch import nn
 
@@ -73,6 +75,7 @@ class {name}(nn.Module):
     def __init__(
 {parameters}    ):
         super().__init__()
+        warnings.warn("{name} is a stand-in: two layers on averages of the observation", stacklevel=1)
         self.width = 64
         self.layer = nn.Linear(self.width, self.width)
 
