@@ -268,24 +268,28 @@ with ray_cluster(2, store_mib=256) as address:
 
 
 @pytest.fixture
-def joinable() -> Iterator[str]:
-    """The address of a Ray cluster that another process has started; nothing of it is left."""
+def joinable() -> Iterator[tuple[str, psutil.Process]]:
+    """The address of a Ray cluster and the process that has started it; nothing of it is left."""
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     with subprocess.Popen([sys.executable, "-c", CLUSTER], env=environment, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         address, folder = other.stdout.readline().split()
-        yield address
-        for process in [*psutil.Process(other.pid).children(recursive=True), psutil.Process(other.pid)]:
+        starter = psutil.Process(other.pid)
+        yield address, starter
+        for process in [*starter.children(recursive=True), starter]:
             process.kill()
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_joined_cluster_without_its_head_ends_the_run_with_a_way_to_go_on(launched, joinable: str) -> None:
-    process, own = launched(f"cluster.address={joinable}", "cluster.restarts=0")
-    everything = psutil.Process().children(recursive=True)
-    hosts = hosts_of(everything)
+def test_a_joined_cluster_without_its_head_ends_the_run_with_a_way_to_go_on(
+    launched, joinable: tuple[str, psutil.Process]
+) -> None:
+    address, starter = joinable
+    process, own = launched(f"cluster.address={address}", "cluster.restarts=0")
+    cluster = starter.children(recursive=True)
+    hosts = hosts_of(cluster)
     assert hosts
-    named(everything, "gcs_server").kill()
+    named(cluster, "gcs_server").kill()
     assert_lost(process, [*own, *hosts], "Ray's head")
 
 

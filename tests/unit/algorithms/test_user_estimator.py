@@ -1,4 +1,4 @@
-"""A user's estimator: imported by name, its results checked; and the example of the documentation."""
+"""A user's estimator: imported by name, its results checked; and the right version of the tutorial."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.errors import ConfigError
 from rl_platform.records import RolloutBatch
 
-GUIDE = Path(__file__).parents[3] / "docs" / "extending.md"
+TUTORIAL = Path(__file__).parents[3] / "docs" / "tutorials" / "own-algorithm.md"
 MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0]], dtype=torch.bool)
 
 
@@ -100,11 +100,9 @@ def test_what_cannot_be_imported(module: Callable[[str], str]) -> None:
         estimator(f"{module('1 / 0')}:estimate")
 
 
-def test_the_example_of_the_guide(module: Callable[[str], str]) -> None:
-    code, name = re.findall(r"```python\n(.*?)```.*?adv_type: \w+:(\w+)", GUIDE.read_text(encoding="utf-8"), re.DOTALL)[
-        0
-    ]
-    algorithm = Algorithm(adv_type=f"{module(code)}:{name}", group_size=3, normalize_advantages=False)
+def test_the_example_of_the_tutorial(module: Callable[[str], str]) -> None:
+    _, code = re.findall(r"```python\n(import torch\n.*?)```", TUTORIAL.read_text(encoding="utf-8"), re.DOTALL)
+    algorithm = Algorithm(adv_type=f"{module(code)}:median_baseline", group_size=3, normalize_advantages=False)
     estimated, returns = advantages(make_batch(), algorithm)
     assert returns is None
     assert estimated.tolist() == [[-1, -1, 0], [1, 1, 1], [0, 0, 0]]

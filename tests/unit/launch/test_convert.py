@@ -404,7 +404,7 @@ def test_stand_ins_have_the_shapes_of_the_file(
     if parts:
         assert config.actor.model.type == "new/policies.py:Gr00t"
         assert "new/policies.py: Gr00t is a stand-in" in ended.out
-        assert [path.name for path in sorted(Path("new").iterdir())] == ["ours.yaml", "policies.py", "simulators.py"]
+        assert [path.name for path in sorted(Path("new").glob("*.*"))] == ["ours.yaml", "policies.py", "simulators.py"]
         ended = tool("convert", "vla.yaml", "-o", "new/other.yaml")  # the same stand-ins
         assert ended.code == 0, ended.err
 
