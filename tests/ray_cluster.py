@@ -65,12 +65,20 @@ def ray_cluster(*cores: int, store_mib: int, pools: Sequence[str] = ()) -> Itera
             return cluster
 
         cluster = start_ray(start)
+        parents = psutil.Process().children()  # later ones are servers of the session that a test needed first
         try:
             yield cluster.address
         finally:
-            started = set(psutil.Process().children(recursive=True)) - before
+            started = {each for parent in parents for each in _with_children(parent)} - before
             cluster.shutdown()
             try:
                 assert_gone(list(started))
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _with_children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []

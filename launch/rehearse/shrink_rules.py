@@ -93,6 +93,17 @@ def _layout(role: str) -> tuple[Rule, ...]:
     )
 
 
+def _sent(name: str, value: str, usual: str) -> Rule:
+    """Returns the rule of a way to send weights, which one process does not need."""
+
+    def in_one_process(sizes: Sizes) -> bool:
+        together = sizes.config.cluster.runtime != "ray" and sizes.small.fits_one_process
+        return together and getattr(sizes.config.rollout, name) == value
+
+    why = "one process has actor and rollout: no weights are sent"
+    return Rule(f"rollout.{name}", lambda sizes: usual, why, "replaced", in_one_process)
+
+
 def _model(role: str) -> tuple[Rule, ...]:
     def model(sizes: Sizes) -> Model | None:
         own: Model | None = getattr(sizes.config, role).model
@@ -313,6 +324,8 @@ RULES: tuple[Rule, ...] = (
     Rule("actor.model.sequence_length", lambda sizes: sizes.sequence_length, applies=_embodied),
     _least("actor.model.backbone_layers", 2, applies=_embodied),
     Rule("rollout.backend", lambda sizes: sizes.materials.backend, "", "replaced", _reasoning),
+    _sent("sync", "delta", "full"),
+    _sent("weight_transfer", "group", "auto"),
     Rule(
         "rollout",
         lambda sizes: _ENGINE_KEYS,

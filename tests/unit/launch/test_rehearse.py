@@ -192,6 +192,25 @@ def test_responses_that_a_random_model_does_not_end_are_trained_on(tmp_path):
     assert [change.kind for change in changes if change.key == "algorithm.overlong.filter"] == ["replaced"]
 
 
+@pytest.mark.parametrize(("runtime", "sync"), [("auto", "full"), ("ray", "delta")])
+def test_one_process_sends_no_differences_of_weights(tmp_path, runtime, sync):
+    """Two nodes need processes, their rehearsal on one worker does not."""
+    nodes = [
+        "cluster.inventory.nodes=2",
+        "cluster.inventory.gpus_per_node=1",
+        "cluster.address=auto",
+        f"cluster.runtime={runtime}",
+    ]
+    groups = "cluster.node_groups=[{label: robot, node_ranks: '1', accelerators: 0}]"
+    parts = "{actor_critic: 0, rollout: 0, env: {node_group: robot, placement: 0}}"
+    overrides = [*nodes, groups, f"cluster.component_placement={parts}", "rollout.sync=delta"]
+    loaded, placement, _ = load(str(ROOT / "configs/embodied/cartpole.yaml"), overrides)
+    check_cheap(loaded.config, placement)
+    small, _ = shrunk(loaded.config, placement, Materials(tmp_path))
+    assert small.rollout.sync == sync
+    check_cheap(small, schedule(small.cluster, inventory_for(small.cluster)))
+
+
 def test_a_tensor_size_that_does_not_divide_the_real_heads_is_refused():
     loaded, placement, _ = load(str(EIGHT_GPUS), ["actor.parallel.tensor=8", "critic.parallel.tensor=8"])
     with pytest.raises(ConfigError) as caught:
