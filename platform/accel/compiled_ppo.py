@@ -86,7 +86,7 @@ def gaussian_gradient(log_std: Array, slopes: Array, gradient: Array, log_std_gr
             gradient[row, column] = slope * noise * precision[column]
 
 
-@compiled_loops()
+@compiled_loops(IN_ORDER)
 def categorical_log_probs(heads: Array, choices: Array, every: Array, log_probs: Array, entropies: Array) -> None:
     """(heads [B,A+1], choices [B] int64, out: log-probs of every choice [B,A+1], of the one made [B], entropies [B]).
     The first A of `heads` are logits; the last column of `every` is not touched."""
@@ -97,9 +97,9 @@ def categorical_log_probs(heads: Array, choices: Array, every: Array, log_probs:
             largest = max(largest, heads[row, column])
         for column in range(width):
             total += np.exp(heads[row, column] - largest)
-        constant = largest + np.log(total)
+        rest = np.log(total)
         for column in range(width):
-            log_prob = heads[row, column] - constant
+            log_prob = (heads[row, column] - largest) - rest  # in this order: large logits would round it away
             every[row, column] = log_prob
             entropy -= np.exp(log_prob) * log_prob
         log_probs[row], entropies[row] = every[row, choices[row]], entropy

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from rl_platform.accel import compiled_ppo as ppo
 from rl_platform.accel.compiled_training import CompiledEngine, compiles
 from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.algorithms.losses import actor_critic_loss
@@ -133,6 +134,20 @@ def test_what_is_not_compiled_takes_the_plain_way_and_both_ways_may_alternate(ot
             assert each.step(masked, loss(loss_agg_func=aggregation), split) is not None
             assert each.step(part, loss(), WHOLE) is not None
     assert_same(plain, compiled)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e5])
+@pytest.mark.parametrize("width", [1, 2, 7])
+def test_log_probs_of_choices_are_exact_for_large_logits(width: int, offset: float) -> None:
+    heads = torch.randn(ROWS, width + 1, generator=torch.Generator().manual_seed(0)) * 10 + offset
+    choices, every = torch.arange(ROWS) % width, torch.empty(ROWS, width + 1)
+    log_probs, entropies = torch.empty(ROWS), torch.empty(ROWS)
+    given = heads, choices, every, log_probs, entropies
+    ppo.categorical_log_probs()(*(tensor.numpy() for tensor in given))
+    expected = heads[:, :-1].log_softmax(-1)
+    assert torch.allclose(every[:, :-1], expected, atol=1e-5)
+    assert torch.allclose(log_probs, expected[torch.arange(ROWS), choices], atol=1e-5)
+    assert torch.allclose(entropies, -(expected.exp() * expected).sum(-1), atol=1e-5)
 
 
 @pytest.mark.parametrize(
