@@ -241,6 +241,7 @@ def test_what_is_wrong_is_said_with_the_line_to_type(
     key, message, hint = _problem(changed(addresses=(f"127.0.0.1:{port}",)))
     assert (key, "no environment server answers" in message) == ("env.address", True)
     assert f"python server.pyz --env CartPole-v1 --port {port} --token-file token" in hint
+    assert "no environment server answers" in _problem(changed(addresses=("a..b:5555",)))[1], "no name of a host"
     assert _problem(changed(id="Pendulum-v1")) == (
         "env.id",
         f"the server at {cartpole.address} has another environment",

@@ -48,7 +48,7 @@ def inspect_remote(description: EnvDescription, *, limited: bool = True) -> EnvF
         if (address, description.id) not in _known:
             try:
                 sock, facts = _connect(address, description)
-            except (OSError, EOFError) as error:
+            except (OSError, EOFError, UnicodeError) as error:  # UnicodeError: an invalid host name
                 raise ConfigError([_unanswered(address, description, error)]) from error
             sock.close()
             if limited and not facts.limited and description.max_episode_steps is None:

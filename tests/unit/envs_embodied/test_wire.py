@@ -87,6 +87,33 @@ def test_a_reader_takes_messages_that_have_arrived_in_one_call_and_large_arrays_
     counted.close()
 
 
+def test_a_reader_reads_messages_in_pieces(pair) -> None:
+    drawn = np.random.default_rng(0)
+    rows = [np.arange(size, dtype=np.int64) for size in (0, 3, 9_000, 1, 8_192, 5)]
+
+    def send_pieces() -> None:
+        one, two = socket.socketpair()
+        with one, two:
+            for row in rows:
+                sending = threading.Thread(target=wire.send, args=(one, Kind.STEP, {"n": len(row)}, {"row": row}))
+                sending.start()
+                left = 20 + len(wire._text({"n": len(row)}, (("row", row.dtype, row.shape),))) + row.nbytes
+                while left:
+                    data = two.recv(min(left, int(drawn.choice([1, 7, 20, 65_536]))))
+                    pair[0].sendall(data)
+                    left -= len(data)
+                sending.join()
+
+    thread = threading.Thread(target=send_pieces)
+    thread.start()
+    reader, most = wire.Reader(pair[1]), max(row.nbytes for row in rows)
+    for row in rows:
+        message = wire.receive(reader, (Kind.STEP,), deadline=time.monotonic() + 20, most=most)
+        assert message.fields == {"n": len(row)}
+        assert np.array_equal(message.arrays["row"], row)
+    thread.join()
+
+
 def _message(text: bytes, size: int = 0, kind: int = Kind.STEP, magic: bytes = b"RLPE") -> bytes:
     return struct.pack("!4sIIQ", magic, kind, len(text), size) + text
 
