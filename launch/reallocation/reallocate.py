@@ -108,7 +108,7 @@ def reallocating(
     reporter.sinks.append(watch)
     failed = folder / FAILED
     if failed.exists() and loaded.config.cluster.reallocate == "auto":
-        text = f"the run failed on {failed.read_text(encoding='utf-8')}. It stays on {here.text}"
+        text = f"the run failed on {failed.read_text(encoding='utf-8', errors='replace')}. It stays on {here.text}"
         reporter.note(f"{text}; to compare placements again, delete {failed}")
         watch.settle(here)
     before: Placed | None = None

@@ -119,6 +119,12 @@ def test_the_trainer_is_silent_and_goes_on(robot: Robot) -> None:
     assert all(failures == "0" for _, failures in said)
 
 
+def test_the_trainer_leaves_before_its_first_command(robot: Robot) -> None:
+    """A robot may move as soon as it is built."""
+    VectorEnv(robot.server.description("robot.py:Robot", max_episode_steps=100), 1).close()
+    until(lambda: robot.record.words()[-2:] == ["stop", "close"])
+
+
 def test_pauses_shorter_than_the_limit_change_nothing(robot: Robot) -> None:
     robot.train(pause=SILENCE_S / 4)
     assert "stop" not in robot.record.words()
@@ -162,7 +168,7 @@ def test_a_robot_has_limits_of_its_own(robot: Robot, caplog: pytest.LogCaptureFi
 
 def test_a_step_that_continues_after_the_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_workers, "_known", {})
-    robot = Robot(tmp_path, step_s=0.7)
+    robot = Robot(tmp_path, step_s=1.2)
     try:
         trainer = robot.train(pause=0.0)
         until(lambda: robot.record.words()[-1] == "step")

@@ -85,7 +85,8 @@ class Watch:
         self._step_timeout_s, self._silence_s = step_timeout_s, silence_s
         self._lock = threading.Lock()  # of the state between commands; a stop during a step does not take it
         self._stopping = threading.RLock()  # the environments are closed after a stop, not during it
-        self._working, self._moving, self._halted, self._ending = False, False, False, False
+        self._working, self._halted, self._ending = False, False, False
+        self._moving = True  # as soon as it is built
         self._deadline = float("inf")
         self.stops: Callable[[], list[Callable[[], object]]] = list  # of the environments of now, once they are built
         self._poller = select.poll()
