@@ -158,8 +158,8 @@ class EnvironmentServer:
     def _take(self, count: int) -> int:
         with self._lock:
             if count > self._instances:
-                least = f"{count} environments in one connection; this server has {self._instances}"
-                raise Refusal(f"{least}: --instances, or fewer in env.num_envs")
+                wanted = f"{count} environments in one connection; this server has {self._instances}"
+                raise Refusal(f"{wanted}: --instances, or fewer in env.num_envs")
             if self._in_use + count > self._instances:
                 taken = f"{self._in_use} of {self._instances} environments are in use"
                 raise Refusal(f"{taken}, {count} more were requested: --instances", busy=True)
