@@ -15,9 +15,11 @@ import numba
 import numpy as np
 import torch
 from llvmlite import ir
+from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 
-from rl_platform.accel.compiling import ANY_ORDER, cached
+from rl_platform.accel.compiling import ANY_ORDER
+from rl_platform.accel.stored_code import StoredCode
 
 if TYPE_CHECKING:
     from numba.core.base import BaseContext
@@ -32,8 +34,11 @@ STORED_AS: dict[torch.dtype, type[np.generic]] = {torch.float32: FLOAT, torch.bf
 def address_of(loop: Callable[[object], None], arguments: type[ctypes.Structure]) -> int:
     """Compiles `loop` for a pointer to `arguments` and returns its address."""
     pointer = numba.types.CPointer(numba.from_dtype(np.dtype(arguments)))
-    options = {"sig": numba.types.void(pointer), "error_model": "numpy", "fastmath": set(ANY_ORDER)}
-    return int(cached(numba.cfunc, loop, **options).address)
+    options = {"error_model": "numpy", "fastmath": set(ANY_ORDER)}
+    compiled = CFunc(loop, ((pointer,), numba.types.void), {}, options)
+    compiled._cache = StoredCode(loop)
+    compiled.compile()
+    return int(compiled.address)
 
 
 @intrinsic
