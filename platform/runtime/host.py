@@ -166,8 +166,7 @@ class RankThread:
 
     def close(self) -> Future[None]:
         """Calls the component's `close`, if it has one, and ends the thread. Called after `retire`."""
-        function = getattr(self._component, "close", lambda: None)
-        call = _QueuedCall(Future(), "close", function, control=True, last=True)
+        call = _QueuedCall(Future(), "close", self._close_component, control=True, last=True)
         self._calls.put(call)
         return call.future
 
@@ -178,6 +177,10 @@ class RankThread:
 
     def _construct(self) -> None:
         self._component = self._spec.cls(self._context, **self._spec.kwargs)
+
+    def _close_component(self) -> None:
+        if close := getattr(self._component, "close", None):
+            close()
 
     def _enqueue(self, method: str, function: Callable[[], T]) -> Future[T]:
         call = _QueuedCall(Future(), method, function)

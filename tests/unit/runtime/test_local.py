@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -79,6 +80,15 @@ class Late:
 
     def __init__(self, context: ComponentContext, event: threading.Event) -> None:
         assert event.wait(HANG_S)
+
+
+class SlowWorker(Worker):
+    """A worker that is constructed when the event is set."""
+
+    def __init__(self, context: ComponentContext, log: list[str], event: threading.Event) -> None:
+        log.append("constructing")
+        assert event.wait(HANG_S)
+        super().__init__(context, log)
 
 
 class Setting:
@@ -392,6 +402,18 @@ def test_shutdown_never_hangs_and_names_who_did_not_stop():
         local.shutdown(timeout=0.1)
     assert "close actor[0]" in log
     release.set()
+
+
+def test_a_component_that_is_constructed_after_the_shutdown_gave_up_is_closed():
+    log: list[str] = []
+    local, release = runtime([("rollout", 0)]), threading.Event()
+    with ThreadPoolExecutor() as pool:
+        pool.submit(local.start, specs("rollout", cls=SlowWorker, log=log, event=release))
+        until(lambda: "constructing" in log)
+        with pytest.raises(Deadline, match=r"rollout\[0\] did not stop in time \(busy in __init__ for"):
+            local.shutdown(timeout=0.1)
+        release.set()
+        until(lambda: log[-1] == "close rollout[0]")
 
 
 def test_an_error_in_close_is_raised_after_everything_is_closed():
