@@ -16,10 +16,9 @@ from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.extras import is_present, required
-from rl_platform.launch.cluster import uses_ray
 from rl_platform.launch.missing import strings_of
 from rl_platform.launch.output import output_problems
-from rl_platform.launch.sharding import device_problems, sharding_problems
+from rl_platform.launch.sharding import device_problems, sharding_problems, shares_weights, weight_sync_problems
 from rl_platform.placement.layout import LEARNERS
 from rl_platform.placement.scheduler import Placement
 from rl_platform.redact import MARK
@@ -50,7 +49,8 @@ def placement_problems(config: Config, placement: Placement) -> Iterator[Problem
     """Yields reasons why this version or this machine cannot run the config on this placement."""
     yield from _engines(config, placement)
     yield from _processes(config, placement)
-    yield from _weight_sync(config, placement)
+    yield from weight_sync_problems(config, placement)
+    yield from _process_group(config, placement)
 
 
 def _missing_trackers(config: Config) -> Iterator[Problem]:
@@ -159,22 +159,11 @@ def _env_ranks(config: Config, ranks: int) -> Iterator[Problem]:
             yield Problem(f"env.{key}", message, value=str(count), hint=hint)
 
 
-def _weight_sync(config: Config, placement: Placement) -> Iterator[Problem]:
-    readers = {host.name for host in placement.hosts for name, _ in host.members if name == "rollout"}
-    actors = {("actor", 0), ("actor_critic", 0)}
-    publisher = next(host.name for host in placement.hosts if actors & set(host.members))
-    together = readers == {publisher} or not uses_ray(config.cluster, placement)
-    for name, value, usual in (("sync", "delta", "full"), ("weight_transfer", "group", "auto")):
-        if getattr(config.rollout, name) == value and together:
-            message = "the rollout shares the actor's process and reads its weights where they are"
-            hint = "place rollout under a key of its own, with cluster.runtime ray or on other devices"
-            yield Problem(f"rollout.{name}", message, value=value, allowed=usual, hint=hint)
-    if config.rollout.weight_transfer == "group" and not together and not placement.emulated:
-        yield from _group_problems(placement)
-
-
-def _group_problems(placement: Placement) -> Iterator[Problem]:
+def _process_group(config: Config, placement: Placement) -> Iterator[Problem]:
     """Yields a problem if no process group can connect actor and rollout."""
+    group = config.rollout.weight_transfer == "group"
+    if not group or placement.emulated or shares_weights(config, placement):
+        return
     first = placement.components["actor"][0]
     sender = {(first.node, local) for local in first.accelerators}
     receivers = placement.accelerators["rollout"]

@@ -1,4 +1,4 @@
-"""Checks before the start that the models can be sharded over their ranks as configured."""
+"""Checks before the start that the models and their weights can be distributed over the ranks as configured."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rl_platform.config.schema import Config
 from rl_platform.engines.training.model_problems import context_problems
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.extras import is_present, required
+from rl_platform.launch.cluster import uses_ray
 from rl_platform.placement.scheduler import Placement
 
 if TYPE_CHECKING:
@@ -61,6 +62,25 @@ def language_shapes(config: Config, placement: Placement) -> Iterator[tuple[str,
             yield role, shape
 
 
+def weight_sync_problems(config: Config, placement: Placement) -> Iterator[Problem]:
+    """Yields problems of keys that have no effect where the rollout reads the actor's weights in the same process."""
+    if not shares_weights(config, placement):
+        return
+    for name, value, usual in (("sync", "delta", "full"), ("weight_transfer", "group", "auto")):
+        if getattr(config.rollout, name) == value:
+            message = "the rollout shares the actor's process and reads its weights where they are"
+            hint = "place rollout under a key of its own, with cluster.runtime ray or on other devices"
+            yield Problem(f"rollout.{name}", message, value=value, allowed=usual, hint=hint)
+
+
+def shares_weights(config: Config, placement: Placement) -> bool:
+    """Returns whether all rollout ranks are in the process of the actor's first rank."""
+    readers = {host.name for host in placement.hosts for name, _ in host.members if name == "rollout"}
+    actors = {("actor", 0), ("actor_critic", 0)}
+    publisher = next(host.name for host in placement.hosts if actors & set(host.members))
+    return readers == {publisher} or not uses_ray(config.cluster, placement)
+
+
 def device_problems(config: Config, placement: Placement) -> Iterator[Problem]:
     """Yields problems of the models' devices, and libraries that this machine lacks."""
     for role in _placed(placement):
@@ -74,9 +94,10 @@ def device_problems(config: Config, placement: Placement) -> Iterator[Problem]:
         yield from megatron.device_problems(config, placement)
 
 
-def check_shards(config: Config, placement: Placement) -> None:
+def check_layout(config: Config, placement: Placement) -> None:
     """Raises ConfigError with the problems that a plan shows, whatever the machine."""
-    if problems := [*sharding_problems(config, placement), *shape_problems(config, placement)]:
+    checks = (sharding_problems, shape_problems, weight_sync_problems)
+    if problems := [problem for check in checks for problem in check(config, placement)]:
         raise ConfigError(problems)
 
 

@@ -54,11 +54,11 @@ def plan(config: Source, overrides: Mapping[str, object] | None = None) -> Plan:
         from rl_platform.planner.calibration import stored_basis
         from rl_platform.planner.report import plan_report
     from rl_platform.launch.env_check import check_env
-    from rl_platform.launch.sharding import check_shards
+    from rl_platform.launch.sharding import check_layout
 
     with located(loaded):
         check_env(loaded.config)
-        check_shards(loaded.config, placement)
+        check_layout(loaded.config, placement)
         basis = stored_basis(loaded.config, inventory)
         return Plan(plan_report(loaded.config, placement, inventory, basis))
 

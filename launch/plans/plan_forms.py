@@ -13,7 +13,7 @@ from rl_platform.disk import replacing_file
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.command import load
 from rl_platform.launch.options import PlanForm
-from rl_platform.launch.sharding import check_shards
+from rl_platform.launch.sharding import check_layout
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 from rl_platform.planner.plan_text import plan_search, plan_simulation, plan_text
@@ -44,7 +44,7 @@ def plan(
         from rl_platform.launch.tools.calibrate import calibrate as measure  # loads torch
 
         return measure(loaded.config, inventory)
-    check_shards(loaded.config, placement)
+    check_layout(loaded.config, placement)
     return plan_text(form, (loaded, placement, inventory), calibrate, load)
 
 
@@ -52,7 +52,7 @@ def page(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inven
     """Returns the HTML of `--plan=html`. Raises ConfigError as `plan` does."""
     from rl_platform.launch.tools.plan_page import plan_page
 
-    check_shards(loaded.config, placement)
+    check_layout(loaded.config, placement)
     given = loaded, placement, inventory
     return plan_page(arguments.config, arguments.overrides, given, arguments.calibrate, load)
 
@@ -62,10 +62,10 @@ def simulation(arguments: Arguments, loaded: LoadedConfig, placement: Placement,
 
     def changed(overrides: Sequence[str]) -> tuple[LoadedConfig, Placement, Inventory]:
         larger = load(arguments.config, [*arguments.overrides, *overrides])
-        check_shards(larger[0].config, larger[1])
+        check_layout(larger[0].config, larger[1])
         return larger
 
-    check_shards(loaded.config, placement)
+    check_layout(loaded.config, placement)
     return plan_simulation((loaded, placement, inventory), arguments.calibrate, load, changed)
 
 
@@ -77,7 +77,7 @@ def search(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inv
 
     def changed(candidate: Candidate) -> LoadedConfig:
         proposed, placed, _ = load(arguments.config, [*arguments.overrides, *candidate.overrides])
-        check_shards(proposed.config, placed)
+        check_layout(proposed.config, placed)
         return proposed
 
     text, best = plan_search((loaded, placement, inventory), arguments.calibrate, load, changed)

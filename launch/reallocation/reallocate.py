@@ -28,7 +28,7 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, PlatformError, RayLost
 from rl_platform.launch.command import load
 from rl_platform.launch.preflight import placement_problems
-from rl_platform.launch.sharding import check_shards
+from rl_platform.launch.sharding import check_layout
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 from rl_platform.planner.calibration import Measured, corrected_basis, measured_of
@@ -251,7 +251,7 @@ class Reallocation(Reporter):
         config = loaded.config
         if problems := list(placement_problems(config, placement)):
             raise ConfigError(problems)
-        check_shards(config, placement)
+        check_layout(config, placement)
         return Placed(config, placement)
 
     def _decides(self, better: Better, step: int) -> bool:

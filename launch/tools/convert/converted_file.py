@@ -13,7 +13,7 @@ from pathlib import Path
 from rl_platform.disk import check_unedited
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.command import load, located
-from rl_platform.launch.sharding import check_shards
+from rl_platform.launch.sharding import check_layout
 from rl_platform.launch.tools.convert.conversion import Conversion, convert
 from rl_platform.launch.tools.convert.converted_yaml import as_yaml, report
 from rl_platform.launch.tools.convert.reading import read
@@ -102,7 +102,7 @@ def problems_of(text: str, place: str) -> list[Problem]:
         try:
             loaded, placement, _ = load(str(file), {})
             with located(loaded):
-                check_shards(loaded.config, placement)
+                check_layout(loaded.config, placement)
         except ConfigError as error:
             return [replace(each, where=each.where.replace(str(file), place)) for each in error.problems]
     return []
