@@ -281,3 +281,9 @@ def new_parser(description: str | None, rounds: int) -> argparse.ArgumentParser:
 def write_json(path: Path | None, content: Mapping[str, Any]) -> None:
     if path is not None:
         path.write_text(json.dumps(content, indent=1, default=str), encoding="utf-8")
+
+
+def write_page(path: Path, text: str) -> None:
+    """Writes a page; the part that starts with the heading "## Notes", written by hand, is kept."""
+    _, heading, notes = path.read_text(encoding="utf-8").partition("\n## Notes\n") if path.exists() else ("", "", "")
+    path.write_text(f"{text.rstrip()}\n{heading}{notes}", encoding="utf-8")

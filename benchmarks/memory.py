@@ -29,7 +29,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from _common import machine
+from _common import machine, write_page
 
 from rl_platform.launch.command import load
 from rl_platform.launch.plans.plan_forms import plan
@@ -357,7 +357,7 @@ def main() -> None:
     for name in given.only:
         results.append(result_of(name, CASES[name]))
         print(f"{name}: {gigabytes(results[-1].peak)} GB, planned {gigabytes(results[-1].planned)}", flush=True)
-    given.output.write_text(page(results), encoding="utf-8")
+    write_page(given.output, page(results))
     print(page(results))
 
 

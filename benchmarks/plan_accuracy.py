@@ -32,7 +32,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from _common import machine
+from _common import machine, write_page
 
 from rl_platform.errors import ConfigError
 from rl_platform.launch.command import load
@@ -313,7 +313,7 @@ def main() -> None:
         except ConfigError as problem:
             raise SystemExit(f"{name}: {problem}") from None
         print(f"{name}: {results[-1].step:.3g} s a step, {time.monotonic() - began:.0f} s so far", flush=True)
-        given.output.write_text(page(results), encoding="utf-8")
+        write_page(given.output, page(results))
 
 
 if __name__ == "__main__":

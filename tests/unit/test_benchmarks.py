@@ -452,3 +452,14 @@ def test_idle_shares_of_a_timeline(staleness: ModuleType, tmp_path: Path) -> Non
     assert pace.seconds == pytest.approx(1.0)
     assert pace.idle == pytest.approx((1 - 0.75 / steps, 0.0))
     assert (pace.age, pace.ready) == (2.0, 1.0)
+
+
+def test_a_page_that_is_made_again_keeps_its_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    write_page = importlib.import_module("_common").write_page
+    page = tmp_path / "page.md"
+    write_page(page, "# Memory\n\nold\n\n")
+    page.write_text(page.read_text() + "\n## Notes\n\nby hand\n")
+    for text in ("new", "newer"):
+        write_page(page, f"# Memory\n\n{text}\n\n")
+        assert page.read_text() == f"# Memory\n\n{text}\n\n## Notes\n\nby hand\n"
