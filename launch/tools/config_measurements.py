@@ -22,6 +22,7 @@ from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.tools.device_measurements import seconds_of
 from rl_platform.models.tokenizer import load_tokenizer
+from rl_platform.placement.estimates.workload import optimizer_steps
 from rl_platform.planner.lengths import sampled
 from rl_platform.runtime.host import ComponentContext
 
@@ -64,12 +65,12 @@ def policy_seconds(config: Config, device: torch.device) -> dict[str, float]:
     def context(name: str) -> ComponentContext:
         return ComponentContext(name, 0, 1, accelerators, config.runner.seed)
 
-    algorithm = config.algorithm.model_copy(update={"ppo_epochs": 1, "target_kl": None})
-    once = config.model_copy(update={"algorithm": algorithm})
+    algorithm = config.algorithm.model_copy(update={"target_kl": None})
+    all_epochs = config.model_copy(update={"algorithm": algorithm})
     environment = Environment(context("env"), config)
     try:
         spaces = environment.envs.spaces
-        actor = EmbodiedActor(context("actor_critic"), once, spaces)
+        actor = EmbodiedActor(context("actor_critic"), all_epochs, spaces)
         rollout = PolicyRollout(context("rollout"), config, spaces)
         rollout.receive(actor.publish(0))
         rounds: list[tuple[float, float, float]] = []
@@ -89,7 +90,7 @@ def policy_seconds(config: Config, device: torch.device) -> dict[str, float]:
     counts = {
         "collect": config.env.rollout_steps,
         "evaluate": rows,
-        "update": max(1, rows // config.mini_batch_size("actor")),
+        "update": optimizer_steps(config, "actor_critic"),
     }
     return {name: min(times) / counts[name] for name, times in zip(counts, zip(*rounds, strict=True), strict=True)}
 
