@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,12 +49,21 @@ def run_basis(measured: Measured, config: Config, inventory: Inventory) -> Basis
 
 @dataclass(frozen=True)
 class Measured:
-    """Medians over `steps` steps of the run in `file`: seconds of each phase, and all metrics."""
+    """Medians over the steps of the run in `file`: seconds of each phase, and all metrics. rows: those of each step."""
 
     file: Path
-    steps: int
+    rows: Sequence[Mapping[str, object]]
     seconds: Mapping[str, float]
     metrics: Mapping[str, float]
+
+    def rest(self, phases: Iterable[str]) -> float:
+        """Returns the median of the seconds of a step outside `phases`, validation and checkpoints.
+
+        A slow phase of one step makes the median of the steps longer than the sum of the medians, but not this.
+        """
+        inside = [f"time/{name}" for name in (*phases, *OTHER_TIMINGS.values())]
+        seconds = [{name: value for name, value in row.items() if isinstance(value, int | float)} for row in self.rows]
+        return statistics.median(row["time/step"] - sum(row.get(name, 0.0) for name in inside) for row in seconds)
 
 
 def read_measured(file: Path) -> Measured:
@@ -85,7 +94,7 @@ def measured_of(file: Path, steps: Sequence[Mapping[str, object]]) -> Measured:
                 values.setdefault(name, []).append(value)
     medians = {name: statistics.median(each) for name, each in sorted(values.items())}
     seconds = {name.removeprefix("time/"): value for name, value in medians.items() if name.startswith("time/")}
-    return Measured(file, len(steps), seconds, medians)
+    return Measured(file, steps, seconds, medians)
 
 
 def _is_step(line: object) -> bool:
@@ -122,7 +131,7 @@ def corrections(measured: Measured, earlier: Report, device: Device) -> dict[str
     }
     phases = [span for span in earlier.spans if not span.note]
     if earlier.layout.one_process and "step" in measured.seconds:  # its phases follow one another
-        rest = measured.seconds["step"] - sum(measured.seconds.get(span.phase, 0.0) for span in phases)
+        rest = measured.rest(span.phase for span in phases)
         factors |= {
             span.phase: Correction(rest / span.seconds, span.bound)
             for span in phases

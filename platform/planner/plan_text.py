@@ -87,5 +87,5 @@ def _of_run(given: Path, config: Config, inventory: Inventory, load: Load) -> tu
         hint = f"a run of a {config.runner.task_type} config, or no --calibrate"
         raise ConfigError([Problem(OPTION, message, value=str(given), hint=hint)])
     basis = corrected_basis(measured, (loaded.config, placement, machines), config, inventory)
-    steps = f"{measured.steps} step{'s' if measured.steps > 1 else ''}"
+    steps = f"{len(measured.rows)} step{'s' if len(measured.rows) > 1 else ''}"
     return basis, f"{steps} of {measured.file}"

@@ -71,7 +71,7 @@ def test_plan_of_another_form_is_wrong_usage(command):
             "command line: actor.lora.target_modules: the model has no linear layer of this name; experts have no",
         ),
         (
-            ("cluster.component_placement={'actor,critic,rollout,reward': 0-3}", "rollout.sync=delta"),
+            ("cluster.component_placement={'actor,critic,rollout,reward': 0}", "rollout.sync=delta"),
             "command line: rollout.sync: the rollout shares the actor's process and reads its weights where they are",
         ),
     ],

@@ -222,10 +222,21 @@ def test_a_calibrated_model_reproduces_the_runs_phases(tmp_path: Path, plans: An
     earlier = plans.report(config)
     file = timings(tmp_path, [{"step": 0, "time/step": 9.0}, row(1, 10), row(2), row(3, 1.1), row(4, 0.9)])
     measured = read_measured(file)
-    assert measured.steps == 3  # without validation before the first step, and without the first, which warms up
+    assert len(measured.rows) == 3  # without validation before the first step, and without the first, which warms up
     factors = corrections(measured, earlier, earlier.device)
     again = plans.report(config, Basis(corrections=factors))
     assert {phase: seconds(again)[phase] for phase in MEASURED} == pytest.approx(MEASURED)
+
+
+def test_slow_phases_of_single_steps_are_no_time_between_the_phases(tmp_path: Path) -> None:
+    """Every second step is 5 s longer, in one phase or in the other or because of its validation."""
+    usual = {"time/generate": 1.0, "time/train actor": 2.0, "time/step": 3.25}
+    longer = [usual | {name: usual.get(name, 0.0) + 5, "time/step": 8.25} for name in usual if name != "time/step"]
+    longer.append(usual | {"time/validate": 5.0, "time/step": 8.25})
+    rows = [{"step": step, **times} for step, times in enumerate([usual, usual, *longer, usual], 1)]
+    measured = read_measured(timings(tmp_path, rows))
+    assert measured.seconds["step"] == 8.25
+    assert measured.rest(["generate", "train actor"]) == 0.25
 
 
 def test_work_outside_the_phases_is_corrected_for_the_new_config(tmp_path: Path, plans: Any) -> None:
