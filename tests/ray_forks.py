@@ -48,10 +48,16 @@ class RayForks:
         self._process.communicate()
         self._folder.cleanup()
 
+    def workers(self) -> set[Any]:
+        """Returns the workers of now, as psutil's processes."""
+        import psutil  # here, as each worker runs this file first
+
+        return set(psutil.Process(self._process.pid).children(recursive=True))
+
     @contextmanager
     def start_workers(self) -> Iterator[None]:
         """Of every node of Ray that this process starts in the block."""
-        import pytest  # here, as each worker runs this file first
+        import pytest  # here, too
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(SOCKET, self.path)

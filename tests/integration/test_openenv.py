@@ -56,14 +56,15 @@ def agent(url: str, more: str = "observation: text") -> str:
     return f"rollout.agent={{environment: {environment}, num_workers: 1}}"
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    """The URL of a server that runs until the end of the test."""
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server for all tests of this file."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    (tmp_path / "server.py").write_text(SERVER)
-    server = subprocess.Popen([sys.executable, str(tmp_path / "server.py"), str(port)])
+    program = tmp_path_factory.mktemp("openenv") / "server.py"
+    program.write_text(SERVER)
+    server = subprocess.Popen([sys.executable, str(program), str(port)])
     try:
 
         def listens() -> bool:

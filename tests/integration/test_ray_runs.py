@@ -178,14 +178,22 @@ Launched = Callable[..., tuple[Any, list[psutil.Process]]]
 
 
 @pytest.fixture
-def launched(start, folder: Path) -> Launched:
+def processes_of(ray_forks) -> Callable[[Any], list[psutil.Process]]:
+    """processes_of(run): all of its processes; its workers are forks of another one."""
+    before = ray_forks.workers()
+    return lambda run: [*psutil.Process(run.pid).children(recursive=True), *(ray_forks.workers() - before)]
+
+
+@pytest.fixture
+def launched(start, folder: Path, processes_of) -> Launched:
     """launched(*overrides): an endless run on Ray after its first step, and all of its processes."""
 
-    def run(*overrides: str) -> tuple[Any, list[psutil.Process]]:
-        process = start("embodied.yaml", "runner.max_steps=100000", "runner.save_interval=1", *overrides)
+    def run(*overrides: str, forked_workers: bool = True) -> tuple[Any, list[psutil.Process]]:
+        endless = "embodied.yaml", "runner.max_steps=100000", "runner.save_interval=1"
+        process = start(*endless, *overrides, forked_workers=forked_workers)
         until(lambda: list(folder.glob("out/checkpoints/step-*")) or process.poll() is not None, 4 * HANG_S)
         assert process.poll() is None, process.communicate()[1]
-        return process, psutil.Process(process.pid).children(recursive=True)
+        return process, processes_of(process)
 
     return run
 
@@ -229,13 +237,15 @@ LOST = [("gcs_server", "Ray's head"), pytest.param("raylet", "Ray's raylet", mar
 
 
 @pytest.mark.parametrize(("name", "what"), LOST)
-def test_a_run_without_its_ray_goes_on_with_a_new_one(launched, folder: Path, name: str, what: str) -> None:
+def test_a_run_without_its_ray_goes_on_with_a_new_one(
+    launched, processes_of, folder: Path, name: str, what: str
+) -> None:
     process, started = launched("cluster.runtime=ray", "cluster.restart_backoff_s=0.5")
     named(started, name).kill()
     assert_gone(started)
     checkpoints = set(folder.glob("out/checkpoints/step-*"))
     until(lambda: set(folder.glob("out/checkpoints/step-*")) - checkpoints, 4 * HANG_S)
-    again = psutil.Process(process.pid).children(recursive=True)
+    again = processes_of(process)
     process.send_signal(signal.SIGTERM)
     out, errors = process.communicate(timeout=HANG_S)
     assert process.returncode == 143, errors
@@ -301,7 +311,7 @@ def test_another_user_reaches_nothing_of_a_run_and_nothing_outlives_its_launcher
         for name in ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
             environment.delenv(name, raising=False)
         placement = "cluster.component_placement={actor_critic: 0-1, 'rollout,env': 2}"
-        process, started = launched("cluster.devices_per_node=3", placement)
+        process, started = launched("cluster.devices_per_node=3", placement, forked_workers=False)
     assert not (home / ".ray").exists()
     assert len(hosts_of(started)) == 3
 

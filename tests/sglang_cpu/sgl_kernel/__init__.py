@@ -1,4 +1,7 @@
-"""The function of sgl-kernel that a plain engine calls on a CPU, and the pinning of the memory that routes go to."""
+"""The function of sgl-kernel that a plain engine calls on a CPU, and the pinning of the memory that routes go to.
+
+Every process that imports SGLang imports this package before it starts others.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
+from forks import fork_processes
 from torch import Tensor
 
 if not torch.cuda.is_available():
+    fork_processes()
     torch.cuda.cudart = lambda: SimpleNamespace(cudaHostRegister=lambda *_: 0)
 
 
