@@ -186,10 +186,12 @@ def processes_of(ray_forks) -> Callable[[Any], list[psutil.Process]]:
 
 @pytest.fixture
 def launched(start, folder: Path, processes_of) -> Launched:
-    """launched(*overrides): an endless run on Ray after its first step, and all of its processes."""
+    """launched(*overrides): an endless run on Ray after its first step, and all of its processes. It pauses after each
+    step, as it would occupy all cores until its end."""
+    (folder / "pause.py").write_text("import time\n\ndef pause(step, metrics):\n    time.sleep(0.5)\n")
 
     def run(*overrides: str, forked_workers: bool = True) -> tuple[Any, list[psutil.Process]]:
-        endless = "embodied.yaml", "runner.max_steps=100000", "runner.save_interval=1"
+        endless = "embodied.yaml", "runner.max_steps=100000", "runner.save_interval=1", "runner.callbacks=[pause:pause]"
         process = start(*endless, *overrides, forked_workers=forked_workers)
         until(lambda: list(folder.glob("out/checkpoints/step-*")) or process.poll() is not None, 4 * HANG_S)
         assert process.poll() is None, process.communicate()[1]
