@@ -34,7 +34,7 @@ def runtime_for(
         stack.enter_context(_computing(config, placement))
         stack.callback(wait_passively_when_crowded())
         deadline_s, seed, start_s = config.runner.deadline_s, config.runner.seed, config.cluster.start_timeout_s
-        if not uses_ray(config.cluster, placement):
+        if not placement.uses_ray(config.cluster):
             yield stack.enter_context(LocalRuntime(placement, deadline_s, seed, start_s))
             return
         take_back()
@@ -52,7 +52,7 @@ def _computing(config: Config, placement: Placement) -> AbstractContextManager[N
         return nullcontext()
     if precision == "auto":
         precision = "high" if config.actor.model.dtype == "float32" else "highest"
-    here = not uses_ray(config.cluster, placement)
+    here = not placement.uses_ray(config.cluster)
     return computing(precision, deterministic=runner.deterministic, here=here)
 
 
@@ -62,7 +62,7 @@ def cluster_for(cluster: Cluster, placement: Placement) -> Iterator[Callable[[],
 
     That function raises the error that kept Ray from starting. Ray ends with the block.
     """
-    if not uses_ray(cluster, placement):
+    if not placement.uses_ray(cluster):
         yield lambda: None
         return
     with required("rl_platform.runtime.ray", "cluster.runtime", hint="cluster.runtime=local"):
@@ -76,11 +76,3 @@ def cluster_for(cluster: Cluster, placement: Placement) -> Iterator[Callable[[],
         finally:
             if entered.exception() is None:
                 ray.__exit__(*sys.exc_info())
-
-
-def uses_ray(cluster: Cluster, placement: Placement) -> bool:
-    """Returns whether hosts are processes: the config selects ray or a cluster to join, or the placement needs
-    processes."""
-    if cluster.runtime == "auto":
-        return cluster.address is not None or not placement.fits_one_process
-    return cluster.runtime == "ray"

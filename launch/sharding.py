@@ -10,7 +10,6 @@ from rl_platform.config.schema import Config
 from rl_platform.engines.training.model_problems import context_problems
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.extras import is_present, required
-from rl_platform.launch.cluster import uses_ray
 from rl_platform.placement.scheduler import Placement
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def shares_weights(config: Config, placement: Placement) -> bool:
     readers = {host.name for host in placement.hosts for name, _ in host.members if name == "rollout"}
     actors = {("actor", 0), ("actor_critic", 0)}
     publisher = next(host.name for host in placement.hosts if actors & set(host.members))
-    return readers == {publisher} or not uses_ray(config.cluster, placement)
+    return readers == {publisher} or not placement.uses_ray(config.cluster)
 
 
 def device_problems(config: Config, placement: Placement) -> Iterator[Problem]:

@@ -112,6 +112,13 @@ class Placement:
         turns = self.takes_turns_with(component)
         return tuple(name for name in self.components if name != component and name not in turns)
 
+    def uses_ray(self, cluster: Cluster) -> bool:
+        """Returns whether hosts are processes: the config selects ray or a cluster to join, or the placement needs
+        processes."""
+        if cluster.runtime == "auto":
+            return cluster.address is not None or not self.fits_one_process
+        return cluster.runtime == "ray"
+
     @property
     def fits_one_process(self) -> bool:
         return not self.one_process_obstacle

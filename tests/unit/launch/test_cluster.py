@@ -15,7 +15,7 @@ import torch
 
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import PlacementError, WorkerDied
-from rl_platform.launch.cluster import runtime_for, uses_ray
+from rl_platform.launch.cluster import runtime_for
 from rl_platform.launch.command import load
 from rl_platform.runtime.ray import cluster_start
 from rl_platform.runtime.ray.cluster_start import ray_cluster
@@ -36,7 +36,7 @@ APART = "cluster.component_placement={actor_critic: 0, 'env,rollout': 1}"
 )
 def test_processes_are_made_where_they_are_asked_for_or_needed(folder: Path, overrides: list[str], expected: bool):
     loaded, placement, _ = load("embodied.yaml", overrides)
-    assert uses_ray(loaded.config.cluster, placement) is expected
+    assert placement.uses_ray(loaded.config.cluster) is expected
 
 
 @pytest.mark.parametrize(
