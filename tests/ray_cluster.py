@@ -60,8 +60,8 @@ def ray_cluster(*cores: int, store_mib: int, pools: Sequence[str] = ()) -> Itera
             cluster = Cluster()
             for count, pool in zip_longest(cores, pools):
                 labels = {} if pool is None else {"pool": pool}
-                store = store_mib * 2**20
-                cluster.add_node(num_cpus=count, object_store_memory=store, include_dashboard=False, labels=labels)
+                unused = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+                cluster.add_node(num_cpus=count, object_store_memory=store_mib * 2**20, labels=labels, **unused)
             return cluster
 
         cluster = start_ray(start)

@@ -34,8 +34,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2 sp": MEGATRON | {"parallel": {"tensor": 2, "sequence": True}},
     "pp2": MEGATRON | {"parallel": {"pipeline": 2}},
     "pp2 vp2": MEGATRON | {"parallel": {"pipeline": 2, "virtual_pipeline": 2}},
-    "tp2 dp2": MEGATRON | {"parallel": {"tensor": 2}},
-    "tp2 pp2": MEGATRON | {"parallel": {"tensor": 2, "pipeline": 2}},
     "ep2": MEGATRON | {"parallel": {"expert": 2}},
 }
 MODELS = {"pp2 vp2": "deep", "ep2": "experts"}  # of the other layouts: small

@@ -56,7 +56,6 @@ LAYOUTS = {
     "tp2 cp2": Parallel(tensor=2, sequence=True, context=2),
     "pp2 cp2": Parallel(pipeline=2, context=2),
     "cp2 dp2 ep2": Parallel(context=2, expert=2),
-    "real pp2": Parallel(pipeline=2),
     "real tp3": Parallel(tensor=3, sequence=True),  # the model has 9 heads
 }
 CPU: dict[str, Any] = {"horizon": 32, "device": torch.device("cpu")}
@@ -151,13 +150,15 @@ KINDS_OF = {  # in the other layouts: LLAMA
     "pp2": [*LLAMA, "shared experts", "actor lora"],
     "tp2": [*LLAMA, "actor lora", "critic lora"],
     "dp2": [*LLAMA, "experts", "critic lora"],
-    "tp2 pp2": [*LLAMA, "balanced"],
+    "tp2 pp2": ["actor", "balanced"],
+    "pp2 dp2": ["actor"],
+    "pp2 cp2": ["actor"],
     "pp2 vp2": [*DEEP],
     "ep2": [*EXPERTS, "mixtral", "balanced"],
     "tp2 ep2": ["experts", "latent"],
     "pp2 vp2 ep2": [*DEEP_MIXTURES],
-    "cp2": [*LLAMA, "kl", "latent", "actor lora"],
-    "tp2 cp2": [*LLAMA, "latent", "latent lora", "balanced"],
+    "cp2": [*LLAMA, "kl", "actor lora"],
+    "tp2 cp2": ["actor", "latent", "latent lora", "balanced"],
     "cp2 dp2 ep2": ["experts"],
     "fused": ["critic", "qwen2", "qwen3", "experts", "shared experts", "qwen3 lora"],
 }
@@ -288,8 +289,8 @@ def real_model() -> tuple[Any, Any, list[Tensor], list[Tensor]]:
 
 
 def real(layout: str) -> dict[str, Any]:
-    """Of SmolLM2-135M in a layout: how far log-probs are from those of transformers in float64; on the last stage, how
-    far logits are, at the first token of a text and after it; and on the first rank, which tensors of an exported
+    """Of SmolLM2-135M in a layout without stages: how far log-probs and logits are from those of transformers in
+    float64, logits at the first token of a text and after it; and on the first rank, which tensors of an exported
     folder are not those of the folder it was read from.
 
     States of a first token are hundreds of times as large as others, and rounded as much more coarsely. Of some sixty
@@ -309,11 +310,10 @@ def real(layout: str) -> dict[str, Any]:
         following = tokens[row, 1 : len(logits)]
         expected = logits[:-1].log_softmax(-1).gather(1, following[:, None]).squeeze(1)
         errors.append(float((log_probs[row, 2 : len(logits)] - expected[1:]).abs().max()))
+    per_token = (logits_of(engine, batch) - torch.cat(whole)).abs().amax(dim=1).split(lengths)
     report: dict[str, Any] = {"log_probs": max(errors)}
-    if (flat := logits_of(engine, batch)) is not None:
-        per_token = (flat - torch.cat(whole)).abs().amax(dim=1).split(lengths)
-        report["first logits"] = max(float(differences[0]) for differences in per_token)
-        report["logits"] = max(float(differences[1:].max()) for differences in per_token)
+    report["first logits"] = max(float(differences[0]) for differences in per_token)
+    report["logits"] = max(float(differences[1:].max()) for differences in per_token)
     weights = {name.removeprefix("model."): tensor for name, tensor in engine.weights().items()}
     if engine.rank == 0:
         with TemporaryDirectory() as folder:
@@ -325,8 +325,8 @@ def real(layout: str) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def logits_of(engine: Any, batch: RolloutBatch) -> Tensor | None:
-    """All logits [N,vocabulary] of the batch's tokens, sequence after sequence, on every rank of the last stage.
+def logits_of(engine: Any, batch: RolloutBatch) -> Tensor:
+    """Returns all logits [N,vocabulary] of the batch's tokens, sequence after sequence.
 
     The engine itself never makes them: these are its last hidden states times its own rows of the output matrix.
     """
@@ -339,7 +339,7 @@ def logits_of(engine: Any, batch: RolloutBatch) -> Tensor | None:
         logits.append(torch.cat(shares, dim=-1)[:length, : engine.model.model.config.vocab_size])
 
     engine._run(engine._parts(batch, MicroBatches()), keep, forward_only=True)
-    return logits[0] if logits else None
+    return logits[0]
 
 
 def padded(kind: str) -> dict[str, Any]:
@@ -389,7 +389,7 @@ def report(kind: str, layout: str, folder: Path) -> dict[str, Any]:
     results["resumed"] = ranks.resumed(engine, batches, folder / f"torch-{kind}")
     if kind in ("actor", "deep actor", "experts", "deep experts") or (kind, layout) == ("critic", "one"):
         results["poisoned"] = ranks.poisoned(megatron(kind, layout), batches)
-    if kind in LLAMA and "dp2" in layout:
+    if kind in LLAMA and layout in ("dp2", "tp2 dp2"):
         results["half"] = half_precision(kind, layout)
     return results
 
