@@ -197,6 +197,10 @@ class Device:
     def is_pinned(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self._pinned
 
+    def pinned(self) -> int:
+        """Returns the bytes of the pinned buffers so far."""
+        return sum(storage.nbytes() for storage in self._pinned.values())
+
     def allocated(self) -> int:
         """Returns the bytes of the storages of all tensors on the device."""
         storages = (numbers.tensor.untyped_storage() for numbers in list(self.live))
