@@ -11,7 +11,7 @@ from rl_platform.planner.placement_text import render
 from rl_platform.planner.report import DeviceUse, Report, names_of
 from rl_platform.planner.step_timeline import duration, gantt
 
-_COLUMNS = ("weights", "published", "gradients", "optimizer", "activations", "kv_cache")
+_COLUMNS = ("weights", "published", "graphs", "gradients", "optimizer", "activations", "kv_cache")
 
 
 def report_text(report: Report) -> str:
@@ -34,8 +34,10 @@ def _memory(report: Report) -> Iterator[str]:
     blocks = [(names_of(uses, report.inventory), uses[0]) for uses in alike.values()]
     margin = max(len(name) for name, _ in blocks)
     yield f"Memory in GiB, estimated ({_limits(report)}):"
-    held = any(memory.published for _, use in blocks for memory in use.usage.components.values())
-    columns = [name for name in _COLUMNS if held or name != "published"]
+    memories = [memory for _, use in blocks for memory in use.usage.components.values()]
+    held, graphs = any(memory.published for memory in memories), any(memory.graphs for memory in memories)
+    left_out = {name for name, shown in (("published", held), ("graphs", graphs)) if not shown}
+    columns = [name for name in _COLUMNS if name not in left_out]
     heads = "".join(f"{name.replace('kv_cache', 'KV cache'):>13}" for name in columns)
     yield f"  {'':{margin}}  {'':12}{heads}{'sum':>9}"
     for name, use in blocks:
@@ -58,6 +60,8 @@ def _memory(report: Report) -> Iterator[str]:
     yield f"  weights and optimizer {stay}; {passing}"
     if held:
         yield "  published: the whole model, gathered for the rollout, on rank 0 or every rank with a rollout; it stays"
+    if graphs:
+        yield "  graphs: the memory pool of the rollout's CUDA graphs; it stays between generations"
     yield from (f"  {text}" for text in report.decisions)
     for name, shape in report.shapes.items():
         if shape.active_parameters < shape.parameters:

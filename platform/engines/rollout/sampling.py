@@ -33,8 +33,8 @@ def sample(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[T
     Inverse transform sampling: a token is the first whose cumulative probability exceeds the uniform number. Greedy
     decoding reports log-probs at temperature 1.
     """
-    scaled = logits.float() if sampling.temperature in (0.0, 1.0) else logits.float() / sampling.temperature
-    probs = torch.softmax(scaled, dim=-1)
+    scaled = logits if sampling.temperature in (0.0, 1.0) else logits.float() / sampling.temperature
+    probs = torch.softmax(scaled, dim=-1, dtype=torch.float32)  # a GPU converts half precision in the same kernel
     if sampling.temperature == 0:
         tokens = scaled.argmax(dim=-1)
     else:
@@ -47,7 +47,8 @@ def _drawn(probs: Tensor, uniform: Tensor) -> Tensor:
 
     Block sums read every probability once and store no cumulative sum [n,V].
     """
-    blocks = F.pad(probs, (0, -probs.shape[1] % BLOCK)).view(len(probs), -1, BLOCK)
+    missing = -probs.shape[1] % BLOCK
+    blocks = (F.pad(probs, (0, missing)) if missing else probs).view(len(probs), -1, BLOCK)  # `pad` always copies
     totals = _cumulative(blocks.sum(dim=-1, dtype=torch.float64))
     place, rest = _passed(totals, uniform * totals[:, -1])
     inside = _cumulative(blocks[torch.arange(len(probs), device=probs.device), place].double())
@@ -81,13 +82,18 @@ def _passed(cumulative: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _filtered(probs: Tensor, sampling: SamplingParams) -> Tensor:
-    """Sets probabilities outside the top-k and the top-p nucleus to 0, without renormalising."""
+    """Sets probabilities outside the top-k and the top-p nucleus to 0, without renormalising.
+
+    The operations are in place, because these tensors are the largest of a decoding step.
+    """
     if sampling.top_k and sampling.top_k < probs.shape[1]:
-        kept = probs.topk(sampling.top_k, dim=-1)
-        probs = torch.zeros_like(probs).scatter(1, kept.indices, kept.values)
+        values, indices = probs.topk(sampling.top_k, dim=-1)
+        probs = torch.zeros_like(probs).scatter_(1, indices, values)
+        del values, indices  # up to three times the size of probs
     if sampling.top_p < 1:
         ordered, order = probs.sort(dim=-1, descending=True)
         mass = _cumulative(ordered)
-        beyond = mass - ordered >= sampling.top_p * mass[:, -1:]  # earlier tokens already have the mass
-        probs = torch.zeros_like(probs).scatter(1, order, ordered.masked_fill(beyond, 0.0))
+        limit = sampling.top_p * mass[:, -1:]
+        ordered.masked_fill_(mass.sub_(ordered) >= limit, 0.0)  # earlier tokens already have the mass
+        probs = torch.zeros_like(probs).scatter_(1, order, ordered)
     return probs

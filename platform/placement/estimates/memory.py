@@ -38,6 +38,7 @@ from rl_platform.placement.offload_order import PHASES, Held, Move, OffloadOrder
 ADAM_STATES = 2
 LOGIT_CHUNK = 1024  # positions whose logits exist together: models.language.TOKENS_PER_CHUNK
 LOGIT_COPIES = 3  # logits, their exponentials and a gradient
+FILTERED_COPIES = 9  # with top-k or top-p: also sorted ones, their order and their sums
 PREFILL_TOKENS, GPU_PREFILL_TOKENS = 1024, 8192  # of engines.rollout.prefill
 PAGES_BESIDE = 2 * 64  # tokens: of engines.rollout.kv_cache, what a slot takes beside the tokens it holds
 SENT_BUCKET = 256 * 2**20  # bytes: BUCKET of runtime.weights.group
@@ -58,11 +59,12 @@ devices counts as a fraction."""
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. weights, published (the whole model, gathered for the rollout) and optimizer are lasting; gradients,
-    activations and kv_cache exist in one phase only."""
+    """Bytes. weights, published (the whole model, gathered for the rollout), graphs (the memory pool of a generator's
+    CUDA graphs) and optimizer are lasting; gradients, activations and kv_cache exist in one phase only."""
 
     weights: int = 0
     published: int = 0
+    graphs: int = 0
     gradients: int = 0
     optimizer: int = 0
     activations: int = 0
@@ -70,7 +72,7 @@ class Memory:
 
     @property
     def lasting(self) -> int:
-        return self.weights + self.published + self.optimizer
+        return self.weights + self.published + self.graphs + self.optimizer
 
     @property
     def passing(self) -> int:
@@ -82,7 +84,8 @@ class Memory:
 
     def held(self, held: Held) -> int:
         """Returns the bytes on the device of a component that may leave it; published weights stay."""
-        return {"nothing": self.published, "weights": self.weights + self.published, "all": self.lasting}[held]
+        weights = self.weights + self.published + self.graphs
+        return {"nothing": self.published, "weights": weights, "all": self.lasting}[held]
 
     def __mul__(self, factor: float) -> Memory:
         return Memory(*(math.ceil(getattr(self, field.name) * factor) for field in fields(self)))
@@ -221,9 +224,15 @@ class MemoryModel:
         most = GPU_PREFILL_TOKENS if flash else PREFILL_TOKENS
         tokens = max(min(most, slots * self.config.data.max_prompt_length), slots)
         cached = shape.kv_elements_per_token if hosted else shape.whole_kv_elements_per_token
-        logits = slots * shape.vocabulary * FLOAT * LOGIT_COPIES
+        sampling = self.config.rollout.sampling
+        filtered = not hosted and (sampling.top_k > 0 or sampling.top_p < 1)
+        logits = slots * shape.vocabulary * FLOAT * (FILTERED_COPIES if filtered else LOGIT_COPIES)
+        graphs = 0
+        if self.on_gpu and not hosted and self.config.runner.max_staleness == 0:  # accel/cuda_decode.py
+            graphs = logits + slots * _live_elements(shape) * bytes_each
         return Memory(
             weights=weights,
+            graphs=graphs,
             activations=packed + logits + tokens * _live_elements(shape) * (bytes_each if flash else FLOAT),
             kv_cache=cached * slots * room * bytes_each,
         )

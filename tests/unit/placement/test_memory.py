@@ -130,6 +130,20 @@ def test_the_key_value_cache_is_the_engines(config: Config) -> None:
     assert memory.PAGES_BESIDE == 2 * kv_cache.PAGE
 
 
+def test_graphs_of_the_built_in_engine_stay_unless_it_leaves_or_training_uses_the_gpu_meanwhile() -> None:
+    where = layout({"actor,critic,reward": "0", "rollout": "1"})
+    torch_engine = {"rollout.backend": "torch"}
+    memory = model(loaded(torch_engine), where).rank("rollout")
+    filtered = model(loaded(torch_engine | {"rollout.sampling.top_p": 0.9}), where).rank("rollout")
+    assert 0 < memory.graphs < memory.activations
+    assert filtered.graphs > 2 * memory.graphs
+    assert memory.held("all") == memory.held("weights") == memory.weights + memory.graphs
+    assert memory.held("nothing") == 0
+    without = ({"rollout.backend": "sglang"}, torch_engine | {"runner.max_staleness": 1, "algorithm.rollout_is": {}})
+    assert [model(loaded(one), where).rank("rollout").graphs for one in without] == [0, 0]
+    assert model(loaded(torch_engine), where, on_gpu=False).rank("rollout").graphs == 0
+
+
 def test_states_are_sharded_over_ranks() -> None:
     config = loaded(MANY)
     one = model(config, layout({"actor,critic,reference,rollout,reward": "0"}))
