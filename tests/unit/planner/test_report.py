@@ -36,7 +36,7 @@ def test_text_shows_placement_memory_time_batches_and_warnings(plans: Any) -> No
     memory, step, batches, warnings = rest.strip("\n").split("\n\n")
     assert memory.splitlines()[0] == "Memory in GiB, estimated (h100 has 79.00):"
     rows = [line.split() for line in memory.splitlines()]
-    assert rows[1] == ["weights", "gradients", "optimizer", "activations", "KV", "cache", "sum"]
+    assert rows[1] == ["weights", "graphs", "gradients", "optimizer", "activations", "KV", "cache", "sum"]
     assert [row[:3] for row in rows if row[0] == "GPU"] == [["GPU", "0-3", "actor"], ["GPU", "4-6", "rollout"]]
     assert step.splitlines()[0].startswith("One step, estimated for h100: ")
     assert step.splitlines()[-1].startswith("  actor, critic stream: every 16 finished responses")
@@ -156,7 +156,7 @@ def test_json_has_every_gpu_and_is_stable(plans: Any) -> None:
     memory = first["memory_bytes"]
     assert set(memory) == {"components", "processes", "peak", "expected"}
     assert memory["expected"] < memory["peak"]  # prompts of half the limit
-    lasting = {"weights", "published", "optimizer"}
+    lasting = {"weights", "published", "graphs", "optimizer"}
     assert set(memory["components"]["actor"]) == lasting | {"gradients", "activations", "kv_cache"}
     assert first["capacity_bytes"] == 79 * 2**30 > memory["peak"]
     assert tree["components"]["actor"]["parameters"] == 134_515_008
