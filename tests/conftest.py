@@ -175,6 +175,17 @@ def any_shapes() -> Iterator[None]:
 
 
 @pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As in the processes of a run: sums of several threads depend on how many there are."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, with `reasoning.yaml` and `embodied.yaml`; runs write to `out`."""
     (tmp_path / "reasoning.yaml").write_text(REASONING)

@@ -21,16 +21,7 @@ from rl_platform.metrics import read_metrics
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums of several threads depend on how many there are; runs in other processes have one too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def no_process_group() -> Iterator[None]:
+def no_process_group(one_thread: None) -> Iterator[None]:
     """A run with Megatron in this process leaves a group of one rank behind, which ends with the process."""
     yield
     end_process_groups()

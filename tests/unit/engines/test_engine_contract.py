@@ -47,12 +47,6 @@ RUNNING = 16  # requests at the same time
 LONG = SamplingParams(50, temperature=1.0)
 
 
-@pytest.fixture(scope="module")
-def shared(script: Any) -> ModuleType:
-    """Models, prompts and checks, of the tests of the torch engine's own ways."""
-    return script(Path(__file__).with_name("test_rollout.py"))
-
-
 def setup_for(config: Any) -> SGLangSetup:
     description = config.to_dict() | {"architectures": ["LlamaForCausalLM"]}
     return SGLangSetup(description, "cpu", 1, "float32", RUNNING, 4096, 0.1, seed=0)
