@@ -15,7 +15,7 @@ from rl_platform.envs.embodied.remote import single_file
 
 TOKEN = "a token for the tests only"
 ROBOT = """
-import os, time
+import os, signal, time
 import gymnasium
 import numpy as np
 
@@ -23,10 +23,16 @@ class Robot(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
 
-    def __init__(self, record, hangs_at=None, raises_at=None, step_s=0.0, stop_hangs=False):
+    def __init__(
+        self, record, hangs_at=None, raises_at=None, step_s=0.0, stop_hangs=False, interrupted=False, built=None
+    ):
         self.record, self.hangs_at, self.raises_at = record, hangs_at, raises_at
-        self.step_s, self.stop_hangs = step_s, stop_hangs
+        self.step_s, self.stop_hangs, self.interrupted = step_s, stop_hangs, interrupted
         self.steps, self.closed = 0, False
+        if built is not None:  # so many robots are built, the next one takes a minute
+            self.note("built")
+            if open(record).read().count("built") > built:
+                time.sleep(60)
 
     def note(self, what):
         with open(self.record, "a") as file:
@@ -52,6 +58,12 @@ class Robot(gymnasium.Env):
 
     def stop(self):
         self.note("stop" if not self.closed else "stop-after-close")
+        if self.interrupted and not os.path.exists(self.record + ".interrupted"):
+            open(self.record + ".interrupted", "w").close()
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+        if self.stop_hangs == "the first one" and open(self.record).read().count("stop") > 1:
+            return
         if self.stop_hangs:
             time.sleep(600)
 

@@ -38,7 +38,7 @@ while True:
 class Robot:
     """A server with the defaults of a robot, but for the silence and `arguments`."""
 
-    def __init__(self, folder: Path, *arguments: str, **options: float) -> None:
+    def __init__(self, folder: Path, *arguments: str, **options: float | str) -> None:
         (folder / "robot.py").write_text(ROBOT)
         self.record, self._folder = Record(folder / "record"), folder
         kwargs = f'{{"record": "{self.record}"' + "".join(f', "{k}": {v}' for k, v in options.items()) + "}"
@@ -53,6 +53,12 @@ class Robot:
         self.trainer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         until(lambda: self.record.words().count("step") > 3)
         return self.trainer
+
+    def building(self, count: int) -> subprocess.Popen[str]:
+        """Starts a trainer of `count` robots, which waits until they are built."""
+        code = TRAINER.partition("envs.reset")[0].replace("), 1)", f"), {count}, 1)")
+        command = [sys.executable, "-c", code, self.server.address, str(self._folder / "token"), "0"]
+        return subprocess.Popen(command, text=True)
 
     def stopped_since(self, moment: float, seconds: float) -> float:
         """Waits at most `seconds` for a stop, and returns how long after `moment` it was."""
@@ -207,6 +213,52 @@ def test_a_stop_that_hangs_ends_the_process(tmp_path: Path, monkeypatch: pytest.
         until(lambda: "has left" in robot.server.log.read_text(), 30)  # so that another one may be built
         assert robot.record.words()[-1] == "stop"
     finally:
+        robot.end()
+
+
+def test_a_stop_that_hangs_holds_no_other_robot_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_workers, "_known", {})
+    robot = Robot(tmp_path, "--instances", "3", stop_hangs='"the first one"')
+    envs = VectorEnv(robot.server.description("robot.py:Robot", max_episode_steps=100), 3, 1)
+    try:
+        envs.reset([0, 1, 2])
+        envs.close()
+        until(lambda: "has left" in robot.server.log.read_text(), 30)
+        assert robot.record.words()[-3:] == ["stop"] * 3
+    finally:
+        envs.close()
+        robot.end()
+
+
+def test_robots_are_stopped_while_another_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_workers, "_known", {})
+    robot = Robot(tmp_path, "--instances", "3", built=3)  # one for the server's facts, and two of three
+    building = robot.building(3)
+    try:
+        until(lambda: robot.record.words().count("built") == 4)
+        building.kill()
+        until(lambda: robot.record.words()[-2:] == ["stop", "stop"], 30)
+    finally:
+        building.wait()
+        robot.end()
+
+
+def test_a_signal_during_the_stop_of_a_robot_that_raised_ends_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_workers, "_known", {})
+    robot = Robot(tmp_path, raises_at=3, interrupted=1)
+    envs = VectorEnv(robot.server.description("robot.py:Robot", max_episode_steps=100), 1, restarts=2)
+    try:
+        envs.reset([0])
+        for _ in range(3):
+            envs.step(np.zeros((1, 1), np.float32))
+        until(lambda: "has left" in robot.server.log.read_text(), 30)
+        words = robot.record.words()
+        first = words.index("stop")
+        assert words[first : first + 3] == ["stop", "stop", "close"]
+    finally:
+        envs.close()
         robot.end()
 
 

@@ -230,8 +230,10 @@ def test_what_is_wrong_is_said_with_the_line_to_type(
     assert "cannot be read" in _problem(changed(token_file=str(tmp_path / "none")))[1]
     shared = tmp_path / "shared"
     shared.write_text(TOKEN)
-    shared.chmod(0o644)
-    assert _problem(changed(token_file=str(shared)))[1] == f"other users may read or change it: chmod 600 {shared}"
+    for mode in (0o640, 0o604, 0o620):
+        shared.chmod(mode)
+        _, message, _ = _problem(changed(token_file=str(shared)))
+        assert message == f"other users or its group may read or change it: chmod 600 {shared}"
     monkeypatch.delenv(wire.TOKEN_VARIABLE, raising=False)
     assert "RL_PLATFORM_ENV_TOKEN" in _problem(changed(token_file=None))[2]
     monkeypatch.setenv(wire.TOKEN_VARIABLE, TOKEN)
@@ -269,6 +271,7 @@ def test_garbage_is_refused_and_others_are_still_served(cartpole: Served) -> Non
     for kind, size, text, reason in (
         (wire.Kind.OPEN, 1 << 50, b"{}", "the limits are"),
         (wire.Kind.STEP, 0, b"{}", "unexpected message"),
+        (wire.Kind.REFUSED, 0, b'{"arrays": []}', "unexpected message"),
         (wire.Kind.OPEN, 0, b'{"arrays": [], "num_envs": -1}', "num_envs: -1"),
         (wire.Kind.OPEN, 0, b'{"arrays": [], "num_envs": 100000}', "restarts: None"),
     ):
@@ -276,7 +279,7 @@ def test_garbage_is_refused_and_others_are_still_served(cartpole: Served) -> Non
             wire.claim(sock, TOKEN)
             wire.receive(sock, (wire.Kind.WELCOME,))
             sock.sendall(struct.pack("!4sIIQ", b"RLPE", kind, len(text), size) + text)
-            refused = wire.receive(sock, ())
+            refused = wire.receive(sock, (wire.Kind.REFUSED,))
             assert reason in refused.fields["reason"]
     envs = VectorEnv(cartpole.description(CARTPOLE), 1)
     assert envs.reset([0]).shape == (1, 4)

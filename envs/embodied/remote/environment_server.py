@@ -117,10 +117,11 @@ class EnvironmentServer:
                 if request is None:
                     return
                 count = self._take(request["num_envs"])
-                sock.settimeout(None)
                 if (limit := self._step_timeout_s) is not None:
                     request["step_timeout_s"] = min(request["step_timeout_s"], limit)
-                send(sock, Kind.GRANTED, {} if limit is None else {"step_timeout_s": limit})
+                granted = {} if limit is None else {"step_timeout_s": limit}
+                send(sock, Kind.GRANTED, granted, deadline=time.monotonic() + GREETING_TIMEOUT_S)
+                sock.settimeout(None)
                 child = self._start(sock, request, count)
             except Refusal as refusal:
                 logger.warning("%s is refused: %s", peer, refusal)
@@ -142,7 +143,7 @@ class EnvironmentServer:
         prepare(sock)
         if reason := greet(sock, self._token):
             raise Refusal(reason)
-        send(sock, Kind.WELCOME, self._facts.fields())
+        send(sock, Kind.WELCOME, self._facts.fields(), deadline=time.monotonic() + GREETING_TIMEOUT_S)
         try:
             fields = receive(sock, (Kind.OPEN,), deadline=time.monotonic() + GREETING_TIMEOUT_S).fields
         except EOFError:
@@ -332,7 +333,7 @@ def _facts(environment: Mapping[str, object], parser: argparse.ArgumentParser) -
     child = Child(_DESCRIBE, Death.HANG_UP, [json.dumps(environment)])
     try:
         deadline = time.monotonic() + BUILD_TIMEOUT_S
-        message = receive(child.socket, (Kind.WELCOME,), deadline=deadline)
+        message = receive(child.socket, (Kind.WELCOME, Kind.REFUSED), deadline=deadline)
         facts = ServedFacts.of(message.fields) if message.kind == Kind.WELCOME else None
     except TimeoutError:
         _wrong(parser, f"--env {environment['id']}: was not built within {BUILD_TIMEOUT_S:g} s")

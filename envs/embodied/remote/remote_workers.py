@@ -31,6 +31,7 @@ from rl_platform.errors import ConfigError, Deadline, Problem, Unreachable, Work
 logger = logging.getLogger(__name__)
 KEY, TOKEN_KEY = "env.address", "env.token_file"
 RECONNECT_S = 60.0
+SENDING_S = 10.0  # the longest time to send a command
 _PAUSE_S = 0.2
 _known: dict[tuple[str, str], ServedFacts] = {}  # by address and id
 
@@ -90,7 +91,7 @@ def _connect(address: str, description: EnvDescription) -> tuple[socket.socket, 
     try:
         wire.prepare(sock)
         wire.claim(sock, token)
-        message = wire.receive(sock, (Kind.WELCOME,), deadline=deadline)
+        message = wire.receive(sock, (Kind.WELCOME, Kind.REFUSED), deadline=deadline)
         if message.kind == Kind.REFUSED:
             reason = str(message.fields.get("reason"))
             key = TOKEN_KEY if reason == "wrong token" else KEY
@@ -163,7 +164,8 @@ class RemoteWorker:
             if facts.spaces != self._setup.spaces:
                 raise ConfigError([Problem(KEY, "the server's environment has other spaces now", value=self._address)])
             wire.send(sock, Kind.OPEN, request)
-            answer = wire.receive(sock, (Kind.GRANTED,), deadline=time.monotonic() + wire.GREETING_TIMEOUT_S)
+            deadline = time.monotonic() + wire.GREETING_TIMEOUT_S
+            answer = wire.receive(sock, (Kind.GRANTED, Kind.REFUSED), deadline=deadline)
             if answer.kind == Kind.REFUSED:
                 reason = str(answer.fields.get("reason"))
                 if answer.fields.get("busy") is True:
@@ -215,8 +217,7 @@ class RemoteWorker:
     def _send(self, doing: str, kind: Kind, fields: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> None:
         self._waits = True
         try:
-            self._socket.settimeout(wire.GREETING_TIMEOUT_S)
-            wire.send(self._socket, kind, fields, arrays)
+            wire.send(self._socket, kind, fields, arrays, time.monotonic() + SENDING_S)
         except OSError as error:
             raise self._died(doing, error) from error
 
@@ -227,7 +228,7 @@ class RemoteWorker:
             return answer
         deadline = (time.monotonic() if since is None else since) + timeout_s
         try:
-            expected = (Kind.DONE, Kind.FAILED)
+            expected = (Kind.DONE, Kind.FAILED, Kind.REFUSED)
             message = wire.receive(self._reader, expected, self._targets, deadline, self._most_finals)
             if message.kind == Kind.DONE and doing != "start":
                 self._check(doing, message)

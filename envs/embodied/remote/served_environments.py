@@ -18,7 +18,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -38,17 +39,31 @@ from rl_platform.envs.embodied.spaces import EnvSpaces, read_spaces
 from rl_platform.errors import ConfigError
 from rl_platform.standard_streams import never_fail
 
+if TYPE_CHECKING:
+    from rl_platform.envs.embodied.spaces import AnyEnv
+
 logger = logging.getLogger(__name__)
 STOP_LIMIT_S = 2.0
 
 
-class ServedBlock(EnvBlock):
-    """Environments of one connection, which can be stopped."""
+@dataclass(frozen=True)
+class ServedSetup(EnvSetup):
+    """made: the environments that were built, by number, as those before the last one may already move."""
+
+    made: dict[int, AnyEnv] = field(default_factory=dict)
+
+    def make(self, index: int) -> AnyEnv:
+        self.made[index] = super().make(index)
+        return self.made[index]
 
     def stops(self) -> list[Callable[[], object]]:
         """Returns the `stop` methods of the environments that have one."""
-        methods = [getattr(env.unwrapped, "stop", None) for env in self._envs]
+        methods = [getattr(env.unwrapped, "stop", None) for env in list(self.made.values())]
         return [method for method in methods if callable(method)]
+
+
+class ServedBlock(EnvBlock):
+    """Environments of one connection, which can be stopped."""
 
     def end_episodes(self) -> None:
         """In place of a step: ends the running episodes as invalid and begins new ones."""
@@ -63,14 +78,26 @@ class ServedBlock(EnvBlock):
     def _replace(self, i: int, doing: str, error: Exception) -> None:
         stop = getattr(self._envs[i].unwrapped, "stop", None)
         if callable(stop):
-            _call(stop)
+            try:
+                stop()
+            except Exception:  # not SystemExit: SIGTERM during it ends the process, which stops all environments
+                logger.exception("stop() raised")
         super()._replace(i, doing, error)
+
+
+def _call_all(stops: list[Callable[[], object]]) -> None:
+    """Calls each in a thread of its own, so that one that hangs or raises holds no other back."""
+    threads = [threading.Thread(target=_call, args=(stop,), daemon=True) for stop in stops]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def _call(stop: Callable[[], object]) -> None:
     try:
         stop()
-    except BaseException:  # the others are stopped, whatever one raises
+    except BaseException:
         logger.exception("stop() raised")
 
 
@@ -85,10 +112,10 @@ class Watch:
         self._step_timeout_s, self._silence_s = step_timeout_s, silence_s
         self._lock = threading.Lock()  # of the state between commands; a stop during a step does not take it
         self._stopping = threading.RLock()  # the environments are closed after a stop, not during it
-        self._working, self._halted, self._ending = False, False, False
-        self._moving = True  # as soon as it is built
+        self._halted, self._ending = False, False
+        self._working = self._moving = True  # a robot may move while it, or another one, is built
         self._deadline = float("inf")
-        self.stops: Callable[[], list[Callable[[], object]]] = list  # of the environments of now, once they are built
+        self.stops: Callable[[], list[Callable[[], object]]] = list  # of the environments that were built
         self._poller = select.poll()
         self._poller.register(sock, getattr(select, "POLLRDHUP", 0))
         self._poller.register(lifeline, 0)  # hang-ups are always reported
@@ -118,13 +145,14 @@ class Watch:
         """
         with self._stopping:
             moving, self._moving = self._moving, self._working
-            if moving and (stops := self.stops()):
+            if not moving:
+                return
+            end = _end_process_later()
+            if stops := self.stops():
                 logger.warning("%s is stopped: %s", self._name, why)
-                end = _end_process_later()
-                for stop in stops:
-                    _call(stop)
-                end.cancel()
+                _call_all(stops)
                 self._halted = True
+            end.cancel()
 
     def _run(self) -> None:
         tick = min(self._step_timeout_s, self._silence_s, 1.0) / 10
@@ -174,10 +202,12 @@ def main() -> None:
         signal.signal(number, lambda *_: sys.exit(1))
     block = None
     try:
-        block, buffers = _build(description, request)
-        watch.stops = block.stops
+        setup = _setup(description, request)
+        watch.stops = setup.stops
+        buffers = Buffers(request["num_envs"], setup.spaces)
+        block = ServedBlock(setup, buffers, 0, request["num_envs"], 0, 1)
         send(sock, Kind.DONE)
-        _serve(sock, watch, block, buffers, ServedFacts.of(request["facts"]).spaces)
+        _serve(sock, watch, block, buffers, setup.spaces)
     except WireError as error:
         logger.warning("the trainer is refused: it sent %s", error)
     except EnvFailure as error:
@@ -200,11 +230,9 @@ def _description(fields: Mapping[str, Any]) -> EnvDescription:
     return EnvDescription(**{**fields, "pixels": pixels and PixelFormat(**pixels)})
 
 
-def _build(description: EnvDescription, request: Mapping[str, Any]) -> tuple[ServedBlock, Buffers]:
-    count, spaces = request["num_envs"], ServedFacts.of(request["facts"]).spaces
-    setup = EnvSetup(description, find_spec(description), spaces, range(count), restarts=request["restarts"])
-    buffers = Buffers(count, spaces)
-    return ServedBlock(setup, buffers, 0, count, 0, 1), buffers
+def _setup(description: EnvDescription, request: Mapping[str, Any]) -> ServedSetup:
+    spaces, numbers = ServedFacts.of(request["facts"]).spaces, range(request["num_envs"])
+    return ServedSetup(description, find_spec(description), spaces, numbers, restarts=request["restarts"])
 
 
 def _serve(sock: socket.socket, watch: Watch, block: ServedBlock, buffers: Buffers, spaces: EnvSpaces) -> None:

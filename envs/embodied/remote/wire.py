@@ -34,7 +34,7 @@ VERSION = 1
 TOKEN_VARIABLE = "RL_PLATFORM_ENV_TOKEN"
 SHORTEST_TOKEN = 16
 GREETING_TIMEOUT_S = 10.0
-READING_S = 1.0  # the longest time to read bytes that arrive while a deadline is over
+READING_S = 1.0  # the longest time to read a message that arrives while a deadline is over
 MOST_JSON = 1 << 20
 _MAGIC = b"RLPE"
 _GREETING = struct.Struct("!4sI32s")  # version, nonce
@@ -73,6 +73,13 @@ class Message(NamedTuple):
     arrays: dict[str, np.ndarray]
 
 
+class _Limits(NamedTuple):
+    """Times (time.monotonic) until which a message is awaited, and until which it is read."""
+
+    waiting: float
+    reading: float
+
+
 def host_and_port(address: str) -> tuple[str, int]:
     """Returns the parts of `host:port` or `[IPv6 address]:port`."""
     host, _, port = address.rpartition(":")
@@ -89,8 +96,8 @@ def read_token(path: str) -> str:
     that other users of this machine may read, as every one of them could then move a robot."""
     try:
         with Path(path).open(encoding="utf-8") as file:
-            if os.fstat(file.fileno()).st_mode & 0o007:
-                raise ValueError(f"other users may read or change it: chmod 600 {path}")
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                raise ValueError(f"other users or its group may read or change it: chmod 600 {path}")
             token = file.read(1000).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
@@ -127,7 +134,7 @@ def greet(sock: socket.socket, token: str) -> str:
     nonce = secrets.token_bytes(32)
     sock.settimeout(GREETING_TIMEOUT_S)
     sock.sendall(_GREETING.pack(_MAGIC, VERSION, nonce))
-    magic, version, proof = _CLAIM.unpack(_exactly(sock, _CLAIM.size, deadline))
+    magic, version, proof = _CLAIM.unpack(_exactly(sock, _CLAIM.size, _limits(deadline)))
     if not hmac.compare_digest(proof, _proof(token, nonce)):
         return "wrong token"
     if magic != _MAGIC or version != VERSION:
@@ -138,7 +145,7 @@ def greet(sock: socket.socket, token: str) -> str:
 def claim(sock: socket.socket, token: str) -> None:
     """Sends a trainer's claim. Raises WireError if the other side is no server of this version."""
     deadline = time.monotonic() + GREETING_TIMEOUT_S
-    magic, version, nonce = _GREETING.unpack(_exactly(sock, _GREETING.size, deadline))
+    magic, version, nonce = _GREETING.unpack(_exactly(sock, _GREETING.size, _limits(deadline)))
     if magic != _MAGIC:
         raise WireError("it is no environment server")
     if version != VERSION:
@@ -155,8 +162,12 @@ def send(
     kind: Kind,
     fields: Mapping[str, object] | None = None,
     arrays: Mapping[str, np.ndarray] | None = None,
+    deadline: float | None = None,
 ) -> None:
-    """Sends a message; contiguous arrays are not copied. Raises OSError."""
+    """Sends a message; contiguous arrays are not copied. Raises OSError.
+
+    deadline: of the whole message (time.monotonic), after which TimeoutError is raised; None: the socket's own timeout.
+    """
     given = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
     table = tuple([(name, array.dtype, array.shape) for name, array in given.items()])
     text = _table_text(table) if not fields else _text(fields, table)
@@ -164,6 +175,10 @@ def send(
     parts = [memoryview(_HEADER.pack(_MAGIC, kind, len(text), size) + text)]
     parts += [array.data.cast("B") for array in given.values() if array.nbytes]
     while parts:
+        if deadline is not None:
+            if (left := deadline - time.monotonic()) <= 0:
+                raise TimeoutError("timed out")
+            sock.settimeout(left)
         parts = _rest(parts, sock.sendmsg(parts))
 
 
@@ -186,19 +201,19 @@ def receive(
 ) -> Message:
     """Returns the next message. Arrays named in `targets` are received into these; others have at most `most` bytes.
 
-    targets: contiguous. deadline: of the whole message (time.monotonic); None: the socket's own timeout. Raises
-    TimeoutError, EOFError, WireError or OSError. A message of the kind `REFUSED` is returned whatever is expected.
+    targets: contiguous. deadline: of the whole message (time.monotonic); None: the socket's own timeout. A message that
+    has arrived by then is read within READING_S. Raises TimeoutError, EOFError, WireError or OSError.
     """
-    targets = targets or {}
+    targets, limits = targets or {}, _limits(deadline)
     limit = most + sum([array.nbytes for array in targets.values()])
-    magic, number, text_size, size = _HEADER.unpack(_exactly(sock, _HEADER.size, deadline))
+    magic, number, text_size, size = _HEADER.unpack(_exactly(sock, _HEADER.size, limits))
     if magic != _MAGIC:
         raise WireError("not a message")
     if text_size > MOST_JSON or size > limit:
         raise WireError(f"a message of {text_size} + {size} bytes; the limits are {MOST_JSON} + {limit}")
-    if number not in (Kind.REFUSED, *expected):
+    if number not in expected:
         raise WireError(f"an unexpected message of kind {number}")
-    text = _exactly(sock, text_size, deadline)
+    text = _exactly(sock, text_size, limits)
     fields, table, total = _parsed_short(text) if text_size <= SHORT_JSON else _parsed(text)
     if total != size:
         raise WireError("bytes that belong to no array" if total < size else "arrays that exceed their message")
@@ -210,7 +225,7 @@ def receive(
         elif array.dtype != dtype or array.shape != shape:
             raise WireError(f"{name} as {dtype} {list(shape)} instead of {array.dtype} {list(array.shape)}")
         arrays[name] = array
-    _fill(sock, [array.data.cast("B") for array in arrays.values() if array.nbytes], deadline)
+    _fill(sock, [array.data.cast("B") for array in arrays.values() if array.nbytes], limits)
     for name, array in arrays.items():
         if array.dtype == np.bool_ and max(array.tobytes(), default=0) > 1:
             raise WireError(f"{name} with values that are neither true nor false")
@@ -265,19 +280,22 @@ class Reader:
         return (count,)
 
 
-def _exactly(sock: socket.socket | Reader, size: int, deadline: float | None) -> bytes:
+def _limits(deadline: float | None) -> _Limits | None:
+    return None if deadline is None else _Limits(deadline, max(deadline, time.monotonic()) + READING_S)
+
+
+def _exactly(sock: socket.socket | Reader, size: int, limits: _Limits | None) -> bytes:
     buffer = bytearray(size)
-    _fill(sock, [memoryview(buffer)] if size else [], deadline)
+    _fill(sock, [memoryview(buffer)] if size else [], limits)
     return bytes(buffer)
 
 
-def _fill(sock: socket.socket | Reader, views: list[memoryview], deadline: float | None) -> None:
-    latest = max(deadline or 0.0, time.monotonic()) + READING_S
+def _fill(sock: socket.socket | Reader, views: list[memoryview], limits: _Limits | None) -> None:
     while views:
-        if deadline is not None:
-            if (now := time.monotonic()) > latest:
+        if limits is not None:
+            if (now := time.monotonic()) > limits.reading:
                 raise TimeoutError("timed out")
-            sock.settimeout(max(deadline - now, 1e-3))  # a moment, so that what has arrived is read
+            sock.settimeout(max(limits.waiting - now, 1e-3))  # a moment, so that what has arrived is read
         count = sock.recvmsg_into(views)[0]
         if count == 0:
             raise EOFError("the connection was closed")

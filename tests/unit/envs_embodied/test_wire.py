@@ -129,6 +129,7 @@ def _table(*entries: object) -> bytes:
         (_message(b"{}", magic=b"RLPX"), "not a message"),
         (_message(b"", kind=77), "unexpected message of kind 77"),
         (_message(b"", kind=Kind.OPEN), "unexpected message"),
+        (_message(_table(["known", "<f4", [2]]), 8, kind=Kind.REFUSED), "unexpected message of kind 0"),
         (struct.pack("!4sIIQ", b"RLPE", Kind.STEP, 1 << 31, 0), "the limits are"),
         (_message(b"{}", 1 << 40), "the limits are"),
         (_message(b"\x80\x04K\x01."), "not a JSON object"),  # a pickle
@@ -169,12 +170,15 @@ def test_half_a_message_ends_at_the_deadline_or_with_the_connection(pair) -> Non
         wire.receive(pair[1], (Kind.STEP,), most=40)
 
 
-def test_bytes_that_arrive_one_by_one_do_not_extend_the_deadline(pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "READING_S", 0.2)
+def test_bytes_that_arrive_one_by_one_do_not_extend_the_deadline(pair) -> None:
     ended = threading.Event()
+    data = _message(b" " * 4_000 + _table(["x", "|u1", [100_000]]), 100_000)  # its JSON object arrives in 0.7 s
 
     def trickle() -> None:
-        pair[0].sendall(_message(_table(["x", "|u1", [100_000]]), 100_000))
+        pair[0].sendall(data[:20])
+        for byte in data[20:]:
+            ended.wait(1e-4)
+            pair[0].sendall(bytes([byte]))
         while not ended.wait(1e-4):
             pair[0].sendall(b"x")
 
@@ -184,7 +188,27 @@ def test_bytes_that_arrive_one_by_one_do_not_extend_the_deadline(pair, monkeypat
     try:
         with pytest.raises(TimeoutError):
             wire.receive(pair[1], (Kind.STEP,), deadline=began + 0.1, most=100_000)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 0.1 + wire.READING_S + 0.3
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_reader_that_takes_bytes_one_by_one_does_not_extend_the_deadline_of_a_sender(pair) -> None:
+    ended = threading.Event()
+
+    def take() -> None:
+        while not ended.wait(0.01):
+            pair[1].recv(1 << 12)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    pair[0].settimeout(30)
+    began = time.monotonic()
+    try:
+        with pytest.raises(TimeoutError):
+            wire.send(pair[0], Kind.STEP, {}, {"x": np.zeros(1 << 24, np.uint8)}, began + 0.3)
+        assert 0.2 < time.monotonic() - began < 3
     finally:
         ended.set()
         thread.join()
