@@ -57,8 +57,8 @@ class EnvDescription:
     it.
 
     pixels: observations are rendered images. tasks: additions to `kwargs` for each of several tasks, which environments
-    have in turn. backend: the physics engine of Gymnasium's MuJoCo tasks, or a class of the user that steps all
-    environments (`user_backend.py`); `id` is then its name. python: the interpreter of the
+    have in turn. task_names: their names. backend: the physics engine of Gymnasium's MuJoCo tasks, or a class of the
+    user that steps all environments (`user_backend.py`); `id` is then its name. python: the interpreter of the
     processes that build it (`processes/interpreter.py`), None: this one. addresses: servers that build it
     (`remote/remote_workers.py`). token_file: their secret, None: in an environment variable.
     """
@@ -68,6 +68,7 @@ class EnvDescription:
     max_episode_steps: int | None = None
     pixels: PixelFormat | None = None
     tasks: tuple[dict[str, object], ...] = ()
+    task_names: tuple[str, ...] = ()
     backend: str = "mujoco"
     python: str | None = None
     addresses: tuple[str, ...] = ()
@@ -77,9 +78,9 @@ class EnvDescription:
     def of(cls, env: Env) -> EnvDescription:
         """Returns the description in the config's section `env`."""
         pixels = None if env.pixels is None else PixelFormat(**env.pixels.model_dump())
-        tasks = tuple(task.kwargs for task in env.tasks)
+        tasks, names = tuple(task.kwargs for task in env.tasks), tuple(task.name for task in env.tasks)
         where = env.python, env.addresses, env.token_file
-        return cls(env.name, env.kwargs, env.max_episode_steps, pixels, tasks, env.backend, *where)
+        return cls(env.name, env.kwargs, env.max_episode_steps, pixels, tasks, names, env.backend, *where)
 
     @property
     def own_backend(self) -> bool:
@@ -95,7 +96,7 @@ class EnvDescription:
         """Returns the description of environment `number` of the run."""
         if not self.tasks:
             return self
-        return replace(self, kwargs=self.kwargs | self.tasks[number % len(self.tasks)], tasks=())
+        return replace(self, kwargs=self.kwargs | self.tasks[number % len(self.tasks)], tasks=(), task_names=())
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,24 @@ class Modules(gymnasium.Env):
         return self.reset()[0], 0.0, False, False, {}
 """
 
+GOALS = """
+import gymnasium
+import numpy as np
+
+class Goal(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 9, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, goal):
+        self.goal = goal
+
+    def reset(self, *, seed=None, options=None):
+        return np.full(1, self.goal, np.float32), {}
+
+    def step(self, action):
+        return self.reset()[0], float(self.goal), False, False, {}
+"""
+
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +147,45 @@ def test_images_of_a_server_are_those_of_this_machine(tmp_path: Path, drawing: d
         first.close()
         second.close()
         server.end()
+
+
+def test_several_tasks_of_a_server_have_their_instructions_and_metrics(command, tmp_path: Path) -> None:
+    (tmp_path / "goals.py").write_text(GOALS)
+    tasks = '[{"name": "one", "kwargs": {"goal": 1}}, {"name": "two", "kwargs": {"goal": 2}}]'
+    servers = [Served(tmp_path, "--env", "goals.py:Goal", "--tasks", tasks) for _ in range(2)]
+    token = servers[0].description("x").token_file
+    names = {"tasks": ({}, {}), "task_names": ("one", "two")}
+    try:
+        served = servers[0].description("goals.py:Goal", max_episode_steps=3, **names)
+        envs = VectorEnv(served, 3, numbers=[1, 4, 5])
+        assert envs.reset([0, 0, 0])[:, 0].tolist() == [2, 1, 2]
+        envs.close()
+        run = [
+            "embodied.yaml",
+            "runner.max_steps=2",
+            "env.id=goals.py:Goal",
+            f"env.address='{servers[0].address},{servers[1].address}'",
+            f"env.token_file={token}",
+            "env.num_workers=2",
+            "env.max_episode_steps=3",
+            "env.evaluation.episodes=4",
+            "runner.output_dir=goals",
+        ]
+        ended = command(*run, "env.tasks=[{name: one}, {name: two}]")
+        assert ended.code == 0, ended.err
+        for row in read_metrics(Path("goals/metrics.jsonl"))[1:]:
+            for kind in ("env", "val") if "val/return" in row else ("env",):
+                assert [row[f"{kind}/{name}/return"] for name in ("one", "two")] == [3.0, 6.0]
+        for given, shown in (("[{name: two}, {name: one}]", "two, one"), ("[]", "none")):
+            ended = command(*run, f"env.tasks={given}")
+            assert ended.code == 2, ended.err
+            assert (
+                f'env.tasks: the server at {servers[0].address} has other tasks, or another order; value: "{shown}"'
+                in (" ".join(ended.err.split()))
+            )
+    finally:
+        for server in servers:
+            server.end()
 
 
 def test_the_file_runs_where_only_numpy_and_gymnasium_are(tmp_path: Path) -> None:

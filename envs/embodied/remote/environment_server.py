@@ -66,9 +66,9 @@ class Refusal(Exception):
 class EnvironmentServer:
     """Accepts trainers and starts the processes of their environments.
 
-    environment: id, kwargs and pixels. instances: the most environments of all connections. silence_s: seconds without
-    a command after which environments with a `stop` are stopped. step_timeout_s: the longest step in seconds, whatever
-    a trainer allows; None: the trainer alone chooses.
+    environment: id, kwargs, pixels, tasks and task_names. instances: the most environments of all connections.
+    silence_s: seconds without a command after which environments with a `stop` are stopped. step_timeout_s: the longest
+    step in seconds, whatever a trainer allows; None: the trainer alone chooses.
     """
 
     def __init__(
@@ -154,6 +154,10 @@ class EnvironmentServer:
             given = value is not None or name != "max_episode_steps"
             if given and (not isinstance(value, kinds) or not least <= value < 1e9):
                 raise WireError(f"{name}: {str(value)[:80]}")
+        numbers = request["numbers"] = fields.get("numbers")
+        good = isinstance(numbers, list) and all(type(number) is int and 0 <= number < 1e9 for number in numbers)
+        if not good or len(numbers) != request["num_envs"]:
+            raise WireError(f"numbers: {str(numbers)[:80]}")
         return request
 
     def _take(self, count: int) -> int:
@@ -212,7 +216,9 @@ def main(arguments: list[str] | None = None) -> None:
     never_fail()
     options = _options(arguments)
     parser, token = options.parser, _token(options)
+    names, tasks = _tasks(options)
     environment = {"id": options.env, "kwargs": _kwargs(options), "pixels": _pixels(options)}
+    environment |= {"tasks": tasks, "task_names": names}
     asked = options.host.removeprefix("[").removesuffix("]")
     try:
         family = socket.AF_INET6 if ":" in asked else socket.AF_INET
@@ -245,6 +251,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Serves environments to a trainer: env.address=HOST:PORT.")
     parser.add_argument("--env", required=True, metavar="ID", help="as CartPole-v1, my_robot.py:Arm or module:id")
     parser.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments of the environment, as a JSON object")
+    tasks = 'several tasks, as \'[{"name": "reach", "kwargs": {"env_name": "reach-v3"}}, ...]\'; env.tasks names them'
+    parser.add_argument("--tasks", default="[]", metavar="JSON", help=tasks)
     pixels = "images as observations, as a JSON object of env.pixels; default: the environment's own observations"
     parser.add_argument("--pixels", metavar="JSON", help=pixels)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at; default: this machine alone")
@@ -282,6 +290,19 @@ def _kwargs(options: argparse.Namespace) -> dict[str, object]:
     if kwargs is None:
         _wrong(options.parser, f"--kwargs {options.kwargs}: not a JSON object; as --kwargs '{{\"speed\": 0.5}}'")
     return kwargs
+
+
+def _tasks(options: argparse.Namespace) -> tuple[list[str], list[dict[str, object]]]:
+    """Returns the names of the tasks and their additions to the arguments of the environment."""
+    try:
+        given = json.loads(options.tasks)
+        tasks = [(str(task["name"]), dict(task.get("kwargs", {}))) for task in given]
+        if len(dict(tasks)) == len(tasks) and all(task.keys() <= {"name", "kwargs"} for task in given):
+            return [name for name, _ in tasks], [kwargs for _, kwargs in tasks]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        pass
+    example = '--tasks \'[{"name": "reach", "kwargs": {"env_name": "reach-v3"}}]\', each with another name'
+    _wrong(options.parser, f"--tasks {options.tasks}: not a JSON list of tasks; as {example}")
 
 
 def _pixels(options: argparse.Namespace) -> dict[str, object] | None:

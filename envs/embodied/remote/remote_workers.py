@@ -55,6 +55,7 @@ def inspect_remote(description: EnvDescription, *, limited: bool = True) -> EnvF
             if limited and not facts.limited and description.max_episode_steps is None:
                 raise ConfigError([no_time_limit(description.id)])
             _known[address, description.id] = facts
+        _check_tasks(address, _known[address, description.id], description)
     spaces = [_known[address, description.id].spaces for address in description.addresses]
     for address, other in zip(description.addresses, spaces, strict=True):
         if other != spaces[0]:
@@ -111,6 +112,16 @@ def _connect(address: str, description: EnvDescription) -> tuple[socket.socket, 
     return sock, facts
 
 
+def _check_tasks(address: str, facts: ServedFacts, description: EnvDescription) -> None:
+    """Raises ConfigError if the server has other tasks than the run."""
+    there, here = facts.tasks, description.task_names
+    if there != here:
+        message = f"the server at {address} has other tasks, or another order"
+        hint = f"env.tasks: [{', '.join(f'{{name: {name}}}' for name in there)}], or other --tasks of the server"
+        value, allowed = (", ".join(names) or "none" for names in (here, there))
+        raise ConfigError([Problem("env.tasks", message, value=value, allowed=allowed, hint=hint)])
+
+
 class RemoteWorker:
     """A connection that steps environments first..last-1; the counterpart of `EnvWorker`."""
 
@@ -134,6 +145,7 @@ class RemoteWorker:
         self._most_finals = (rows[1] - rows[0]) * spaces.observation_size * np.dtype(spaces.observation_dtype).itemsize
         request = {
             "num_envs": rows[1] - rows[0],
+            "numbers": [int(number) for number in setup.numbers[rows[0] : rows[1]]],
             "max_episode_steps": setup.description.max_episode_steps,
             "restarts": max(setup.restarts - int(buffers.failures.sum()), 0),
             "step_timeout_s": float(step_timeout_s),
@@ -161,6 +173,7 @@ class RemoteWorker:
     def _opened(self, request: Mapping[str, Any]) -> socket.socket:
         sock, facts = _connect(self._address, self._setup.description)
         try:
+            _check_tasks(self._address, facts, self._setup.description)
             if facts.spaces != self._setup.spaces:
                 raise ConfigError([Problem(KEY, "the server's environment has other spaces now", value=self._address)])
             wire.send(sock, Kind.OPEN, request)

@@ -226,12 +226,12 @@ def main() -> None:
 
 
 def _description(fields: Mapping[str, Any]) -> EnvDescription:
-    pixels = fields["pixels"]
-    return EnvDescription(**{**fields, "pixels": pixels and PixelFormat(**pixels)})
+    pixels, tasks = fields["pixels"], {name: tuple(fields[name]) for name in ("tasks", "task_names")}
+    return EnvDescription(**{**fields, **tasks, "pixels": pixels and PixelFormat(**pixels)})
 
 
 def _setup(description: EnvDescription, request: Mapping[str, Any]) -> ServedSetup:
-    spaces, numbers = ServedFacts.of(request["facts"]).spaces, range(request["num_envs"])
+    spaces, numbers = ServedFacts.of(request["facts"]).spaces, request["numbers"]
     return ServedSetup(description, find_spec(description), spaces, numbers, restarts=request["restarts"])
 
 
@@ -305,7 +305,8 @@ def describe() -> None:
     del sys.argv[1:]
     try:
         env = make_env(description)
-        facts = ServedFacts(description.id, read_spaces(env, description.id), limited=_limited(env, description.id))
+        spaces, limited = read_spaces(env, description.id), _limited(env, description.id)
+        facts = ServedFacts(description.id, spaces, limited, description.task_names)
         stops = callable(getattr(env.unwrapped, "stop", None))
         env.close()
     except ConfigError as error:

@@ -16,11 +16,12 @@ _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 3
 
 @dataclass(frozen=True)
 class ServedFacts:
-    """id: the server's `--env`. limited: the environment has a time limit of its own."""
+    """id: the server's `--env`. limited: the environment has a time limit of its own. tasks: names of `--tasks`."""
 
     id: str
     spaces: EnvSpaces
     limited: bool
+    tasks: tuple[str, ...] = ()
 
     def fields(self) -> dict[str, object]:
         return asdict(self)
@@ -29,7 +30,8 @@ class ServedFacts:
     def of(cls, fields: Mapping[str, Any]) -> ServedFacts:
         """Raises WireError for fields that describe no environment."""
         try:
-            facts = cls(str(fields["id"])[:1000], _spaces(fields["spaces"]), fields["limited"] is True)
+            tasks = tuple(str(name)[:1000] for name in fields["tasks"])
+            facts = cls(str(fields["id"])[:1000], _spaces(fields["spaces"]), fields["limited"] is True, tasks)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise WireError(f"an environment whose description cannot be read ({error!r})") from error
         spaces = facts.spaces

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-VERSION = 1
+VERSION = 2
 TOKEN_VARIABLE = "RL_PLATFORM_ENV_TOKEN"
 SHORTEST_TOKEN = 16
 GREETING_TIMEOUT_S = 10.0

@@ -127,6 +127,9 @@ def _warp(config: Config, name: str) -> Iterator[Problem]:
 def _task(config: Config, task: EnvTask, key: str, before: list[EnvTask]) -> Iterator[Problem]:
     if when(lambda: task.name in [other.name for other in before]):
         yield Problem(f"{key}.name", f"another task is named {task.name}, and names of metrics contain it")
+    if when(lambda: config.env.address is not None and task.kwargs):
+        message = "the operator of the server chooses the arguments of its tasks (env.address)"
+        yield Problem(f"{key}.kwargs", message, hint="--tasks of the server")
     kind = when(lambda: config.actor.model.type)
     if kind in INSTRUCTED and when(lambda: task.instruction is None):
         message = f"{_MODEL} {kind} needs an instruction for each task"
@@ -147,7 +150,6 @@ def unread(config: Config) -> Iterator[Unread]:
             reason = "the operator of the server chooses the environment (env.address)"
             yield from unread_keys("env", "backend kwargs python", reason, "env.address")
             yield Unread("env.pixels", f"{reason}, by --pixels", ("env.address",))
-            yield Unread("env.tasks", f"{reason}: a server has one task, named by --kwargs", ("env.address",))
             video = "a server (env.address) sends observations and no pictures of its episodes"
             yield Unread("env.evaluation.video", video, ("env.address",))
         else:
