@@ -154,10 +154,11 @@ class EnvironmentServer:
             given = value is not None or name != "max_episode_steps"
             if given and (not isinstance(value, kinds) or not least <= value < 1e9):
                 raise WireError(f"{name}: {str(value)[:80]}")
-        numbers = request["numbers"] = fields.get("numbers")
-        good = isinstance(numbers, list) and all(type(number) is int and 0 <= number < 1e9 for number in numbers)
-        if not good or len(numbers) != request["num_envs"]:
-            raise WireError(f"numbers: {str(numbers)[:80]}")
+        if self._facts.tasks:  # which the numbers of the environments in the run determine
+            numbers = request["numbers"] = fields.get("numbers")
+            good = isinstance(numbers, list) and all(type(number) is int and 0 <= number < 1e9 for number in numbers)
+            if not good or len(numbers) != request["num_envs"]:
+                raise WireError(f"numbers: {str(numbers)[:80]}")
         return request
 
     def _take(self, count: int) -> int:

@@ -231,7 +231,7 @@ def _description(fields: Mapping[str, Any]) -> EnvDescription:
 
 
 def _setup(description: EnvDescription, request: Mapping[str, Any]) -> ServedSetup:
-    spaces, numbers = ServedFacts.of(request["facts"]).spaces, request["numbers"]
+    spaces, numbers = ServedFacts.of(request["facts"]).spaces, request.get("numbers", range(request["num_envs"]))
     return ServedSetup(description, find_spec(description), spaces, numbers, restarts=request["restarts"])
 
 
