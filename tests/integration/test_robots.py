@@ -116,6 +116,34 @@ def test_a_seed_determines_the_episode_and_a_saved_state_continues(task: str) ->
         second.close()
 
 
+def test_robosuite_is_seen_by_cameras_and_as_a_state(drawing: dict[str, str]) -> None:
+    lift = TASKS["robosuite Lift"][0]
+    seen = {"cameras": ["agentview", "robot0_eye_in_hand"], "size": 32, "observations": ["robot0_proprio-state"]}
+    alone = {"cameras": ["agentview"], "size": 32, "observations": []}
+    both, one = (
+        VectorEnv(EnvDescription(lift.id, lift.kwargs | more, python=NAME), 1, 1, worker_variables=drawing)
+        for more in (seen, alone)
+    )
+    try:
+        assert [(part.name, part.shape, part.image) for part in both.spaces.parts] == [
+            ("agentview", (32, 32, 3), True),
+            ("robot0_eye_in_hand", (32, 32, 3), True),
+            ("state", (50,), False),
+        ]
+        assert one.spaces.images
+        first, image = both.reset([3]), one.reset([3])
+        assert np.array_equal(first, both.reset([3]))
+        assert image.dtype == np.uint8
+        assert np.array_equal(first[0, : image.size], image.ravel().astype(np.float32) * np.float32(1 / 255))
+        assert image.reshape(32, 32, 3).std() > 10, "a picture"
+        moved = both.step(np.ones((1, 7), np.float32)).observations
+        for part in np.split(np.arange(first.size), [image.size, 2 * image.size]):
+            assert not np.array_equal(first[0, part], moved[0, part])
+    finally:
+        both.close()
+        one.close()
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "text"),
     [
@@ -129,6 +157,7 @@ def test_a_seed_determines_the_episode_and_a_saved_state_continues(task: str) ->
         ("robosuite_lift", ["~runner.warm_start", "env.kwargs.robots=Pandas"], "env.kwargs.robots=Panda"),
         ("robosuite_lift", ["~runner.warm_start", "env.kwargs.robots=[Panda, Sawyre]"], 'value: "Sawyre"'),
         ("robosuite_lift", ["~runner.warm_start", "env.kwargs.observations=[cube]"], "Lift does not observe cube"),
+        ("robosuite_lift", ["~runner.warm_start", "env.kwargs.cameras=[agentviw]"], "did you mean agentview"),
         ("robosuite_lift", ["runner.warm_start.demonstrations=nothing.hdf5"], "no such file or folder"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Tasks of robosuite 1.5 as Gymnasium environments, observed as states.
+"""Tasks of robosuite 1.5 as Gymnasium environments, observed as states, by cameras, or both.
 
 `env.id: rl_platform.envs.embodied.suites.robosuite:Task` with `env.kwargs: {task: Lift}`. Imports robosuite, so usually
 in an interpreter of its own (`env.python`).
@@ -12,19 +12,21 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict
 
 from rl_platform.envs.embodied.suites.names import check_name
 
 PARTS = ("robot0_proprio-state", "object-state")
 
 
-class Task(gymnasium.Env[np.ndarray, np.ndarray]):
+class Task(gymnasium.Env[Any, np.ndarray]):
     """One robosuite environment. `info["success"]`: its own check of success.
 
     task: a name of robosuite, as Lift, Door, Stack. robots: one name, or two for tasks of two arms. observations: names
-    of its observables, joined in this order. options: other arguments of `robosuite.make`, as control_freq. An episode
-    has `horizon` steps. The sizes of objects are drawn once, from the option `seed`.
+    of its observables, joined in this order. cameras: names of cameras, each observed as an image [size,size,3] uint8;
+    with `observations` too, an observation is a Dict of the images and `state`. options: other arguments of
+    `robosuite.make`, as control_freq. An episode has `horizon` steps. The sizes of objects are drawn once, from the
+    option `seed`.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012 - as Gymnasium declares it
@@ -36,6 +38,8 @@ class Task(gymnasium.Env[np.ndarray, np.ndarray]):
         robots: str | Sequence[str] = "Panda",
         horizon: int = 200,
         observations: Sequence[str] = PARTS,
+        cameras: Sequence[str] = (),
+        size: int = 84,
         render_mode: str | None = None,
         **options: Any,
     ) -> None:
@@ -49,7 +53,8 @@ class Task(gymnasium.Env[np.ndarray, np.ndarray]):
         for robot in robots if isinstance(robots, list | tuple) else (robots,):
             check_name("robots", robot, robosuite.robots.ROBOT_CLASS_MAPPING)
         self.render_mode, self._parts, self.max_path_length = render_mode, tuple(observations), horizon
-        draws = render_mode is not None
+        self._cameras, self._size = tuple(cameras), size
+        draws = render_mode is not None or bool(cameras)
         self._env = robosuite.make(
             task,
             robots=robots,
@@ -62,24 +67,27 @@ class Task(gymnasium.Env[np.ndarray, np.ndarray]):
         first = self._env.reset()
         if unknown := [name for name in self._parts if name not in first]:
             raise ValueError(f"{task} does not observe {', '.join(unknown)}; it observes {', '.join(first)}")
-        self.observation_space = Box(-np.inf, np.inf, self._joined(first).shape, np.float32)
+        for camera in cameras:
+            check_name("cameras", camera, self._env.sim.model.camera_names)
+        spaces = {camera: Box(0, 255, (size, size, 3), np.uint8) for camera in cameras}
+        if self._parts:
+            spaces["state"] = Box(-np.inf, np.inf, self._joined(first).shape, np.float32)
+        self.observation_space = next(iter(spaces.values())) if len(spaces) == 1 else Dict(spaces)
         low, high = self._env.action_spec
         self.action_space = Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None:
             self._env.rng = np.random.default_rng(seed)
             self._env.placement_initializer.rng = self._env.rng
-        return self._joined(self._env.reset()), {}
+        return self._observed(self._env.reset()), {}
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observation, reward, done, _ = self._env.step(action)
         # robosuite ends an episode by its horizon only
         return (
-            self._joined(observation),
+            self._observed(observation),
             float(reward),
             False,
             bool(done),
@@ -87,11 +95,20 @@ class Task(gymnasium.Env[np.ndarray, np.ndarray]):
         )
 
     def render(self) -> np.ndarray:
-        pixels = self._env.sim.render(width=320, height=240, camera_name="agentview")
-        return np.ascontiguousarray(pixels[::-1])
+        return self._drawn("agentview", 320, 240)
 
     def close(self) -> None:
         self._env.close()
+
+    def _observed(self, observation: dict[str, np.ndarray]) -> Any:
+        seen = {camera: self._drawn(camera, self._size, self._size) for camera in self._cameras}
+        if self._parts:
+            seen["state"] = self._joined(observation)
+        return seen if isinstance(self.observation_space, Dict) else next(iter(seen.values()))
+
+    def _drawn(self, camera: str, width: int, height: int) -> np.ndarray:
+        pixels = self._env.sim.render(width=width, height=height, camera_name=camera)
+        return np.ascontiguousarray(pixels[::-1])  # OpenGL's first row is the lowest one
 
     def _joined(self, observation: dict[str, np.ndarray]) -> np.ndarray:
         return np.concatenate([np.ravel(observation[name]) for name in self._parts]).astype(np.float32)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import struct
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -129,7 +131,7 @@ def _table(*entries: object) -> bytes:
         (_message(b"{}", magic=b"RLPX"), "not a message"),
         (_message(b"", kind=77), "unexpected message of kind 77"),
         (_message(b"", kind=Kind.OPEN), "unexpected message"),
-        (_message(_table(["known", "<f4", [2]]), 8, kind=Kind.REFUSED), "unexpected message of kind 0"),
+        (_message(_table(["known", "<f4", [2]]), 8, kind=Kind.REFUSED) + bytes(8), "unexpected message of kind 0"),
         (struct.pack("!4sIIQ", b"RLPE", Kind.STEP, 1 << 31, 0), "the limits are"),
         (_message(b"{}", 1 << 40), "the limits are"),
         (_message(b"\x80\x04K\x01."), "not a JSON object"),  # a pickle
@@ -170,15 +172,12 @@ def test_half_a_message_ends_at_the_deadline_or_with_the_connection(pair) -> Non
         wire.receive(pair[1], (Kind.STEP,), most=40)
 
 
-def test_bytes_that_arrive_one_by_one_do_not_extend_the_deadline(pair) -> None:
+def test_bytes_that_arrive_one_by_one_do_not_extend_the_deadline(pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "READING_S", 0.2)
     ended = threading.Event()
-    data = _message(b" " * 4_000 + _table(["x", "|u1", [100_000]]), 100_000)  # its JSON object arrives in 0.7 s
 
     def trickle() -> None:
-        pair[0].sendall(data[:20])
-        for byte in data[20:]:
-            ended.wait(1e-4)
-            pair[0].sendall(bytes([byte]))
+        pair[0].sendall(_message(_table(["x", "|u1", [100_000]]), 100_000))
         while not ended.wait(1e-4):
             pair[0].sendall(b"x")
 
@@ -188,10 +187,34 @@ def test_bytes_that_arrive_one_by_one_do_not_extend_the_deadline(pair) -> None:
     try:
         with pytest.raises(TimeoutError):
             wire.receive(pair[1], (Kind.STEP,), deadline=began + 0.1, most=100_000)
-        assert time.monotonic() - began < 0.1 + wire.READING_S + 0.3
+        assert time.monotonic() - began < 3
     finally:
         ended.set()
         thread.join()
+
+
+class Trickle:
+    """A socket and its clock: a byte arrives each millisecond."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._next, self.now = data, 0, 100.0
+
+    def settimeout(self, seconds: float) -> None:
+        pass
+
+    def recvmsg_into(self, views: list[memoryview]) -> tuple[int]:
+        views[0][:1] = self._data[self._next : self._next + 1]
+        self._next, self.now = self._next + 1, self.now + 1e-3
+        return (1,)
+
+
+def test_the_parts_of_a_message_have_one_deadline_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = _table(["x", "|u1", [900]])
+    source = Trickle(_message(b" " * (900 - len(table)) + table, 900) + bytes(900))
+    monkeypatch.setattr(wire, "time", SimpleNamespace(monotonic=lambda: source.now))
+    with pytest.raises(TimeoutError):
+        wire.receive(source, (Kind.STEP,), deadline=source.now, most=900)
+    assert source.now - 100 < wire.READING_S + 0.01
 
 
 def test_a_reader_that_takes_bytes_one_by_one_does_not_extend_the_deadline_of_a_sender(pair) -> None:
@@ -199,8 +222,10 @@ def test_a_reader_that_takes_bytes_one_by_one_does_not_extend_the_deadline_of_a_
 
     def take() -> None:
         while not ended.wait(0.01):
-            pair[1].recv(1 << 12)
+            with contextlib.suppress(TimeoutError):
+                pair[1].recv(1 << 12)
 
+    pair[1].settimeout(0.1)
     thread = threading.Thread(target=take)
     thread.start()
     pair[0].settimeout(30)
