@@ -156,8 +156,9 @@ class EnvironmentServer:
                 raise WireError(f"{name}: {str(value)[:80]}")
         if self._facts.tasks:  # which the numbers of the environments in the run determine
             numbers = request["numbers"] = fields.get("numbers")
-            good = isinstance(numbers, list) and all(type(number) is int and 0 <= number < 1e9 for number in numbers)
-            if not good or len(numbers) != request["num_envs"]:
+            if not isinstance(numbers, list) or len(numbers) != request["num_envs"]:
+                raise WireError(f"numbers: {str(numbers)[:80]}")
+            if not all(type(number) is int and 0 <= number < 1e9 for number in numbers):
                 raise WireError(f"numbers: {str(numbers)[:80]}")
         return request
 
