@@ -93,8 +93,8 @@ class EnvDescription:
         return self.python is not None or bool(self.addresses)
 
     def of_task(self, number: int) -> EnvDescription:
-        """Returns the description of environment `number` of the run."""
-        if not self.tasks:
+        """Returns the description of environment `number` of the run; servers have that of each task themselves."""
+        if not self.tasks or self.addresses:
             return self
         return replace(self, kwargs=self.kwargs | self.tasks[number % len(self.tasks)], tasks=(), task_names=())
 
