@@ -1,4 +1,7 @@
-"""The drawn evaluation episode of a run as a file of the Rerun viewer: pictures above, reward and return below."""
+"""The drawn evaluation episode of a run as a file of the Rerun viewer: pictures above, reward and return below.
+
+The instruction of a vision-language-action policy is a text beside them.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +58,8 @@ def _record(run: Path, file: Path) -> None:
     for name, numbers in (("reward", rewards), ("return", list(accumulate(rewards)))):
         line = [rerun.TimeColumn("step", sequence=range(len(numbers)))]
         recording.send_columns(name, line, rerun.Scalars.columns(scalars=numbers))
+    if facts["instruction"]:
+        recording.log("instruction", rerun.TextDocument(facts["instruction"]), static=True)
     recording.disconnect()
 
 
@@ -64,6 +69,7 @@ class Drawn(TypedDict):
     step: int
     steps_per_picture: int
     rewards: list[float]
+    instruction: str  # empty: the policy reads none
 
 
 def _facts(path: Path) -> Drawn:
@@ -73,10 +79,12 @@ def _facts(path: Path) -> Drawn:
         counts = facts["step"], facts["steps_per_picture"]
         whole = all(isinstance(count, int) and 0 <= count < 10**9 for count in counts)
         numbers = all(isinstance(reward, int | float) for reward in facts["rewards"])
+        instruction = str(facts.get("instruction", ""))
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{path}: not the facts of a drawn episode ({type(error).__name__}: {error})") from error
     if not (whole and numbers):
         raise DataError(f"{path}: not the facts of a drawn episode")
-    return Drawn(step=facts["step"], steps_per_picture=facts["steps_per_picture"], rewards=facts["rewards"])
+    step, steps_per_picture = counts
+    return Drawn(step=step, steps_per_picture=steps_per_picture, rewards=facts["rewards"], instruction=instruction)

@@ -68,6 +68,7 @@ class Environment:
         self.episode_steps = self.env.max_episode_steps if config.whole_episodes else None
         self.groups = self.env.num_envs // config.algorithm.group_size
         self.tasks = EnvTasks(self.env, reads_instructions=model.type in INSTRUCTED)
+        self.instructions = config.instructions if model.type in INSTRUCTED else ()
         self.recent = RecentEpisodes(self.tasks)
         self.observations: np.ndarray | None = None  # normalised; None before the first use
         self.evaluated: VectorEnv | None = None  # environments of the last evaluation, where they can be used again
@@ -283,7 +284,9 @@ class Environment:
                         variables=self.drawing,
                         restarts=self.env.restarts,
                     )
-                    episodes[path] = replace(episode, values=values)
+                    texts = self.instructions
+                    said = texts[number % len(texts)] if texts else ""
+                    episodes[path] = replace(episode, values=values, instruction=said)
                 self.video.start(episodes, {"step": step})
         return result
 

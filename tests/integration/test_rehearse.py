@@ -27,6 +27,7 @@ NEEDS_MORE = (  # simulators that are not installed with the tests
     "fetch_reach",
     "libero_spatial_ppo_openpi_8gpu",
     "maniskill_ppo_mlp",
+    "maniskill_push",
     "maniskill_ppo_openvlaoft_8gpu",
     "metaworld_mt10",
     "metaworld_ppo_openpi_8gpu",

@@ -1,6 +1,7 @@
 """Videos of episodes: an episode is played with the policy, then drawn from its actions beside what follows.
 
-Under each picture are reward, return so far, the value of the policy, and the success of the episode. The seed and the
+Under each picture are reward, return so far, the value of the policy, the success of the episode and its instruction.
+The seed and the
 actions determine an episode, so it can be played once more without the policy. A separate process does so and renders,
 so a graphics library that crashes or hangs cannot end the run.
 """
@@ -34,7 +35,7 @@ _PICTURES_PER_SECOND = 25  # of environments that draw more; others give every o
 class RecordedEpisode:
     """An episode that was played. seed: of its reset. number: of its environment, which determines its task. actions:
     each [1,A] or [1], in order. rewards: raw, of each. values: of the states before them; empty if the policy gives
-    none. success: None if the environment does not report it, or the episode did not end."""
+    none. success: None if the environment does not report it, or the episode did not end. instruction: of its task."""
 
     seed: int
     number: int = 0
@@ -42,6 +43,7 @@ class RecordedEpisode:
     rewards: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     success: Success | None = None
+    instruction: str = ""
 
 
 def play(
@@ -99,6 +101,8 @@ def caption(episode: RecordedEpisode, step: int) -> str:
     if episode.success is not None:
         ended = "at the end" if episode.success.at_end else "once" if episode.success.once else "never"
         parts.append(f"success {ended}")
+    if episode.instruction:
+        parts.append(f'"{episode.instruction}"')
     return "  ".join(parts)
 
 
@@ -186,6 +190,8 @@ class Video:
             content = facts | {"seed": episode.seed, **shown, "rewards": episode.rewards}
             if episode.values:
                 content["values"] = episode.values
+            if episode.instruction:
+                content["instruction"] = episode.instruction
             if episode.success is not None:
                 content |= {f"success_{name}": int(value) for name, value in episode.success._asdict().items()}
             path.with_suffix(".json").write_text(json.dumps(content), encoding="utf-8")

@@ -137,6 +137,8 @@ def test_a_newer_video_takes_the_place_of_the_one_under_way(tmp_path: Path) -> N
 def test_a_caption_has_what_is_known_of_the_step() -> None:
     episode = RecordedEpisode(3, rewards=[1.5, -1.0], values=[2.0, 0.25], success=Success(once=True, at_end=False))
     assert caption(episode, 1) == "seed 3  step 1  reward -1  return 0.5  value 0.25  success once"
+    told = RecordedEpisode(3, rewards=[1.5], instruction="Open the drawer.")
+    assert caption(told, 0) == 'seed 3  step 0  reward 1.5  return 1.5  "Open the drawer."'
     assert caption(RecordedEpisode(3, rewards=[1.5]), 0) == "seed 3  step 0  reward 1.5  return 1.5"
 
 

@@ -14,6 +14,7 @@ from rl_platform.errors import ConfigError, DataError
 from rl_platform.launch.tools.rrd import write
 
 FACTS = {"step": 3, "seed": 1, "steps_per_picture": 2, "pictures_per_second": 25.0, "rewards": [0.5, 1.0, 2.0, 4.0]}
+TOLD = FACTS | {"instruction": "Open the drawer."}
 
 
 def drawn(folder: Path, facts: object = FACTS) -> Path:
@@ -28,11 +29,12 @@ def drawn(folder: Path, facts: object = FACTS) -> Path:
 def test_pictures_rewards_and_returns(tmp_path: Path) -> None:
     pytest.importorskip("rerun", reason="rerun-sdk is not installed")
     output = tmp_path / "episode.rrd"
-    write(drawn(tmp_path), output)
+    write(drawn(tmp_path, TOLD), output)
     command = [sys.executable, "-m", "rerun", "rrd", "print", "-vvv", str(output)]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     assert "with 2 rows" in shown
     assert "/reward" in shown
+    assert "Open the drawer." in shown
     for value in ("7.5", "3.5", "0.5"):  # returns
         assert value in shown
 

@@ -1,0 +1,89 @@
+"""Tasks of ManiSkill 3 as Gymnasium environments, simulated on the CPU and observed as states, by cameras, or both.
+
+`env.id: rl_platform.envs.embodied.suites.maniskill:ManiSkillTask` with `env.kwargs: {task: PickCube-v1}`. Imports
+mani_skill, so usually in an interpreter of its own (`env.python`). Not covered: ManiSkill's batched simulation on a
+GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from rl_platform.envs.embodied.suites.names import check_name
+from rl_platform.errors import ConfigError, Problem
+
+INSTALL = "pip install mani-skill==3.0.1 in an environment of its own, and env.python: path/to/its/bin/python"
+VULKAN = "ManiSkill needs Vulkan, for states too; docs/maniskill.md has the setup of Mesa's lavapipe for a CPU"
+
+
+class ManiSkillTask(gymnasium.Env[Any, np.ndarray]):
+    """One environment of ManiSkill. `info["success"]`: its own check of success.
+
+    task: its id. observations: `state`, or `rgb`: images [size,size,3] uint8 and the state of the robot. options: other
+    arguments of the task, as control_mode or robot_uids. An episode has as many steps as the task is registered with.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012 - as Gymnasium declares it
+
+    def __init__(
+        self, task: str, observations: str = "state", size: int = 128, render_mode: str | None = None, **options: Any
+    ) -> None:
+        check_name("observations", observations, ("state", "rgb"))
+        try:
+            import mani_skill.envs  # noqa: F401 - registers the tasks
+            import torch
+            from mani_skill.utils.registration import REGISTERED_ENVS
+            from mani_skill.utils.wrappers.flatten import FlattenRGBDObservationWrapper
+            from mani_skill.utils.wrappers.gymnasium import CPUGymWrapper
+        except ModuleNotFoundError as error:
+            problem = Problem("env.id", f"ManiSkill is not installed here ({error})", value="maniskill", hint=INSTALL)
+            raise ConfigError([problem]) from error
+        check_name("task", task, REGISTERED_ENVS)
+        torch.set_num_threads(1)
+        logging.getLogger("mani_skill").setLevel(logging.ERROR)  # on a CPU it warns that there is no GPU
+        defaults: dict[str, Any] = {"num_envs": 1, "sim_backend": "physx_cpu", "reward_mode": "normalized_dense"}
+        if not torch.cuda.is_available():  # Mesa's lavapipe, the same device for each environment of the process
+            _accept_pci()
+            defaults["render_backend"] = "pci:0"
+        if observations == "rgb":
+            defaults["sensor_configs"] = {"width": size, "height": size}
+        self.render_mode, self.max_path_length = render_mode, REGISTERED_ENVS[task].max_episode_steps
+        try:
+            env = gymnasium.make(task, obs_mode=observations, render_mode=render_mode, **defaults | options)
+        except RuntimeError as error:  # of Vulkan, which it needs for states too
+            problem = Problem("env.id", f"{task} cannot be built: {error}", value=task, hint=VULKAN)
+            raise ConfigError([problem]) from error
+        if observations == "rgb":
+            env = FlattenRGBDObservationWrapper(env, rgb=True, depth=False, state=True)
+        self._env = CPUGymWrapper(env)
+        self.observation_space, self.action_space = self._env.observation_space, self._env.action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        # without a seed ManiSkill would begin an episode that no seed of the run determines
+        observation, _ = self._env.reset(seed=int(self.np_random.integers(2**31)) if seed is None else seed)
+        return observation, {}
+
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self._env.step(action)
+        success = {"success": bool(info["success"])} if "success" in info else {}
+        return observation, float(reward), bool(terminated), bool(truncated), success
+
+    def render(self) -> np.ndarray:
+        pixels: np.ndarray = self._env.render()
+        return pixels
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def _accept_pci() -> None:
+    """Lets ManiSkill 3.0 render on the first Vulkan device: its parser returns no pair for a device of PCI."""
+    from mani_skill.envs.utils.system import backend
+
+    parse = backend.parse_backend_device_id
+    backend.parse_backend_device_id = lambda name: (name, None) if name.startswith("pci:") else parse(name)
