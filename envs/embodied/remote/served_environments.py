@@ -134,7 +134,7 @@ class Watch:
             return halted
 
     def done(self) -> None:
-        """Must be called after a command."""
+        """Must be called after the environments were built and after each command."""
         with self._lock:
             self._working, self._deadline = False, time.monotonic() + self._silence_s
 
@@ -206,6 +206,7 @@ def main() -> None:
         watch.stops = setup.stops
         buffers = Buffers(request["num_envs"], setup.spaces)
         block = ServedBlock(setup, buffers, 0, request["num_envs"], 0, 1)
+        watch.done()
         send(sock, Kind.DONE)
         _serve(sock, watch, block, buffers, setup.spaces)
     except WireError as error:
@@ -242,7 +243,6 @@ def _serve(sock: socket.socket, watch: Watch, block: ServedBlock, buffers: Buffe
     targets, bounds = {"actions": buffers.actions, "idle": buffers.idle}, _bounds(spaces)
     reader = Reader(sock)
     while True:
-        watch.done()
         message = receive(reader, (Kind.RESET, Kind.STEP), targets)
         if message.kind == Kind.RESET:
             seeds = _seeds(message, count)
@@ -259,6 +259,7 @@ def _serve(sock: socket.socket, watch: Watch, block: ServedBlock, buffers: Buffe
             ended = buffers.terminated | buffers.truncated
             if ended.any():
                 arrays |= {**ends, "final_observations": buffers.final_observations[ended]}
+        watch.done()  # before the answer, after which the trainer may leave at once
         failed = {}
         if (new := buffers.failures - counted).any():
             failed, counted[:] = {"replaced": np.repeat(np.arange(count), new).tolist()}, buffers.failures
