@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from typing import Literal
@@ -38,6 +39,17 @@ EXTRAS = {  # what each extra is for
 }
 OF_DEVELOPERS = {"bench", "crosscheck", "docs", "test"}
 _DRAW = "import mujoco\nmujoco.GLContext(8, 8).make_current()"
+_VULKAN = """
+import ctypes, sys
+vulkan = ctypes.CDLL("libvulkan.so.1")
+instance, devices = ctypes.c_void_p(), ctypes.c_uint32()
+options = (ctypes.c_uint64 * 8)(1)  # VkInstanceCreateInfo without layers and extensions
+if code := vulkan.vkCreateInstance(options, None, ctypes.byref(instance)):
+    sys.exit(f"no driver can be used (error {code})")
+vulkan.vkEnumeratePhysicalDevices(instance, ctypes.byref(devices), None)
+if not devices.value:
+    sys.exit("no device")
+"""
 DRAW_S = 10.0
 
 
@@ -82,6 +94,7 @@ def features() -> Iterator[Row]:
     yield _sandbox()
     yield _video()
     yield _drawing()
+    yield _vulkan()
 
 
 def _extra(extra: str, purpose: str) -> Row:
@@ -153,17 +166,28 @@ def _drawing() -> Row:
     """Draws in a child process for each graphics library: a missing driver may crash it."""
     name, purpose = "MuJoCo drawing", "for videos and pixels"
     try:
-        drawing = with_drawing(True, _draw)
+        drawing = with_drawing(True, partial(_runs, _DRAW))
     except CannotDraw as error:
         fix = "apt install libegl1 libgl1-mesa-dri, or libosmesa6; MUJOCO_GL selects one"
         return Row(name, f"{error}; {purpose}", "missing", fix)
     return Row(name, f"MUJOCO_GL={drawing['MUJOCO_GL']}; {purpose}")
 
 
-def _draw(variables: dict[str, str]) -> dict[str, str]:
-    """Returns `variables` if a process can draw with them. Raises RuntimeError with its last line."""
+def _vulkan() -> Row:
+    """Opens a device in a child process: a driver may crash it."""
+    name, purpose = "Vulkan", "for ManiSkill"
+    try:
+        _runs(_VULKAN, {})
+    except RuntimeError as error:
+        fix = "apt install libvulkan1 mesa-vulkan-drivers, of Mesa 25 without a GPU: docs/maniskill.md"
+        return Row(name, f"{error}; {purpose}", "missing", fix)
+    return Row(name, f"has a device; {purpose}")
+
+
+def _runs(code: str, variables: dict[str, str]) -> dict[str, str]:
+    """Returns `variables` if a process runs the code with them. Raises RuntimeError with its last line."""
     with tempfile.TemporaryFile() as output:
-        child = Child(_DRAW, Death.GUARD, environment=variables, output=output)
+        child = Child(code, Death.GUARD, environment=variables, output=output)
         try:
             reason = child.exit_reason(DRAW_S)
         finally:

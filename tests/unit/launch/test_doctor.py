@@ -33,9 +33,19 @@ def test_the_report_as_json_without_torch(tmp_path: Path) -> None:
     sections = {title: {row["name"]: row for row in rows} for title, rows in report.items() if title != "problems"}
     assert report["problems"] == sum(row["state"] == "problem" for rows in sections.values() for row in rows.values())
     assert sections["machine"]["memory"]["value"] <= psutil.virtual_memory().total
-    assert {*EXTRAS, "vllm", "megatron", "code sandbox", "video", "MuJoCo drawing"} == set(sections["features"])
+    others = {"vllm", "megatron", "code sandbox", "video", "MuJoCo drawing", "Vulkan"}
+    assert {*EXTRAS, *others} == set(sections["features"])
     assert "torch" in sections["packages"]["installed"]["text"]
     assert sections["folders"]["models"]["text"].startswith(str(tmp_path))
+
+
+def test_a_machine_without_a_driver_of_vulkan(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VK_ICD_FILENAMES", "VK_DRIVER_FILES"):
+        monkeypatch.setenv(name, "/nowhere/driver.json")
+    row = next(row for row in installed.features() if row.name == "Vulkan")
+    assert row.state == "missing"
+    assert "no driver can be used" in row.text or "libvulkan.so.1" in row.text
+    assert "docs/maniskill.md" in row.fix
 
 
 def test_the_report_as_text(tool, monkeypatch: pytest.MonkeyPatch) -> None:
