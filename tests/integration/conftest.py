@@ -14,6 +14,7 @@ import run_results
 import torch
 from launcher_forks import Launcher
 from process_groups import end_process_groups
+from tiny_configs import GAME, OPENAI_AGENT
 from waiting import HANG_S, assert_gone, until
 
 from rl_platform.checkpoint.verify import Checkpoint
@@ -121,6 +122,38 @@ def learned(command, final_state, logged, finished_runs):
 def differences() -> Callable[[Any, Any], list[str]]:
     """differences(a, b): see `run_results`."""
     return run_results.differences
+
+
+AGENTS = {
+    "a text environment": "{environment: {type: 'game.py:Game'}, tools: [{type: 'game.py:Echo'}], tool_format: hermes, "
+    "num_workers: 1}",
+    "an openai client": "{function: 'my_agent.py:solve'}",
+}
+
+
+@pytest.fixture(params=AGENTS.values(), ids=AGENTS)
+def agents_train_as_torch(request, command, folder: Path, final_state) -> Callable[[list[str], list[str]], None]:
+    """Compares two steps of an agent of several calls under an inference engine with those under the torch engine."""
+
+    def check(both: list[str], engine: list[str]) -> None:
+        (folder / "game.py").write_text(GAME)
+        (folder / "my_agent.py").write_text(OPENAI_AGENT)
+        lengths = "data.max_prompt_length=400", "data.max_response_length=16"
+        likeliest = "rollout.sampling={max_new_tokens: 2, top_k: 1}"
+        room = "actor.model.random_init.max_positions=512"
+        steps = ["reasoning.yaml", "runner.max_steps=2", f"rollout.agent={request.param}", *lengths, likeliest, room]
+        ended = command(*steps, *both, "rollout.backend=torch", "runner.output_dir=torch")
+        assert ended.code == 0, ended.err
+        ended = command(*steps, *both, *engine)
+        assert ended.code == 0, ended.err
+        torch.testing.assert_close(final_state("out", 2)["actor"], final_state("torch", 2)["actor"], rtol=0, atol=1e-6)
+        for expected, found in zip(read_metrics("torch")[1:], read_metrics("out")[1:], strict=True):
+            assert found["reward/mean"] == expected["reward/mean"]
+            assert (found["turns/mean"], found["tool/errors"]) == (2, 0)
+            assert found["mismatch/abs_logp"] < 1e-4
+            assert found["actor/grad_norm"] > 0, "else nothing is learned and nothing compared"
+
+    return check
 
 
 @pytest.fixture

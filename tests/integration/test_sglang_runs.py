@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from sglang_engine import ENGINE_ENV, needs_sglang
-from tiny_configs import GAME, OPENAI_AGENT
 
 from rl_platform.metrics import read_metrics
 
@@ -23,14 +21,6 @@ WAYS = {
         "rollout.weight_transfer=group",
     ],
 }
-AGENT = (
-    "rollout.agent={environment: {type: 'game.py:Game'}, tools: [{type: 'game.py:Echo'}], tool_format: hermes, "
-    "num_workers: 1}",
-    "data.max_prompt_length=400",
-    "data.max_response_length=16",
-    "actor.model.random_init.max_positions=512",
-)
-CLIENT = ("rollout.agent={function: 'my_agent.py:solve'}", *AGENT[1:])
 
 
 @pytest.mark.parametrize("overrides", WAYS.values(), ids=WAYS)
@@ -38,20 +28,8 @@ def test_a_run_learns_what_it_learns_with_the_torch_engine(learns_as_torch, over
     learns_as_torch([], [*WITH_SGLANG, *overrides], "rollout[0]-sglang.log")
 
 
-@pytest.mark.parametrize("agent", [AGENT, CLIENT], ids=["a text environment", "an openai client"])
-def test_trajectories_of_several_calls(command, folder: Path, final_state, agent: tuple[str, ...]) -> None:
-    """The engine generates the calls that arrived since its last batch together."""
-    (folder / "game.py").write_text(GAME)
-    (folder / "my_agent.py").write_text(OPENAI_AGENT)
-    steps = ["runner.max_steps=2", *agent, "rollout.sampling={max_new_tokens: 2, top_k: 1}"]
-    assert command("reasoning.yaml", *steps, "rollout.backend=torch", "runner.output_dir=torch").code == 0
-    ended = command("reasoning.yaml", *steps, *WITH_SGLANG)
-    assert ended.code == 0, ended.err
-    torch.testing.assert_close(final_state("out", 2)["actor"], final_state("torch", 2)["actor"], rtol=0, atol=1e-6)
-    for expected, found in zip(read_metrics("torch")[1:], read_metrics("out")[1:], strict=True):
-        assert found["reward/mean"] == expected["reward/mean"]
-        assert (found["turns/mean"], found["tool/errors"]) == (2, 0)
-        assert found["mismatch/abs_logp"] < 1e-4
+def test_trajectories_of_several_calls(agents_train_as_torch) -> None:
+    agents_train_as_torch([], WITH_SGLANG)
 
 
 @pytest.mark.release

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from reward_parts import reward_server, scores
+from tiny_configs import GAME
 
 from rl_platform.metrics import read_metrics
 
@@ -36,6 +37,11 @@ WITH = {
         "rollout.sampling={max_new_tokens: 2}",
         "data.max_response_length=6",
     ),
+    "an agent in a text environment": (
+        "rollout={agent: {environment: {type: 'my_game.py:Game'}, num_workers: 1}, sampling: {max_new_tokens: 2}}",
+        "data.max_prompt_length=24",
+        "data.max_response_length=14",
+    ),
     "shaped rewards": (
         REFERENCE,
         "algorithm.use_kl_in_reward=true",
@@ -44,6 +50,7 @@ WITH = {
         "algorithm.overlong={buffer_length: 1, penalty: 0.5}",
     ),
     "a reward server": ("reward={type: http, url: 'URL', num_workers: 1}",),
+    "deterministic kernels": ("runner.deterministic=true",),
     "PF-PPO": ("algorithm.use_pf_ppo=true",),
     "greedy baselines": (
         "cluster={component_placement: {'actor,rollout,reward': all}}",
@@ -69,6 +76,7 @@ def test_it_resumes_to_the_state_that_it_would_have_had(
     command, folder, final_state, logged, differences, url: str, name: str
 ):
     (folder / "my_tools.py").write_text(TOOLS)
+    (folder / "my_game.py").write_text(GAME)
     more = (key.replace("URL", url) for key in WITH[name])
     keys = ("algorithm.rollout_is={}", "reward.type=my_tools:score", *more)
     run = (
@@ -140,21 +148,32 @@ def test_environments_that_step_during_updates(command, folder, final_state, log
     assert max(row["is/weight_max"] for row in rows) > 1.0001, "the correction has no effect"
 
 
-@pytest.mark.parametrize("on_update", ["continue", "abort"])
-def test_weights_that_change_while_responses_are_generated(command, folder, final_state, on_update: str) -> None:
+@pytest.mark.parametrize(
+    ("on_update", "name"),
+    [("continue", "nothing else"), ("abort", "nothing else")]
+    + [("continue", name) for name in ("dynamic sampling", "shaped rewards", "PF-PPO", "a critic warm-up")],
+)
+def test_weights_that_change_while_responses_are_generated(
+    command, folder, final_state, on_update: str, name: str
+) -> None:
     """What they change depends on timing; the age has a limit, and nothing is lost when the run resumes."""
     (folder / "my_tools.py").write_text(TOOLS)
     run = (
         *("reasoning.yaml", "runner.max_staleness=2", f"runner.max_steps={STEPS}", "runner.save_interval=2"),
         *("algorithm.rollout_is={}", "reward.type=my_tools:score", "rollout.backend=torch", "data.train_size=24"),
         *(f"rollout.on_update={on_update}", "data.max_response_length=8", "rollout.max_running_requests=2"),
-        *("algorithm.group_size=2", "runner.keep_checkpoints=10"),
+        *("algorithm.group_size=2", "runner.keep_checkpoints=10", "runner.val_check_interval=3", *WITH[name]),
     )
     ended = command(*run, "runner.output_dir=whole")
     assert ended.code == 0, ended.err
     ended = command(*run, f"runner.resume=whole/checkpoints/step-{HALF:08d}", "runner.output_dir=again")
     assert ended.code == 0, ended.err
     for place in ("whole", "again"):
-        counts = final_state(place, STEPS)["run"]["task"]["samples"]["counts"]
-        assert counts == {"issued": STEPS * 8 * 2, "trained": STEPS * 8 * 2, "rejected": 0, "dropped": 0}
-        assert all(row["staleness/max"] <= 2 for row in read_metrics(folder / place)[1:])
+        samples = final_state(place, STEPS)["run"]["task"]["samples"]
+        counts, carried = samples["counts"], sum(samples["open"].values())
+        assert counts["trained"] == STEPS * 8 * 2
+        assert counts["issued"] == counts["trained"] + counts["rejected"] + carried
+        assert counts["dropped"] == 0
+        if name != "dynamic sampling":  # which rejects responses, and carries others to a later step
+            assert counts["issued"] == counts["trained"]
+            assert all(row["staleness/max"] <= 2 for row in read_metrics(folder / place)[1:])

@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from vllm_engine import ENGINE_ENV, VLLM_PYTHON, needs_vllm
+
+from rl_platform.metrics import read_metrics
 
 pytestmark = [needs_vllm, pytest.mark.timeout(900)]
 WITH_VLLM = [
@@ -22,6 +25,21 @@ WAYS = {"weights of the same process": [], "only differences of the weights": [*
 @pytest.mark.parametrize("overrides", WAYS.values(), ids=WAYS)
 def test_a_run_learns_what_it_learns_with_the_torch_engine(learns_as_torch, overrides: list[str]) -> None:
     learns_as_torch([HEADS_OF_32], [*WITH_VLLM, *overrides], "rollout[0]-vllm.log")
+
+
+def test_trajectories_of_several_calls(agents_train_as_torch) -> None:
+    agents_train_as_torch([HEADS_OF_32], WITH_VLLM)
+
+
+def test_two_updates_ahead_a_run_learns_what_it_learns_with_the_torch_engine(
+    command, folder: Path, final_state, scored: str
+) -> None:
+    ahead = "runner.max_staleness=2", "algorithm.rollout_is={}", "rollout.sampling={top_k: 1}"
+    for name, engine in {"torch": ["rollout.backend=torch"], "vllm": WITH_VLLM}.items():
+        ended = command("reasoning.yaml", *ahead, HEADS_OF_32, scored, *engine, f"runner.output_dir={name}")
+        assert ended.code == 0, ended.err
+        assert [row["staleness/max"] for row in read_metrics(folder / name)[1:]] == [0, 1, 2, 2]
+    torch.testing.assert_close(final_state("vllm", 4)["actor"], final_state("torch", 4)["actor"], rtol=0, atol=1e-6)
 
 
 def test_a_seeded_run_repeats_to_the_bit(command, folder: Path, final_state, differences, scored: str) -> None:

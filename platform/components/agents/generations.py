@@ -1,7 +1,7 @@
 """Generation for trajectories that run on their own: one coroutine each, and one engine that samples for all of them.
 
 The coroutines run in a thread of their own, the engine in the calling thread. A request enters the engine as soon as a
-slot is free, so no trajectory waits for the tool or the environment of another one. Engines without
+slot is free, so no trajectory waits for the tool or the environment of another one. Engines of the user without
 `accepts_arrivals` generate what has arrived since their last call.
 
 In lockstep, a round begins when every open trajectory has a request. Requests are then ordered by trajectory, so the

@@ -270,6 +270,25 @@ def test_many_requests_of_mixed_lengths_are_all_answered_once(shared: ModuleType
     assert len(shared.answers(fresh, requests, SamplingParams(8))) == 200
 
 
+def test_requests_that_arrive_wait_for_no_earlier_one(shared: ModuleType, plain: Any, fresh: Engine) -> None:
+    """Agents call while others are generated."""
+    requests, busy = shared.prompts((4,) * 12), list[int]()
+
+    class Watched(shared.Arriving):  # type: ignore[name-defined, misc]
+        def take(self, idle: bool) -> list[Request]:
+            taken: list[Request] = super().take(idle)
+            busy.extend(request.index for request in taken if not idle)
+            return taken
+
+    completions: list[Completion] = []
+    fresh.generate((), LONG, completions.append, Watched(requests))
+    assert sorted(completion.index for completion in completions) == list(range(12))
+    assert busy, "some arrived while others were generated"
+    for completion in completions:
+        expected = shared.teacher_forced(copy.deepcopy(plain), requests[completion.index], completion)
+        torch.testing.assert_close(torch.tensor(completion.log_probs), expected, rtol=0, atol=1e-4)
+
+
 def test_it_wakes_with_the_weights_it_had(shared: ModuleType, fresh: Engine) -> None:
     requests, greedy = shared.prompts(), SamplingParams(6, temperature=0.0)
     before = shared.answers(fresh, requests, greedy)

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_platform.engines.rollout.base import Completion, Request
+from rl_platform.engines.rollout.base import Arrivals, Completion, Request
 from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.errors import ConfigError, Deadline, Problem, WorkerDied, WorkerError
 from rl_platform.records import SamplingParams, Weights, WeightsReceived
@@ -43,39 +43,31 @@ START_S = 600.0  # a large model on many GPUs takes minutes
 # Stages of waking up: the cache is allocated after the sender's copy of the weights is no longer needed.
 STAGES = ("weights", "cache")
 ATTEMPTS = 3  # processes in a row that die without having answered anything
+ARRIVALS_S = 0.005  # between two looks for requests that arrived while others are generated; a decoding step takes more
+Messages = queue.SimpleQueue[tuple[str, Any]]  # (kind, value)
 
 
 class EngineCall:
-    """One call, and the messages that answer it."""
+    """One call, and the messages that answer it, in `arrived`, which several calls may share."""
 
-    def __init__(self, number: int, operation: str) -> None:
+    def __init__(self, number: int, operation: str, arrived: Messages | None = None) -> None:
         self.number, self.operation = number, operation
-        self.arrived: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self.arrived: Messages = queue.SimpleQueue() if arrived is None else arrived
 
-    def items(self, timeout: float | None = None) -> Iterator[Any]:
-        """Yields the items before the answer.
+    def wait(self, timeout: float | None = None) -> Any:
+        """Returns the answer.
 
         Raises WorkerError if the engine refuses, WorkerDied if it dies, Deadline if no message arrives in `timeout`
         seconds.
         """
-        while True:
-            try:
-                kind, value = self.arrived.get(timeout=timeout)
-            except queue.Empty:
-                raise Deadline(f"the engine did not answer to {self.operation} within {timeout:g} s") from None
-            if kind == ITEM:
-                yield value
-            elif kind == ANSWER:
-                self.value = value
-                return
-            else:
-                raise WorkerDied(value) if kind == DIED else WorkerError(f"{self.operation}: {value}")
-
-    def wait(self, timeout: float | None = None) -> Any:
-        """Returns the answer; drops items before it."""
-        for _ in self.items(timeout):
-            pass
-        return self.value
+        try:
+            kind, value = self.arrived.get(timeout=timeout)
+        except queue.Empty:
+            raise Deadline(f"the engine did not answer to {self.operation} within {timeout:g} s") from None
+        if kind == ANSWER:
+            self.value = value
+            return value
+        raise WorkerDied(value) if kind == DIED else WorkerError(f"{self.operation}: {value}")
 
 
 class EngineProcess:
@@ -103,9 +95,9 @@ class EngineProcess:
             self._connection.send_bytes(json.dumps(setup).encode())
         self._reader.start()
 
-    def call(self, operation: str, *arguments: object) -> EngineCall:
-        """Starts a call; returns at once."""
-        call = self._register(operation)
+    def call(self, operation: str, *arguments: object, arrived: Messages | None = None) -> EngineCall:
+        """Starts a call; returns at once. arrived: gets its messages."""
+        call = self._register(operation, arrived)
         with self._lock, suppress(OSError):
             self._connection.send_bytes(json.dumps((call.number, operation, arguments)).encode())
         return call
@@ -121,9 +113,9 @@ class EngineProcess:
         text = self.log.read_bytes()[self._log_begins :] if self.log.exists() else b""
         return "\n".join(text.decode(errors="replace").splitlines()[-lines:])
 
-    def _register(self, operation: str) -> EngineCall:
+    def _register(self, operation: str, arrived: Messages | None = None) -> EngineCall:
         with self._lock:
-            call = EngineCall(next(self._numbers), operation)
+            call = EngineCall(next(self._numbers), operation, arrived)
             if self._dead:
                 call.arrived.put((DIED, self._obituary()))
             else:
@@ -157,6 +149,7 @@ class HostedEngine(ABC):
     """
 
     engine: str
+    accepts_arrivals = True
 
     stop_texts: StopTexts | None = None  # the engine generates on, and what follows the text is dropped
 
@@ -168,7 +161,7 @@ class HostedEngine(ABC):
         self.restarts = 0
         self._label = label
         self._weights: Weights | WeightsOffer | None = None
-        self._generation: EngineCall | None = None
+        self._generation: list[int] = []  # its calls
         self._asleep: tuple[str, ...] = ()  # the remaining stages of waking up, in order
         self._process = self._start()
 
@@ -195,10 +188,7 @@ class HostedEngine(ABC):
 
     def receive(self, weights: Weights | WeightsOffer) -> WeightsReceived:
         self._weights = weights = self._reachable(weights)
-        try:
-            self._load_awake()
-        except WorkerDied as death:
-            self._restart(death)
+        self._load_awake()
         return WeightsReceived(weights.version, weights.bytes, weights.buckets)
 
     @abstractmethod
@@ -206,32 +196,62 @@ class HostedEngine(ABC):
         """Returns `weights`, or a copy if they are offered by a process group that the engine cannot join."""
 
     def generate(
-        self, requests: Sequence[Request], sampling: SamplingParams, on_finished: Callable[[Completion], None]
+        self,
+        requests: Sequence[Request],
+        sampling: SamplingParams,
+        on_finished: Callable[[Completion], None],
+        arrivals: Arrivals | None = None,
     ) -> None:
         unanswered = {request.index: request for request in requests}
-        deaths = 0
-        while unanswered:
-            try:
+        unsent, calls, deaths, death = [*requests], 0, 0, ""
+        arrived: Messages = queue.SimpleQueue()
+        self._generation = []
+        while True:
+            if arrivals is not None:
+                unsent += (new := arrivals.take(idle=not unanswered))
+                unanswered |= {request.index: request for request in new}
+            if not unanswered:
+                return
+            if unsent:
                 if self._asleep:
                     self._load_awake()
-                work = [asdict(request) for request in unanswered.values()]
-                self._generation = self._process.call("generate", work, asdict(sampling), self.eos)
-                for index, tokens, log_probs, reason, encoded in self._generation.items():
-                    request = unanswered.pop(index)
-                    computed = len(request.token_ids) + len(tokens) - 1
-                    routes = None if encoded is None else decoded_routes(encoded, computed, self._layers)
-                    completion = Completion(index, tuple(tokens), tuple(log_probs), reason, routes)
-                    on_finished(self.stop_texts.cut(request, completion) if self.stop_texts else completion)
-                    deaths = 0
-            except WorkerDied as death:
+                work = [asdict(request) for request in unsent]
+                call = self._process.call("generate", work, asdict(sampling), self.eos, arrived=arrived)
+                self._generation.append(call.number)
+                unsent, calls = [], calls + 1
+            try:
+                kind, value = arrived.get(timeout=None if arrivals is None else ARRIVALS_S)
+            except queue.Empty:
+                continue
+            if kind == ITEM:
+                request = unanswered.pop(value[0])
+                on_finished(self._completion(request, *value[1:]))
+                deaths = 0
+                continue
+            if kind == FAILED:
+                raise WorkerError(f"generate: {value}")
+            calls, death = calls - 1, value if kind == DIED else death
+            if calls:
+                continue
+            if death:  # all calls of the process have ended
                 deaths += 1
                 if deaths >= ATTEMPTS:
-                    raise WorkerDied(f"{self._label}: {deaths} engines in a row died: {death}") from death
+                    raise WorkerDied(f"{self._label}: {deaths} engines in a row died: {death}")
                 self._restart(death)
+                self._generation, death = [], ""
+            unsent = [*unanswered.values()]
+
+    def _completion(
+        self, request: Request, tokens: list[int], log_probs: list[float], reason: Any, encoded: str | None
+    ) -> Completion:
+        computed = len(request.token_ids) + len(tokens) - 1
+        routes = None if encoded is None else decoded_routes(encoded, computed, self._layers)
+        completion = Completion(request.index, tuple(tokens), tuple(log_probs), reason, routes)
+        return self.stop_texts.cut(request, completion) if self.stop_texts else completion
 
     def abort(self) -> None:
-        if self._generation is not None:
-            self._process.call("abort", self._generation.number).wait()
+        for number in [*self._generation]:
+            self._process.call("abort", number).wait()
 
     def offload(self) -> None:
         if not self._asleep:
@@ -248,9 +268,12 @@ class HostedEngine(ABC):
         self._folder.cleanup()
 
     def _load_awake(self) -> None:
-        self._wake("weights")
-        self._load()
-        self._wake("cache")
+        try:
+            self._wake("weights")
+            self._load()
+            self._wake("cache")
+        except WorkerDied as death:
+            self._restart(str(death))
 
     def _wake(self, stage: str) -> None:
         if stage in self._asleep:
@@ -271,7 +294,7 @@ class HostedEngine(ABC):
         logger.info("%s: %s started in %.0f s", self._label, self.engine, time.monotonic() - began)
         return process
 
-    def _restart(self, death: WorkerDied) -> None:
+    def _restart(self, death: str) -> None:
         self.restarts += 1
         logger.warning("%s: %s. It is started again with the weights it had", self._label, death)
         self._process.kill()

@@ -1,0 +1,91 @@
+"""Hosted engines with a small program in their place: requests that arrive while others are generated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rl_platform.engines.rollout.base import Completion, Request
+from rl_platform.engines.rollout.hosted.hosted_engine import EngineProcess, HostedEngine
+from rl_platform.errors import Problem
+from rl_platform.records import SamplingParams, Weights
+
+# Answers the last request first, when there are as many as expected. It may die of the second call in its first life.
+PROGRAM = """
+import json, os, sys
+from multiprocessing.connection import Connection
+connection = Connection(int(sys.argv[1]))
+connection.recv_bytes()
+def send(number, kind, value):
+    connection.send_bytes(json.dumps((number, kind, value)).encode())
+first = not os.path.exists({folder!r} + "/lives")
+open({folder!r} + "/lives", "a").close()
+send(0, "answer", os.getpid())
+calls = []
+while True:
+    number, operation, arguments = json.loads(connection.recv_bytes())
+    if operation != "generate":
+        send(number, "answer", None)
+        continue
+    calls.append((number, arguments[0]))
+    print(*(request["index"] for request in arguments[0]), flush=True)
+    if first and {dies!r} and len(calls) == 2:
+        os._exit(1)
+    while sum(len(requests) for _, requests in calls) >= {expected} and calls:
+        number, requests = calls.pop()
+        for request in reversed(requests):
+            send(number, "item", (request["index"], request["token_ids"], [0.0], "stop", None))
+        send(number, "answer", None)
+"""
+
+
+class StandIn(HostedEngine):
+    """An engine whose process is `program`."""
+
+    engine = "stand-in"
+
+    def __init__(self, program: str, log: Path) -> None:
+        self.program, self.log = program, log
+        super().__init__("rollout[0]", {}, ())
+
+    def _new_process(self) -> EngineProcess:
+        return EngineProcess(self.program, None, {}, self.log)
+
+    def _load(self) -> None: ...
+
+    def _recognised(self, log: str) -> Problem | None:
+        return None
+
+    def _reachable(self, weights: Weights) -> Weights:  # type: ignore[override]
+        return weights
+
+
+class Arriving:
+    """A first request, and a second one while that is generated."""
+
+    longest = 8
+
+    def __init__(self) -> None:
+        self.left = [Request(0, (10,), 0), Request(1, (11,), 0)]
+        self.idle: list[bool] = []
+
+    def take(self, idle: bool) -> list[Request]:
+        self.idle.append(idle)
+        return [self.left.pop(0)] if self.left else []
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_request_that_arrives_waits_for_no_earlier_one(tmp_path: Path, dies: bool) -> None:
+    program = PROGRAM.format(folder=str(tmp_path), dies=dies, expected=2)
+    engine, arrivals, found = StandIn(program, tmp_path / "log"), Arriving(), list[Completion]()
+    try:
+        engine.generate((), SamplingParams(1), found.append, arrivals)
+    finally:
+        engine.close()
+    assert [(completion.index, completion.token_ids) for completion in found] == [(1, (11,)), (0, (10,))]
+    assert arrivals.idle[:2] == [True, False]
+    assert arrivals.idle[-1], "at the end it asks for more while nothing is generated"
+    assert engine.restarts == dies
+    asked = (tmp_path / "log").read_text().split("\n")[:-1]
+    assert asked == (["0", "1", "0 1"] if dies else ["0", "1"]), "after a death, all that have no answer"
