@@ -67,6 +67,9 @@ def test_a_step_of_an_embodied_policy_repeats(recorded, tool) -> None:
     whole = tool("replay", RECORDED)
     assert whole.code == 0, whole.err
     assert "all numbers are equal" in whole.out
+    shown = tool("report", RECORDED, "-o", "report.html")
+    assert shown.code == 0, shown.err
+    assert "reward/mean" in Path("report.html").read_text()
     refused = tool("replay", RECORDED, "--phase", "reference")
     assert refused.code == 2
     assert "allowed: log-probs, values, advantages, actor" in refused.err
