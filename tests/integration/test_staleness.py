@@ -41,6 +41,7 @@ WITH = {
         "rollout={agent: {environment: {type: 'my_game.py:Game'}, num_workers: 1}, sampling: {max_new_tokens: 2}}",
         "data.max_prompt_length=24",
         "data.max_response_length=14",
+        "actor.model.random_init.max_positions=64",
     ),
     "shaped rewards": (
         REFERENCE,
