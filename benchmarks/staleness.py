@@ -1,14 +1,14 @@
 """What `runner.max_staleness` k gains and costs: pace of a step, idle workers, and learning curves for k 0, 1, 2, 4, 8.
 
     python benchmarks/staleness.py pace       # every load once with each k: needs a quiet machine, about 9 minutes
-    python benchmarks/staleness.py curves     # three seeds of each task with each k: about 30 minutes of one core
+    python benchmarks/staleness.py curves     # three seeds of each task with each k: about 40 minutes of one core
     python benchmarks/staleness.py            # both; writes docs/results/max_staleness.md and its picture
     python benchmarks/staleness.py simulate --lengths RUN   # half a minute: 64 and 1,024 GPUs, into the same page
 
 Pace: seconds of a step, and the share of the time in which a CPU worker runs no call, beside the plan's with the rates
 of this machine (`--plan=calibrate`). The reward, whose calls wait for responses, does not count as work. Curves: greedy
 validation. Runs stay in `--runs` and are not repeated, so another call continues; after `--minutes` no further run
-begins.
+begins. Tables of the page without runs in `--runs` stay as they are.
 Simulated: the run of a recipe whose rollout has half of the GPUs, by the plan with data sheets. The responses of each
 step are drawn from those in `RUN/samples.jsonl` (`runner.log_samples`), scaled so that the longest one has
 `data.max_response_length` tokens.
@@ -191,10 +191,10 @@ def pace_table(name: str, runs: Path) -> Iterator[str]:
     paces = {ahead: found for ahead in AHEAD if (found := pace_of(name, ahead, runs)) is not None}
     if not paces:
         return
-    one = LOADS[name]
-    yield f"### {name[0].upper()}{name[1:]}"
+    one, day = LOADS[name], made(folder_of(f"{name} {max(paces)}", runs))
+    yield title(name)
     yield ""
-    yield f"`{one.placement}`, {one.config}{', ' * bool(one.more)}{one.more}."
+    yield f"`{one.placement}`, {one.config}{', ' * bool(one.more)}{one.more}, {day}."
     yield ""
     yield (
         "| k | step | planned | steps/s against k = 0 | planned |"
@@ -228,10 +228,11 @@ def curve_table(name: str, runs: Path) -> Iterator[str]:
         return
     task = TASKS[name]
     steps = [int(x) for x, _ in next(iter(found.values()))[0]]
-    yield f"### {name}"
+    yield title(name)
     yield ""
     seeds = [len(curves) for curves in found.values()]
-    what = f"`{task.config}`, {task.steps} steps, `{task.metric}`: "
+    day = made(folder_of(f"{name} {max(found)} {SEEDS[0]}", runs))
+    what = f"`{task.config}`, {task.steps} steps, {day}, `{task.metric}`: "
     if max(seeds) == 1:
         yield f"{what}one seed."
     else:
@@ -359,6 +360,25 @@ def section_of(page: str) -> str:
     return found + rest.partition("\n## ")[0].rstrip() + "\n" if found else ""
 
 
+def title(name: str) -> str:
+    return f"### {name[0].upper()}{name[1:]}"
+
+
+def kept(page: str, heading: str) -> list[str]:
+    """The lines of a table of a page, with its heading; none if it has none."""
+    lines = page.split("\n")
+    if heading not in lines:
+        return []
+    first = lines.index(heading)
+    ends = (number for number in range(first + 1, len(lines)) if lines[number].startswith("#"))
+    return lines[first : next(ends, len(lines))]
+
+
+def made(folder: Path) -> str:
+    """The day of a run."""
+    return datetime.fromtimestamp((folder / "made.json").stat().st_mtime, UTC).date().isoformat()
+
+
 def text(value: float) -> str:
     return f"{value:.2f}" if abs(value) < 2 else f"{value:,.0f}"
 
@@ -386,16 +406,16 @@ def draw(path: Path, runs: Path) -> None:
 
 
 def page(runs: Path, picture: str, before: str) -> str:
-    """The page with the runs that were made. before: the present one, whose simulated section stays."""
+    """The page with the runs that were made. before: the present one, whose other sections stay."""
     where = machine(["torch", "ray"])
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
-    paces = [line for name in LOADS for line in pace_table(name, runs)]
-    curves = [line for name in TASKS for line in curve_table(name, runs)]
+    paces = [line for name in LOADS for line in [*pace_table(name, runs)] or kept(before, title(name))]
+    curves = [line for name in TASKS for line in [*curve_table(name, runs)] or kept(before, title(name))]
     lines = [
         "# Generation ahead of training: what k gains and costs",
         "",
         f"[`runner.max_staleness: k`](../staleness.md), made with `python benchmarks/staleness.py`, {where['cpu']}, "
-        f"{where['cores']} cores, no GPU, {versions}, {datetime.now(UTC).date().isoformat()}.",
+        f"{where['cores']} cores, no GPU, {versions}.",
         "",
     ]
     if paces:

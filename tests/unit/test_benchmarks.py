@@ -430,6 +430,14 @@ def test_clusters_are_simulated_with_the_lengths_of_a_run(staleness, tmp_path, m
         assert (paces[1] == paces[2]) or name == "varied"  # what does not vary needs no more than one rollout ahead
 
 
+def test_tables_without_new_runs_stay_on_the_page(staleness: ModuleType, tmp_path: Path) -> None:
+    before = "# T\n\n## Pace\n\n### Critic apart\n\nold\n\n## Learning\n\n![Curves](x.png)\n\n### CartPole\n\ncurves\n"
+    page = staleness.page(tmp_path, "x.png", before)
+    for heading, below in (("### Critic apart", "old"), ("### CartPole", "curves")):
+        assert page.count(f"{heading}\n\n{below}") == 1
+    assert page.index("## Pace") < page.index("old") < page.index("## Learning") < page.index("curves")
+
+
 def test_idle_shares_of_a_timeline(staleness: ModuleType, tmp_path: Path) -> None:
     """Calls of one worker overlap; the reward waits all the time; a call before the counted steps does not count."""
     steps, lanes = staleness.MEASURED - 1, ["steps", "actor[0]", "critic[0]", "rollout[0]", "reward[0]"]
