@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from rl_platform.engines.rollout import kv_cache
 from rl_platform.engines.rollout.base import Request
 from rl_platform.engines.rollout.kv_cache import KVCache, Page
-from rl_platform.engines.rollout.paged_attention import DecodeAttention, PrefillAttention, Readers
+from rl_platform.engines.rollout.paged_attention import DecodeAttention, PrefillAttention, PrefillChunk, Readers
 from rl_platform.engines.rollout.sampling import sample
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.records import SamplingParams
@@ -43,10 +44,12 @@ class Flight:
 
 
 class PlainDecoding:
-    prompt_attention, prompt_tokens = PrefillAttention, None
+    """As `CudaDecoding`. Its GPU must be the current one when kernels are launched, as Triton requires."""
+
+    prompt_tokens = None
 
     def __init__(self, decoder: Any) -> None:
-        self.decoder, self.launches, self.ahead = decoder, 0, 0
+        self.decoder, self.launches, self.ahead, self.current = decoder, 0, 0, False
 
     def begin(self, cache: KVCache, sampling: SamplingParams, longest: int) -> None:
         self.cache, self.sampling, self.flight = cache, sampling, None
@@ -59,10 +62,18 @@ class PlainDecoding:
     def in_flight(self) -> bool:
         return self.flight is not None
 
-    def on_device(self) -> Any:
-        return torch.no_grad()
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        self.current = True
+        yield
+        self.current = False
+
+    def prompt_attention(self, chunks: Sequence[PrefillChunk]) -> PrefillAttention:
+        assert self.current
+        return PrefillAttention(chunks)
 
     def launch(self, rows: Sequence[Any], after: Flight | None = None) -> None:
+        assert self.current
         more = int(after is not None)
         self.launches, self.ahead = self.launches + 1, self.ahead + more
         tokens = [row.tokens[-1] for row in rows] if after is None else after.results(rows)[0]
