@@ -3,8 +3,8 @@
     pip download --no-deps lerobot==0.4.4 && unzip lerobot-*.whl -d LEROBOT
     python tests/smolvla_goldens.py LEROBOT
 
-LeRobot requires another torch than this platform, so only the two files of its network are imported. What they import
-from the rest of the package takes no part in the computation and is replaced by empty modules.
+LeRobot requires another torch than this platform, so only the two files of its network are imported. Empty modules
+replace the other modules that these files import, because the computation does not use them.
 """
 
 from __future__ import annotations

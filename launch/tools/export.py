@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from rl_platform.config.schema.models import Model
 from rl_platform.disk import replacing
 from rl_platform.errors import CheckpointError, ConfigError, Problem, check_all
 from rl_platform.launch.saved.loaded_policy import find_policy
@@ -201,7 +202,11 @@ def _write_onnx(saved: SavedPolicy, folder: Path) -> str:
 
 
 def _write_lerobot(run: SavedRun | None, saved: SavedPolicy, folder: Path) -> str:
-    """The LeRobot folder that a SmolVLA policy started from, with the trained weights."""
+    """Writes the LeRobot folder that a SmolVLA policy started from, with the trained weights and the steps of the run.
+
+    LeRobot then denoises as often as the run, and executes as many actions of a chunk. Raises ConfigError if LeRobot
+    would scale actions or states in another way than the run.
+    """
     about = saved.description
     if about.model.type != "smolvla":
         message = (
@@ -212,7 +217,8 @@ def _write_lerobot(run: SavedRun | None, saved: SavedPolicy, folder: Path) -> st
     if run is None:
         message = "the policy alone does not name the folder of LeRobot that it started from"
         raise _problem(COMMAND, message, "lerobot", "the folder of the run")
-    if (path := run.load([]).config.actor.model.path) is None:
+    model = run.load([]).config.actor.model
+    if model.path is None:
         message = "actor.model.random_init has no config.json and no processors of LeRobot, which the folder would need"
         raise _problem("--format", message, "lerobot", "torch, onnx")
     if about.normalizer is not None:
@@ -220,10 +226,29 @@ def _write_lerobot(run: SavedRun | None, saved: SavedPolicy, folder: Path) -> st
         raise _problem("--format", message, "lerobot", "torch, onnx; or a run with env.normalize_observations: false")
     from rl_platform.models.vlas.lerobot_folder import LeRobotFolder
 
+    _refuse_other_scales(model, saved)
     network = "network."
     trained = {name.removeprefix(network): each for name, each in saved.weights.items() if name.startswith(network)}
-    LeRobotFolder(path).write(trained, folder)
+    assert about.language is not None
+    steps = model.flow.denoising_steps or about.language.config["num_inference_steps"]
+    LeRobotFolder(model.path).write(trained, folder, num_steps=steps, n_action_steps=about.levels.num_actions)
     return "lerobot.policies.smolvla.modeling_smolvla.SmolVLAPolicy.from_pretrained('{}')"
+
+
+def _refuse_other_scales(model: Model, saved: SavedPolicy) -> None:
+    """Raises ConfigError if the policy scales actions or states in another way than the folder of LeRobot does now."""
+    from rl_platform.models.vlas.build import scales
+
+    actions, states = scales(model, saved.description.spaces)
+    for part, name, scale in (("actions", "action_range", actions), ("states", "state_scale", states)):
+        for end, folders in ({} if scale is None else scale.state_dict()).items():
+            ours = saved.weights[f"{name}.{end}"]
+            if not torch.equal(ours, folders):
+                message = (
+                    f"LeRobot would act differently: {end} of the range of {part} is {ours.tolist()} in the policy and "
+                    f"{folders.tolist()} by the statistics in {model.path}"
+                )
+                raise _problem("--format", message, "lerobot", "torch, onnx")
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def build(
             f"the longest instruction has {longest} tokens, and the model of {model.path} read at most {most} tokens"
         )
         raise ConfigError([Problem("actor.model.instruction", message, hint="a shorter text")])
-    policy = _assembled(model, spaces, levels, network, tokens, *_scales(model, spaces, counted))
+    policy = _assembled(model, spaces, levels, network, tokens, *scales(model, spaces))
     flow = model.type in FLOW_POLICIES
     if not model.train_backbone:
         (network.backbone if flow else network).requires_grad_(False)
@@ -81,21 +81,25 @@ def _assembled(
     return TokenPolicy(network, tokens, spaces, model.action_bins, levels, actions)
 
 
-def _scales(model: Model, spaces: EnvSpaces, counted: bool) -> tuple[ActionRange, StateScale | None]:
-    """The ranges of actions and of the robot's state. Those of LeRobot's folders are mean and deviation, or a range."""
+def scales(model: Model, spaces: EnvSpaces) -> tuple[ActionRange, StateScale | None]:
+    """Returns the range of actions and the scale of the robot's state, None if the policy reads no state.
+
+    Those of a folder of LeRobot are its own; actions that it does not normalise are the environment's.
+    """
     state = _no_scale(model, spaces)
-    if model.type != "smolvla" or model.path is None or counted:
+    if model.type != "smolvla" or model.path is None:
         return action_range(model, spaces), state
     from rl_platform.models.vlas.lerobot_folder import ACTION, STATE, LeRobotFolder
+    from rl_platform.models.vlas.lerobot_normalizer import LeRobotNormalizer
 
-    folder, actions = LeRobotFolder(model.path), None
-    if (found := folder.statistics(ACTION, spaces.action.size, model.unnorm_key)) is not None:
+    folder = LeRobotFolder(model.path)
+    with torch.device("cpu"):  # the default is the meta device where parameters are counted
+        found = LeRobotNormalizer.of(folder, ACTION).center_and_scale(spaces.action.size, model.unnorm_key)
         low, high = ([center + sign * scale for center, scale in zip(*found, strict=True)] for sign in (-1, 1))
-        actions = ActionRange(low, high)
-    if state is not None:
-        found = folder.statistics(STATE, spaces.observation_size, model.unnorm_key)
-        state = state if found is None else StateScale(*found)
-    return actions or ActionRange(spaces.action_low, spaces.action_high), state
+        if state is not None:
+            normalizer = LeRobotNormalizer.of(folder, STATE)
+            state = StateScale(*normalizer.center_and_scale(spaces.observation_size, model.unnorm_key))
+        return ActionRange(low, high), state
 
 
 def _no_scale(model: Model, spaces: EnvSpaces) -> StateScale | None:
@@ -128,8 +132,9 @@ def network_config(model: Model, spaces: EnvSpaces, levels: ActionLevels, vocabu
     if model.type == "smolvla":
         from rl_platform.models.vlas.lerobot_folder import LeRobotFolder
 
-        config = LeRobotFolder(folder).config()
-        if found := list(_misfits(config, folder, model, spaces)):
+        lerobot = LeRobotFolder(folder)
+        config = lerobot.config()
+        if found := [*_misfits(config, folder, model, spaces), *lerobot.misfits(spaces)]:
             raise ConfigError(found)
         return config
     with reading(_PATH, "cannot be loaded", folder):

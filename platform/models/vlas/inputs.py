@@ -45,6 +45,11 @@ def channels_of_image(shape: tuple[int, ...]) -> int:
     return 1 if ImageLayout(shape).stack_first or shape[-1] % 3 else 3
 
 
+def cameras(shape: tuple[int, ...]) -> int:
+    """Returns the number of cameras in an observation of this shape; each image of a stack is one."""
+    return ImageLayout(shape).channels // channels_of_image(shape)
+
+
 def camera_images(
     observations: Tensor, shape: tuple[int, ...], size: tuple[int, int], *, keep_ratio: bool = False
 ) -> Tensor:
@@ -95,11 +100,14 @@ class StateScale(nn.Module):
 def action_range(model: Model, spaces: EnvSpaces) -> ActionRange:
     """Returns the range of actions: the environment's bounds, or with `unnorm_key` the statistics of a data set.
 
-    These are `norm_stats` in config.json of `model.path`, as OpenVLA stores them: q01 and q99 of each number, or min
-    and max; a number whose `mask` is false is not scaled. Raises ConfigError if there are none for this key.
+    Numbers without bounds are not scaled. The statistics are `norm_stats` in config.json of `model.path`, as OpenVLA
+    stores them: q01 and q99 of each number, or min and max; a number whose `mask` is false is not scaled. Raises
+    ConfigError if there are none for this key.
     """
     if model.unnorm_key is None:
-        return ActionRange(spaces.action_low, spaces.action_high)
+        bounds = zip(spaces.action_low, spaces.action_high, strict=True)
+        ends = [each if all(map(math.isfinite, each)) else (-1.0, 1.0) for each in bounds]
+        return ActionRange(*zip(*ends, strict=True))
     file = Path(model_folder(model.path or "", "actor.model.path")) / "config.json"
     try:
         stats = json.loads(file.read_text(encoding="utf-8")).get("norm_stats") or {}
@@ -133,7 +141,9 @@ def space_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
     if spaces.action.kind != "continuous":
         message = f"{model.type} chooses numbers, and the environment takes choices"
         problems.append(Problem(kind, message, value=model.type, hint=f"{kind}: vla, or mlp without images"))
-    elif model.unnorm_key is None and not all(map(math.isfinite, (*spaces.action_low, *spaces.action_high))):
+        return problems
+    bounded = all(map(math.isfinite, (*spaces.action_low, *spaces.action_high)))
+    if not bounded and model.unnorm_key is None and model.type != "smolvla":
         message = "actions are placed between their bounds, and some of the environment's have none"
         hint = "wrap it so that they are bounded (gymnasium.wrappers.RescaleAction)"
         hint += f", or {_KEY}: statistics of a data set" if model.path else ""

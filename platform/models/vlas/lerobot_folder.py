@@ -1,8 +1,7 @@
-"""SmolVLA in LeRobot's folder format: config.json, model.safetensors and the statistics of the data set.
+"""SmolVLA in LeRobot's folder format: config.json and model.safetensors, without LeRobot itself.
 
-The statistics are files of the processors (policy_preprocessor.json and policy_postprocessor.json name them), or, in
-folders of older versions, tensors of model.safetensors. LeRobot itself is not needed. Not covered: its tokenizer, which
-belongs to the vision-language model, and Aloha's conversion of joints.
+Not covered: normalisers, see `lerobot_normalizer.py`; the tokenizer, which belongs to the vision-language model; and
+Aloha's conversion of joints.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,10 +19,12 @@ import torch
 from torch import Tensor
 
 from rl_platform.disk import read_regular
+from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, DataError, Problem
 from rl_platform.models.causal_lm import quiet_transformers
 from rl_platform.models.pretrained.folder_files import MAX_JSON, reading, refuse_not_finite
 from rl_platform.models.pretrained.model_folder import model_folder
+from rl_platform.models.vlas.inputs import cameras
 from rl_platform.placement.estimates.smolvla_options import SMOLVLM2, SMOLVLM2_OPTIONS, smolvla_options
 
 if TYPE_CHECKING:
@@ -31,18 +32,11 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 STATE, ACTION = "observation.state", "action"
-_KEY, _STATISTICS_KEY = "actor.model.path", "actor.model.unnorm_key"
+KEY = "actor.model.path"
 _VLM, _REST = "model.vlm_with_expert.", "model."
 _UNREAD = "vlm.lm_head.weight"  # actions are no tokens
 # older versions: normalize_inputs.[DATA SET_]buffer_observation_state.mean
-_STATISTICS = re.compile(r"(?:un)?normalize_(?:inputs|targets|outputs)\.(?:(.+)_)?buffer_(\w+)\.(\w+)")
-_MODES = {
-    "MEAN_STD": ("mean", "std"),
-    "MIN_MAX": ("min", "max"),
-    "QUANTILES": ("q01", "q99"),
-    "QUANTILE10": ("q10", "q90"),
-}
-_EPSILON = 1e-8  # of LeRobot, in its denominators
+STATISTICS = re.compile(r"(?:un)?normalize_(?:inputs|targets|outputs)\.(?:(.+)_)?buffer_(\w+)\.(\w+)")
 # options that change the computation, and their values that are computed, the default first
 _COMPUTED: Mapping[str, tuple[object, ...]] = {
     "add_image_special_tokens": (False,),
@@ -64,28 +58,26 @@ class LeRobotFolder:
 
     @cached_property
     def folder(self) -> Path:
-        place = model_folder(self.path, _KEY)
+        place = model_folder(self.path, KEY)
         if Path(place).is_dir():
             return Path(place)
         from huggingface_hub import snapshot_download
 
-        with reading(_KEY, "cannot be loaded", place):
+        with reading(KEY, "cannot be loaded", place):
             return Path(snapshot_download(place, allow_patterns=["*.json", "*.safetensors"]))
 
     @cached_property
     def options(self) -> dict[str, Any]:
         """config.json."""
-        options = self._json(CONFIG)
+        options = self.read_json(CONFIG)
         if options.get("type") != "smolvla":
             kind = options.get("type") or options.get("model_type")
-            self._refuse(f"config.json describes a policy of type {kind}, not smolvla")
+            self.refuse(f"config.json describes a policy of type {kind}, not smolvla")
         for name, computed in _COMPUTED.items():
             if (value := options.get(name, computed[0])) not in computed:
-                self._refuse(f"config.json has {name}: {value}", " or ".join(map(str, computed)))
+                self.refuse(f"config.json has {name}: {value}", " or ".join(map(str, computed)))
         if options.get("resize_imgs_with_padding", ()) is None:
-            self._refuse("config.json has resize_imgs_with_padding: null", "width and height of images")
-        if (mode := (options.get("normalization_mapping") or {}).get("VISUAL", "IDENTITY")) != "IDENTITY":
-            self._refuse(f"config.json normalises images by {mode}", "IDENTITY")
+            self.refuse("config.json has resize_imgs_with_padding: null", "width and height of images")
         return options
 
     def config(self) -> SmolVLAConfig:
@@ -98,26 +90,34 @@ class LeRobotFolder:
         if name == SMOLVLM2:
             vlm = dict(SMOLVLM2_OPTIONS)
         else:
-            with quiet_transformers(), reading(_KEY, f"its vision-language model {name} cannot be loaded", name):
+            with quiet_transformers(), reading(KEY, f"its vision-language model {name} cannot be loaded", name):
                 vlm = AutoConfig.from_pretrained(name, trust_remote_code=False).to_dict()
         if vlm.get("model_type") != "smolvlm":
-            self._refuse(f"its vision-language model {name} is of type {vlm.get('model_type')}", "smolvlm")
-        with reading(_KEY, "cannot be loaded", str(self.folder)):
+            self.refuse(f"its vision-language model {name} is of type {vlm.get('model_type')}", "smolvlm")
+        with reading(KEY, "cannot be loaded", str(self.folder)):
             config = SmolVLAConfig(**smolvla_options(options, vlm))
         layers, experts = config.vlm_config.text_config.num_hidden_layers, options.get("num_expert_layers", -1)
         if experts > 0 and experts != layers:
-            self._refuse(f"config.json has num_expert_layers: {experts}", f"{layers}, or -1 for as many")
+            self.refuse(f"config.json has num_expert_layers: {experts}", f"{layers}, or -1 for as many")
         return config
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """model.safetensors, by the names in the file."""
-        from safetensors.torch import load_file
+        return self._read(lambda name: True)
+
+    @cached_property
+    def statistics(self) -> dict[str, Tensor]:
+        """The tensors of model.safetensors that are statistics of a data set, in folders of before LeRobot 0.4."""
+        return self._read(lambda name: STATISTICS.fullmatch(name) is not None)
+
+    def _read(self, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+        from safetensors import safe_open
 
         if not (self.folder / WEIGHTS).is_file():
-            self._refuse(f"the folder contains no {WEIGHTS}")
-        with reading(_KEY, "cannot be loaded", str(self.folder)):
-            return load_file(self.folder / WEIGHTS)
+            self.refuse(f"the folder contains no {WEIGHTS}")
+        with reading(KEY, "cannot be loaded", str(self.folder)), safe_open(self.folder / WEIGHTS, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys() if wanted(name)}  # noqa: SIM118
 
     def fill(self, network: SmolVLANetwork) -> None:
         """Copies the weights into the network, as float32.
@@ -127,52 +127,45 @@ class LeRobotFolder:
         wanted, missing = network.state_dict(), set(network.state_dict())
         for file_name, tensor in self.tensors.items():
             name = own_name(file_name)
-            if name == _UNREAD or _STATISTICS.fullmatch(file_name):
+            if name == _UNREAD or STATISTICS.fullmatch(file_name):
                 continue
             if name not in wanted:
-                self._refuse(f"{WEIGHTS}: SmolVLA has no tensor {file_name}")
+                self.refuse(f"{WEIGHTS}: SmolVLA has no tensor {file_name}")
             if tensor.shape != wanted[name].shape or not tensor.is_floating_point():
                 shapes = f"{tensor.dtype} {list(tensor.shape)}"
-                self._refuse(f"{WEIGHTS}: {file_name} is {shapes}", f"floating-point {list(wanted[name].shape)}")
+                self.refuse(f"{WEIGHTS}: {file_name} is {shapes}", f"floating-point {list(wanted[name].shape)}")
             missing.discard(name)
             with torch.no_grad():
                 wanted[name].copy_(tensor)
         if missing:
-            self._refuse(f"{WEIGHTS}: {len(missing)} tensors are missing, as {file_name_of(min(missing))}")
-        refuse_not_finite(((file_name_of(name), tensor) for name, tensor in wanted.items()), str(self.folder), _KEY)
+            self.refuse(f"{WEIGHTS}: {len(missing)} tensors are missing, as {file_name_of(min(missing))}")
+        refuse_not_finite(((file_name_of(name), tensor) for name, tensor in wanted.items()), str(self.folder), KEY)
 
-    def statistics(self, feature: str, size: int, data_set: str | None) -> tuple[list[float], list[float]] | None:
-        """Returns center and scale [size] of a feature, so that (x - center) / scale is what the network reads or
-        writes; None if the folder does not normalise it. data_set: in older folders with statistics of several."""
-        mode = self._mode("STATE" if feature == STATE else "ACTION")
-        sets = self._in_files(feature) or self._in_weights(feature)
-        if data_set not in sets and (sets or data_set is not None):
-            named = ", ".join(sorted(name for name in sets if name))
-            message = f"{self.folder} has no statistics of {feature} of this data set"
-            shown = "null" if data_set is None else data_set
-            raise ConfigError([Problem(_STATISTICS_KEY, message, value=shown, allowed=named or "null")])
-        stats = sets.get(data_set)
-        if mode == "IDENTITY" or not stats:
-            return None
-        if mode not in _MODES:
-            self._refuse(f"config.json normalises {feature} by {mode}", ", ".join(_MODES))
-        first, second = _MODES[mode]
-        if absent := [name for name in (first, second) if name not in stats]:
-            self._refuse(f"the statistics of {feature} lack {' and '.join(absent)}, which {mode} needs")
-        low, high = (stats[name].double().flatten() for name in (first, second))
-        if len(low) != size or len(high) != size:
-            self._refuse(f"the statistics of {feature} have {len(low)} numbers, and the environment has {size}")
-        if not (low.isfinite().all() and high.isfinite().all()):
-            self._refuse(f"the statistics of {feature} are not finite: those of a data set were never stored")
-        if mode == "MEAN_STD":
-            return low.tolist(), (high + (_EPSILON if feature == STATE else 0)).tolist()
-        width = torch.where(high == low, _EPSILON, high - low)
-        return (low + width / 2).tolist(), (width / 2).tolist()
+    def misfits(self, spaces: EnvSpaces) -> Iterator[Problem]:
+        """Yields a problem for each feature of config.json that has another size than the environment's.
 
-    def write(self, weights: Mapping[str, Tensor], target: Path) -> None:
+        The sizes of images are not compared, because images are resized. Fewer cameras are allowed, as in LeRobot.
+        """
+        inputs, outputs = (self.options.get(f"{kind}_features") or {} for kind in ("input", "output"))
+        with reading(KEY, f"the features of {CONFIG} cannot be read", str(self.folder)):
+            sizes = [(outputs, ACTION, spaces.action.size, "an action")]
+            if not spaces.images:
+                sizes.append((inputs, STATE, spaces.observation_size, "an observation"))
+            for features, name, size, what in sizes:
+                if name in features and (shape := features[name]["shape"]) != [size]:
+                    message = f"{CONFIG} has {name} of shape {shape}, and {what} of the environment has {size} numbers"
+                    yield Problem(KEY, message, value=self.path)
+            seen = sum(each["type"] == "VISUAL" for each in inputs.values())
+            if inputs and spaces.images and (count := cameras(spaces.observation_shape)) > seen:
+                message = f"{CONFIG} has {seen} images, and the environment has {count}"
+                hint = "env.pixels.frame_stack: each image of a stack is a camera"
+                yield Problem(KEY, message, value=self.path, hint=hint)
+
+    def write(self, weights: Mapping[str, Tensor], target: Path, **options: object) -> None:
         """Writes the folder into `target` with trained weights, which have the network's names; the rest as it is.
 
-        A tensor keeps the type of the file if that loses nothing. Raises DataError for weights of another network.
+        A tensor keeps the type of the file if that loses nothing. options: replace those of config.json. Raises
+        DataError for weights of another network.
         """
         from safetensors.torch import save_file
 
@@ -187,49 +180,21 @@ class LeRobotFolder:
         for file in self.folder.iterdir():
             if file.is_file() and file.name != WEIGHTS:
                 shutil.copyfile(file, target / file.name)
+        if (changed := self.options | options) != self.options:
+            (target / CONFIG).write_text(json.dumps(changed, indent=4) + "\n", encoding="utf-8")
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, target / WEIGHTS, {"format": "pt"})
 
-    def _mode(self, kind: str) -> str:
-        modes = self.options.get("normalization_mapping") or {"STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
-        return str(modes.get(kind, "IDENTITY"))
-
-    def _in_files(self, feature: str) -> dict[str | None, dict[str, Tensor]]:
-        """The statistics in the files of the processors; their data set has no name."""
-        from safetensors.torch import load_file
-
-        name = "policy_preprocessor.json" if feature == STATE else "policy_postprocessor.json"
-        if not (self.folder / name).is_file():
-            return {}
-        found: dict[str, Tensor] = {}
-        with reading(_KEY, f"{name} cannot be read", str(self.folder)):
-            for step in self._json(name)["steps"]:
-                if "normalizer" not in str(step.get("registry_name")) or "state_file" not in step:
-                    continue
-                file = self.folder / Path(step["state_file"]).name
-                if not file.is_file():
-                    self._refuse(f"{name} names {step['state_file']}, which is missing")
-                tensors = load_file(file)
-                start = f"{feature}."
-                found |= {each.removeprefix(start): tensors[each] for each in tensors if each.startswith(start)}
-        return {None: found} if found else {}
-
-    def _in_weights(self, feature: str) -> dict[str | None, dict[str, Tensor]]:
-        """The statistics in model.safetensors by the names of data sets, of an older version of LeRobot."""
-        sets: dict[str | None, dict[str, Tensor]] = {}
-        for name, tensor in self.tensors.items():
-            if (match := _STATISTICS.fullmatch(name)) and match[2].replace("_", ".") == feature:
-                sets.setdefault(match[1], {})[match[3]] = tensor
-        return sets
-
-    def _json(self, name: str) -> dict[str, Any]:
-        with reading(_KEY, f"{name} cannot be read", str(self.folder)):
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Returns the content of a JSON file of the folder."""
+        with reading(KEY, f"{name} cannot be read", str(self.folder)):
             content = json.loads(read_regular(self.folder / name, MAX_JSON).decode("utf-8-sig"))
         if not isinstance(content, dict):
-            self._refuse(f"{name} holds {type(content).__name__} instead of a JSON object")
+            self.refuse(f"{name} holds {type(content).__name__} instead of a JSON object")
         return content
 
-    def _refuse(self, message: str, allowed: str = "") -> NoReturn:
-        raise ConfigError([Problem(_KEY, message, value=self.path, allowed=allowed)])
+    def refuse(self, message: str, allowed: str = "") -> NoReturn:
+        """Raises ConfigError of actor.model.path."""
+        raise ConfigError([Problem(KEY, message, value=self.path, allowed=allowed)])
 
 
 def own_name(name: str) -> str:

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from lerobot_folders import STATES, STATS, folder_of, section, with_processors
 from policies import KINDS, observations, saved
 from process_groups import end_process_groups
+from smolvla_goldens import state
 from transformers import AutoModelForCausalLM
 
+from rl_platform.algorithms.action_levels import ActionLevels
+from rl_platform.config.schema.models import Flow
+from rl_platform.errors import ConfigError
 from rl_platform.launch.saved.loaded_policy import Policy
+from rl_platform.launch.tools.export import _write_lerobot
+from rl_platform.models.embodied_policy import build_policy
+from rl_platform.models.saved_policy import PolicyDescription, SavedPolicy, language_of
+
+WIDE = replace(STATES, action_low=(-2.0,) * 6, action_high=(2.0,) * 6)
 
 
 def inputs(kind: str) -> dict[str, np.ndarray]:
@@ -104,6 +117,63 @@ assert not {"ray", "gymnasium", "mujoco", "transformers"} & {*sys.modules}
 
 def test_a_program_needs_no_package_and_load_policy_few(exported) -> None:
     subprocess.run([sys.executable, "-c", CHILD], cwd=exported("torques", "torch"), check=True)
+
+
+def smolvla(folder: Path, **changes: Any) -> tuple[Any, SavedPolicy]:
+    """A run that started from this folder of LeRobot and changed its weights, and the policy of the run."""
+    model = section(folder, num_action_chunks=2, flow=Flow(denoising_steps=3), **changes)
+    policy, levels = build_policy(model, WIDE, ActionLevels(2, 6), 1, ["go"]), ActionLevels(2, 6)
+    with torch.no_grad():
+        policy.network.action_out_proj.weight *= 1.5
+    about = PolicyDescription(
+        environment="Toy-v0",
+        step=7,
+        seed=3,
+        model=model.model_copy(update={"path": None}),
+        spaces=WIDE,
+        levels=levels,
+        normalizer=None,
+        language=language_of(policy),
+    )
+    config = SimpleNamespace(actor=SimpleNamespace(model=model))
+    return SimpleNamespace(load=lambda overrides: SimpleNamespace(config=config)), SavedPolicy(
+        about, policy.state_dict()
+    )
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["statistics", "no statistics"])
+def test_a_folder_of_lerobot_acts_as_the_run(stored: bool, tmp_path: Path) -> None:
+    """Denoising steps and executed actions of the run differ from those of the folder that it started from."""
+    folder, out = folder_of(tmp_path / "in"), tmp_path / "out"
+    out.mkdir()
+    if stored:
+        with_processors(folder)
+    run, saved = smolvla(folder)
+    _write_lerobot(run, saved, out)
+    options = json.loads((out / "config.json").read_text())
+    assert (options["num_steps"], options["n_action_steps"]) == (3, 2)
+    exported = build_policy(
+        section(out, num_action_chunks=options["n_action_steps"]), WIDE, ActionLevels(2, 6), 1, ["go"]
+    )
+    executed = []
+    for policy in (saved.build(), exported):
+        rows, _ = policy.act(state(), torch.Generator().manual_seed(5), deterministic=True)
+        executed.append(policy.executed(rows))
+    assert executed[0].abs().max() > 1
+    assert torch.equal(*executed)
+    center, scale = STATS["action"].values() if stored else (0, 1)
+    written = rows[:, -12:].view(-1, 2, 6)  # by the network
+    torch.testing.assert_close(executed[1], written * scale + center)
+
+
+def test_a_folder_of_lerobot_that_would_act_differently_is_refused(tmp_path: Path) -> None:
+    run, saved = smolvla(folder_of(tmp_path))
+    bounds = {"action_range.low": torch.full((6,), -2.0), "action_range.high": torch.full((6,), 2.0)}
+    with pytest.raises(ConfigError, match="LeRobot would act differently: low of the range of actions"):
+        _write_lerobot(run, replace(saved, weights=saved.weights | bounds), tmp_path)
+    with_processors(tmp_path, {"observation.state": STATS["observation.state"]})
+    with pytest.raises(ConfigError, match="center of the range of states"):
+        _write_lerobot(run, saved, tmp_path)
 
 
 LANGUAGE_MODELS = {

@@ -8,82 +8,26 @@ from typing import Any
 
 import pytest
 import torch
+from lerobot_folders import GOLDENS, IMAGES, STATES, folder_of, loaded, section, with_processors
 from safetensors.torch import load_file, save_file
-from smolvla_goldens import CASES, FILE, NUMBERS, OPTIONS, SHAPE, TASKS, TOLD, VLM, images, noise, state, weight
+from smolvla_goldens import CASES, NUMBERS, SHAPE, TASKS, TOLD, images, noise, state
 from torch import Tensor
 
 from rl_platform.algorithms.action_levels import ActionLevels
-from rl_platform.config.schema.models import Model
-from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
+from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, DataError
 from rl_platform.models.vlas import build as vlas
 from rl_platform.models.vlas.flow_policy import FlowPolicy
 from rl_platform.models.vlas.inputs import Instructions
 from rl_platform.models.vlas.lerobot_folder import LeRobotFolder
 
-GOLDENS: dict[str, Any] = json.loads(FILE.read_text())
-ACTIONS = ActionSpace("continuous", 6)
-BOUNDS = (-1.0,) * 6, (1.0,) * 6
-IMAGES = EnvSpaces(SHAPE, ACTIONS, (6,), *BOUNDS, 0, "uint8")
-STATES = EnvSpaces((NUMBERS,), ACTIONS, (6,), *BOUNDS)
-STATS = {
-    "observation.state": {"mean": torch.arange(5.0), "std": torch.tensor([1.0, 2.0, 0.5, 1.0, 4.0])},
-    "action": {"mean": torch.linspace(-1, 1, 6), "std": torch.linspace(0.5, 2, 6)},
-}
-
-
-def folder_of(folder: Path, case: str = "as published", **changes: object) -> Path:
-    """A folder of LeRobot with the weights of the goldens, without statistics."""
-    (folder / "vlm").mkdir(parents=True, exist_ok=True)
-    (folder / "vlm" / "config.json").write_text(json.dumps(VLM))
-    options = OPTIONS | CASES[case] | {"vlm_model_name": str(folder / "vlm")} | changes
-    (folder / "config.json").write_text(json.dumps(options))
-    save_file(
-        {name: weight(name, shape) for name, shape in GOLDENS[case]["shapes"].items()}, folder / "model.safetensors"
-    )
-    return folder
-
-
-def with_processors(folder: Path) -> None:
-    """Statistics as LeRobot stores them since 0.4."""
-    steps = {"policy_preprocessor": (5, "normalizer_processor"), "policy_postprocessor": (0, "unnormalizer_processor")}
-    for name, (place, kind) in steps.items():
-        file = f"{name}_step_{place}_{kind}.safetensors"
-        save_file(
-            {f"{key}.{stat}": tensor for key, each in STATS.items() for stat, tensor in each.items()}, folder / file
-        )
-        others = [{"registry_name": "device_processor", "config": {}}] * place
-        text = json.dumps({"name": name, "steps": [*others, {"registry_name": kind, "config": {}, "state_file": file}]})
-        (folder / f"{name}.json").write_text(text)
-
-
-def with_buffers(folder: Path, data_set: str = "") -> None:
-    """Statistics as LeRobot stored them before 0.4, of one or of several data sets."""
-    parts = {"observation.state": ["normalize_inputs"], "action": ["normalize_targets", "unnormalize_outputs"]}
-    tensors = load_file(folder / "model.safetensors")
-    for key, places in parts.items():
-        for place in places:
-            for stat, tensor in STATS[key].items():
-                tensors[f"{place}.{data_set}buffer_{key.replace('.', '_')}.{stat}"] = tensor.clone()
-    save_file(tensors, folder / "model.safetensors")
-
-
-def section(folder: Path, **changes: Any) -> Model:
-    return Model(type="smolvla", path=str(folder), tokenizer="bytes", num_action_chunks=4, **changes)
-
-
-def loaded(folder: Path, spaces: EnvSpaces, **changes: Any) -> FlowPolicy:
-    policy = vlas.build(section(folder, **changes), spaces, ActionLevels(4, 6), 1, ["go", "come"])
-    assert isinstance(policy, FlowPolicy)
-    return policy
-
 
 def golden_policy(folder: Path, spaces: EnvSpaces) -> FlowPolicy:
     """The policy of the folder, with the tokens of the goldens."""
     model = section(folder)
     config = vlas.network_config(model, spaces, ActionLevels(4, 6), 259)
-    scales = vlas._scales(model, spaces, False)
-    return vlas._assembled(model, spaces, ActionLevels(4, 6), vlas._read(str(folder), config), TOLD, *scales)
+    network = vlas._read(str(folder), config)
+    return vlas._assembled(model, spaces, ActionLevels(4, 6), network, TOLD, *vlas.scales(model, spaces))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -110,45 +54,6 @@ def test_it_samples_the_actions_of_lerobot(case: str, seen: str, tmp_path: Path)
     expected = torch.tensor(GOLDENS[case][f"from {seen}"])
     assert (expected - noise()).abs().max() > 0.3
     torch.testing.assert_close(policy.executed(rows), expected, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("store", [with_processors, with_buffers])
-def test_statistics_of_the_folder_scale_states_and_actions(store, tmp_path: Path) -> None:
-    plain = loaded(folder_of(tmp_path), STATES)
-    store(tmp_path)
-    scaled = loaded(tmp_path, STATES)
-    mean, std = STATS["observation.state"].values()
-    tasks, generators = torch.tensor(TASKS), (torch.Generator().manual_seed(5) for _ in range(2))
-    expected = plain.act((state() - mean) / (std + 1e-8), next(generators), deterministic=True, tasks=tasks)[0]
-    rows = scaled.act(state(), next(generators), deterministic=True, tasks=tasks)[0]
-    torch.testing.assert_close(rows, expected)
-    mean, std = STATS["action"].values()
-    torch.testing.assert_close(scaled.executed(rows), mean + std * plain.executed(expected))
-
-
-@pytest.mark.parametrize(
-    ("mode", "names", "center", "scale"),
-    [("MIN_MAX", ("min", "max"), 3.0, 2.0), ("QUANTILES", ("q01", "q99"), 3.0, 2.0)],
-)
-def test_ranges_are_scaled_to_one(
-    mode: str, names: tuple[str, str], center: float, scale: float, tmp_path: Path
-) -> None:
-    folder_of(tmp_path, normalization_mapping={"STATE": mode, "ACTION": "IDENTITY"})
-    with_processors(tmp_path)
-    ends = {f"observation.state.{name}": torch.full((5,), value) for name, value in zip(names, (1.0, 5.0), strict=True)}
-    save_file(ends, tmp_path / "policy_preprocessor_step_5_normalizer_processor.safetensors")
-    folder = LeRobotFolder(str(tmp_path))
-    assert folder.statistics("observation.state", 5, None) == ([center] * 5, [scale] * 5)
-    assert folder.statistics("action", 6, None) is None
-
-
-def test_an_older_folder_has_statistics_of_several_data_sets(tmp_path: Path) -> None:
-    folder_of(tmp_path)
-    with_buffers(tmp_path, "so100-blue_")
-    with_buffers(tmp_path, "so100_")
-    with pytest.raises(ConfigError, match="allowed: so100, so100-blue"):
-        loaded(tmp_path, STATES)
-    assert loaded(tmp_path, STATES, unnorm_key="so100-blue").state_scale.center.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_a_folder_goes_in_and_out_without_a_change(tmp_path: Path) -> None:
@@ -194,6 +99,10 @@ def edited(name: str, **changes: object) -> Any:
     return write
 
 
+def feature(name: str, *shape: int, kind: str = "STATE") -> dict[str, object]:
+    return {name: {"type": kind, "shape": shape}}
+
+
 PROJECTION = "model.state_proj.weight"
 WRONG: dict[str, tuple[Any, str]] = {
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "contains no model.safetensors"),
@@ -206,21 +115,18 @@ WRONG: dict[str, tuple[Any, str]] = {
     "another policy": (edited("config.json", type="act"), "a policy of type act, not smolvla"),
     "image tokens": (edited("config.json", add_image_special_tokens=True), "add_image_special_tokens: True"),
     "fewer experts": (edited("config.json", num_expert_layers=2), "num_expert_layers: 2"),
-    "another mode": (edited("config.json", normalization_mapping={"STATE": "LOG"}), "by LOG"),
-    "normalised images": (
-        edited("config.json", normalization_mapping={"VISUAL": "MEAN_STD"}),
-        "normalises images by MEAN_STD",
-    ),
     "images as they are": (edited("config.json", resize_imgs_with_padding=None), "resize_imgs_with_padding: null"),
     "no such base": (edited("config.json", vlm_model_name="./nowhere"), "vision-language model ./nowhere"),
     "another base": (edited("vlm/config.json", model_type="idefics3"), "of type idefics3"),
     "short chunks": (edited("config.json", chunk_size=3), "at most 3 actions in a chunk"),
     "small states": (edited("config.json", max_state_dim=4), "at most 4 numbers in an observation"),
     "long instruction": (edited("config.json", tokenizer_max_length=3), "3 tokens"),
-    "no statistics": (
-        lambda folder: next(folder.glob("*_normalizer_processor.safetensors")).unlink(),
-        "names policy_preprocessor_step_5_normalizer_processor.safetensors, which is missing",
+    "another robot": (edited("config.json", output_features=feature("action", 7)), r"action of shape \[7\]"),
+    "another state": (
+        edited("config.json", input_features=feature("observation.state", 9)),
+        r"observation.state of shape \[9\], and an observation of the environment has 5 numbers",
     ),
+    "features as a list": (edited("config.json", output_features=["action"]), "features of config.json cannot be read"),
 }
 
 
@@ -233,10 +139,17 @@ def test_wrong_folders_are_refused(name: str, tmp_path: Path) -> None:
         loaded(tmp_path, STATES)
 
 
-def test_statistics_of_another_robot_are_refused(tmp_path: Path) -> None:
-    with_processors(folder_of(tmp_path))
-    wider = EnvSpaces((7,), ACTIONS, (6,), *BOUNDS)
-    with pytest.raises(ConfigError, match="have 5 numbers, and the environment has 7"):
-        loaded(tmp_path, wider)
-    with pytest.raises(ConfigError, match="no statistics of action of this data set"):
-        loaded(tmp_path, STATES, unnorm_key="other")
+def test_images_of_cameras_that_the_folder_lacks_are_refused(tmp_path: Path) -> None:
+    """An environment may have fewer cameras than the folder, as in LeRobot."""
+    one, two, three = (feature(f"observation.images.{place}", 3, 480, 640, kind="VISUAL") for place in range(3))
+    loaded(folder_of(tmp_path, input_features=one | two | three), IMAGES)
+    with pytest.raises(ConfigError, match="has 1 images, and the environment has 2"):
+        loaded(folder_of(tmp_path, input_features=one | feature("observation.state", 9)), IMAGES)
+
+
+def test_it_writes_options_that_the_run_has_changed(tmp_path: Path) -> None:
+    folder, out = folder_of(tmp_path / "in"), tmp_path / "out"
+    out.mkdir()
+    LeRobotFolder(str(folder)).write(loaded(folder, STATES).network.state_dict(), out, num_steps=3, n_action_steps=2)
+    given = json.loads((folder / "config.json").read_text())
+    assert json.loads((out / "config.json").read_text()) == given | {"num_steps": 3, "n_action_steps": 2}
