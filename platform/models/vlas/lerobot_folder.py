@@ -76,6 +76,8 @@ class LeRobotFolder:
         for name, computed in _COMPUTED.items():
             if (value := options.get(name, computed[0])) not in computed:
                 self.refuse(f"config.json has {name}: {value}", " or ".join(map(str, computed)))
+        if isinstance(steps := options.get("num_steps", 1), int) and steps < 1:
+            self.refuse(f"config.json has num_steps: {steps}", "at least 1")
         if options.get("resize_imgs_with_padding", ()) is None:
             self.refuse("config.json has resize_imgs_with_padding: null", "width and height of images")
         return options

@@ -100,7 +100,7 @@ class LeRobotNormalizer:
 
     @classmethod
     def _of_weights(cls, folder: LeRobotFolder, feature: str) -> LeRobotNormalizer:
-        modes = folder.options.get("normalization_mapping") or _DEFAULT_MODES
+        modes = folder.options.get("normalization_mapping", _DEFAULT_MODES)
         statistics: dict[str | None, dict[str, Tensor]] = {}
         _refuse_normalised_images(folder, CONFIG, modes)
         for name, tensor in folder.statistics.items():
@@ -125,8 +125,7 @@ class LeRobotNormalizer:
             self._refuse(f"lack {' and '.join(absent)}, which {self.mode} needs")
         for name in names:
             if tuple(stats[name].shape) != (size,):
-                has = f"the environment has {size}" + (" numbers" if size != 1 else " number")
-                self._refuse(f"have {name} of shape {list(stats[name].shape)}, and {has}")
+                self._refuse(f"have {name} of shape {list(stats[name].shape)}, and the environment needs [{size}]")
         low, high = (stats[name].float().double() for name in names)
         if not (low.isfinite().all() and high.isfinite().all()):
             self._refuse("are not finite: those of a data set were never stored")

@@ -107,6 +107,7 @@ IDENTITY: dict[str, Callable[[Path], object]] = {
     "modes of the processors": lambda folder: with_processors(folder, norm_map=BOTH),
     "no mode": lambda folder: with_processors(folder, norm_map={}),
     "statistics in the weights are not LeRobot's": lambda folder: with_buffers(with_processors(folder, {})),
+    "no mode in config.json": lambda folder: with_buffers(folder_of(folder, normalization_mapping={})),
     "modes of config.json": lambda folder: with_buffers(folder_of(folder, normalization_mapping=BOTH)),
     "no normaliser": lambda folder: [
         (folder / f"policy_{name}processor.json").write_text('{"steps": []}') for name in ("pre", "post")
@@ -221,7 +222,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "no quantiles": (options(norm_map=QUANTILES), "lack q01 and q99, which QUANTILES needs"),
     "another robot": (
         tensors("post", std=torch.ones(7)),
-        r"have std of shape \[7\], and the environment has 6 numbers",
+        r"have std of shape \[7\], and the environment needs \[6\]",
     ),
     "a matrix": (tensors("post", mean=torch.ones(2, 3)), r"have mean of shape \[2, 3\]"),
     "one number": (tensors("pre", mean=torch.zeros(1)), r"observation.state have mean of shape \[1\]"),

@@ -118,6 +118,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "images as they are": (edited("config.json", resize_imgs_with_padding=None), "resize_imgs_with_padding: null"),
     "no such base": (edited("config.json", vlm_model_name="./nowhere"), "vision-language model ./nowhere"),
     "another base": (edited("vlm/config.json", model_type="idefics3"), "of type idefics3"),
+    "no steps": (edited("config.json", num_steps=0), "num_steps: 0"),
     "short chunks": (edited("config.json", chunk_size=3), "at most 3 actions in a chunk"),
     "small states": (edited("config.json", max_state_dim=4), "at most 4 numbers in an observation"),
     "long instruction": (edited("config.json", tokenizer_max_length=3), "3 tokens"),
