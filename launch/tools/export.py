@@ -224,6 +224,9 @@ def _write_lerobot(run: SavedRun | None, saved: SavedPolicy, folder: Path) -> st
     if about.normalizer is not None:
         message = "the run observes normalised numbers, and LeRobot's folder holds the statistics of a data set instead"
         raise _problem("--format", message, "lerobot", "torch, onnx; or a run with env.normalize_observations: false")
+    if model.unnorm_key is not None:
+        message = "LeRobot selects no data set of several, so it would not scale as the run did"
+        raise _problem("--format", message, "lerobot", "torch, onnx")
     from rl_platform.models.vlas.lerobot_folder import LeRobotFolder
 
     _refuse_other_scales(model, saved)

@@ -92,14 +92,15 @@ def scales(model: Model, spaces: EnvSpaces) -> tuple[ActionRange, StateScale | N
     from rl_platform.models.vlas.lerobot_folder import ACTION, STATE, LeRobotFolder
     from rl_platform.models.vlas.lerobot_normalizer import LeRobotNormalizer
 
+    if torch.get_default_device().type == "meta":  # parameters are counted, maybe without model.safetensors
+        return ActionRange(*[[0.0] * spaces.action.size] * 2), state
     folder = LeRobotFolder(model.path)
-    with torch.device("cpu"):  # the default is the meta device where parameters are counted
-        found = LeRobotNormalizer.of(folder, ACTION).center_and_scale(spaces.action.size, model.unnorm_key)
-        low, high = ([center + sign * scale for center, scale in zip(*found, strict=True)] for sign in (-1, 1))
-        if state is not None:
-            normalizer = LeRobotNormalizer.of(folder, STATE)
-            state = StateScale(*normalizer.center_and_scale(spaces.observation_size, model.unnorm_key))
-        return ActionRange(low, high), state
+    found = LeRobotNormalizer.of(folder, ACTION).center_and_scale(spaces.action.size, model.unnorm_key)
+    low, high = ([center + sign * scale for center, scale in zip(*found, strict=True)] for sign in (-1, 1))
+    if state is not None:
+        normalizer = LeRobotNormalizer.of(folder, STATE)
+        state = StateScale(*normalizer.center_and_scale(spaces.observation_size, model.unnorm_key))
+    return ActionRange(low, high), state
 
 
 def _no_scale(model: Model, spaces: EnvSpaces) -> StateScale | None:

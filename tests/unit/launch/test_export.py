@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lerobot_folders import STATES, STATS, folder_of, section, with_processors
+from lerobot_folders import STATES, STATS, folder_of, section, with_buffers, with_processors
 from policies import KINDS, observations, saved
 from process_groups import end_process_groups
 from smolvla_goldens import state
@@ -174,6 +174,9 @@ def test_a_folder_of_lerobot_that_would_act_differently_is_refused(tmp_path: Pat
     with_processors(tmp_path, {"observation.state": STATS["observation.state"]})
     with pytest.raises(ConfigError, match="center of the range of states"):
         _write_lerobot(run, saved, tmp_path)
+    older = with_buffers(folder_of(tmp_path / "older"), "so100_")
+    with pytest.raises(ConfigError, match="selects no data set"):
+        _write_lerobot(*smolvla(older, unnorm_key="so100"), tmp_path)
 
 
 LANGUAGE_MODELS = {
