@@ -80,19 +80,37 @@ def search(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inv
         check_layout(proposed.config, placed)
         return proposed
 
+    if arguments.write is not None:
+        _check_writable(arguments.write)  # before the search, which takes up to half a minute
     text, best = plan_search((loaded, placement, inventory), arguments.calibrate, load, changed)
     if arguments.write is None:
         return text
     written = changed(best).resolved_yaml()
-    path = Path(arguments.write)
+    _check_writable(arguments.write)  # another process may have written it meanwhile
     try:
-        if path.exists():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        with replacing_file(path) as stage:
+        with replacing_file(Path(arguments.write)) as stage:
             stage.write_text(written, encoding="utf-8")
     except OSError as error:
-        exists = isinstance(error, FileExistsError)
-        hint = "name a file that does not exist yet" if exists else "name a file in a folder that you may write to"
-        reason = f"cannot be written: {error.strerror or error}"
-        raise ConfigError([Problem("--write", reason, value=arguments.write, hint=hint)]) from error
+        raise _not_written(arguments.write, error) from error
     return f"{text}\nThe config with the first is in {arguments.write}\n"
+
+
+def _check_writable(file: str) -> None:
+    """Raises ConfigError if the file exists, or if its folder is missing or may not be written to."""
+    path, number = Path(file), 0
+    if not file or path.is_dir():
+        number = errno.EISDIR
+    elif os.path.lexists(path):
+        number = errno.EEXIST
+    elif not path.parent.is_dir():
+        number = errno.ENOTDIR if path.parent.exists() else errno.ENOENT
+    elif not os.access(path.parent, os.W_OK | os.X_OK):
+        number = errno.EACCES
+    if number:
+        raise _not_written(file, OSError(number, os.strerror(number)))
+
+
+def _not_written(file: str, error: OSError) -> ConfigError:
+    exists = error.errno == errno.EEXIST
+    hint = "name a file that does not exist yet" if exists else "name a file in a folder that you may write to"
+    return ConfigError([Problem("--write", f"cannot be written: {error.strerror or error}", value=file, hint=hint)])

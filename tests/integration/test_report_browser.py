@@ -163,3 +163,26 @@ def test_the_sliders_of_a_plan(browser: Any, tmp_path: Path, command: Any) -> No
     assert page.locator(".bar i").count() >= 7
     assert page.evaluate("document.querySelector('img').naturalWidth") > 0
     assert opened.problems == []
+
+
+def test_a_measured_step_stands_beside_the_plan(browser: Any, tmp_path: Path, command: Any) -> None:
+    config = Path(__file__).parents[2] / "configs/reasoning/ppo_tiny.yaml"
+    steps = ("runner.max_steps=2", "runner.trace_steps=2", "runner.val_check_interval=0", "runner.save_interval=0")
+    folder = tmp_path / "run"
+    ended = command(config, *steps, f"runner.output_dir={folder}")
+    assert ended.code == 0, ended.err
+    html = command("--plan=html", f"--calibrate={folder}", config).out
+    (tmp_path / "plan.html").write_text(html, encoding="utf-8")
+    opened = Opened(browser, tmp_path / "plan.html")
+    page = opened.page
+    rows = [row.split("\t") for row in page.locator("#measured table").first.inner_text().splitlines()[1:]]
+    assert {"generate", "log-probs", "values", "train critic", "train actor"} <= {row[0] for row in rows}
+    assert all(len(row) == 4 and float(row[3]) > 0 for row in rows)
+    boxes = [bar.bounding_box() for bar in page.locator("#measured .bar i").all()]
+    assert len(boxes) >= 5
+    assert all(box is not None and box["width"] > 0 for box in boxes)
+    step = page.locator("#step").inner_text()
+    page.get_by_label("longest response").fill("4")
+    assert page.locator("#step").inner_text() != step
+    assert page.locator("#measured").is_visible()
+    assert opened.problems == []

@@ -93,7 +93,7 @@ def test_the_proposed_lines_can_be_pasted(command, folder: Path):
     assert command("better.yaml", "--plan").code == 0
 
 
-def test_the_best_config_is_written_and_nothing_is_overwritten(command, folder: Path):
+def test_the_best_config_is_written(command, folder: Path):
     sizes = [f"{role}.micro_batch_size=1" for role in ("actor", "critic")]
     ended = command("reasoning.yaml", CLUSTER, *sizes, "--plan=search", "--write", "new.yaml")
     assert ended.out.endswith("The config with the first is in new.yaml\n")
@@ -102,15 +102,30 @@ def test_the_best_config_is_written_and_nothing_is_overwritten(command, folder: 
     assert written["cluster"]["component_placement"] == pasted["cluster"]["component_placement"]
     assert written["actor"]["micro_batch_size"] == pasted["actor"]["micro_batch_size"] > 1
     assert command("new.yaml", "--plan").code == 0
-    (folder / "new.yaml").write_text("mine")
-    for file, reason in (("new.yaml", "File exists"), ("nowhere/new.yaml", "No such file or directory")):
-        ended = command("reasoning.yaml", CLUSTER, "--plan=search", "--write", file)
-        assert ended.code == 2
-        assert f"--write: cannot be written: {reason}" in ended.err
-    assert (folder / "new.yaml").read_text() == "mine"
     ended = command("reasoning.yaml", CLUSTER, "--plan", "--write", "other.yaml")
     assert ended.code == 2
     assert "--write belongs to --plan=search" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        ("new.yaml", "File exists"),
+        ("nowhere/new.yaml", "No such file or directory"),
+        ("new.yaml/other.yaml", "Not a directory"),
+        (".", "Is a directory"),
+        ("", "Is a directory"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_search(
+    command, folder: Path, monkeypatch: pytest.MonkeyPatch, file: str, reason: str
+):
+    monkeypatch.setattr("rl_platform.launch.plans.plan_forms.plan_search", lambda *_: pytest.fail("it searched"))
+    (folder / "new.yaml").write_text("mine")
+    ended = command("reasoning.yaml", CLUSTER, "--plan=search", "--write", file)
+    assert (ended.code, ended.out) == (2, "")
+    assert f"--write: cannot be written: {reason}" in ended.err
+    assert (folder / "new.yaml").read_text() == "mine"
 
 
 def test_a_search_without_a_model_ends_with_the_reason(command):
