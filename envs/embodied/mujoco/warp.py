@@ -60,6 +60,8 @@ class WarpPhysics:
         mujoco.mj_forward(model, data)
         self._model = mujoco_warp.put_model(model)
         self._data = mujoco_warp.put_data(model, data, nworld=num_envs)
+        self._captures = self._data.qpos.device.is_cuda
+        self._graph: Any = None  # of the steps of `step`; their arrays keep their addresses
         self.warnings = np.zeros((num_envs, 3), np.int64)
         names = dict.fromkeys(("qpos", "qvel", "time", *fields))
         self.now = Quantities({name: self._read(name) for name in names})
@@ -67,8 +69,14 @@ class WarpPhysics:
     def step(self, actions: np.ndarray, which: np.ndarray | None = None) -> None:
         before_step = None if which is None else {name: self._read(name) for name in _STATE}
         self._write("ctrl", actions)
-        for _ in range(self._frame_skip):
-            self._mjw.step(self._model, self._data)
+        if self._graph is not None:
+            self._warp.capture_launch(self._graph)
+        else:
+            self._launch()
+            if self._captures:  # the first steps have loaded the kernels
+                with self._warp.ScopedCapture() as capture:
+                    self._launch()
+                self._graph = capture.graph
         if before_step is not None:
             others = np.setdiff1d(np.arange(len(self.warnings)), which)
             for name, before in before_step.items():
@@ -106,6 +114,11 @@ class WarpPhysics:
 
     def close(self) -> None:
         pass
+
+    def _launch(self) -> None:
+        """Steps all worlds `frame_skip` times. A step has hundreds of kernels, so a GPU runs them as a CUDA graph."""
+        for _ in range(self._frame_skip):
+            self._mjw.step(self._model, self._data)
 
     def _read(self, name: str) -> np.ndarray:
         """Returns a copy of a field, float64."""

@@ -67,6 +67,25 @@ def test_a_saved_state_goes_on_and_idle_environments_stand_still() -> None:
 
 
 @needs_warp
+def test_a_graph_steps_as_the_kernels_do() -> None:
+    """MuJoCo Warp captures graphs on CPUs too. Resets and restored states reach the next steps."""
+    plain, graph = (both("HalfCheetah-v5")[1] for _ in range(2))
+    graph._physics._captures = True
+    actions = np.random.default_rng(0).uniform(-1, 1, (9, NUM_ENVS, 6)).astype(np.float32)
+    idle, lengths = np.array([False, True, False, False]), np.zeros(NUM_ENVS, np.int64)
+    for number, action in enumerate(actions):
+        if number == 4:
+            for envs in (plain, graph):
+                envs.reset(np.array([2]), [7])
+                envs.restore(3, envs.save(0))
+        expected, actual = (envs.step(action, lengths, idle if number == 6 else None) for envs in (plain, graph))
+        for mine, other in zip(actual, expected, strict=True):
+            np.testing.assert_array_equal(mine[~idle], other[~idle])
+    assert graph._physics._graph is not None
+    assert plain._physics._graph is None
+
+
+@needs_warp
 def test_the_backend_of_a_description_is_what_steps() -> None:
     envs = VectorEnv(EnvDescription("InvertedPendulum-v5", backend="mujoco_warp"), 2)
     assert type(envs._blocks[0]._native._physics).__name__ == "WarpPhysics"
