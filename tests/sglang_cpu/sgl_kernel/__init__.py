@@ -5,6 +5,7 @@ Every process that imports SGLang imports this package before it starts others.
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -13,7 +14,8 @@ from forks import fork_processes
 from torch import Tensor
 
 if not torch.cuda.is_available():
-    fork_processes()
+    if os.environ.get("START_METHOD") != "spawn":
+        fork_processes()
     torch.cuda.cudart = lambda: SimpleNamespace(cudaHostRegister=lambda *_: 0)
 
 
