@@ -255,7 +255,7 @@ def machine(packages: Sequence[str]) -> dict[str, Any]:
     }
     versions = ", ".join(f"{package} {version}" for package, version in found["versions"].items())
     print(f"{found['cpu']}, {found['cores']} cores, {found['torch_threads']} torch threads, load {found['load'][0]:g}")
-    print(f"Python {found['python']}, {versions}")
+    print(f"Python {found['python']}{versions and ', ' + versions}")
     return found
 
 

@@ -2,7 +2,8 @@
 
 `plan` is what `platform-launch --plan` does after reading the config: schedule, estimate memory and time of every GPU,
 and write the text. Every placement is checked for completeness: each component must own exactly the GPUs it was given.
-CPU seconds, so that other work on the machine does not count. Not covered: reading the config, starting anything.
+In one case the second half of the nodes has another kind of GPU, and a search tries which models go where. CPU seconds,
+so that other work on the machine does not count. Not covered: reading the config, starting anything.
 
     python benchmarks/placement.py [--nodes 1250] [--gpus-per-node 8] [--rounds 5] [--json FILE]
 """
@@ -26,8 +27,9 @@ from rl_platform.planner.report_text import report_text
 from rl_platform.planner.search import search
 from rl_platform.planner.svg import report_svg
 
-TARGET_S = 1.0  # for one plan of 10,000 GPUs
+TARGETS_S = {"plan": 2.0, "search": 30.0}  # of 10,000 GPUs
 CONFIG = Path(__file__).parents[1] / "configs" / "reasoning" / "ppo.yaml"
+TWO_KINDS = "two kinds of GPU"
 COLUMNS = ("schedule", "estimate", "text", "plan", "json", "svg", "search")
 
 
@@ -40,14 +42,17 @@ def cases(gpus: int) -> dict[str, dict[str, str]]:
             "actor,critic,reference": f"0-{half - 1}",
             "rollout,reward": f"{half}-{gpus - 1}",
         },
+        TWO_KINDS: {"actor,critic,reference,rollout,reward": "all"},
         "five keys on all GPUs": dict.fromkeys(("actor", "critic", "reference", "rollout", "reward"), "all"),
     }
 
 
-def measure(nodes: int, gpus_per_node: int, placement: dict[str, str]) -> dict[str, float]:
+def measure(nodes: int, gpus_per_node: int, placement: dict[str, str], *, two_kinds: bool) -> dict[str, float]:
     """Seconds by column."""
     inventory_keys = {"nodes": nodes, "gpus_per_node": gpus_per_node, "gpu": "h100"}
-    cluster = {"inventory": inventory_keys, "component_placement": placement}
+    cluster: dict[str, object] = {"inventory": inventory_keys, "component_placement": placement}
+    if two_kinds:
+        cluster["node_groups"] = [{"label": "second", "node_ranks": f"{nodes // 2}-{nodes - 1}", "gpu": "l40s"}]
     config = load_config(CONFIG, [f"cluster={json.dumps(cluster)}", "algorithm.use_kl_loss=true"]).config
     laps = [time.process_time()]
     inventory = inventory_for(config.cluster)
@@ -77,14 +82,16 @@ def main() -> None:
     print(f"{'CPU seconds, median':<27}" + "".join(f"{name:>10}" for name in COLUMNS) + "   plan: lowest - highest")
     seconds: dict[str, list[dict[str, float]]] = {}
     for name, placement in cases(gpus).items():
-        runs = [measure(options.nodes, options.gpus_per_node, placement) for _ in range(options.rounds)]
+        sizes, two_kinds = (options.nodes, options.gpus_per_node), name == TWO_KINDS
+        runs = [measure(*sizes, placement, two_kinds=two_kinds) for _ in range(options.rounds)]
         medians = [statistics.median(run[column] for run in runs) for column in COLUMNS]
         plans = [run["plan"] for run in runs]
         cells = "".join(f"{median:>10.3f}" for median in medians)
         print(f"{name:<27}{cells}   {min(plans):.3f} - {max(plans):.3f}")
         seconds[name] = runs
-    slowest = max(statistics.median(run["plan"] for run in runs) for runs in seconds.values())
-    print(f"target: a plan in {TARGET_S:g} s: {'met' if slowest < TARGET_S else 'missed'}")
+    for column, target in TARGETS_S.items():
+        slowest = max(statistics.median(run[column] for run in runs) for runs in seconds.values())
+        print(f"target: a {column} in {target:g} s: {'met' if slowest < target else 'missed'} ({slowest:.1f} s)")
     write_json(options.json, {"options": vars(options), "machine": found, "seconds": seconds})
 
 

@@ -180,7 +180,9 @@ class Search:
         self.device = self.devices.on(range(len(inventory.nodes)))
         self.available = inventory.accelerators or len(inventory.nodes)
         self.rollout_devices = max(1, schedule(config.cluster, inventory).layout.parts["rollout"].per_rank)
-        self.first_kind = _devices_of_first_kind(self.devices, inventory)
+        self.runs = _runs(self.devices, len(inventory.nodes))
+        first, *others = self.runs
+        self.first_kind = sum(node.accelerators for node in inventory.nodes[: first[1]]) if others else 0
         self.emulated, self.tried = inventory.stands_in, dict[str, Candidate]()
 
     def placements(self) -> SearchResult:
@@ -224,7 +226,8 @@ class Search:
         for keys in _splits(groupings, self.available, self.first_kind, coarse=coarse):
             held = _hold_whole_copies(variant.config, keys, variant.rollout_devices)
             if held and all(self._shares_envs(len(devices)) for names, devices in keys if "env" in names):
-                identity = f"{keys} {variant.rollout_devices} {variant.changes}"
+                places = self._places(keys)
+                identity = f"{places} {variant.rollout_devices} {variant.changes}"
                 if identity not in self.tried:
                     self.tried[identity] = self._candidate(variant, model, keys)
                 if (candidate := self.tried[identity]).fits:
@@ -277,12 +280,19 @@ class Search:
         peak = _most(memory, crowds, order)
         return Candidate(keys, spans, peak, fits, wide, variant.changes, overlapping, worked)
 
+    def _places(self, keys: Keys) -> Sequence[object]:
+        """Returns what determines a prediction: the order of groups counts only as far as it changes their devices."""
+        if not self.devices.others:
+            return keys
+        return sorted(
+            (names, len(devices), sorted(each.kind for each in self._kinds(devices))) for names, devices in keys
+        )
+
     def _kinds(self, devices: range) -> set[Device]:
         """Returns the kinds of devices with these numbers."""
-        if not self.devices.others:
-            return {self.device}
         size = max(self.per_node, 1)
-        return {self.devices.on([node]) for node in range(devices.start // size, (devices.stop - 1) // size + 1)}
+        first, last = devices.start // size, (devices.stop - 1) // size
+        return {kind for start, stop, kind in self.runs if start <= last and first < stop}
 
     def _groupings(self) -> Sequence[tuple[tuple[str, ...], ...]]:
         """Returns the groupings, each in every order if there are several kinds of devices."""
@@ -334,13 +344,12 @@ def changed(config: Config, changes: Changes) -> Config:
     return Config.model_validate(tree)
 
 
-def _devices_of_first_kind(devices: Devices, inventory: Inventory) -> int:
-    """Returns the number of devices up to the first node of another kind; 0 if all are of one kind."""
+def _runs(devices: Devices, nodes: int) -> list[tuple[int, int, Device]]:
+    """Returns the runs of neighbouring nodes of one kind: the first node, the one after the last, and their device."""
     if not devices.others:
-        return 0
-    kinds = [devices.on([number]).kind for number in range(len(inventory.nodes))]
-    same = itertools.takewhile(lambda pair: pair[0] == kinds[0], zip(kinds, inventory.nodes, strict=True))
-    return sum(node.accelerators for _, node in same)
+        return [(0, nodes, devices.main)]
+    runs = [(list(run), device) for device, run in itertools.groupby(range(nodes), lambda node: devices.on([node]))]
+    return [(run[0], run[-1] + 1, device) for run, device in runs]
 
 
 def _groupings(config: Config) -> tuple[tuple[tuple[str, ...], ...], ...]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from plans import Plans
 
 from rl_platform.launch.command import load
+from rl_platform.planner.cost import CostModel
 from rl_platform.planner.report import Report, plan_report
 from rl_platform.planner.report_text import report_text
-from rl_platform.planner.search import search
+from rl_platform.planner.search import Candidate, Keys, Search, Variant, search
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = str(ROOT / "configs" / "reasoning" / "ppo.yaml")
@@ -41,6 +43,21 @@ def test_each_phase_takes_as_long_as_on_a_cluster_of_its_own_kind():
         assert mixed.works[phase] == slow.works[phase]
         assert mixed.works[phase] != fast.works[phase]
     assert report(cluster(("l4", "h100"))).works["generate"] == fast.works["generate"]
+
+
+def test_orders_of_groups_on_the_same_kinds_are_predicted_once(monkeypatch: pytest.MonkeyPatch):
+    predicted, candidate = Counter[str](), Search._candidate
+
+    def counted(self: Search, variant: Variant, model: CostModel, keys: Keys) -> Candidate:
+        kinds = [(names, len(devices), sorted({device // 8 for device in devices})) for names, devices in keys]
+        predicted[f"{sorted(kinds)} {variant.rollout_devices} {variant.changes}"] += 1
+        return candidate(self, variant, model, keys)
+
+    monkeypatch.setattr(Search, "_candidate", counted)
+    loaded, _, inventory = load(CONFIG, [*ROWS, cluster(("h100", "l4"))])
+    search(loaded.config, inventory)
+    assert set(predicted.values()) == {1}
+    assert any("[0, 1]" in places for places in predicted)
 
 
 def test_a_component_on_both_kinds_computes_at_the_slower_rate():
