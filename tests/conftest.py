@@ -176,7 +176,7 @@ def any_shapes() -> Iterator[None]:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """As in the processes of a run: sums of several threads depend on how many there are."""
+    """Sets one thread, as the processes of a run do: the rounding of sums depends on the number of threads."""
     import torch
 
     before = torch.get_num_threads()

@@ -42,7 +42,7 @@ NORMALIZER: dict[str, Any] = {
 
 
 def folder_of(folder: Path, case: str = "as published", **changes: object) -> Path:
-    """A folder of LeRobot without statistics."""
+    """Writes a folder of LeRobot without statistics."""
     (folder / "vlm").mkdir(parents=True, exist_ok=True)
     (folder / "vlm" / "config.json").write_text(json.dumps(VLM))
     options = OPTIONS | CASES[case] | {"vlm_model_name": str(folder / "vlm")} | changes
@@ -58,7 +58,7 @@ def with_processors(folder: Path, stats: Mapping[str, Mapping[str, Tensor]] = ST
     config = {name: each for name, each in (NORMALIZER | options).items() if each is not None}
     for name, (place, kind) in PROCESSORS.items():
         step = {"registry_name": kind, "config": config}
-        if stats:  # as LeRobot, which writes no empty file
+        if stats:  # LeRobot writes no empty file either
             step["state_file"] = f"{name}_step_{place}_{kind}.safetensors"
             tensors = {f"{key}.{stat}": tensor for key, each in stats.items() for stat, tensor in each.items()}
             save_file(tensors, folder / str(step["state_file"]))

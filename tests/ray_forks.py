@@ -49,7 +49,7 @@ class RayForks:
         self._folder.cleanup()
 
     def workers(self) -> set[Any]:
-        """Returns the workers of now, as psutil's processes."""
+        """Returns the present workers, as processes of psutil."""
         import psutil  # here, as each worker runs this file first
 
         return set(psutil.Process(self._process.pid).children(recursive=True))

@@ -37,7 +37,7 @@ def gathered(state: Mapping[str, Tensor], store: Any, before: Any) -> Any:
 def test_each_byte_is_copied_once_through_one_pinned_bucket(
     send: Callable[..., Any], device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One tensor of several buckets, small ones, one of main memory, one whose bytes are not in order."""
+    """Sends one tensor of several buckets, small ones, one in main memory and one that is not contiguous."""
     monkeypatch.setattr(weight_store, "BUCKET", BUCKET)
     values = {
         "scalar": torch.tensor(1.5, dtype=torch.float64),

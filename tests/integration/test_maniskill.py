@@ -25,7 +25,7 @@ CONFIG = Path(__file__).parents[2] / "configs" / "embodied" / "maniskill_push.ya
 
 
 def described(**kwargs: object) -> EnvDescription:
-    """PushCube in its interpreter; the test is skipped if it or Vulkan is not there."""
+    """Returns PushCube in its interpreter. Skips the test if the interpreter or Vulkan is missing."""
     if PYTHON is None:
         pytest.skip("MANISKILL_PYTHON names no interpreter, see docs/maniskill.md")
     description = EnvDescription(ID, {"task": "PushCube-v1", "control_mode": "pd_ee_delta_pos"} | kwargs, python=PYTHON)

@@ -186,8 +186,10 @@ def processes_of(ray_forks) -> Callable[[Any], list[psutil.Process]]:
 
 @pytest.fixture
 def launched(start, folder: Path, processes_of) -> Launched:
-    """launched(*overrides): an endless run on Ray after its first step, and all of its processes. It pauses after each
-    step, as it would occupy all cores until its end."""
+    """launched(*overrides): an endless run on Ray after its first step, and all of its processes.
+
+    The run pauses after each step, because it would otherwise occupy all cores until its end.
+    """
     (folder / "pause.py").write_text("import time\n\ndef pause(step, metrics):\n    time.sleep(0.5)\n")
 
     def run(*overrides: str, forked_workers: bool = True) -> tuple[Any, list[psutil.Process]]:

@@ -1,6 +1,6 @@
-"""The processes that SGLang starts are forks of the engine's, which has imported for them.
+"""Forks SGLang's processes from the engine's process, which has already imported their modules.
 
-SGLang sets the start method `spawn`: each process would import for seven seconds of processor time.
+SGLang sets the start method `spawn`, with which each process imports for seven seconds of processor time.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ set_start_method = multiprocessing.set_start_method
 
 
 def fork_processes() -> None:
-    """From now on `spawn` is `fork`, in an engine's process, `python -c PROGRAM SOCKET`."""
+    """Replaces the start method `spawn` by `fork` in an engine's process (`python -c PROGRAM SOCKET`)."""
     if sys.argv[0] == "-c":
         multiprocessing.set_start_method = lambda _, force=False: set_start_method("fork", force)
         os.register_at_fork(after_in_child=partial(_close_socket, os.getpid()))
 
 
 def _close_socket(engine: int) -> None:
-    """Its hang-up shows the end of the engine's process."""
+    """Closes the engine's socket in a fork, so that its hang-up shows the end of the engine's process."""
     if os.getppid() == engine:
         os.close(int(sys.argv[1]))

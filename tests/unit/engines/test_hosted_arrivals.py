@@ -1,4 +1,4 @@
-"""Hosted engines with a small program in their place: requests that arrive while others are generated."""
+"""Requests that arrive while others are generated. A small program stands in for a hosted engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rl_platform.engines.rollout.hosted.hosted_engine import EngineProcess, Host
 from rl_platform.errors import Problem
 from rl_platform.records import SamplingParams, Weights
 
-# Answers two requests, the last one first. It may die of the second call in its first life.
+# Answers two requests, the last one first. With `dies`, its first process ends at the second call.
 PROGRAM = """
 import json, os, sys
 from multiprocessing.connection import Connection
@@ -63,7 +63,7 @@ class StandIn(HostedEngine):
 
 
 class Arriving:
-    """A first request, and a second one while that is generated."""
+    """Returns a first request, and a second one while the first is generated."""
 
     longest = 8
 

@@ -194,7 +194,7 @@ def test_bytes_that_arrive_one_by_one_do_not_extend_the_deadline(pair, monkeypat
 
 
 class Trickle:
-    """A socket and its clock: a byte arrives each millisecond."""
+    """A socket with a clock. A byte arrives each millisecond."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._next, self.now = data, 0, 100.0

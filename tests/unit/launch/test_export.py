@@ -120,7 +120,7 @@ def test_a_program_needs_no_package_and_load_policy_few(exported) -> None:
 
 
 def smolvla(folder: Path, **changes: Any) -> tuple[Any, SavedPolicy]:
-    """A run that started from this folder of LeRobot and changed its weights, and the policy of the run."""
+    """Returns a run that started from this folder of LeRobot and changed the weights, and its policy."""
     model = section(folder, num_action_chunks=2, flow=Flow(denoising_steps=3), **changes)
     policy, levels = build_policy(model, WIDE, ActionLevels(2, 6), 1, ["go"]), ActionLevels(2, 6)
     with torch.no_grad():

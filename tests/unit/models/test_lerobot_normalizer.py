@@ -40,7 +40,7 @@ def actions(folder: Path, spaces: EnvSpaces = WIDE) -> ActionRange:
 
 
 def all_statistics(size: int) -> dict[str, Tensor]:
-    """Random statistics, whose first number is constant in the data set."""
+    """Returns random statistics of a data set in which the first number is constant."""
     generator = torch.Generator().manual_seed(size)
     names = ("mean", "min", "q01", "q10"), ("std", "max", "q99", "q90")
     low = {name: torch.randn(size, generator=generator) for name in names[0]}
@@ -72,7 +72,7 @@ def unnormalized(x: Tensor, stats: dict[str, Tensor], mode: str, eps: float) -> 
 @pytest.mark.parametrize("eps", [1e-8, 0.25])
 @pytest.mark.parametrize("mode", KINDS)
 def test_the_processors_modes_and_eps_count(mode: str, eps: float, tmp_path: Path) -> None:
-    """config.json says MEAN_STD, and its modes are not read beside processors."""
+    """config.json has MEAN_STD, but its modes are not read if there are processors."""
     stats = {"observation.state": all_statistics(5), "action": all_statistics(6)}
     with_processors(folder_of(tmp_path), stats, eps=eps, norm_map={"STATE": mode, "ACTION": mode})
     expected = normalized(X.view(-1, 5), stats["observation.state"], mode, eps)
@@ -96,7 +96,7 @@ def test_statistics_of_the_folder_scale_states_and_actions(store: Callable, tmp_
 
 
 def images_only(folder: Path) -> None:
-    """Statistics of images alone."""
+    """Stores statistics of images alone."""
     with_processors(folder, {"observation.image": {"mean": torch.zeros(3, 1, 1), "std": torch.ones(3, 1, 1)}})
 
 
@@ -117,7 +117,7 @@ IDENTITY: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("case", IDENTITY)
 def test_without_normalisation_the_network_writes_the_actions_of_the_environment(case: str, tmp_path: Path) -> None:
-    """The environment's bounds are no part of it."""
+    """The environment's bounds have no effect."""
     IDENTITY[case](folder_of(tmp_path))
     torch.testing.assert_close(actions(tmp_path)(X.view(-1, 6)), X.view(-1, 6))
     assert torch.equal(states(tmp_path)(X.view(-1, 5)), X.view(-1, 5))
@@ -189,7 +189,7 @@ def options(**changes: object) -> Callable[[Path], object]:
 
 
 def steps(*names: str) -> Callable[[Path], object]:
-    """Processors with these steps; the last one is the normaliser."""
+    """Names the steps of the postprocessor; each has the options of the normaliser."""
 
     def write(folder: Path) -> None:
         file = folder / "policy_postprocessor.json"

@@ -83,7 +83,7 @@ class Late:
 
 
 class SlowWorker(Worker):
-    """A worker that is constructed when the event is set."""
+    """A worker whose constructor waits for the event."""
 
     def __init__(self, context: ComponentContext, log: list[str], event: threading.Event) -> None:
         log.append("constructing")
