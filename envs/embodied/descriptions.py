@@ -93,7 +93,7 @@ class EnvDescription:
         return self.python is not None or bool(self.addresses)
 
     def of_task(self, number: int) -> EnvDescription:
-        """Returns the description of environment `number` of the run; servers have that of each task themselves."""
+        """Returns the description of environment `number` of the run; this one with servers, which have the tasks."""
         if not self.tasks or self.addresses:
             return self
         return replace(self, kwargs=self.kwargs | self.tasks[number % len(self.tasks)], tasks=(), task_names=())

@@ -61,7 +61,7 @@ class WarpPhysics:
         self._model = mujoco_warp.put_model(model)
         self._data = mujoco_warp.put_data(model, data, nworld=num_envs)
         self._captures = self._data.qpos.device.is_cuda
-        self._graph: Any = None  # of the steps of `step`; their arrays keep their addresses
+        self._graph: Any = None  # CUDA graph of the kernels of `step`, whose arrays keep their addresses
         self.warnings = np.zeros((num_envs, 3), np.int64)
         names = dict.fromkeys(("qpos", "qvel", "time", *fields))
         self.now = Quantities({name: self._read(name) for name in names})

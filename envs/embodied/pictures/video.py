@@ -1,9 +1,8 @@
 """Videos of episodes: an episode is played with the policy, then drawn from its actions beside what follows.
 
 Under each picture are reward, return so far, the value of the policy, the success of the episode and its instruction.
-The seed and the
-actions determine an episode, so it can be played once more without the policy. A separate process does so and renders,
-so a graphics library that crashes or hangs cannot end the run.
+The seed and the actions determine an episode, so it can be played once more without the policy. A separate process does
+so and renders, so a graphics library that crashes or hangs cannot end the run.
 """
 
 from __future__ import annotations

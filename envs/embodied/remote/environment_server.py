@@ -154,7 +154,7 @@ class EnvironmentServer:
             given = value is not None or name != "max_episode_steps"
             if given and (not isinstance(value, kinds) or not least <= value < 1e9):
                 raise WireError(f"{name}: {str(value)[:80]}")
-        if self._facts.tasks:  # which the numbers of the environments in the run determine
+        if self._facts.tasks:  # the number of an environment in the run determines its task
             numbers = request["numbers"] = fields.get("numbers")
             if not isinstance(numbers, list) or len(numbers) != request["num_envs"]:
                 raise WireError(f"numbers: {str(numbers)[:80]}")
@@ -253,7 +253,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Serves environments to a trainer: env.address=HOST:PORT.")
     parser.add_argument("--env", required=True, metavar="ID", help="as CartPole-v1, my_robot.py:Arm or module:id")
     parser.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments of the environment, as a JSON object")
-    tasks = 'several tasks, as \'[{"name": "reach", "kwargs": {"env_name": "reach-v3"}}, ...]\'; env.tasks names them'
+    tasks = 'several tasks, as \'[{"name": "reach", "kwargs": {"env_name": "reach-v3"}}, ...]\'; env.tasks: their names'
     parser.add_argument("--tasks", default="[]", metavar="JSON", help=tasks)
     pixels = "images as observations, as a JSON object of env.pixels; default: the environment's own observations"
     parser.add_argument("--pixels", metavar="JSON", help=pixels)

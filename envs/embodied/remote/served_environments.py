@@ -48,7 +48,7 @@ STOP_LIMIT_S = 2.0
 
 @dataclass(frozen=True)
 class ServedSetup(EnvSetup):
-    """made: the environments that were built, by number, as those before the last one may already move."""
+    """The setup of one connection. made: the environments built so far, by number; they may already move."""
 
     made: dict[int, AnyEnv] = field(default_factory=dict)
 
@@ -80,13 +80,13 @@ class ServedBlock(EnvBlock):
         if callable(stop):
             try:
                 stop()
-            except Exception:  # not SystemExit: SIGTERM during it ends the process, which stops all environments
+            except Exception:  # not SystemExit: a SIGTERM ends the process, which then stops all environments
                 logger.exception("stop() raised")
         super()._replace(i, doing, error)
 
 
 def _call_all(stops: list[Callable[[], object]]) -> None:
-    """Calls each in a thread of its own, so that one that hangs or raises holds no other back."""
+    """Calls each function in a thread of its own, so that one that hangs or raises does not delay the others."""
     threads = [threading.Thread(target=_call, args=(stop,), daemon=True) for stop in stops]
     for thread in threads:
         thread.start()

@@ -34,7 +34,7 @@ VERSION = 2
 TOKEN_VARIABLE = "RL_PLATFORM_ENV_TOKEN"
 SHORTEST_TOKEN = 16
 GREETING_TIMEOUT_S = 10.0
-READING_S = 1.0  # the longest time to read a message that arrives while a deadline is over
+READING_S = 1.0  # after a deadline: the longest time to read a message that has arrived
 MOST_JSON = 1 << 20
 _MAGIC = b"RLPE"
 _GREETING = struct.Struct("!4sI32s")  # version, nonce
@@ -74,7 +74,7 @@ class Message(NamedTuple):
 
 
 class _Limits(NamedTuple):
-    """Times (time.monotonic) until which a message is awaited, and until which it is read."""
+    """Deadlines (time.monotonic). waiting: for bytes to arrive; reading: to read bytes that have arrived."""
 
     waiting: float
     reading: float

@@ -1,8 +1,8 @@
 """Tasks of ManiSkill 3 as Gymnasium environments, simulated on the CPU and observed as states, by cameras, or both.
 
-`env.id: rl_platform.envs.embodied.suites.maniskill:ManiSkillTask` with `env.kwargs: {task: PickCube-v1}`. Imports
-mani_skill, so usually in an interpreter of its own (`env.python`). Not covered: ManiSkill's batched simulation on a
-GPU.
+`env.id: rl_platform.envs.embodied.suites.maniskill:ManiSkillTask` with `env.kwargs: {task: PickCube-v1}`. It
+imports mani_skill, which usually needs an interpreter of its own (`env.python`). Not covered: ManiSkill's batched
+simulation on a GPU.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ VULKAN = "ManiSkill needs Vulkan, for states too; docs/maniskill.md has the setu
 
 
 class ManiSkillTask(gymnasium.Env[Any, np.ndarray]):
-    """One environment of ManiSkill. `info["success"]`: its own check of success.
+    """One environment of ManiSkill. `info["success"]` is ManiSkill's check of success.
 
     task: its id. observations: `state`, or `rgb`: images [size,size,3] uint8 and the state of the robot. options: other
-    arguments of the task, as control_mode or robot_uids. An episode has as many steps as the task is registered with.
+    arguments of the task, as control_mode or robot_uids. An episode has as many steps as ManiSkill registers for it.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012 - as Gymnasium declares it
@@ -82,7 +82,7 @@ class ManiSkillTask(gymnasium.Env[Any, np.ndarray]):
 
 
 def _accept_pci() -> None:
-    """Lets ManiSkill 3.0 render on the first Vulkan device: its parser returns no pair for a device of PCI."""
+    """Lets ManiSkill 3.0 render on the first Vulkan device: for a PCI device its parser does not return a pair."""
     from mani_skill.envs.utils.system import backend
 
     parse = backend.parse_backend_device_id

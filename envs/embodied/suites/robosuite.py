@@ -1,7 +1,7 @@
 """Tasks of robosuite 1.5 as Gymnasium environments, observed as states, by cameras, or both.
 
-`env.id: rl_platform.envs.embodied.suites.robosuite:Task` with `env.kwargs: {task: Lift}`. Imports robosuite, so usually
-in an interpreter of its own (`env.python`).
+`env.id: rl_platform.envs.embodied.suites.robosuite:Task` with `env.kwargs: {task: Lift}`. It imports robosuite, which
+usually needs an interpreter of its own (`env.python`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Task(gymnasium.Env[Any, np.ndarray]):
 
     task: a name of robosuite, as Lift, Door, Stack. robots: one name, or two for tasks of two arms. observations: names
     of its observables, joined in this order. cameras: names of cameras, each observed as an image [size,size,3] uint8;
-    with `observations` too, an observation is a Dict of the images and `state`. options: other arguments of
+    if `observations` are not empty, an observation is a Dict of the images and `state`. options: other arguments of
     `robosuite.make`, as control_freq. An episode has `horizon` steps. The sizes of objects are drawn once, from the
     option `seed`.
     """
