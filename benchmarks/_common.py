@@ -284,6 +284,6 @@ def write_json(path: Path | None, content: Mapping[str, Any]) -> None:
 
 
 def write_page(path: Path, text: str) -> None:
-    """Writes a page; the part that starts with the heading "## Notes", written by hand, is kept."""
+    """Writes a page and keeps its notes, which are written by hand below the heading "## Notes"."""
     _, heading, notes = path.read_text(encoding="utf-8").partition("\n## Notes\n") if path.exists() else ("", "", "")
     path.write_text(f"{text.rstrip()}\n{heading}{notes}", encoding="utf-8")

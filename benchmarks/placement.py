@@ -2,8 +2,8 @@
 
 `plan` is what `platform-launch --plan` does after reading the config: schedule, estimate memory and time of every GPU,
 and write the text. Every placement is checked for completeness: each component must own exactly the GPUs it was given.
-In one case the second half of the nodes has another kind of GPU, and a search tries which models go where. CPU seconds,
-so that other work on the machine does not count. Not covered: reading the config, starting anything.
+In one case the second half of the nodes has another kind of GPU, and a search tries which models go where. Times
+are CPU seconds, so that other work on the machine does not count. Not covered: reading the config, starting anything.
 
     python benchmarks/placement.py [--nodes 1250] [--gpus-per-node 8] [--rounds 5] [--json FILE]
 """
@@ -27,7 +27,7 @@ from rl_platform.planner.report_text import report_text
 from rl_platform.planner.search import search
 from rl_platform.planner.svg import report_svg
 
-TARGETS_S = {"plan": 2.0, "search": 30.0}  # of 10,000 GPUs
+TARGETS_S = {"plan": 2.0, "search": 30.0}  # for 10,000 GPUs
 CONFIG = Path(__file__).parents[1] / "configs" / "reasoning" / "ppo.yaml"
 TWO_KINDS = "two kinds of GPU"
 COLUMNS = ("schedule", "estimate", "text", "plan", "json", "svg", "search")

@@ -8,7 +8,7 @@
 Pace: seconds of a step, and the share of the time in which a CPU worker runs no call, beside the plan's with the rates
 of this machine (`--plan=calibrate`). The reward, whose calls wait for responses, does not count as work. Curves: greedy
 validation. Runs stay in `--runs` and are not repeated, so another call continues; after `--minutes` no further run
-begins. Tables of the page without runs in `--runs` stay as they are.
+begins. A table of the page stays as it is if `--runs` has no runs of it.
 Simulated: the run of a recipe whose rollout has half of the GPUs, by the plan with data sheets. The responses of each
 step are drawn from those in `RUN/samples.jsonl` (`runner.log_samples`), scaled so that the longest one has
 `data.max_response_length` tokens.
@@ -365,7 +365,7 @@ def title(name: str) -> str:
 
 
 def kept(page: str, heading: str) -> list[str]:
-    """The lines of a table of a page, with its heading; none if it has none."""
+    """Returns the heading and the lines below it of a page; none if the page lacks the heading."""
     lines = page.split("\n")
     if heading not in lines:
         return []
@@ -375,7 +375,7 @@ def kept(page: str, heading: str) -> list[str]:
 
 
 def made(folder: Path) -> str:
-    """The day of a run."""
+    """Returns the day on which a run ended."""
     return datetime.fromtimestamp((folder / "made.json").stat().st_mtime, UTC).date().isoformat()
 
 
@@ -406,7 +406,7 @@ def draw(path: Path, runs: Path) -> None:
 
 
 def page(runs: Path, picture: str, before: str) -> str:
-    """The page with the runs that were made. before: the present one, whose other sections stay."""
+    """Returns the page with the runs that were made. before: the present page, whose other tables stay."""
     where = machine(["torch", "ray"])
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
     paces = [line for name in LOADS for line in [*pace_table(name, runs)] or kept(before, title(name))]

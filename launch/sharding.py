@@ -94,7 +94,7 @@ def device_problems(config: Config, placement: Placement) -> Iterator[Problem]:
 
 
 def check_layout(config: Config, placement: Placement) -> None:
-    """Raises ConfigError with the problems that a plan shows, whatever the machine."""
+    """Raises ConfigError with the problems of the layout that do not depend on the machine."""
     checks = (sharding_problems, shape_problems, weight_sync_problems)
     if problems := [problem for check in checks for problem in check(config, placement)]:
         raise ConfigError(problems)

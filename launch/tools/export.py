@@ -225,7 +225,7 @@ def _write_lerobot(run: SavedRun | None, saved: SavedPolicy, folder: Path) -> st
         message = "the run observes normalised numbers, and LeRobot's folder holds the statistics of a data set instead"
         raise _problem("--format", message, "lerobot", "torch, onnx; or a run with env.normalize_observations: false")
     if model.unnorm_key is not None:
-        message = "LeRobot selects no data set of several, so it would not scale as the run did"
+        message = "LeRobot selects no data set by name, so it would not scale as the run did"
         raise _problem("--format", message, "lerobot", "torch, onnx")
     from rl_platform.models.vlas.lerobot_folder import LeRobotFolder
 

@@ -174,18 +174,18 @@ def _drawing() -> Row:
 
 
 def _vulkan() -> Row:
-    """Opens a device in a child process: a driver may crash it."""
+    """Returns the row of Vulkan. A child process looks for a device, because a driver may crash."""
     name, purpose = "Vulkan", "for ManiSkill"
     try:
         _runs(_VULKAN, {})
     except RuntimeError as error:
-        fix = "apt install libvulkan1 mesa-vulkan-drivers, of Mesa 25 without a GPU: docs/maniskill.md"
+        fix = "apt install libvulkan1 mesa-vulkan-drivers (Mesa 25 if there is no GPU): docs/maniskill.md"
         return Row(name, f"{error}; {purpose}", "missing", fix)
     return Row(name, f"has a device; {purpose}")
 
 
 def _runs(code: str, variables: dict[str, str]) -> dict[str, str]:
-    """Returns `variables` if a process runs the code with them. Raises RuntimeError with its last line."""
+    """Returns `variables` if a process runs the code with them. Raises RuntimeError with its last line of output."""
     with tempfile.TemporaryFile() as output:
         child = Child(code, Death.GUARD, environment=variables, output=output)
         try:

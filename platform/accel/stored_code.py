@@ -1,8 +1,8 @@
 """Machine code of compiled loops on disk, so that another process compiles nothing.
 
-numba's own cache does not notice changes of the modules that a loop uses, raises at a damaged file or a full disk, and
-confuses two processes that store other code of one loop. Here every compiled loop has a file of its own, in a folder
-that is named after the sources.
+numba's own cache has three faults. It does not notice changes of the modules that a loop uses. It raises at a damaged
+file or a full disk. It mixes up the files of two processes that store different code of one loop. Here every compiled
+loop has a file of its own, in a folder that is named after the sources.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 class StoredCode(FunctionCache):  # type: ignore[misc]
-    """The cache of one loop. A missing or damaged file counts as none; a disk that takes no file is no error.
+    """The cache of one loop. A loop without a file, or with a damaged one, is compiled; a full disk raises no error.
 
     A file's name is a digest of numba's key: the loop's code and closure, its types, the processor's name and features.
     """
 
     def __init__(self, function: Callable[..., object]) -> None:
-        self._py_func = function  # numba's constructor wants a folder beside the source or one of the user
+        self._py_func = function  # numba's constructor requires a folder beside the source or one of the user
 
     @property
     def cache_path(self) -> str:
@@ -77,7 +77,7 @@ def _folder() -> Path:
 
 @cache
 def sources_digest() -> str:
-    """Returns the digest of all sources that loops are made of, and of the versions of numba and Python."""
+    """Returns the digest of all sources whose code loops may contain, and of the versions of numba and Python."""
     digest = hashlib.sha256(f"{numba.__version__} {sys.version}".encode())
     for file in sorted(file for folder in SOURCES for file in (PACKAGE / folder).glob("*.py")):
         digest.update(file.read_bytes())

@@ -49,7 +49,7 @@ def run_basis(measured: Measured, config: Config, inventory: Inventory) -> Basis
 
 @dataclass(frozen=True)
 class Measured:
-    """Medians over the steps of the run in `file`: seconds of each phase, and all metrics. rows: those of each step."""
+    """Medians over the steps of the run in `file`: seconds of each phase, and all metrics. rows: the steps' metrics."""
 
     file: Path
     rows: Sequence[Mapping[str, object]]
@@ -59,7 +59,7 @@ class Measured:
     def rest(self, phases: Iterable[str]) -> float:
         """Returns the median of the seconds of a step outside `phases`, validation and checkpoints.
 
-        A slow phase of one step makes the median of the steps longer than the sum of the medians, but not this.
+        A slow phase of one step may lengthen the median step beyond the sum of the median phases, but not this median.
         """
         inside = [f"time/{name}" for name in (*phases, *OTHER_TIMINGS.values())]
         seconds = [{name: value for name, value in row.items() if isinstance(value, int | float)} for row in self.rows]

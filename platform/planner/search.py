@@ -281,7 +281,7 @@ class Search:
         return Candidate(keys, spans, peak, fits, wide, variant.changes, overlapping, worked)
 
     def _places(self, keys: Keys) -> Sequence[object]:
-        """Returns what determines a prediction: the order of groups counts only as far as it changes their devices."""
+        """Returns the part of `keys` that a prediction depends on: the number and kinds of devices, not their order."""
         if not self.devices.others:
             return keys
         return sorted(

@@ -2,7 +2,7 @@
 
 The coroutines run in a thread of their own, the engine in the calling thread. A request enters the engine as soon as a
 slot is free, so no trajectory waits for the tool or the environment of another one. Engines of the user without
-`accepts_arrivals` generate what has arrived since their last call.
+`accepts_arrivals` generate all requests together that have arrived since their last call.
 
 In lockstep, a round begins when every open trajectory has a request. Requests are then ordered by trajectory, so the
 engine computes the same batches whatever the timing. `runner.deterministic` needs this where a kernel's result depends

@@ -129,7 +129,7 @@ def _task(config: Config, task: EnvTask, key: str, before: list[EnvTask]) -> Ite
         yield Problem(f"{key}.name", f"another task is named {task.name}, and names of metrics contain it")
     if when(lambda: config.env.address is not None and task.kwargs):
         message = "the operator of the server chooses the arguments of its tasks (env.address)"
-        yield Problem(f"{key}.kwargs", message, hint="--tasks of the server")
+        yield Problem(f"{key}.kwargs", message, hint="remove it; the server has kwargs in its --tasks")
     kind = when(lambda: config.actor.model.type)
     if kind in INSTRUCTED and when(lambda: task.instruction is None):
         message = f"{_MODEL} {kind} needs an instruction for each task"

@@ -84,7 +84,8 @@ def _assembled(
 def scales(model: Model, spaces: EnvSpaces) -> tuple[ActionRange, StateScale | None]:
     """Returns the range of actions and the scale of the robot's state, None if the policy reads no state.
 
-    Those of a folder of LeRobot are its own; actions that it does not normalise are the environment's.
+    A folder of LeRobot has scales of its own. The network writes actions that the folder does not normalise in the
+    environment's numbers.
     """
     state = _no_scale(model, spaces)
     if model.type != "smolvla" or model.path is None:

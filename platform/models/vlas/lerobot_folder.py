@@ -110,7 +110,7 @@ class LeRobotFolder:
 
     @cached_property
     def statistics(self) -> dict[str, Tensor]:
-        """The tensors of model.safetensors that are statistics of a data set, in folders of before LeRobot 0.4."""
+        """The tensors of model.safetensors that are statistics of a data set, in folders older than LeRobot 0.4."""
         return self._read(lambda name: STATISTICS.fullmatch(name) is not None)
 
     def _read(self, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
@@ -164,10 +164,10 @@ class LeRobotFolder:
                 yield Problem(KEY, message, value=self.path, hint=hint)
 
     def write(self, weights: Mapping[str, Tensor], target: Path, **options: object) -> None:
-        """Writes the folder into `target` with trained weights, which have the network's names; the rest as it is.
+        """Writes the folder into `target` with trained weights, which have the network's names.
 
-        A tensor keeps the type of the file if that loses nothing. options: replace those of config.json. Raises
-        DataError for weights of another network.
+        A tensor keeps the type of the file if that loses nothing. options: replace those of config.json. Everything
+        else stays as it is. Raises DataError for weights of another network.
         """
         from safetensors.torch import save_file
 

@@ -1,6 +1,6 @@
-"""How a folder of LeRobot normalises states and actions.
+"""Reads how a folder of LeRobot normalises states and actions.
 
-Since LeRobot 0.4 policy_preprocessor.json and policy_postprocessor.json have modes, eps and a file of statistics. In
+Since LeRobot 0.4, policy_preprocessor.json and policy_postprocessor.json have modes, eps and a file of statistics. In
 older folders the modes are in config.json and the statistics in model.safetensors. Not covered: steps of processors
 that compute something else. A folder with such a step is refused.
 """
@@ -46,9 +46,9 @@ _EPS = 1e-8
 
 @dataclass(frozen=True)
 class LeRobotNormalizer:
-    """Normalises `feature` by `mode` of LeRobot. statistics: by the names of data sets; None is the only one.
+    """Normalises `feature` by `mode` of LeRobot. statistics: by the name of the data set; None if there is one.
 
-    file: the one that has the mode, for messages. Raises ConfigError for statistics that are missing or damaged.
+    file: the file that has the mode, for messages. Raises ConfigError for statistics that are missing or damaged.
     """
 
     folder: LeRobotFolder
@@ -90,7 +90,7 @@ class LeRobotNormalizer:
         modes = options["norm_map"]
         _refuse_normalised_images(folder, file, modes)
         name = "ACTION"
-        if feature == STATE:  # LeRobot leaves observations as they are that these two options do not list
+        if feature == STATE:  # LeRobot does not change observations that these options do not list
             listed = options.get("normalize_observation_keys")
             known = feature in options["features"] and (listed is None or feature in listed)
             name = options["features"][feature]["type"] if known else ""
@@ -112,7 +112,7 @@ class LeRobotNormalizer:
     def center_and_scale(self, size: int, data_set: str | None) -> tuple[list[float], list[float]]:
         """Returns center and scale [size]: (x - center) / scale is the number that the network reads or writes.
 
-        They are 0 and 1 if the folder does not normalise the feature. data_set: in folders with several.
+        They are 0 and 1 if the folder does not normalise the feature. data_set: its name, in folders with several.
         """
         if data_set not in self.statistics and (self.statistics or data_set is not None):
             self._refuse_data_set(data_set)
@@ -128,7 +128,7 @@ class LeRobotNormalizer:
                 self._refuse(f"have {name} of shape {list(stats[name].shape)}, and the environment needs [{size}]")
         low, high = (stats[name].float().double() for name in names)
         if not (low.isfinite().all() and high.isfinite().all()):
-            self._refuse("are not finite: those of a data set were never stored")
+            self._refuse("are not finite: the folder was saved without statistics of a data set")
         if self.mode == "MEAN_STD":
             # LeRobot adds eps where it divides
             center, scale = low, high + (self.eps if self.feature == STATE else 0)
@@ -155,7 +155,7 @@ def _refuse_normalised_images(folder: LeRobotFolder, file: str, modes: Mapping[s
 
 
 def _file_of_statistics(folder: LeRobotFolder, file: str, name: str | None, feature: str) -> dict[str, Tensor]:
-    """The statistics of a feature in the file that a step names; a step without statistics has none."""
+    """Returns the statistics of a feature in the file `name` of a step; none if `name` is None."""
     from safetensors.torch import load_file
 
     if name is None:

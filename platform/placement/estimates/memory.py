@@ -38,7 +38,7 @@ from rl_platform.placement.offload_order import PHASES, Held, Move, OffloadOrder
 ADAM_STATES = 2
 LOGIT_CHUNK = 1024  # positions whose logits exist together: models.language.TOKENS_PER_CHUNK
 LOGIT_COPIES = 3  # logits, their exponentials and a gradient
-FILTERED_COPIES = 9  # with top-k or top-p: also sorted ones, their order and their sums
+FILTERED_COPIES = 9  # with top-k or top-p: also sorted probabilities, their order and sums
 PREFILL_TOKENS, GPU_PREFILL_TOKENS = 1024, 8192  # of engines.rollout.prefill
 PAGES_BESIDE = 2 * 64  # tokens: of engines.rollout.kv_cache, what a slot takes beside the tokens it holds
 SENT_BUCKET = 256 * 2**20  # bytes: BUCKET of runtime.weights.group
@@ -52,8 +52,8 @@ COMMUNICATOR = 688 * 2**20
 FREED = 1.0
 PROCESS_IN_MEMORY = int(0.5 * GIB)  # interpreter, libraries, data: benchmarks/memory.py
 
-# Versions of the weights in shared memory that their sender and their receivers have touched: 0.107 GiB with 0.053 GiB
-# of parameters, in a run with actor and rollout apart
+# Versions of the weights in shared memory whose pages the sender and the receivers have touched. Measured: 0.107 GiB
+# with 0.053 GiB of parameters, in a run with actor and rollout in different processes.
 STORED_VERSIONS = 2
 
 Counted = tuple[str, float, int]
@@ -63,8 +63,11 @@ devices counts as a fraction."""
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. weights, published (the whole model, gathered for the rollout), graphs (the memory pool of a generator's
-    CUDA graphs) and optimizer are lasting; gradients, activations and kv_cache exist in one phase only."""
+    """Bytes. gradients, activations and kv_cache exist in one phase only; the others stay.
+
+    published: the whole model, gathered for the rollout or stored in shared memory. graphs: the memory pool of a
+    generator's CUDA graphs.
+    """
 
     weights: int = 0
     published: int = 0
@@ -199,7 +202,7 @@ class MemoryModel:
         return gathered + self._stored(shape)
 
     def _stored(self, shape: Shape) -> int:
-        """Returns the bytes of shared memory by which weights go from one process to the other."""
+        """Returns the bytes of shared memory that carries weights from the actor's process to the rollout's."""
         if self.on_gpu or self.layout.together(self.layout.policy, "rollout"):
             return 0
         return (

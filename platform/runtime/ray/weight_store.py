@@ -79,7 +79,7 @@ class PinnedBucket:
     """
 
     def __init__(self) -> None:
-        self._buffer: Tensor | None = None  # no GPU, no pinned memory
+        self._buffer: Tensor | None = None  # allocated at the first copy, as only GPUs need it
         self._used = 0
 
     def begin(self) -> None:
@@ -87,7 +87,7 @@ class PinnedBucket:
         self._used = 0
 
     def copy(self, flat: Tensor) -> np.ndarray:
-        """Returns a copy of bytes [n], of which a bucket has at most `BUCKET`."""
+        """Returns a copy of bytes [n]. The copies of one bucket have at most `BUCKET` bytes together."""
         if self._buffer is None:
             self._buffer = torch.empty(BUCKET, dtype=torch.uint8, pin_memory=True)
         place = slice(self._used, self._used + len(flat))

@@ -43,12 +43,12 @@ START_S = 600.0  # a large model on many GPUs takes minutes
 # Stages of waking up: the cache is allocated after the sender's copy of the weights is no longer needed.
 STAGES = ("weights", "cache")
 ATTEMPTS = 3  # processes in a row that die without having answered anything
-ARRIVALS_S = 0.005  # between two looks for requests that arrived while others are generated; a decoding step takes more
+ARRIVALS_S = 0.005  # between two checks for new requests while others are generated; a decoding step takes longer
 Messages = queue.SimpleQueue[tuple[str, Any]]  # (kind, value)
 
 
 class EngineCall:
-    """One call, and the messages that answer it, in `arrived`, which several calls may share."""
+    """One call. `arrived` is the queue of the messages that answer it; several calls may share a queue."""
 
     def __init__(self, number: int, operation: str, arrived: Messages | None = None) -> None:
         self.number, self.operation = number, operation
@@ -96,7 +96,7 @@ class EngineProcess:
         self._reader.start()
 
     def call(self, operation: str, *arguments: object, arrived: Messages | None = None) -> EngineCall:
-        """Starts a call; returns at once. arrived: gets its messages."""
+        """Starts a call and returns at once. arrived: the queue of its messages; None: a new one."""
         call = self._register(operation, arrived)
         with self._lock, suppress(OSError):
             self._connection.send_bytes(json.dumps((call.number, operation, arguments)).encode())
@@ -161,7 +161,7 @@ class HostedEngine(ABC):
         self.restarts = 0
         self._label = label
         self._weights: Weights | WeightsOffer | None = None
-        self._generation: list[int] = []  # its calls
+        self._generation: list[int] = []  # the numbers of its calls
         self._asleep: tuple[str, ...] = ()  # the remaining stages of waking up, in order
         self._process = self._start()
 
