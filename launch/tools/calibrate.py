@@ -1,9 +1,10 @@
 """`--plan=calibrate`: measures this machine for later plans, in about a minute.
 
-Once it measures the machine: products of matrices by type, width and rows; memory bandwidth; the operators of a layer;
-a training pass; the built-in generation engine at three batch sizes; two short runs; the disk; the start of a process;
-all-reduce by size, as soon as a config has several devices. Of each config it measures the environments, or reads a
-sample of the prompts. `rl_platform.planner.rates` reads the file. Not covered: other engines, transfers between nodes.
+Once it measures the machine: products of matrices by type, width and rows; the bandwidth of memory and of the link from
+host memory to a GPU; the operators of a layer; a training pass; the built-in generation engine at three batch sizes;
+two short runs; the disk; the start of a process; all-reduce by size, as soon as a config has several devices. Of each
+config it measures the environments, or reads a sample of the prompts. `rl_platform.planner.rates` reads the file. Not
+covered: other engines, transfers between nodes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.command import load
 from rl_platform.launch.tools.config_measurements import environment_seconds, policy_seconds, prompt_lengths
-from rl_platform.launch.tools.device_measurements import all_reduce_seconds, language_times, matrix_rates, memory_rate
+from rl_platform.launch.tools.device_measurements import (
+    all_reduce_seconds,
+    host_link_rate,
+    language_times,
+    matrix_rates,
+    memory_rate,
+)
 from rl_platform.placement.estimates.hardware import Device, device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.planner.calibration import read_measured
@@ -101,6 +108,8 @@ def _machine(kind: Device, device: torch.device, file: Path) -> Measured:
     tree["start"] = _seconds_of_start()
     tree["matrix"] = {dtype: matrix_rates(getattr(torch, dtype), device) for dtype in TYPES}
     tree["memory"] = memory_rate(device)
+    if device.type == "cuda":
+        tree["host"] = host_link_rate(device)
     tree |= language_times(data_sheet(kind), tree, device)
     tree |= {kind: {} for kind in ("all_reduce", "environments", "policies", "prompts", "overheads")}
     tree["runs"] = {str(rows): _run(rows) for rows in RUN_ROWS}
@@ -222,7 +231,9 @@ def _lines(tree: Measured, config: Config, names: Mapping[str, str]) -> list[str
     }
     lines = [
         "products of matrices: " + ", ".join(f"{dtype} up to {rate / 1e9:.0f} GFLOP/s" for dtype, rate in best.items()),
-        f"memory: {tree['memory'] / 1e9:.1f} GB/s; disk: {tree['disk'] / 1e6:.0f} MB/s",
+        f"memory: {tree['memory'] / 1e9:.1f} GB/s; "
+        + (f"from host memory: {tree['host'] / 1e9:.1f} GB/s; " if "host" in tree else "")
+        + f"disk: {tree['disk'] / 1e6:.0f} MB/s",
         f"training passes: {tree['launch'] * 1e6:.0f} us for each layer, {tree['overheads']['train'][0] * 1e3:.2g} ms "
         "for each optimizer step",
         "generation, tokens/s: "

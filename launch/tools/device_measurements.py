@@ -71,6 +71,13 @@ def memory_rate(device: torch.device) -> float:
     return 2 * STREAM_BYTES / seconds_of(lambda: target.copy_(source), device)
 
 
+def host_link_rate(device: torch.device) -> float:
+    """Returns the bytes/s from pinned host memory to a GPU."""
+    source = torch.ones(STREAM_BYTES // FLOAT).pin_memory()
+    target = torch.empty_like(source, device=device)
+    return STREAM_BYTES / seconds_of(lambda: target.copy_(source, non_blocking=True), device)
+
+
 def language_times(nominal: Rates, tree: Measured, device: torch.device) -> Measured:
     """Returns the overhead of passes and decoding: their seconds beyond products and memory traffic."""
     launch = _training(SMALL, 1, 2, device) / (BACKWARD * SMALL.layers)

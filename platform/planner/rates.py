@@ -68,6 +68,7 @@ class _Stored(BaseModel):
     date: str
     matrix: dict[str, Annotated[dict[_Rows, _Points], Field(min_length=1)]]
     memory: _Positive
+    host: _Positive = HOST_LINK  # measured on GPUs
     elements: _Least
     launch: _Least
     decode_layer: _Least
@@ -182,6 +183,7 @@ class Machine:
             passes=1.0,
             elements=tree["elements"] / share,
             memory=tree["memory"] * share,
+            host=tree.get("host", HOST_LINK),
             source=f"rates of this machine, measured on {tree['date']}",
             **{name: tree[name] for name in names},
         )

@@ -15,7 +15,16 @@ from rl_platform.placement.estimates.hardware import device_of
 from rl_platform.placement.inventory import Inventory, Node
 from rl_platform.placement.scheduler import schedule
 from rl_platform.planner.calibration import stored_basis
-from rl_platform.planner.rates import CPU_SHARE, FORM, Rates, data_sheet, fingerprint, machine_file
+from rl_platform.planner.rates import (
+    CPU_SHARE,
+    FORM,
+    HOST_LINK,
+    Rates,
+    data_sheet,
+    fingerprint,
+    machine_file,
+    stored_machine,
+)
 from rl_platform.planner.report import Report, plan_report
 from rl_platform.planner.report_json import as_tree
 from rl_platform.planner.report_text import report_text
@@ -77,6 +86,15 @@ def test_a_later_plan_reads_rates_and_prompts_and_shows_their_date() -> None:
     assert step["lengths"] == {"prompt": 12, "response": 12}
     assert step["rates"] == "rates of this machine, measured on 2026-01-02"
     assert report(config_of("reasoning/ppo.yaml", "data.max_prompt_length=65")).lengths.prompt == 33  # other prompts
+
+
+def test_a_measured_link_to_host_memory_replaces_the_usual_one() -> None:
+    config, device = config_of(), device_of(LAPTOP)
+    for changes, rate in (({}, HOST_LINK), ({"host": 5e10}, 5e10)):
+        store(**changes)
+        machine = stored_machine(device, LAPTOP)
+        assert machine is not None
+        assert machine.rates(device, config, 1.0).host == rate
 
 
 def test_validation_checkpoints_and_start_have_their_share_of_a_step() -> None:
