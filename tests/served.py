@@ -62,8 +62,11 @@ class Robot(gymnasium.Env):
             open(self.record + ".interrupted", "w").close()
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.5)
-        if self.stop_hangs == "the first one" and open(self.record).read().count("stop") > 1:
-            return
+        if self.stop_hangs == "the first one":
+            try:
+                os.close(os.open(self.record + ".hangs", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return
         if self.stop_hangs:
             time.sleep(600)
 

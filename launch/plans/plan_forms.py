@@ -97,15 +97,17 @@ def search(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inv
 
 def _check_writable(file: str) -> None:
     """Raises ConfigError if the file exists, or if its folder is missing or may not be written to."""
-    path, number = Path(file), 0
-    if not file or path.is_dir():
+    folder, number = os.path.dirname(file) or ".", 0
+    if not file or os.path.isdir(file):
         number = errno.EISDIR
-    elif os.path.lexists(path):
+    elif os.path.lexists(file):
         number = errno.EEXIST
-    elif not path.parent.is_dir():
-        number = errno.ENOTDIR if path.parent.exists() else errno.ENOENT
-    elif not os.access(path.parent, os.W_OK | os.X_OK):
+    elif not os.path.isdir(folder):
+        number = errno.ENOTDIR if os.path.exists(folder) else errno.ENOENT
+    elif not os.access(folder, os.W_OK | os.X_OK):
         number = errno.EACCES
+    elif len(os.fsencode(os.path.basename(file))) > os.pathconf(folder, "PC_NAME_MAX"):
+        number = errno.ENAMETOOLONG
     if number:
         raise _not_written(file, OSError(number, os.strerror(number)))
 

@@ -22,7 +22,7 @@ from served import ROBOT, TOKEN, Record, Served, until
 
 from rl_platform.envs.embodied.descriptions import EnvDescription, PixelFormat
 from rl_platform.envs.embodied.env_facts import inspect_env
-from rl_platform.envs.embodied.remote import remote_workers, wire
+from rl_platform.envs.embodied.remote import remote_workers, single_file, wire
 from rl_platform.envs.embodied.vector import StepResult, VectorEnv
 from rl_platform.errors import ConfigError, Deadline, Unreachable, WorkerDied, WorkerError
 from rl_platform.metrics import read_metrics
@@ -44,6 +44,16 @@ class Modules(gymnasium.Env):
         return self.reset()[0], 0.0, False, False, {}
 """
 
+ARM = """
+import gymnasium
+import numpy as np
+
+class Arm(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 9, (1,), np.float32)
+
+    def __init__(self, most=1.0):
+        self.action_space = gymnasium.spaces.Box(-most, most, (1,), np.float32)
+"""
 GOALS = """
 import gymnasium
 import numpy as np
@@ -534,6 +544,17 @@ def test_an_environment_that_raises_is_replaced_on_its_server(tmp_path: Path) ->
         server.end()
 
 
+def test_a_server_whose_tasks_have_other_bounds_of_actions_does_not_start(tmp_path: Path) -> None:
+    (tmp_path / "arm.py").write_text(ARM)
+    server, tasks = tmp_path / "server.pyz", '[{"name": "wide"}, {"name": "fine", "kwargs": {"most": 0.1}}]'
+    single_file.write(server)
+    arguments = "--env", "arm.py:Arm", "--tasks", tasks, "--token-file", "token"
+    command = [sys.executable, str(server), *arguments]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 2
+    assert "--tasks: task fine has other spaces than wide" in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -552,6 +573,12 @@ def test_an_environment_that_raises_is_replaced_on_its_server(tmp_path: Path) ->
         (("--env", CARTPOLE, "--tasks", "{"), "--tasks {: not a JSON list of tasks"),
         (("--env", CARTPOLE, "--tasks", '[{"name": "a"}, {"name": "a"}]'), "each with another name"),
         (("--env", CARTPOLE, "--tasks", '[{"name": "a", "instruction": "go"}]'), "not a JSON list of tasks"),
+        (("--env", CARTPOLE, "--tasks", '[{"name": "pick cube"}]'), "another name without spaces"),
+        (("--env", CARTPOLE, "--tasks", "{}"), "not a JSON list of tasks"),
+        (
+            ("--env", CARTPOLE, "--tasks", '[{"name": "a"}, {"name": "b", "kwargs": {"speed": 2}}]'),
+            "--tasks: b: CartPole-v1 cannot be built",
+        ),
         (("--env", CARTPOLE, "--pixels", '{"width": 64, "height": 64}'), "--pixels"),
         (("--env", CARTPOLE, "--step-timeout-s", "0"), "--step-timeout-s 0.0: out of range"),
         (("--env", CARTPOLE, "--host", "256.1.1.1"), "--host is an address of this machine, or 0.0.0.0 for all"),

@@ -45,14 +45,16 @@ def with_caption(picture: np.ndarray, text: str) -> np.ndarray:
     from PIL import Image, ImageDraw
 
     width = picture.shape[1]
-    draw = ImageDraw.Draw(Image.new("RGB", (1, 1)))
+    room, draw = width - 2 * _MARGIN, ImageDraw.Draw(Image.new("RGB", (1, 1)))
     lines = [""]
     for part in text.split("  "):
-        longer = f"{lines[-1]}  {part}".lstrip()
-        if lines[-1] and draw.textlength(longer) > width - 2 * _MARGIN:
-            lines.append(part)
-        else:
-            lines[-1] = longer
+        words = [part] if draw.textlength(part) <= room else part.split(" ")
+        for number, word in enumerate(words):
+            longer = f"{lines[-1]}{' ' if number else '  '}{word}".lstrip()
+            if lines[-1] and draw.textlength(longer) > room:
+                lines.append(word)
+            else:
+                lines[-1] = longer
     strip = Image.new("RGB", (width, len(lines) * _LINE + 2 * _MARGIN))
     ImageDraw.Draw(strip).multiline_text((_MARGIN, _MARGIN), "\n".join(lines), fill="white", spacing=2)
     return np.concatenate([picture, np.asarray(strip)])

@@ -13,6 +13,7 @@ import ipaddress
 import json
 import logging
 import os
+import re
 import secrets
 import signal
 import socket
@@ -46,6 +47,7 @@ BUILD_TIMEOUT_S = 120.0
 INSTANCES = 1024  # default for environments without a stop()
 STEP_TIMEOUT_S = 10.0  # default for environments with a stop(): no longer than without a command
 MOST_GREETINGS = 32  # at the same time
+_TASK_NAME = re.compile(r"[\w.-]+")  # as in env.tasks
 _PAUSE_S = 0.2
 _FAREWELL_S = 2.0
 END_S = 4.0  # longer than a `stop()` may take
@@ -298,12 +300,16 @@ def _tasks(options: argparse.Namespace) -> tuple[list[str], list[dict[str, objec
     """Returns the names of the tasks and their additions to the arguments of the environment."""
     try:
         given = json.loads(options.tasks)
-        tasks = [(str(task["name"]), dict(task.get("kwargs", {}))) for task in given]
-        if len(dict(tasks)) == len(tasks) and all(task.keys() <= {"name", "kwargs"} for task in given):
+        tasks = [(task["name"], task.get("kwargs", {})) for task in given]
+        fit = all(_TASK_NAME.fullmatch(name) and isinstance(kwargs, dict) for name, kwargs in tasks)
+        alone = len(dict(tasks)) == len(tasks) and all(task.keys() <= {"name", "kwargs"} for task in given)
+        if isinstance(given, list) and fit and alone:
             return [name for name, _ in tasks], [kwargs for _, kwargs in tasks]
     except (ValueError, TypeError, KeyError, AttributeError):
         pass
-    example = '--tasks \'[{"name": "reach", "kwargs": {"env_name": "reach-v3"}}]\', each with another name'
+    example = (
+        '--tasks \'[{"name": "reach", "kwargs": {"env_name": "reach-v3"}}]\', each with another name without spaces'
+    )
     _wrong(options.parser, f"--tasks {options.tasks}: not a JSON list of tasks; as {example}")
 
 

@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -36,7 +36,7 @@ from rl_platform.envs.embodied.descriptions import (
 from rl_platform.envs.embodied.remote.served_facts import ServedFacts
 from rl_platform.envs.embodied.remote.wire import Kind, Message, Reader, WireError, receive, send
 from rl_platform.envs.embodied.spaces import EnvSpaces, read_spaces
-from rl_platform.errors import ConfigError
+from rl_platform.errors import ConfigError, Problem
 from rl_platform.standard_streams import never_fail
 
 if TYPE_CHECKING:
@@ -305,17 +305,39 @@ def describe() -> None:
     pipe, description = socket.socket(fileno=int(sys.argv[1])), _description(json.loads(sys.argv[2]))
     del sys.argv[1:]
     try:
-        env = make_env(description)
-        spaces, limited = read_spaces(env, description.id), _limited(env, description.id)
-        facts = ServedFacts(description.id, spaces, limited, description.task_names)
-        stops = callable(getattr(env.unwrapped, "stop", None))
-        env.close()
+        facts, stops = _facts(description)
     except ConfigError as error:
         send(pipe, Kind.REFUSED, {"reason": "\n".join(map(str, error.problems))})
     except Exception:
         send(pipe, Kind.REFUSED, {"reason": f"env.id: cannot be built:\n{traceback.format_exc()}"})
     else:
         send(pipe, Kind.WELCOME, {**facts.fields(), "stops": stops})
+
+
+def _facts(description: EnvDescription) -> tuple[ServedFacts, bool]:
+    """Returns the facts of the environments of all tasks, and whether one has a `stop`. Builds one after the other.
+
+    Raises ConfigError if one cannot be built, or has other spaces than that of the first task.
+    """
+    names = description.task_names or ("",)
+    spaces: list[EnvSpaces] = []
+    limited, stops = True, False
+    for number, name in enumerate(names):
+        try:
+            env = make_env(description.of_task(number))
+            spaces.append(read_spaces(env, description.id))
+        except ConfigError as error:
+            if not name:
+                raise
+            problems = [replace(each, key="--tasks", message=f"{name}: {each.message}") for each in error.problems]
+            raise ConfigError(problems) from error
+        limited &= _limited(env, description.id)
+        stops |= callable(getattr(env.unwrapped, "stop", None))
+        env.close()
+        if spaces[-1] != spaces[0]:
+            message = f"task {name} has other spaces than {names[0]}"
+            raise ConfigError([Problem("--tasks", message, value=str(spaces[-1]), allowed=str(spaces[0]))])
+    return ServedFacts(description.id, spaces[0], limited, description.task_names), stops
 
 
 def _limited(env: Any, env_id: str) -> bool:

@@ -8,6 +8,7 @@ simulation on a GPU.
 from __future__ import annotations
 
 import logging
+from functools import cache
 from typing import Any
 
 import gymnasium
@@ -17,6 +18,7 @@ from rl_platform.envs.embodied.suites.names import check_name
 from rl_platform.errors import ConfigError, Problem
 
 INSTALL = "pip install mani-skill==3.0.1 in an environment of its own, and env.python: path/to/its/bin/python"
+OF_VULKAN = ("vk::", "Vulkan", "failed to find device")  # parts of the messages without a device
 VULKAN = "ManiSkill needs Vulkan, for states too; docs/maniskill.md has the setup of Mesa's lavapipe for a CPU"
 
 
@@ -54,7 +56,9 @@ class ManiSkillTask(gymnasium.Env[Any, np.ndarray]):
         self.render_mode, self.max_path_length = render_mode, REGISTERED_ENVS[task].max_episode_steps
         try:
             env = gymnasium.make(task, obs_mode=observations, render_mode=render_mode, **defaults | options)
-        except RuntimeError as error:  # of Vulkan, which it needs for states too
+        except RuntimeError as error:
+            if not any(sign in str(error) for sign in OF_VULKAN):
+                raise
             problem = Problem("env.id", f"{task} cannot be built: {error}", value=task, hint=VULKAN)
             raise ConfigError([problem]) from error
         if observations == "rgb":
@@ -81,6 +85,7 @@ class ManiSkillTask(gymnasium.Env[Any, np.ndarray]):
         self._env.close()
 
 
+@cache
 def _accept_pci() -> None:
     """Lets ManiSkill 3.0 render on the first Vulkan device: for a PCI device its parser does not return a pair."""
     from mani_skill.envs.utils.system import backend

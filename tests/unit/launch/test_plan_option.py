@@ -115,6 +115,7 @@ def test_the_best_config_is_written(command, folder: Path):
         ("new.yaml/other.yaml", "Not a directory"),
         (".", "Is a directory"),
         ("", "Is a directory"),
+        ("x" * 300, "File name too long"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_refused_before_the_search(
