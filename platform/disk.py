@@ -17,8 +17,9 @@ from typing import IO
 
 def cache_folder() -> Path:
     """Returns the folder of converted models: $RL_PLATFORM_CACHE, else one in the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("RL_PLATFORM_CACHE") or Path(base) / "rl_platform")
+    if named := os.environ.get("RL_PLATFORM_CACHE"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rl_platform"
 
 
 def sync(file: IO[str] | IO[bytes]) -> None:

@@ -8,8 +8,10 @@ loop has a file of its own, in a folder that is named after the sources.
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -21,7 +23,7 @@ from numba.core.caching import FunctionCache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
-from rl_platform.disk import cache_folder, replacing_file
+from rl_platform.disk import cache_folder
 
 if TYPE_CHECKING:
     from numba.core.codegen import Codegen
@@ -49,7 +51,7 @@ class StoredCode(FunctionCache):  # type: ignore[misc]
         target_context.refresh()
         try:
             content = self._file(sig, target_context.codegen()).read_bytes()
-        except OSError:
+        except (OSError, RuntimeError):  # RuntimeError: no home folder
             return None
         digest, code = content[:_DIGEST], content[_DIGEST:]
         if hashlib.sha256(code).digest() != digest:
@@ -60,15 +62,21 @@ class StoredCode(FunctionCache):  # type: ignore[misc]
         if data.library.has_dynamic_globals:  # addresses of this process
             return
         code = dumps(data._reduce())
-        file = self._file(sig, data.codegen)
-        with suppress(OSError):
+        with suppress(OSError, RuntimeError):
+            file = self._file(sig, data.codegen)
             file.parent.mkdir(parents=True, exist_ok=True)
-            with replacing_file(file) as stage:
+            stage = file.with_name(f".{file.name}-{os.getpid()}-{threading.get_ident()}")
+            try:
                 stage.write_bytes(hashlib.sha256(code).digest() + code)
+                os.replace(stage, file)
+            finally:
+                stage.unlink(missing_ok=True)
 
     def _file(self, sig: object, codegen: Codegen) -> Path:
-        key = hashlib.sha256(repr(self._index_key(sig, codegen)).encode()).hexdigest()
-        return _folder() / f"{self._py_func.__qualname__.rpartition('.')[2]}-{key[:32]}"
+        function = self._py_func
+        place = function.__module__, function.__qualname__, function.__code__.co_firstlineno
+        key = hashlib.sha256(repr((place, self._index_key(sig, codegen))).encode()).hexdigest()
+        return _folder() / f"{function.__name__}-{key[:32]}"
 
 
 def _folder() -> Path:

@@ -281,17 +281,27 @@ class Search:
         return Candidate(keys, spans, peak, fits, wide, variant.changes, overlapping, worked)
 
     def _places(self, keys: Keys) -> Sequence[object]:
-        """Returns the part of `keys` that a prediction depends on: the number and kinds of devices, not their order."""
+        """Returns the part of `keys` that a prediction depends on: the number and kinds of devices, not their order.
+
+        A group on one node is told from one on several, because its ranks communicate by faster links.
+        """
         if not self.devices.others:
             return keys
-        return sorted(
-            (names, len(devices), sorted(each.kind for each in self._kinds(devices))) for names, devices in keys
-        )
+        places: list[object] = []
+        for names, devices in sorted(keys, key=lambda key: key[0]):
+            first, last = self._nodes(devices)
+            node = first if first == last else None
+            places.append((names, len(devices), node, sorted(each.kind for each in self._kinds(devices))))
+        return places
+
+    def _nodes(self, devices: range) -> tuple[int, int]:
+        """Returns the first and the last node of the devices with these numbers."""
+        size = max(self.per_node, 1)
+        return devices.start // size, (devices.stop - 1) // size
 
     def _kinds(self, devices: range) -> set[Device]:
         """Returns the kinds of devices with these numbers."""
-        size = max(self.per_node, 1)
-        first, last = devices.start // size, (devices.stop - 1) // size
+        first, last = self._nodes(devices)
         return {kind for start, stop, kind in self.runs if start <= last and first < stop}
 
     def _groupings(self) -> Sequence[tuple[tuple[str, ...], ...]]:

@@ -109,7 +109,8 @@ class Generations:
             if not (answer := self._answers.pop(completion.index)).done():
                 answer.set_result(completion)
 
-        self.loop.call_soon_threadsafe(resolve)
+        with suppress(RuntimeError):  # the loop is closed: an error ended the trajectories, and is the one reported
+            self.loop.call_soon_threadsafe(resolve)
 
     def _run_loop(self, task: asyncio.Task[None]) -> None:
         try:

@@ -100,7 +100,12 @@ def scales(model: Model, spaces: EnvSpaces) -> tuple[ActionRange, StateScale | N
     low, high = ([center + sign * scale for center, scale in zip(*found, strict=True)] for sign in (-1, 1))
     if state is not None:
         normalizer = LeRobotNormalizer.of(folder, STATE)
-        state = StateScale(*normalizer.center_and_scale(spaces.observation_size, model.unnorm_key))
+        center, scale = normalizer.center_and_scale(spaces.observation_size, model.unnorm_key)
+        if normalizer.scales_a_range:
+            least = [middle - half for middle, half in zip(center, scale, strict=True)]
+            state = StateScale(least, scale, offset=-1.0)
+        else:
+            state = StateScale(center, scale)
     return ActionRange(low, high), state
 
 

@@ -86,15 +86,19 @@ class ActionRange(nn.Module):
 
 
 class StateScale(nn.Module):
-    """(x - center) / scale of each number of the robot's state; both [S] are saved with the weights of the policy."""
+    """(x - center) / scale + offset of each number of the robot's state; all [S] are saved with the policy's weights.
 
-    def __init__(self, center: Sequence[float], scale: Sequence[float]) -> None:
+    offset: -1 where `center` is the least number of a range, because the middle of a narrow range would round to it.
+    """
+
+    def __init__(self, center: Sequence[float], scale: Sequence[float], offset: float = 0.0) -> None:
         super().__init__()
-        self.center, self.scale = (nn.Parameter(torch.tensor(each), requires_grad=False) for each in (center, scale))
+        ends = (center, scale, [offset] * len(scale))
+        self.center, self.scale, self.offset = (nn.Parameter(torch.tensor(each), requires_grad=False) for each in ends)
 
     def forward(self, x: Tensor) -> Tensor:
         """[...,S] -> [...,S]."""
-        return (x - self.center) / self.scale
+        return (x - self.center) / self.scale + self.offset
 
 
 def action_range(model: Model, spaces: EnvSpaces) -> ActionRange:

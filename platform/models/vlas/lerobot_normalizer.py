@@ -109,6 +109,11 @@ class LeRobotNormalizer:
         mode = str(modes.get("STATE" if feature == STATE else "ACTION", "IDENTITY"))
         return cls(folder, feature, CONFIG, mode, statistics)
 
+    @property
+    def scales_a_range(self) -> bool:
+        """Whether two numbers of the statistics become -1 and 1; else there are mean and deviation, or none."""
+        return self.mode not in ("IDENTITY", "MEAN_STD")
+
     def center_and_scale(self, size: int, data_set: str | None) -> tuple[list[float], list[float]]:
         """Returns center and scale [size]: (x - center) / scale is the number that the network reads or writes.
 

@@ -94,6 +94,10 @@ class Memory:
         weights = self.weights + self.published + self.graphs
         return {"nothing": self.published, "weights": weights, "all": self.lasting}[held]
 
+    def sent(self, held: Held) -> int:
+        """Returns the bytes of `held` that come from host memory; CUDA graphs are recorded again."""
+        return self.held(held) - (0 if held == "nothing" else self.graphs)
+
     def __mul__(self, factor: float) -> Memory:
         return Memory(*(math.ceil(getattr(self, field.name) * factor) for field in fields(self)))
 
@@ -151,7 +155,7 @@ class MemoryModel:
 
     def moved(self, moves: Iterable[Move]) -> int:
         """Returns the bytes that one rank of each component sends to host memory or fetches from there."""
-        return sum(abs(self.rank(m.component).held(m.after) - self.rank(m.component).held(m.before)) for m in moves)
+        return sum(abs(self.rank(m.component).sent(m.after) - self.rank(m.component).sent(m.before)) for m in moves)
 
     def _rank(self, name: str, shape: Shape) -> Memory:
         if name == "rollout":
@@ -203,11 +207,11 @@ class MemoryModel:
 
     def _stored(self, shape: Shape) -> int:
         """Returns the bytes of shared memory that carries weights from the actor's process to the rollout's."""
-        if self.on_gpu or self.layout.together(self.layout.policy, "rollout"):
+        layout = self.layout
+        apart = "rollout" in layout.parts and layout.parts[layout.policy].key != layout.parts["rollout"].key
+        if self.on_gpu or layout.one_process or not apart or sends_by_group(self.config, layout, on_gpu=False):
             return 0
-        return (
-            0 if sends_by_group(self.config, self.layout, on_gpu=False) else STORED_VERSIONS * shape.parameters * FLOAT
-        )
+        return STORED_VERSIONS * shape.parameters * FLOAT
 
     def _dtype(self, name: str) -> str:
         return (self.config.section(name).model or self.config.actor.model).dtype

@@ -81,6 +81,14 @@ def test_the_processors_modes_and_eps_count(mode: str, eps: float, tmp_path: Pat
     torch.testing.assert_close(actions(tmp_path)(X.view(-1, 6)), expected)
 
 
+def test_a_state_that_is_the_same_in_the_whole_data_set_reads_as_in_lerobot(tmp_path: Path) -> None:
+    """Its middle, 1 + eps / 2, is 1 in float32."""
+    constant = {"min": torch.ones(5), "max": torch.ones(5)}
+    stats = {"observation.state": constant, "action": all_statistics(6)}
+    with_processors(folder_of(tmp_path), stats, norm_map={"STATE": "MIN_MAX", "ACTION": "MIN_MAX"})
+    assert states(tmp_path)(torch.ones(2, 5)).tolist() == [[-1.0] * 5] * 2
+
+
 @pytest.mark.parametrize("store", [with_processors, with_buffers])
 def test_statistics_of_the_folder_scale_states_and_actions(store: Callable, tmp_path: Path) -> None:
     plain = loaded(folder_of(tmp_path), STATES)

@@ -158,7 +158,7 @@ class HostedEngine(ABC):
         Path(self._folder.name, "config.json").write_text(json.dumps(model_config), encoding="utf-8")
         self.eos = tuple(eos_token_ids)
         self._layers: Any = model_config.get("num_hidden_layers")
-        self.restarts = 0
+        self.restarts, self._restarting = 0, threading.Lock()
         self._label = label
         self._weights: Weights | WeightsOffer | None = None
         self._generation: list[int] = []  # the numbers of its calls
@@ -216,7 +216,8 @@ class HostedEngine(ABC):
                 if self._asleep:
                     self._load_awake()
                 work = [asdict(request) for request in unsent]
-                call = self._process.call("generate", work, asdict(sampling), self.eos, arrived=arrived)
+                process = self._process
+                call = process.call("generate", work, asdict(sampling), self.eos, arrived=arrived)
                 self._generation.append(call.number)
                 unsent, calls = [], calls + 1
             try:
@@ -237,7 +238,7 @@ class HostedEngine(ABC):
                 deaths += 1
                 if deaths >= ATTEMPTS:
                     raise WorkerDied(f"{self._label}: {deaths} engines in a row died: {death}")
-                self._restart(death)
+                self._restart(process, death)
                 self._generation, death = [], ""
             unsent = [*unanswered.values()]
 
@@ -250,8 +251,9 @@ class HostedEngine(ABC):
         return self.stop_texts.cut(request, completion) if self.stop_texts else completion
 
     def abort(self) -> None:
-        for number in [*self._generation]:
-            self._process.call("abort", number).wait()
+        with suppress(WorkerDied):  # `generate` hears of the death, too, and starts the engine again
+            for number in [*self._generation]:
+                self._process.call("abort", number).wait()
 
     def offload(self) -> None:
         if not self._asleep:
@@ -268,12 +270,13 @@ class HostedEngine(ABC):
         self._folder.cleanup()
 
     def _load_awake(self) -> None:
+        process = self._process
         try:
             self._wake("weights")
             self._load()
             self._wake("cache")
         except WorkerDied as death:
-            self._restart(str(death))
+            self._restart(process, str(death))
 
     def _wake(self, stage: str) -> None:
         if stage in self._asleep:
@@ -294,12 +297,16 @@ class HostedEngine(ABC):
         logger.info("%s: %s started in %.0f s", self._label, self.engine, time.monotonic() - began)
         return process
 
-    def _restart(self, death: str) -> None:
-        self.restarts += 1
-        logger.warning("%s: %s. It is started again with the weights it had", self._label, death)
-        self._process.kill()
-        self._process, self._asleep = self._start(), ()
-        self._load()
+    def _restart(self, dead: EngineProcess, death: str) -> None:
+        """Starts the engine again, unless another thread did so after `dead` died."""
+        with self._restarting:
+            if self._process is not dead:
+                return
+            self.restarts += 1
+            logger.warning("%s: %s. It is started again with the weights it had", self._label, death)
+            dead.kill()
+            self._process, self._asleep = self._start(), ()
+            self._load()
 
 
 def decoded_routes(encoded: str, tokens: int, layers: int) -> Tensor:
