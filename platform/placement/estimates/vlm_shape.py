@@ -194,7 +194,7 @@ def _flow(
         stacks.insert(0, replace(camera, frozen=frozen or not model.train_vision))
         heads, fixed = (heads, fixed + projector) if frozen else (heads + projector, fixed)
     elif smol:
-        fixed += 2 * OBSERVATIONS  # the scale of the state
+        fixed += 3 * OBSERVATIONS  # center, scale and offset of the state
     adapted = len(stacks) - 2
     if across:
         stacks.append(Stack(replace(expert, layers=0), prefix + 1, outer=across, passes=passes, acting=steps))
