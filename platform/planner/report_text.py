@@ -59,7 +59,7 @@ def _memory(report: Report) -> Iterator[str]:
     passing = f"of gradients, activations and caches only one component's exist at a time{beside}"
     yield f"  weights and optimizer {stay}; {passing}"
     if held:
-        yield "  published: the whole model, gathered for the rollout, on rank 0 or every rank with a rollout; it stays"
+        yield "  published: the whole model, gathered or in shared memory for the rollout; it stays"
     if graphs:
         yield "  graphs: the memory pool of the rollout's CUDA graphs; it stays between generations"
     yield from (f"  {text}" for text in report.decisions)
