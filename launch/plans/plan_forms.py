@@ -96,20 +96,12 @@ def search(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inv
 
 
 def _check_writable(file: str) -> None:
-    """Raises ConfigError if the file exists, or if its folder is missing or may not be written to."""
-    folder, number = os.path.dirname(file) or ".", 0
-    if not file or os.path.isdir(file):
-        number = errno.EISDIR
-    elif os.path.lexists(file):
-        number = errno.EEXIST
-    elif not os.path.isdir(folder):
-        number = errno.ENOTDIR if os.path.exists(folder) else errno.ENOENT
-    elif not os.access(folder, os.W_OK | os.X_OK):
-        number = errno.EACCES
-    elif len(os.fsencode(os.path.basename(file))) > os.pathconf(folder, "PC_NAME_MAX"):
-        number = errno.ENAMETOOLONG
-    if number:
-        raise _not_written(file, OSError(number, os.strerror(number)))
+    """Raises ConfigError if the file exists or cannot be made."""
+    try:
+        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        os.unlink(file)
+    except OSError as error:
+        raise _not_written(file, error) from error
 
 
 def _not_written(file: str, error: OSError) -> ConfigError:

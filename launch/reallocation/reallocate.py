@@ -33,7 +33,8 @@ from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 from rl_platform.planner.calibration import Measured, corrected_basis, measured_of
 from rl_platform.planner.report import plan_report
-from rl_platform.planner.search import TRIES, Candidate, placement_yaml, search
+from rl_platform.planner.search import TRIES, Candidate, search
+from rl_platform.planner.search_text import placement_yaml
 from rl_platform.planner.step_timeline import duration
 from rl_platform.reporter import NOT_TRAINING, Reporter, Reporters
 from rl_platform.run_files import METRICS

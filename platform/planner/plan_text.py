@@ -15,7 +15,8 @@ from rl_platform.planner.cost import Basis
 from rl_platform.planner.report import Report, plan_report
 from rl_platform.planner.report_json import report_json
 from rl_platform.planner.report_text import report_text
-from rl_platform.planner.search import Candidate, search, search_text
+from rl_platform.planner.search import Candidate, search
+from rl_platform.planner.search_text import search_text
 from rl_platform.planner.simulation_text import simulation_text
 from rl_platform.planner.svg import report_svg
 

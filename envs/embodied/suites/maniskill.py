@@ -46,7 +46,7 @@ class ManiSkillTask(gymnasium.Env[Any, np.ndarray]):
             raise ConfigError([problem]) from error
         check_name("task", task, REGISTERED_ENVS)
         torch.set_num_threads(1)
-        logging.getLogger("mani_skill").setLevel(logging.ERROR)  # on a CPU it warns that there is no GPU
+        logging.getLogger("mani_skill").setLevel(logging.ERROR)  # it warns of a missing GPU
         defaults: dict[str, Any] = {"num_envs": 1, "sim_backend": "physx_cpu", "reward_mode": "normalized_dense"}
         if not torch.cuda.is_available():  # Mesa's lavapipe, the same device for each environment of the process
             _accept_pci()

@@ -77,7 +77,7 @@ def test_a_changed_source_is_another_digest(folder: str, tmp_path: Path, monkeyp
 
 
 def test_loops_take_functions_and_numbers_from_digested_folders_only() -> None:
-    """Machine code has the numbers of other modules in it, so a change of theirs must change the digest."""
+    """Machine code contains numbers of other modules, so a change of such a module must change the digest."""
     for file in (PACKAGE / "accel").glob("*.py"):
         text = file.read_text(encoding="utf-8")
         if "compiled_loops" not in text and "tensor_loops" not in text:

@@ -113,8 +113,8 @@ def test_the_best_config_is_written(command, folder: Path):
         ("new.yaml", "File exists"),
         ("nowhere/new.yaml", "No such file or directory"),
         ("new.yaml/other.yaml", "Not a directory"),
-        (".", "Is a directory"),
-        ("", "Is a directory"),
+        (".", "File exists"),
+        ("", "No such file or directory"),
         ("x" * 300, "File name too long"),
     ],
 )

@@ -14,7 +14,8 @@ from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
 from rl_platform.planner.report import Report, plan_report
-from rl_platform.planner.search import Candidate, SearchResult, search, search_text
+from rl_platform.planner.search import Candidate, SearchResult, search
+from rl_platform.planner.search_text import search_text
 
 ROOT = Path(__file__).parents[3]
 
