@@ -34,6 +34,20 @@ def embodied_config(env: dict[str, Any], model: dict[str, Any], algorithm: dict[
     )
 
 
+class ObjectStore:
+    """An object store in this process, which keeps bytes as another process would see them."""
+
+    def __init__(self) -> None:
+        self.objects: list[list[bytes]] = []
+
+    def store(self, value: Any) -> int:
+        self.objects.append([bytes(buffer) for buffer in value])
+        return len(self.objects) - 1
+
+    def load(self, references: Sequence[int]) -> list[Any]:
+        return [self.objects[reference] for reference in references]
+
+
 class DirectRollout:
     """A rollout behind both channels of a `RemotePolicy`, in the thread of the caller, and all that passed them."""
 

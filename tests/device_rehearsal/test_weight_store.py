@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
 from device_rehearsal.pretended_device import CUDA, Device
+from stand_ins import ObjectStore
 from torch import Tensor
 
 from rl_platform.runtime.ray import weight_store
@@ -15,18 +16,6 @@ from rl_platform.runtime.ray.weight_store import publish, publish_gathered, rece
 from rl_platform.runtime.weights_token import WeightsToken
 
 BUCKET = 2048  # bytes
-
-
-class Store:
-    def __init__(self) -> None:
-        self.objects: list[list[bytes]] = []
-
-    def store(self, value: Any) -> int:
-        self.objects.append([bytes(buffer) for buffer in value])
-        return len(self.objects) - 1
-
-    def load(self, references: Sequence[int]) -> list[Any]:
-        return [self.objects[reference] for reference in references]
 
 
 def gathered(state: Mapping[str, Tensor], store: Any, before: Any) -> Any:
@@ -49,7 +38,7 @@ def test_each_byte_is_copied_once_through_one_pinned_bucket(
     }
     state = {name: value if name == "host" else value.to(CUDA) for name, value in values.items()}
     device.counts.clear()
-    store, token = Store(), WeightsToken("host0", "actor[0]", 1, 3, delta=True)
+    store, token = ObjectStore(), WeightsToken("host0", "actor[0]", 1, 3, delta=True)
     manifest = send(state, store, None)
     slices = [piece for bucket in manifest.buckets for piece in bucket.pieces if piece.name != "host"]
     assert device.counts.copies.total() == len(slices) > len(values)

@@ -22,7 +22,7 @@ from served import ROBOT, TOKEN, Record, Served, until
 
 from rl_platform.envs.embodied.descriptions import EnvDescription, PixelFormat
 from rl_platform.envs.embodied.env_facts import inspect_env
-from rl_platform.envs.embodied.remote import remote_workers, single_file, wire
+from rl_platform.envs.embodied.remote import remote_workers, wire
 from rl_platform.envs.embodied.vector import StepResult, VectorEnv
 from rl_platform.errors import ConfigError, Deadline, Unreachable, WorkerDied, WorkerError
 from rl_platform.metrics import read_metrics
@@ -544,15 +544,21 @@ def test_an_environment_that_raises_is_replaced_on_its_server(tmp_path: Path) ->
         server.end()
 
 
-def test_a_server_whose_tasks_have_other_bounds_of_actions_does_not_start(tmp_path: Path) -> None:
+def refused(folder: Path, file: Path, *arguments: str) -> str:
+    """Starts the server in a folder, where it ends with exit code 2; returns what it says."""
+    command = [sys.executable, str(file), *arguments]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 2, ended.stderr
+    assert "Traceback" not in ended.stderr
+    return ended.stderr
+
+
+def test_a_server_whose_tasks_have_other_bounds_of_actions_does_not_start(cartpole: Served, tmp_path: Path) -> None:
     (tmp_path / "arm.py").write_text(ARM)
-    server, tasks = tmp_path / "server.pyz", '[{"name": "wide"}, {"name": "fine", "kwargs": {"most": 0.1}}]'
-    single_file.write(server)
+    tasks = '[{"name": "wide"}, {"name": "fine", "kwargs": {"most": 0.1}}]'
     arguments = "--env", "arm.py:Arm", "--tasks", tasks, "--token-file", "token"
-    command = [sys.executable, str(server), *arguments]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 2
-    assert "--tasks: task fine has other spaces than wide" in ended.stderr
+    told = refused(tmp_path, cartpole.log.parent / "server.pyz", *arguments)
+    assert "--tasks: task fine has other spaces than wide" in told
 
 
 @pytest.mark.parametrize(
@@ -592,10 +598,4 @@ def test_wrong_arguments_of_the_server_end_with_exit_code_2(
 ) -> None:
     token = () if "--token-file" in arguments else ("--token-file", "token")
     arguments = tuple(each.replace("{used}", str(cartpole.port)) for each in arguments)
-    file = cartpole.log.parent / "server.pyz"
-    ended = subprocess.run(
-        [sys.executable, str(file), *token, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
-    assert ended.returncode == 2, ended.stderr
-    assert message in ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert message in refused(tmp_path, cartpole.log.parent / "server.pyz", *token, *arguments)

@@ -58,8 +58,13 @@ class ServedSetup(EnvSetup):
 
     def stops(self) -> list[Callable[[], object]]:
         """Returns the `stop` methods of the environments that have one."""
-        methods = [getattr(env.unwrapped, "stop", None) for env in list(self.made.values())]
-        return [method for method in methods if callable(method)]
+        return [stop for env in list(self.made.values()) if (stop := stop_of(env)) is not None]
+
+
+def stop_of(env: AnyEnv) -> Callable[[], object] | None:
+    """Returns the `stop` method of an environment, by which a robot stops; None if it has none."""
+    stop = getattr(env.unwrapped, "stop", None)
+    return stop if callable(stop) else None
 
 
 class ServedBlock(EnvBlock):
@@ -76,8 +81,7 @@ class ServedBlock(EnvBlock):
             self._reset(which, [self._spares.seed_of_new(i) for i in which.tolist()])
 
     def _replace(self, i: int, doing: str, error: Exception) -> None:
-        stop = getattr(self._envs[i].unwrapped, "stop", None)
-        if callable(stop):
+        if (stop := stop_of(self._envs[i])) is not None:
             try:
                 stop()
             except Exception:  # not SystemExit: a SIGTERM ends the process, which then stops all environments
@@ -332,7 +336,7 @@ def _facts(description: EnvDescription) -> tuple[ServedFacts, bool]:
             problems = [replace(each, key="--tasks", message=f"{name}: {each.message}") for each in error.problems]
             raise ConfigError(problems) from error
         limited &= _limited(env, description.id)
-        stops |= callable(getattr(env.unwrapped, "stop", None))
+        stops |= stop_of(env) is not None
         env.close()
         if spaces[-1] != spaces[0]:
             message = f"task {name} has other spaces than {names[0]}"

@@ -253,6 +253,7 @@ class MemoryModel:
             graphs = logits + slots * _live_elements(shape) * bytes_each
         return Memory(
             weights=weights,
+            published=self._stored(shape),
             graphs=graphs,
             activations=packed + logits + tokens * _live_elements(shape) * (bytes_each if flash else FLOAT),
             kv_cache=cached * slots * room * bytes_each,

@@ -57,6 +57,25 @@ def test_a_folder_that_takes_no_file_is_no_error(tmp_path: Path) -> None:
     assert compiled(tmp_path)[0] == MISS
 
 
+def test_without_a_home_folder_loops_are_compiled() -> None:
+    code = """
+from pathlib import Path
+def home():
+    raise RuntimeError("no home directory")
+Path.home = home
+import numpy as np
+from rl_platform.accel.normalizing_loops import normalize_rows
+out = np.empty((2, 3), np.float32)
+normalize_rows()(np.ones((2, 3)), np.zeros(3), np.ones(3), 10.0, out)
+print(out.min())
+"""
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("RL_PLATFORM_CACHE", "XDG_CACHE_HOME")
+    }
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "1.0\n"), ended.stderr
+
+
 def test_processes_that_store_one_loop_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor() as pool:
         list(pool.map(compiled, [tmp_path] * 3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,56 @@ def test_a_request_that_arrives_waits_for_no_earlier_one(tmp_path: Path, dies: b
     assert engine.restarts == dies
     asked = (tmp_path / "log").read_text().split("\n")[:-1]
     assert asked == (["0", "1", "0 1"] if dies else ["0", "1"]), "after a death, all that have no answer"
+
+
+# Answers one request of two. Its first process dies when it is told to abort.
+ABORTED = """
+import json, os, sys
+from multiprocessing.connection import Connection
+connection = Connection(int(sys.argv[1]))
+connection.recv_bytes()
+def send(number, kind, value):
+    connection.send_bytes(json.dumps((number, kind, value)).encode())
+first = not os.path.exists({folder!r} + "/lives")
+open({folder!r} + "/lives", "a").close()
+send(0, "answer", os.getpid())
+while True:
+    number, operation, arguments = json.loads(connection.recv_bytes())
+    if operation == "abort" and first:
+        os._exit(1)
+    if operation != "generate":
+        send(number, "answer", None)
+        continue
+    for request in arguments[0][: 1 if first else None]:
+        send(number, "item", (request["index"], request["token_ids"], [0.0], "stop", None))
+    if not first:
+        send(number, "answer", None)
+"""
+
+
+def test_an_engine_that_dies_while_it_is_told_to_abort_is_started_again(tmp_path: Path) -> None:
+    engine, found = StandIn(ABORTED.format(folder=str(tmp_path)), tmp_path / "log"), list[int]()
+
+    def finished(completion: Completion) -> None:
+        found.append(completion.index)
+        if len(found) == 1:
+            engine.abort()
+
+    try:
+        engine.generate([Request(0, (10,), 0), Request(1, (11,), 0)], SamplingParams(1), finished)
+    finally:
+        engine.close()
+    assert (found, engine.restarts) == ([0, 1], 1)
+
+
+def test_two_threads_that_hear_of_one_death_start_one_engine(tmp_path: Path) -> None:
+    engine = StandIn(PROGRAM.format(folder=str(tmp_path), dies=False), tmp_path / "log")
+    dead = engine._process
+    dead.kill()
+    try:
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda _: engine._restart(dead, "it died"), range(2)))
+        assert engine.restarts == 1
+        assert engine._process is not dead
+    finally:
+        engine.close()

@@ -150,6 +150,8 @@ def test_a_caption_is_under_the_picture_in_lines_that_fit() -> None:
         assert drawn[20:].max() > 128
         assert drawn.shape[0] % 2 == 0  # as videos need it
     assert len(two) > len(one)
+    words = '"Put the red block on the blue plate, then open the drawer."'
+    assert len(with_caption(picture, words)) > len(with_caption(picture, words[:15])), "a long part is broken at words"
 
 
 def test_a_drawing_library_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,7 +138,8 @@ def test_graphs_of_the_built_in_engine_stay_unless_it_leaves_or_training_uses_th
     assert 0 < memory.graphs < memory.activations
     assert filtered.graphs > 2 * memory.graphs
     assert memory.held("all") == memory.held("weights") == memory.weights + memory.graphs
-    assert memory.held("nothing") == 0
+    assert memory.held("nothing") == memory.sent("nothing") == 0
+    assert memory.sent("all") == memory.weights, "graphs are recorded again and not sent"
     without = ({"rollout.backend": "sglang"}, torch_engine | {"runner.max_staleness": 1, "algorithm.rollout_is": {}})
     assert [model(loaded(one), where).rank("rollout").graphs for one in without] == [0, 0]
     assert model(loaded(torch_engine), where, on_gpu=False).rank("rollout").graphs == 0
@@ -258,6 +259,21 @@ def test_communicators_of_learners_of_megatrons_layout_and_of_weights_on_their_w
         assert {name: estimate.communicators(name) for name in counts} == counts
         process = estimate.usage([("actor", 1.0, 1), ("critic", 1.0, 1)]).processes
         assert process == PROCESS_ON_GPU + counts["actor"] * COMMUNICATOR
+
+
+def test_weights_between_processes_on_cpus_are_stored_in_two_versions() -> None:
+    """In one process, under two keys or one, and on ranks of one key the rollout reads them where they are."""
+    parts = {"actor,critic,reference,reward": "0", "rollout": "1"}
+    for placement, nodes, versions in (
+        (parts, 2, 2),
+        (parts | {"rollout": "0"}, 1, 0),
+        ({"actor,critic,reference,rollout,reward": "0"}, 1, 0),
+        ({"actor,critic,reference,rollout,reward": "all"}, 2, 0),
+    ):
+        estimate = model(loaded({}), layout(placement, nodes, gpus=0), on_gpu=False)
+        stored = versions * 4 * estimate.shapes["actor"].parameters
+        assert estimate.rank("rollout").published == stored, placement
+        assert versions == 0 or estimate.rank("actor").published == stored, placement
 
 
 def test_publications_that_stay_readable_are_counted() -> None:

@@ -10,6 +10,7 @@ import pytest
 from plans import Plans
 
 from rl_platform.launch.command import load
+from rl_platform.placement.estimates.component_shapes import shapes
 from rl_platform.planner.cost import CostModel
 from rl_platform.planner.report import Report, plan_report
 from rl_platform.planner.report_text import report_text
@@ -58,6 +59,17 @@ def test_orders_of_groups_on_the_same_kinds_are_predicted_once(monkeypatch: pyte
     search(loaded.config, inventory)
     assert set(predicted.values()) == {1}
     assert any("[0, 1]" in places for places in predicted)
+
+
+def test_a_group_on_one_node_has_another_prediction_than_one_on_two():
+    groups = [{"label": "slow", "node_ranks": "2", "gpu": "l4"}]
+    inventory = {"nodes": 3, "gpus_per_node": 8, "gpu": "h100"}
+    value = {"inventory": inventory, "node_groups": groups, "component_placement": APART}
+    loaded, _, machines = load(CONFIG, [*ROWS, f"cluster={json.dumps(value)}"])
+    searching = Search(loaded.config, shapes(loaded.config)[0], machines, None)
+    across = (("actor",), range(4)), (("critic",), range(4, 12)), (("rollout", "reward"), range(16, 24))
+    within = (("critic",), range(8)), (("actor",), range(8, 12)), (("rollout", "reward"), range(16, 24))
+    assert searching._places(across) != searching._places(within)
 
 
 def test_a_component_on_both_kinds_computes_at_the_slower_rate():

@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
-from stand_ins import Placed
+from stand_ins import ObjectStore, Placed
 from waiting import until
 
 from rl_platform.components.actor import LanguageActor
@@ -34,20 +34,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 TOKEN = WeightsToken("host0", "actor[0]", 1, 3, delta=True)
 TINY = {"hidden_size": 32, "num_layers": 4, "num_heads": 2, "intermediate_size": 64, "max_positions": 64}
 SMALL = 2048  # bytes of a bucket, beside which the tiny model is large
-
-
-class Memory:
-    """An object store in this process, which keeps bytes as another process would see them."""
-
-    def __init__(self) -> None:
-        self.objects: list[list[bytes]] = []
-
-    def store(self, value: Any) -> int:
-        self.objects.append([bytes(buffer) for buffer in value])
-        return len(self.objects) - 1
-
-    def load(self, references: Sequence[int]) -> list[Any]:
-        return [self.objects[reference] for reference in references]
 
 
 def model() -> dict[str, torch.Tensor]:
@@ -98,7 +84,7 @@ class TestChecksums:
 
 class TestBuckets:
     def test_all_of_a_state_arrives_in_buckets_of_bounded_size(self) -> None:
-        state, store = model(), Memory()
+        state, store = model(), ObjectStore()
         manifest = publish(state, store, None)
         received = receive(TOKEN, manifest, store, None)
         assert_equal(received.state, state)
@@ -110,7 +96,7 @@ class TestBuckets:
         assert received.version == 3
 
     def test_an_update_of_one_tensor_moves_its_buckets_only(self) -> None:
-        state, store = model(), Memory()
+        state, store = model(), ObjectStore()
         first = publish(state, store, None)
         own = receive(TOKEN, first, store, None).state
         state["body"] += 1
@@ -123,7 +109,7 @@ class TestBuckets:
         assert receive(TOKEN, second, store, received.state).bytes == 0
 
     def test_who_missed_a_version_wrote_to_its_tensors_or_is_new_gets_what_it_lacks(self) -> None:
-        state, store = model(), Memory()
+        state, store = model(), ObjectStore()
         manifests = [publish(state, store, None)]
         own = receive(TOKEN, manifests[0], store, None).state
         for name in ("body", "half"):
@@ -136,7 +122,7 @@ class TestBuckets:
         assert receive(TOKEN, manifests[-1], store, None).buckets == 5
 
     def test_another_model_is_sent_whole(self) -> None:
-        state, store = model(), Memory()
+        state, store = model(), ObjectStore()
         first = publish(state, store, None)
         own = receive(TOKEN, first, store, None).state
         other = {name: tensor for name, tensor in state.items() if name != "none"}
@@ -145,7 +131,7 @@ class TestBuckets:
         assert received.buckets == 5
 
     def test_tensors_that_are_there_one_after_the_other_make_the_same_publication(self) -> None:
-        state, store = model(), Memory()
+        state, store = model(), ObjectStore()
         together = publish(state, store, None)
         alive: list[weakref.ref[torch.Tensor]] = []
 
@@ -166,7 +152,7 @@ class TestBuckets:
         assert received["tied"].data_ptr() == received["head"].data_ptr()
 
     def test_a_flipped_bit_is_found(self) -> None:
-        state, store = model(), Memory()
+        state, store = model(), ObjectStore()
         manifest = publish(state, store, None)
         damaged = bytearray(store.objects[2][0])
         damaged[1000] ^= 1
@@ -182,7 +168,7 @@ class TestGathered:
     @pytest.mark.parametrize("offered", [False, True])
     @pytest.mark.parametrize("stores", [False, True])
     def test_who_keeps_them(self, stores: bool, offered: bool, receives: bool) -> None:
-        state, store, gone = model(), Memory(), []
+        state, store, gone = model(), ObjectStore(), []
 
         def gathered() -> Iterator[tuple[list[str], torch.Tensor]]:
             for name, tensor in state.items():
@@ -212,7 +198,7 @@ class TestGathered:
     @pytest.mark.parametrize("readable", [3, 5])
     def test_older_ones_stay_readable(self, receives: bool, shared: bool, delta: bool, readable: int) -> None:
         """And are not exported between two calls of the rank, which may work for long."""
-        store, states, tokens = Memory(), [], []
+        store, states, tokens = ObjectStore(), [], []
         here = Publications("host0", store, receives)
         for version in range(readable + 2):
             state = {name: torch.full((8,), float(version if name == "a" else 0)) for name in "ab"}
@@ -451,7 +437,7 @@ def test_the_other_ranks_gather_to_the_end_when_a_receiver_fails() -> None:
         next(values)
         raise WorkerError("the receiver is gone")
 
-    here = Publications("host0", Memory())
+    here = Publications("host0", ObjectStore())
     token = here.publish(Weights(1, {}, offered=True, gathered=parts, on_request=True))
     assert "".join(gathered) == "abc", "the shapes"
     here._group.send, here._ask = fails, lambda *_: helped.append(True)  # type: ignore[method-assign]
@@ -480,7 +466,7 @@ def test_gathered_weights_overwrite_those_of_before_unless_somebody_reads_them()
             yield [name, f"{name} again"], torch.full((4,), float(version))
 
     for receives, overwrites, same in ((True, True, True), (True, False, False), (False, False, True)):
-        here, places = Publications("host0", Memory(), receives), []
+        here, places = Publications("host0", ObjectStore(), receives), []
         for version in (1, 2):
             weights = Weights(version, {}, offered=True, gathered=gathered, overwrites=overwrites)
             state = here.published(here.publish(weights)).state
@@ -493,7 +479,7 @@ def test_gathered_weights_overwrite_those_of_before_unless_somebody_reads_them()
 
 
 def test_memory_that_was_swapped_out_is_not_written_to() -> None:
-    here, state = Publications("host0", Memory(), receives=True), {"head": torch.ones(4)}
+    here, state = Publications("host0", ObjectStore(), receives=True), {"head": torch.ones(4)}
     weights = Weights(1, {}, gathered=lambda: iter([(["head"], state["head"].clone())]), overwrites=True)
     first = here.published(here.publish(weights)).state["head"]
     first.untyped_storage().resize_(0)
