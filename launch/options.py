@@ -54,8 +54,7 @@ RehearseIn = Annotated[
     str | None, typer.Option("--rehearse-in", metavar="FOLDER", help="With --rehearse: for its temporary files.")
 ]
 Evaluate = Annotated[
-    bool,
-    typer.Option("--eval", help="Evaluate a checkpoint, with the most likely and with sampled actions, and stop."),
+    bool, typer.Option("--eval", help="Evaluate a checkpoint, with the most likely and with sampled actions, and stop.")
 ]
 Slurm = Annotated[
     bool, typer.Option("--slurm", help="Write a batch script that runs CONFIG under Ray on a Slurm cluster.")

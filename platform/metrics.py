@@ -156,10 +156,7 @@ def iter_metrics(path: str | Path) -> Iterator[dict[str, float]]:
 
 
 LOGGER = Extension(
-    "logger",
-    "runner.logger_backends",
-    Reporter,
-    "class without arguments that inherits from metrics.Reporter",
+    "logger", "runner.logger_backends", Reporter, "class without arguments that inherits from metrics.Reporter"
 )
 
 

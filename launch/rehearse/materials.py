@@ -16,13 +16,7 @@ from rl_platform.config.source import Tree
 from rl_platform.envs.reasoning.sources.rows import rows_of
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.rehearse.rehearsal_sizes import Materials
-from rl_platform.launch.rehearse.small_models import (
-    PLAIN,
-    Architecture,
-    Specials,
-    options_of,
-    small_options,
-)
+from rl_platform.launch.rehearse.small_models import PLAIN, Architecture, Specials, options_of, small_options
 from rl_platform.models.causal_lm import quiet_transformers
 from rl_platform.models.pretrained.model_folder import PACKAGED, packaged_gguf
 from rl_platform.placement.estimates.architectures import known_options

@@ -196,11 +196,7 @@ def _answers(url: str) -> bool:
 
 
 def _write_small(
-    config: Config,
-    placement: Placement,
-    known: dict[str, materials.Architecture],
-    stands: Materials,
-    path: Path,
+    config: Config, placement: Placement, known: dict[str, materials.Architecture], stands: Materials, path: Path
 ) -> tuple[Config, list[Change], list[str]]:
     """Writes the small config to `path`, its models and questions. Returns it, its changes and the files that are not
     on this machine."""

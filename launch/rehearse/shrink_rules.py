@@ -227,10 +227,7 @@ RULES: tuple[Rule, ...] = (
     _least("runner.val_check_interval", 1, "the run has 2 steps"),
     _least("runner.deadline_s", 120.0, "a small run", applies=lambda sizes: sizes.config.runner.deadline_s > 120),
     _least(
-        "runner.warm_start.updates",
-        4,
-        "a small run",
-        applies=lambda sizes: sizes.config.runner.warm_start is not None,
+        "runner.warm_start.updates", 4, "a small run", applies=lambda sizes: sizes.config.runner.warm_start is not None
     ),
     Rule(
         "runner.logger_backends",
@@ -251,11 +248,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "algorithm.dynamic_sampling",
-        lambda sizes: {
-            "on_exhausted": "fill_with_rejected",
-            "max_rounds": 2,
-            "prompts_per_round": None,
-        },
+        lambda sizes: {"on_exhausted": "fill_with_rejected", "max_rounds": 2, "prompts_per_round": None},
         "a random model solves no task, so all groups would be rejected",
         "replaced",
         lambda sizes: sizes.config.algorithm.dynamic_sampling is not None,
@@ -406,11 +399,6 @@ RULES: tuple[Rule, ...] = (
     Rule("env.num_workers", lambda sizes: sizes.workers, applies=_embodied),
     Rule("env.address", lambda sizes: sizes.config.env.addresses[0], "one server", applies=_served),
     Rule("env.rollout_steps", lambda sizes: sizes.rollout_steps, applies=_embodied),
-    Rule(
-        "env.max_episode_steps",
-        lambda sizes: sizes.episode_steps,
-        "short episodes",
-        applies=_embodied,
-    ),
+    Rule("env.max_episode_steps", lambda sizes: sizes.episode_steps, "short episodes", applies=_embodied),
     Rule("env.evaluation.episodes", lambda sizes: sizes.episodes, applies=_embodied),
 )

@@ -87,11 +87,7 @@ def policy_seconds(config: Config, device: torch.device) -> dict[str, float]:
     finally:
         environment.close()
     rows = config.env.num_envs * config.env.rollout_steps
-    counts = {
-        "collect": config.env.rollout_steps,
-        "evaluate": rows,
-        "update": optimizer_steps(config, "actor_critic"),
-    }
+    counts = {"collect": config.env.rollout_steps, "evaluate": rows, "update": optimizer_steps(config, "actor_critic")}
     return {name: min(times) / counts[name] for name, times in zip(counts, zip(*rounds, strict=True), strict=True)}
 
 

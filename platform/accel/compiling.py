@@ -16,9 +16,7 @@ Array = np.ndarray
 Compiled = Callable[..., Any]
 
 
-def compiled_loops(
-    allowed: frozenset[str] = ANY_ORDER,
-) -> Callable[[Callable[..., object]], Callable[[], Compiled]]:
+def compiled_loops(allowed: frozenset[str] = ANY_ORDER) -> Callable[[Callable[..., object]], Callable[[], Compiled]]:
     """Decorator: `function()` returns the compiled function, which compiles at its first call.
 
     allowed: LLVM's flags for the arithmetic of floats.

@@ -29,10 +29,7 @@ class SampleFilter(Protocol):
 
 
 GROUPS = Extension(
-    "filter of groups",
-    "algorithm.dynamic_sampling.filter",
-    GroupFilter,
-    "function(group: list of Trajectory) -> bool",
+    "filter of groups", "algorithm.dynamic_sampling.filter", GroupFilter, "function(group: list of Trajectory) -> bool"
 )
 SAMPLES = Extension(
     "filter of samples", "algorithm.sample_filter", SampleFilter, "function(response: Trajectory) -> bool"

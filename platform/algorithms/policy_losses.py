@@ -36,13 +36,7 @@ class PolicyLoss(Protocol):
     """A policy loss, of either task."""
 
     def __call__(
-        self,
-        log_probs: Tensor,
-        old_log_probs: Tensor,
-        advantages: Tensor,
-        mask: Tensor | None,
-        algorithm: Algorithm,
-        /,
+        self, log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor | None, algorithm: Algorithm, /
     ) -> tuple[Tensor, Metrics]:
         """Returns the loss of each position [B,T] and metrics.
 

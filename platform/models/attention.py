@@ -90,13 +90,7 @@ def attend(
 
 
 def _attend_explicitly(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    scaling: float,
-    softcap: float | None,
-    sinks: Tensor | None,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor:
     scores = (query @ key.transpose(-2, -1)).float() * scaling
     if softcap is not None:

@@ -59,12 +59,7 @@ class Death(Enum):
     NEVER = "the child outlives its parent and has to end by itself"
 
 
-_PRELUDES = {
-    Death.HANG_UP: _AT_HANG_UP,
-    Death.THREAD: _AT_END_OF_THREAD,
-    Death.GUARD: _BY_GUARD,
-    Death.NEVER: "",
-}
+_PRELUDES = {Death.HANG_UP: _AT_HANG_UP, Death.THREAD: _AT_END_OF_THREAD, Death.GUARD: _BY_GUARD, Death.NEVER: ""}
 
 
 class Child:

@@ -230,11 +230,7 @@ class RankThread:
 
 
 def start_ranks(
-    placed: Host,
-    specs: Mapping[str, ComponentSpec],
-    world_sizes: Mapping[str, int],
-    seed: int,
-    on_failure: FailureHook,
+    placed: Host, specs: Mapping[str, ComponentSpec], world_sizes: Mapping[str, int], seed: int, on_failure: FailureHook
 ) -> dict[tuple[str, int], RankThread]:
     """Starts the threads of a host's ranks, in the order of `placed.members`; their components share one dict."""
     shared: dict[str, object] = {}

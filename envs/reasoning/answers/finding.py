@@ -51,8 +51,7 @@ _OPERAND_BEFORE = re.compile(
 )
 _INEXACT_WORD = re.compile(rf"\b{_INEXACT}\b", re.IGNORECASE)
 _AFTER = re.compile(
-    rf"[\W_]*(?:(?:is|was|hmm|but|and)\W+)?(?:{_RESERVATIONS}|(?:{_RETRACTIONS}|{_INEXACT})\b)",
-    re.IGNORECASE,
+    rf"[\W_]*(?:(?:is|was|hmm|but|and)\W+)?(?:{_RESERVATIONS}|(?:{_RETRACTIONS}|{_INEXACT})\b)", re.IGNORECASE
 )
 _CLAUSE = re.compile(r"[,;:.!?\n](?!\d)|\b(?:so|thus|hence|therefore|then)\b", re.IGNORECASE)
 _END = re.compile(r"[.!?](?=\s)|\n|\\[])]|\$")

@@ -165,12 +165,7 @@ def end_others(isolated, child):
 
 def confine(setup, cpu_s, folder):
     """Raises OSError if a layer is missing; the program does not run then."""
-    limits = {
-        "RLIMIT_CPU": cpu_s,
-        "RLIMIT_FSIZE": setup["disk_bytes"],
-        "RLIMIT_NOFILE": FILES,
-        "RLIMIT_CORE": 0,
-    }
+    limits = {"RLIMIT_CPU": cpu_s, "RLIMIT_FSIZE": setup["disk_bytes"], "RLIMIT_NOFILE": FILES, "RLIMIT_CORE": 0}
     if setup["isolated"]:
         limits |= {"RLIMIT_NPROC": THREADS, "RLIMIT_MEMLOCK": 0, "RLIMIT_MSGQUEUE": 0}
     if sys.platform == "linux":

@@ -346,11 +346,7 @@ def _memory(role: str, ours: str, fsdp: str) -> Table:
             ),
         )
 
-    return {
-        **offload(fsdp),
-        **offload("megatron"),
-        f"{role}.megatron.sequence_parallel": _sequence(role, ours),
-    }
+    return {**offload(fsdp), **offload("megatron"), f"{role}.megatron.sequence_parallel": _sequence(role, ours)}
 
 
 def _sequence(role: str, ours: str) -> Rule:

@@ -169,10 +169,7 @@ class Covariance(Section):
 class Algorithm(Section):
     """`algorithm`: estimator, losses and schedule of PPO."""
 
-    adv_type: str = key(
-        "gae",
-        f"advantage estimator: {', '.join(ESTIMATORS)}, or module:function",
-    )
+    adv_type: str = key("gae", f"advantage estimator: {', '.join(ESTIMATORS)}, or module:function")
     distillation_coef: float = key(
         0.0, "coefficient of the reverse KL to the teacher reference.model in each advantage; 0: off", ge=0
     )
@@ -205,18 +202,13 @@ class Algorithm(Section):
         "actor_critic: policy and value heads on one model, one backward (embodied, gae); actor: the policy alone "
         "(embodied, other estimators) or beside a separate critic (reasoning)",
     )
-    policy_loss: str = key(
-        "ppo_clip",
-        f"{', '.join(POLICY_LOSSES)}, or module:function",
-        min_length=1,
-    )
+    policy_loss: str = key("ppo_clip", f"{', '.join(POLICY_LOSSES)}, or module:function", min_length=1)
     loss_agg_func: LossAggregation = key("token-mean", "aggregation of token losses to a scalar")
     loss_agg_horizon: int | None = key(
         None, "seq-mean-token-sum-norm: the constant divisor; null: the length limit of responses", ge=1
     )
     loss_agg_denominator: Literal["active", "nominal"] = key(
-        "active",
-        "divisor of the seq-mean modes: sequences with an active position, or all of the mini-batch",
+        "active", "divisor of the seq-mean modes: sequences with an active position, or all of the mini-batch"
     )
     clip_ratio_low: float = key(0.2, "lower clip: the ratio is clipped at 1 - clip_ratio_low", ge=0, le=1)
     clip_ratio_high: float = key(0.2, "upper clip: the ratio is clipped at 1 + clip_ratio_high", ge=0)

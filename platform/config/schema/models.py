@@ -90,9 +90,7 @@ class Model(Section):
     cnn: ConvNet = Field(default_factory=ConvNet, description="cnn, vla: convolutions over the images")
     recurrent_size: int = key(128, "embodied, gru: size of the hidden state", ge=1)
     sequence_length: int | None = key(
-        None,
-        "embodied, gru: steps of backpropagation through time; null: env.rollout_steps",
-        ge=1,
+        None, "embodied, gru: steps of backpropagation through time; null: env.rollout_steps", ge=1
     )
     hidden_sizes: Sizes = key([256, 256], "embodied: widths of the shared backbone", min_length=1)
     activation: Literal["tanh", "relu", "silu", "elu"] = key("tanh", "embodied: activation of the backbone")

@@ -145,8 +145,7 @@ class Rollout(Section):
         lt=1,
     )
     engine_args: dict[str, object] = Field(
-        default_factory=dict,
-        description="further arguments of sglang.Engine, vllm.EngineArgs or an engine of yours",
+        default_factory=dict, description="further arguments of sglang.Engine, vllm.EngineArgs or an engine of yours"
     )
     engine_env: dict[str, str] = Field(
         default_factory=dict, description="sglang, vllm: environment variables of the engine's process"

@@ -26,9 +26,7 @@ class WarmStart(Section):
     mini_batch_size: int = key(256, "demonstrated steps behind one optimizer step", ge=1)
     lr: float = key(1e-3, "learning rate of these optimizer steps", gt=0)
     nll_coef: float = key(
-        0.0,
-        "factor of the demonstrated actions' mean negative log-likelihood in PPO's loss; 0: cloning alone",
-        ge=0,
+        0.0, "factor of the demonstrated actions' mean negative log-likelihood in PPO's loss; 0: cloning alone", ge=0
     )
 
 
@@ -62,9 +60,7 @@ class Runner(Section):
     )
     log_samples: int = key(2, "reasoning: number of generated texts to log per step", ge=0)
     max_staleness: int = key(
-        0,
-        "largest number of updates by which generation is ahead of training; 0: they alternate",
-        ge=0,
+        0, "largest number of updates by which generation is ahead of training; 0: they alternate", ge=0
     )
     stale: Literal["wait", "drop"] = key(
         "wait",

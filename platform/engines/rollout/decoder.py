@@ -103,10 +103,7 @@ class FusedDecoder:
     """Computes the same as `TransformersDecoder` up to rounding, for the FAMILIES. head: replaces the model's."""
 
     def __init__(
-        self,
-        model: LanguageModel,
-        rows: RowOperations | None = None,
-        head: Callable[[Tensor], Tensor] | None = None,
+        self, model: LanguageModel, rows: RowOperations | None = None, head: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         self.backbone: Any = model.backbone
         self.rows = rows or PLAIN_ROWS

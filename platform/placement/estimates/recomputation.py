@@ -34,10 +34,7 @@ def recomputation_text(config: Config, resolved: Config) -> str | None:
 
 
 def resolved_recomputation(
-    config: Config,
-    known_shapes: Mapping[str, Shape],
-    layout: Layout,
-    crowds: Iterable[Crowd],
+    config: Config, known_shapes: Mapping[str, Shape], layout: Layout, crowds: Iterable[Crowd]
 ) -> Config:
     """Returns the config with true or false in place of auto."""
     undecided = {

@@ -74,14 +74,7 @@ class RayActors:
             threads = reservation.threads_for(placed, hosts, torch.get_num_threads())
             self._recipes[placed.name] = (
                 options,
-                (
-                    self.transport.namespace,
-                    variables,
-                    threads,
-                    paths,
-                    self._trace,
-                    bool(placed.accelerators),
-                ),
+                (self.transport.namespace, variables, threads, paths, self._trace, bool(placed.accelerators)),
             )
             self.launch(placed.name, placed.name)
 

@@ -84,12 +84,7 @@ class HostActor:
         return await self._answer(lambda: ProcessInfo(os.getpid(), self._transport.address(), code_fingerprint()))
 
     async def build(
-        self,
-        seat: Host,
-        packed: Packed,
-        world_sizes: Mapping[str, int],
-        seed: int,
-        homes: Mapping[str, str],
+        self, seat: Host, packed: Packed, world_sizes: Mapping[str, int], seed: int, homes: Mapping[str, str]
     ) -> Answer:
         def build() -> None:
             self._homes = homes

@@ -25,14 +25,7 @@ from rl_platform.runtime.lifecycle import RUNNER
 from rl_platform.runtime.ray.weight_sender import GroupTransfer
 from rl_platform.runtime.ray.weight_store import StoreTransfer
 from rl_platform.runtime.waits import caller
-from rl_platform.runtime.weights.group import (
-    Absence,
-    JoinRequest,
-    WeightGroup,
-    WeightsOffer,
-    offer_fields,
-    place_of,
-)
+from rl_platform.runtime.weights.group import Absence, JoinRequest, WeightGroup, WeightsOffer, offer_fields, place_of
 from rl_platform.runtime.weights.weight_transfer import TensorShape, WeightTransfer
 from rl_platform.runtime.weights_token import WeightsToken
 

@@ -41,13 +41,7 @@ from rl_platform.runtime.ray.host_process import Member, NamedReferences, Proces
 from rl_platform.runtime.ray.loss_watch import LauncherWatch
 from rl_platform.runtime.ray.restarts import Restarts
 from rl_platform.runtime.ray.serialization import pack_error, unpack_error
-from rl_platform.runtime.ray.worker_proxy import (
-    DEATH_NOTICE_S,
-    ArgumentPacker,
-    HostProxy,
-    WorkerProxy,
-    relay,
-)
+from rl_platform.runtime.ray.worker_proxy import DEATH_NOTICE_S, ArgumentPacker, HostProxy, WorkerProxy, relay
 from rl_platform.runtime.worker_group import WorkerGroup, worker_groups
 from rl_platform.tracing import TraceSpan
 
