@@ -90,17 +90,21 @@ class ChunkPolicy(ActorCriticPolicy):
 
 
 class ChunkActorCritic(nn.Module):
-    """As `EmbodiedActorCritic`, of action chunks at their levels: each row holds one chunk, or several in order."""
+    """As `EmbodiedActorCritic`, of action chunks at their levels: each row holds one chunk, or several in order.
 
-    def __init__(self, model: ChunkPolicy, levels: ActionLevels) -> None:
+    model: its `evaluate` maps observations [B,D'], actions [B,...] of `act` and, if the batch has them, the tasks [B]
+    of the rows to log_probs and entropies [B,K,D], and values [B,R].
+    """
+
+    def __init__(self, model: nn.Module, levels: ActionLevels) -> None:
         super().__init__()
         self.model, self.levels = model, levels
 
     def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
-        shape, levels = batch.action_mask.shape, self.levels
-        names = ("observations", "actions", "executed")
-        observations, actions, executed = (batch.inputs[name].flatten(0, 1) for name in names)
-        log_probs, entropies, values = self.model.evaluate(observations, actions)
+        shape, levels, inputs = batch.action_mask.shape, self.levels, batch.inputs
+        rows = {name: inputs[name].flatten(0, 1) for name in ("observations", "actions", "tasks") if name in inputs}
+        log_probs, entropies, values = self.model.evaluate(**rows)
+        executed = inputs.get("executed", torch.ones(*shape, 1, dtype=torch.bool, device=values.device)).flatten(0, 1)
         return ModelOutputs(
             levels.of_components(log_probs, executed).view(shape),
             levels.of_components(entropies, executed).view(shape) if entropy else None,

@@ -20,8 +20,8 @@ from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.config.schema.models import Flow
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.models.draws import Among, choices, normals
+from rl_platform.models.policies.chunk_policy import ChunkActorCritic
 from rl_platform.models.policies.vla import tasks_of_rows
-from rl_platform.models.vlas.actor_critic import ChunkActionsActorCritic
 from rl_platform.models.vlas.denoising import Denoising, bounded_std, entropy, log_density
 from rl_platform.models.vlas.inputs import ActionRange, Instructions, StateScale
 from rl_platform.models.vlas.prefix import Prefix
@@ -113,9 +113,9 @@ class FlowPolicy(nn.Module):
         inside[: self.executes[0], : self.executes[1]] = True
         self.register_buffer("inside", inside, persistent=False)
 
-    def actor_critic(self, levels: ActionLevels) -> ChunkActionsActorCritic:
+    def actor_critic(self, levels: ActionLevels) -> ChunkActorCritic:
         """The policy as training engines call it."""
-        return ChunkActionsActorCritic(self, levels)
+        return ChunkActorCritic(self, levels)
 
     @property
     def language_config(self) -> PreTrainedConfig:

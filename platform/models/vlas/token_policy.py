@@ -19,8 +19,8 @@ from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.models.choices import entropies, of_choices
 from rl_platform.models.draws import Among, choices
+from rl_platform.models.policies.chunk_policy import ChunkActorCritic
 from rl_platform.models.policies.vla import tasks_of_rows
-from rl_platform.models.vlas.actor_critic import ChunkActionsActorCritic
 from rl_platform.models.vlas.inputs import ActionRange
 from rl_platform.models.vlas.vision_inputs import VisionInputs
 
@@ -87,7 +87,7 @@ class TokenPolicy(nn.Module):
 
     def actor_critic(self, levels: ActionLevels) -> nn.Module:
         """The policy as training engines call it."""
-        return ChunkActionsActorCritic(self, levels)
+        return ChunkActorCritic(self, levels)
 
     def forward(self, observations: Tensor, tasks: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Images [B,D'] uint8 -> log-probs of bins [B,K,D,bins] and values [B,R], both float32."""
