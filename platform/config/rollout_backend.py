@@ -23,6 +23,17 @@ def chosen_backend(backend: str, on_gpu: bool) -> tuple[str, str]:
     return "sglang", "there are GPUs and sglang is installed"
 
 
+def gathers_as_engine(config: Config, on_gpu: bool) -> bool:
+    """Returns whether learners gather weights in the type of the rollout engine, and not in float32.
+
+    An engine on a CPU may run on a machine with other instructions, and a user's engine may need any type.
+    """
+    if config.runner.task_type != "reasoning" or "dtype" in config.rollout.engine_args:
+        return False
+    backend, _ = chosen_backend(config.rollout.backend, on_gpu)
+    return backend in HOSTED or (backend == "torch" and on_gpu)
+
+
 def may_go_by_group(config: Config, on_gpu: bool) -> bool:
     """Returns True if a learner offers its weights to a process group. The rollout decides whether a group can reach
     it.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rl_platform.config.rollout_backend import HOSTED, chosen_backend
+from rl_platform.config.rollout_backend import HOSTED, chosen_backend, gathers_as_engine
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import ENGINE, EngineSetup, RolloutEngine
 from rl_platform.engines.rollout.stop_texts import StopTexts
@@ -88,14 +88,9 @@ def generation_dtype(trained: str, device: torch.device) -> torch.dtype:
 
 
 def published_dtype(config: Config, device: torch.device) -> torch.dtype:
-    """Returns the type in which a learner on `device` gathers weights for the rollout: that of the engine.
-
-    An engine on a CPU may run on a machine with other instructions, and a user's engine may need any type: float32.
-    """
-    rollout, trained = config.rollout, config.actor.model.dtype
-    backend, _ = chosen_backend(rollout.backend, device.type == "cuda")
-    if config.runner.task_type != "reasoning" or "dtype" in rollout.engine_args:
+    """Returns the type in which a learner on `device` gathers weights for the rollout."""
+    trained, on_gpu = config.actor.model.dtype, device.type == "cuda"
+    if trained != "bfloat16" or not gathers_as_engine(config, on_gpu):
         return torch.float32
-    if backend in HOSTED:
-        return torch.bfloat16 if trained == "bfloat16" else torch.float32
-    return generation_dtype(trained, device) if backend == "torch" and device.type == "cuda" else torch.float32
+    hosted = chosen_backend(config.rollout.backend, on_gpu)[0] in HOSTED
+    return torch.bfloat16 if hosted else generation_dtype(trained, device)
