@@ -40,11 +40,6 @@ def accelerating(mode: str) -> AbstractContextManager[None]:
     return changed_variables({VARIABLE: mode})
 
 
-def environment() -> dict[str, str]:
-    """Returns the variable of the switch, for processes that do not inherit the environment of this one."""
-    return {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
-
-
 def enabled() -> bool:
     return _present() and os.environ.get(VARIABLE) != "off"
 

@@ -18,6 +18,11 @@ def changed_variables(values: Mapping[str, str | None]) -> Iterator[None]:
         _set(before)
 
 
+def inherited(*names: str) -> dict[str, str]:
+    """Returns those of these variables that are set, for processes that do not inherit the environment of this one."""
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
 def _set(values: Mapping[str, str | None]) -> None:
     for name, value in values.items():
         if value is None:

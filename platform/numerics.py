@@ -45,11 +45,6 @@ def computing(precision: str, *, deterministic: bool, here: bool) -> Iterator[No
             torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
-def environment() -> dict[str, str]:
-    """Returns the variable of the settings, for processes that do not inherit the environment of this one."""
-    return {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
-
-
 def apply() -> None:
     """Applies the settings of the run to this process, which must have accelerators and must not have used CUDA."""
     precision, _, deterministic = os.environ.get(VARIABLE, "highest").partition(" ")

@@ -10,7 +10,9 @@ from typing import Literal
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Trainable
-from rl_platform.launch.rehearse.small_placement import LEARNERS, data_parallel, small_parallel
+from rl_platform.launch.rehearse.small_placement import small_parallel
+from rl_platform.placement.estimates.workload import data_parallel
+from rl_platform.placement.layout import LEARNERS
 from rl_platform.placement.scheduler import Placement
 
 RESPONSE, CONVERSATION, ROWS = 8, 16, 4

@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.models import Parallel, Trainable
+from rl_platform.config.schema.models import Parallel
+from rl_platform.placement.estimates.workload import data_parallel
+from rl_platform.placement.layout import LEARNERS
 from rl_platform.placement.scheduler import Placement, Slot
 
-LEARNERS = ("actor", "critic", "reference", "actor_critic")
 MOST_DEVICES_PER_SET = 8
 Device = tuple[int, int]  # node, local number
 
@@ -73,13 +74,6 @@ def copies_of(config: Config, role: str, ranks: int) -> Copies:
     if section.training_backend == "megatron":
         return Copies(small.ranks, small.tensor * small.pipeline * small.context, several)
     return Copies(small.context, small.context, several)
-
-
-def data_parallel(section: Trainable, ranks: int) -> int:
-    """Returns the copies of a model that share the rows of a mini-batch."""
-    parallel = section.parallel
-    split = parallel.tensor * parallel.pipeline if section.training_backend == "megatron" else 1
-    return max(1, ranks // (split * parallel.context))
 
 
 def small_cluster(config: Config, placement: Placement) -> dict[str, object]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rl_platform import numerics
+from rl_platform.environment_variables import inherited
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def test_settings_hold_within_the_block_only(precision: str, deterministic: bool
         assert tf32 == convolutions == (precision == "high")
         assert repeats == deterministic
         assert (variables["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8") == deterministic  # type: ignore[index]
-        assert numerics.environment() == {numerics.VARIABLE: os.environ[numerics.VARIABLE]}
+        assert inherited(numerics.VARIABLE) == {numerics.VARIABLE: os.environ[numerics.VARIABLE]}
     assert settings() == before
 
 
@@ -43,8 +44,8 @@ def test_a_launcher_of_other_processes_passes_the_settings_on_and_keeps_its_own(
     before = settings()[:-1]
     with numerics.computing("high", deterministic=True, here=False):
         assert settings()[:-1] == before
-        assert numerics.environment() == {numerics.VARIABLE: "high deterministic"}
-    assert numerics.environment() == {}
+        assert inherited(numerics.VARIABLE) == {numerics.VARIABLE: "high deterministic"}
+    assert inherited(numerics.VARIABLE) == {}
 
 
 def test_a_size_of_workspaces_that_the_user_chose_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,12 @@ def optimizer_steps(config: Config, component: str) -> int:
 
 def copies(config: Config, component: str, ranks: int) -> int:
     """Returns into how many shares `ranks` ranks divide a batch: tensor, pipeline and context ranks share rows."""
-    if component not in ("actor", "critic", "reference"):
-        return ranks
-    parallel = layout_of_learner(config.section(component))
+    return data_parallel(config.section(component), ranks) if component in ("actor", "critic", "reference") else ranks
+
+
+def data_parallel(section: Trainable, ranks: int) -> int:
+    """Returns the number of copies of a learner's model that share the rows of a mini-batch."""
+    parallel = layout_of_learner(section)
     return max(1, ranks // (parallel.tensor * parallel.pipeline * parallel.context))
 
 

@@ -21,6 +21,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rl_platform import acceleration, numerics
+from rl_platform.environment_variables import inherited
 from rl_platform.errors import Deadline, WorkerDied
 from rl_platform.placement.inventory import VISIBLE_DEVICES
 from rl_platform.placement.scheduler import Host
@@ -70,7 +71,7 @@ class RayActors:
                 "runtime_env": {"env_vars": own} if own else None,  # before the process starts, for its loader
             }
             paths = [os.getcwd(), *sys.path]
-            variables = {**acceleration.environment(), **numerics.environment(), **environment}
+            variables = {**inherited(acceleration.VARIABLE, numerics.VARIABLE), **environment}
             threads = reservation.threads_for(placed, hosts, torch.get_num_threads())
             self._recipes[placed.name] = (
                 options,

@@ -25,11 +25,12 @@ from rl_platform.launch.rehearse.rehearsal_sizes import Materials
 from rl_platform.launch.rehearse.rehearsed_runs import CpuSeconds
 from rl_platform.launch.rehearse.shrink import flat_keys, shrunk
 from rl_platform.launch.rehearse.small_models import options_of, small_options
-from rl_platform.launch.rehearse.small_placement import LEARNERS, data_parallel
 from rl_platform.models.pretrained.families import FAMILIES as COMPUTED
 from rl_platform.models.pretrained.pretrained_lm import empty_causal_lm
 from rl_platform.placement.estimates.architectures import families, family_of, known_options
+from rl_platform.placement.estimates.workload import data_parallel
 from rl_platform.placement.inventory import inventory_for
+from rl_platform.placement.layout import LEARNERS
 from rl_platform.placement.scheduler import Placement, schedule
 
 ROOT = Path(__file__).parents[3]
