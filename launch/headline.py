@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from rl_platform.config.schema.reward import VERIFIERS
+from rl_platform.envs.reasoning.verifiers import DECIDING
 from rl_platform.metrics import iter_metrics
 from rl_platform.reporter import RunInfo
 
@@ -72,8 +72,10 @@ RECENT_STEPS = 10
 def headline_of(config: Mapping[str, Mapping[str, object]]) -> Headline:
     """Returns the headline of a run from its config (section, key, value)."""
     task = str(config["runner"]["task_type"])
-    own = task == "reasoning" and (config.get("reward") or {}).get("type", "task") not in (*VERIFIERS, "code")
-    return OWN_REWARD if own else HEADLINES[task]
+    reward = config.get("reward") or {}
+    parts = reward.get("functions") or [reward]
+    decides = any(part.get("type", "task") in DECIDING for part in parts)
+    return HEADLINES[task] if task == "embodied" or decides else OWN_REWARD
 
 
 class Curve:

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from rl_platform.launch.command import load
+from rl_platform.launch.headline import headline_of
 from rl_platform.launch.tools.plot import _default_metrics, aligned, median_curve, read_curve
 from rl_platform.launch.tools.run_groups import group_by_config
 from rl_platform.launch.tools.snapshot import snapshot
 from rl_platform.metrics import RunLog, read_metrics
 from rl_platform.reporter import RunInfo
+from rl_platform.runners.reasoning import validation_metric
 
 ROWS = [
     {"step": 0.0, "val/return": 1.0},
@@ -66,6 +69,23 @@ def test_the_task_decides_what_is_shown_of_a_run(command) -> None:
     for damage in (b"\xff", b"", b"runner: [", b"runner: {task_type: other}"):
         (run / "config.yaml").write_bytes(damage)
         assert _default_metrics([run], [rows]) == ["episode/return", "val/return"]
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        "{}",
+        "{type: exact_match}",
+        "{type: code}",
+        "{type: 'negative:score'}",
+        "{functions: [{type: 'negative:score'}, {type: math_verify}]}",
+        "{functions: [{type: 'negative:score'}, {type: http, url: 'http://localhost:1'}]}",
+    ],
+)
+def test_views_show_the_validation_metric_that_the_run_logs(folder: Path, reward: str) -> None:
+    task = ["data.task={type: jsonl, path: rows.jsonl}"] if "code" in reward else []
+    config = load("reasoning.yaml", [f"reward={reward}", *task])[0]
+    assert headline_of(config.shown()).validation == validation_metric(config.config)
 
 
 def test_the_mean_score_of_an_own_reward_is_no_accuracy(command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
