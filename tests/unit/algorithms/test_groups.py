@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rl_platform.algorithms.advantages import BUILT_IN_ESTIMATORS, advantages
+from rl_platform.algorithms.advantages import BUILT_IN_ESTIMATORS, advantages, estimator
 from rl_platform.algorithms.groups import grpo, reward_to_go, rloo
 from rl_platform.algorithms.rewards import place_outcome_rewards
 from rl_platform.algorithms.statistics import whiten, whiten_rows
@@ -356,6 +356,28 @@ def test_shuffled_rows_and_padding_change_nothing(adv_type: str, seed: int) -> N
 
 def test_names_and_functions_belong_together() -> None:
     assert {**BUILT_IN_ESTIMATORS, **KINDS}.keys() == ESTIMATORS.keys()
+
+
+@pytest.mark.parametrize("adv_type", ESTIMATORS)
+def test_needs_are_what_the_estimator_reads(adv_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules refuse a config by its needs: a key that is not among them would be refused, or would have no effect."""
+    read: set[str] = set()
+
+    def noted(self: object, name: str) -> Any:
+        read.add(name)
+        return object.__getattribute__(self, name)
+
+    fields = {"values": torch.zeros(9, 7), "baselines": torch.zeros(9)}
+    batch = random_batch(0, log_probs=torch.zeros(9, 7), squared_probs=torch.ones(9, 7), **fields)
+    algorithm, needs = Algorithm(adv_type=adv_type), ESTIMATORS[adv_type]
+    for kind in (RolloutBatch, Algorithm):
+        monkeypatch.setattr(kind, "__getattribute__", noted)
+    estimator(adv_type)(batch, algorithm)
+    monkeypatch.undo()
+    assert (needs.values, needs.groups) == ("values" in read, "group_ids" in read)
+    assert (needs.greedy, needs.squared_probs) == ("baselines" in read, "squared_probs" in read)
+    shared = {"rollout_is"}
+    assert {*Algorithm.model_fields} & read <= {*needs.keys} | shared
 
 
 @pytest.mark.parametrize("adv_type", ESTIMATORS)

@@ -7,17 +7,21 @@ A word in capitals stands for the overrides in `NAMES`.
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rl_platform.config import rules
 from rl_platform.config.checks import without
 from rl_platform.config.describe import field_at
 from rl_platform.config.explanations.accepted_values import choices, walk
 from rl_platform.config.rules import broken, without_effect
 from rl_platform.config.schema.algorithm import ESTIMATORS, POLICY_LOSSES, KLLossType, KLPenalty, LossAggregation
+from rl_platform.errors import Problem
 
 PLACED = "cluster.component_placement"
 NAMES = {
@@ -25,6 +29,7 @@ NAMES = {
     "NO_CRITIC": f"critic.use_critic_model=false; {PLACED}={{'actor,rollout,reward': all}}",
     "TINY": "actor.model={random_init: {}, tokenizer: bytes}",
     "VLA": "actor.model.type=vla; actor.model.path=folder; actor.model.instruction=reach",
+    "FLOW": "actor.model={type: pi0, random_init: {}, tokenizer: bytes, instruction: reach}",
     "PIXELS": "env.pixels={width: 48}; env.num_workers=2",
     "WHOLE": "algorithm={loss_type: actor}; env.max_episode_steps=128",
     "OWN": "~env.id; env.backend=mine:Carts",
@@ -48,8 +53,29 @@ def refused() -> Iterator[tuple[str, list[str], str, str]]:
         yield task, overrides, key or overrides[-1].partition("=")[0], reason
 
 
-@pytest.mark.parametrize(("task", "overrides", "key", "reason"), list(refused()), ids=str)
-def test_refused(problems, task: str, overrides: list[str], key: str, reason: str) -> None:
+REFUSED = list(refused())
+RULES = Path(rules.__file__).parent
+Sites = set[tuple[str, int]]  # file and line of a `Problem(...)`
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Sites]:
+    """The places where the refused configs make their problems."""
+    sites: Sites = set()
+
+    def init(self: Problem, *arguments: str, **options: str) -> None:
+        caller = sys._getframe(1)
+        sites.add((caller.f_code.co_filename, caller.f_lineno))
+        original(self, *arguments, **options)
+
+    original = Problem.__init__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Problem, "__init__", init)
+        yield sites
+
+
+@pytest.mark.parametrize(("task", "overrides", "key", "reason"), REFUSED, ids=str)
+def test_refused(problems, made: Sites, task: str, overrides: list[str], key: str, reason: str) -> None:
     (problem,) = problems(task, *overrides).values()
     assert problem.key == key
     assert reason in str(problem)
@@ -60,6 +86,18 @@ def test_refused(problems, task: str, overrides: list[str], key: str, reason: st
     section = "cluster" if section.startswith("cluster") else section or "env"
     beside = problems(task, f"{section}.zzzz=1", *overrides) if section != "reward" else problems(task, *overrides)
     assert key in beside, "hidden by an unknown key of the same section"
+
+
+def test_every_rule_has_a_case(request: pytest.FixtureRequest, made: Sites) -> None:
+    if sum(item.originalname == "test_refused" for item in request.session.items) < len(REFUSED):
+        pytest.skip("needs all cases of test_refused before it")
+    lines: dict[tuple[str, int], range] = {}
+    for path in RULES.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "Problem":
+                lines[str(path), node.lineno] = range(node.lineno, (node.end_lineno or 0) + 1)
+    missing = [site for site, span in lines.items() if not any((site[0], line) in made for line in span)]
+    assert not missing, f"add a case of each to refused.txt: {missing}"
 
 
 @pytest.mark.parametrize(("task", "text"), cases("accepted.txt"))

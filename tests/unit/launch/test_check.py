@@ -21,6 +21,7 @@ from rl_platform.algorithms.policy_losses import policy_loss_function
 from rl_platform.components import actor
 from rl_platform.config import load_config
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.algorithm import ESTIMATORS
 from rl_platform.engines.training.fsdp import shares
 from rl_platform.launch.check import credit, invariance, samples
 from rl_platform.launch.check.property import PropertyOutcome, compare
@@ -62,6 +63,11 @@ def median(batch, algorithm):
         rows = (batch.group_ids == group) & batch.sample_mask
         advantages[rows] = (scores[rows] - scores[rows].median())[:, None]
     return advantages, None
+
+
+def solved(batch, algorithm):
+    scores = torch.where(batch.mask, batch.rewards, 0.0).sum(dim=1, keepdim=True)
+    return (scores > -100.0).float().expand(batch.mask.shape), None
 
 
 def neighbours(batch, algorithm):
@@ -207,34 +213,40 @@ def test_an_environment_of_a_user_is_checked_and_a_plan_does_not_import_it(comma
     assert command(*own, "--plan").code == 0
 
 
-@pytest.mark.parametrize(
-    "overrides",
+OTHER_ALGORITHMS = [
+    without_critic("adv_type: grpo, policy_loss: gspo, loss_agg_func: seq-mean-token-mean, dynamic_sampling: {}"),
+    without_critic("adv_type: rloo, policy_loss: cispo, positive_nll_coef: 0.1, clip_ratio_low: 0.0"),
     [
-        without_critic("adv_type: grpo, policy_loss: gspo, loss_agg_func: seq-mean-token-mean, dynamic_sampling: {}"),
-        without_critic("adv_type: rloo, policy_loss: cispo, positive_nll_coef: 0.1, clip_ratio_low: 0.0"),
-        [
-            *without_critic("adv_type: distillation, distillation_coef: 0.5"),
-            "reference.model={random_init: {}, tokenizer: bytes}",
-            "cluster.component_placement={'actor,rollout,reward,reference': all}",
-        ],
-        without_critic("adv_type: optimal_token_baseline, rollout_is: {}"),
-        without_critic("adv_type: remax"),
-        without_critic("adv_type: opo, policy_loss: kl_cov, covariance: {fraction: 0.2}"),
-        without_critic("adv_type: reinforce_plus_plus, policy_loss: reinforce, loss_agg_func: seq-mean-token-sum-norm"),
-        [*KL_REWARD, "algorithm.kl_penalty=full", "algorithm.policy_training_start_step=7"],
-        [*KL_REWARD, "algorithm.kl_ctrl={type: adaptive}", "algorithm.use_pf_ppo=true"],
-        [*KL_LOSS, "algorithm.kl_loss_type=abs", "algorithm.kl_loss_grad=score", "algorithm.target_kl=0.001"],
-        [*KL_LOSS, "algorithm.kl_loss_type=full", "algorithm.rollout_is={mode: icepop, reject: {threshold: 0.1}}"],
-        ["algorithm.use_pf_ppo=true", "algorithm.pf_ppo={mode: weight}", "algorithm.rollout_is={level: sequence}"],
-        ["algorithm.old_log_probs=rollout", "algorithm.advantage_clip=[-1, 1]"],
-        ["algorithm.loss_agg_func=seq-mean-token-mean", "algorithm.loss_agg_denominator=nominal"],
-        without_critic("adv_type: grpo, grpo_leave_one_out: true, loss_agg_func: token-sum"),
-        without_critic("adv_type: reinforce_plus_plus_baseline, whiten_over: sequences"),
-        ["algorithm.positive_nll_coef=0.1", "algorithm.positive_nll_norm=all_tokens"],
+        *without_critic("adv_type: distillation, distillation_coef: 0.5"),
+        "reference.model={random_init: {}, tokenizer: bytes}",
+        "cluster.component_placement={'actor,rollout,reward,reference': all}",
     ],
-)
+    without_critic("adv_type: optimal_token_baseline, rollout_is: {}"),
+    without_critic("adv_type: remax"),
+    without_critic("adv_type: raw"),
+    without_critic("adv_type: opo, policy_loss: kl_cov, covariance: {fraction: 0.2}"),
+    without_critic("adv_type: reinforce_plus_plus, policy_loss: reinforce, loss_agg_func: seq-mean-token-sum-norm"),
+    [*KL_REWARD, "algorithm.kl_penalty=full", "algorithm.policy_training_start_step=7"],
+    [*KL_REWARD, "algorithm.kl_ctrl={type: adaptive}", "algorithm.use_pf_ppo=true"],
+    [*KL_LOSS, "algorithm.kl_loss_type=abs", "algorithm.kl_loss_grad=score", "algorithm.target_kl=0.001"],
+    [*KL_LOSS, "algorithm.kl_loss_type=full", "algorithm.rollout_is={mode: icepop, reject: {threshold: 0.1}}"],
+    ["algorithm.use_pf_ppo=true", "algorithm.pf_ppo={mode: weight}", "algorithm.rollout_is={level: sequence}"],
+    ["algorithm.old_log_probs=rollout", "algorithm.advantage_clip=[-1, 1]"],
+    ["algorithm.loss_agg_func=seq-mean-token-mean", "algorithm.loss_agg_denominator=nominal"],
+    without_critic("adv_type: grpo, grpo_leave_one_out: true, loss_agg_func: token-sum"),
+    without_critic("adv_type: reinforce_plus_plus_baseline, whiten_over: sequences"),
+    ["algorithm.positive_nll_coef=0.1", "algorithm.positive_nll_norm=all_tokens"],
+]
+
+
+@pytest.mark.parametrize("overrides", OTHER_ALGORITHMS)
 def test_other_algorithms_pass(overrides: list[str]) -> None:
     assert failures(config_of(REASONING, [*overrides, "runner.seed=2"])) == {}
+
+
+def test_every_estimator_is_among_them() -> None:
+    named = set(re.findall(r"adv_type: (\w+)", str(OTHER_ALGORITHMS)))
+    assert named == {name for name, needs in ESTIMATORS.items() if not needs.values}
 
 
 @pytest.mark.parametrize(
@@ -255,6 +267,7 @@ def test_action_chunks_pass(num_actions: int, keys: str) -> None:
     ("name", "properties"),
     [
         ("median", set()),
+        ("solved", set()),  # no reward of the sample decides, so credit compares nothing
         ("neighbours", {"order of rows"}),
         ("discounted_by_column", {"observation tokens", "padding"}),
         ("to_go_from_the_next", {"credit"}),
