@@ -38,12 +38,11 @@ def shell(line: str, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("line", "key"),
     [
-        ('"$@" | head -n 1', "env.num_workers=2"),
         ('"$@" > /dev/full 2>&1', "env.num_workers=0"),
         ('"$@" >&- 2>&- <&-', "env.num_workers=2"),
         ('"$@" | head -n 1', "cluster.runtime=ray"),
     ],
-    ids=["closed pipe", "full disk", "closed descriptors", "ray"],
+    ids=["full disk", "closed descriptors", "closed pipe, on Ray"],
 )
 def test_training_goes_on_without_a_reader_and_finds_modules_of_the_start_folder(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, line: str, key: str
@@ -68,16 +67,11 @@ def test_a_reward_may_print_although_the_pipe_is_closed(folder: Path):
     assert read_metrics(folder / "out")[-1].get("reward/unscored", 0) == 0
 
 
-PIPE, FULL = '"$@" | true', '"$@" > /dev/full'
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ([CODE, "embodied.yaml", "--plan"], PIPE),
-        ([CODE, "embodied.yaml", "--print-config"], FULL),
-        ([TOOLS, "keys"], PIPE),
-        ([TOOLS, "plot", "--help"], FULL),
+        ([CODE, "embodied.yaml", "--print-config"], '"$@" > /dev/full'),
+        ([TOOLS, "keys"], '"$@" | true'),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value[1:]),
 )

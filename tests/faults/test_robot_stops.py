@@ -264,7 +264,7 @@ def test_a_signal_during_the_stop_of_a_robot_that_raised_ends_its_process(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_run_is_killed_or_interrupted(robot: Robot, number: int, tmp_path: Path) -> None:
+def test_a_run_is_killed_or_interrupted(robot: Robot, number: signal.Signals, tmp_path: Path, start) -> None:
     settings = {
         "env.id": "robot.py:Robot",
         "env.address": robot.server.address,
@@ -277,22 +277,15 @@ def test_a_run_is_killed_or_interrupted(robot: Robot, number: int, tmp_path: Pat
         "runner.max_steps": 10_000,
         "runner.output_dir": tmp_path / "run",
     }
-    command = [sys.executable, "-c", "from rl_platform.launch.cli import main; main()", str(CONFIG)]
-    command += [f"{key}={value}" for key, value in settings.items()]
-    with (tmp_path / "run.log").open("w") as log:
-        robot.trainer = subprocess.Popen(command, stdout=log, stderr=log)
-    until(lambda: '"step": 2' in _read(tmp_path / "run" / "metrics.jsonl") or robot.trainer.poll() is not None, 120)
-    assert robot.trainer.poll() is None, _read(tmp_path / "run.log")
+    run, metrics = start(CONFIG, *(f"{key}={value}" for key, value in settings.items())), tmp_path / "run/metrics.jsonl"
+    until(lambda: (metrics.exists() and '"step": 2' in metrics.read_text()) or run.poll() is not None, 120)
+    assert run.poll() is None, run.communicate()
     until(lambda: robot.record.words()[-1] == "step")
-    robot.trainer.send_signal(number)
-    robot.trainer.wait(60)
+    run.send_signal(number)
+    run.wait(60)
     moment = time.monotonic()
     until(lambda: robot.record.words()[-2:] == ["stop", "close"], 30)
     assert robot.record.last("stop") - moment < SILENCE_S
-
-
-def _read(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
 
 
 def test_the_run_ends(robot: Robot) -> None:

@@ -2,8 +2,7 @@
 faults, in which nothing grows.
 
 Environments raise in 1 % of their episodes, and some hang; processes of environments, rewards and rollouts are killed.
-The short soak lasts RL_PLATFORM_SOAK_STEPS steps of each task (default 200: half a minute for both), the long one 15
-minutes of each.
+The short soak lasts RL_PLATFORM_SOAK_STEPS steps of each task (default 100), the long one 15 minutes of each.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from waiting import assert_gone
 from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.metrics import read_metrics
 
-SHORT_STEPS, LONG_S = int(os.environ.get("RL_PLATFORM_SOAK_STEPS", "200")), 900.0  # before a change, before a release
+SHORT_STEPS, LONG_S = int(os.environ.get("RL_PLATFORM_SOAK_STEPS", "100")), 900.0  # before a change, before a release
 # Steps between two kills of the short soak, and seconds between two of the long one, drawn evenly. The long soak
 # restarts whole hosts of Ray, which takes longer than a step: with a kill in every step, a run would not learn.
 PAUSE_STEPS, PAUSE_S = (10, 40), (5.0, 25.0)

@@ -23,7 +23,7 @@ import cloudpickle
 import psutil
 import pytest
 import torch
-from tiny_configs import GAME, OPENAI_AGENT
+from tiny_configs import OPENAI_AGENT
 from waiting import HANG_S, assert_gone, until
 
 from rl_platform.checkpoint.verify import Checkpoint
@@ -279,18 +279,13 @@ def test_a_rollout_that_is_killed_while_it_is_two_updates_ahead(command, address
     assert counts["issued"] == counts["trained"] + counts["rejected"] + sum(samples["open"].values())
 
 
-TALKS = f"""
+TALKS = """
 def answer(conversation, metadata):
     return "=7"
-{GAME}"""
+"""
 CONVERSATIONS = {
     "turns with a tool": [
         "rollout.multi_turn={tool: 'my_tools:answer', max_turns: 2, max_observation_tokens: 2, num_workers: 1}",
-    ],
-    "a text environment": [
-        "rollout.agent={environment: {type: 'my_tools.py:Game'}, num_workers: 1}",
-        "data.max_response_length=12",
-        "actor.model.random_init.max_positions=64",
     ],
     "an agent with the openai client": [
         "rollout.agent={function: 'my_agent.py:solve'}",
@@ -638,13 +633,13 @@ main()
 """
 
 
-def test_a_worker_that_is_stopped_below_and_beyond_the_deadline(start, folder):
+def test_a_worker_that_is_stopped_below_and_beyond_the_deadline(start, folder, forked_workers):
     """Its process stops itself in the middle of the second rollout, and of the third. Below the deadline nothing is
     lost, and the stacks of both sides are written; beyond it the run names them and ends. The run has a Ray of its own.
     """
     settings = "runner.max_steps=3", "runner.save_interval=1", "runner.deadline_s=16", "cluster.devices_per_node=2"
     placement = "cluster.component_placement={actor_critic: 0, 'rollout,env': 1}"
-    run = start("embodied.yaml", *settings, placement, code=STOPS_ITSELF)
+    run = start("embodied.yaml", *settings, placement, code=STOPS_ITSELF, forked_workers=True)
 
     def waited_for(condition: Callable[[], bool]) -> None:
         until(lambda: condition() or run.poll() is not None, 4 * HANG_S)

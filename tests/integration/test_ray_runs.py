@@ -142,16 +142,13 @@ def test_apart_a_rollout_one_update_old_is_generated_before_the_weights_change(
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("sync", ["full", "delta"])
-def test_apart_rollouts_several_updates_old_are_those_of_one_process(
-    learned_now, joins: str, scored: str, sync: str
-) -> None:
+def test_apart_rollouts_several_updates_old_are_those_of_one_process(learned_now, joins: str, scored: str) -> None:
     """The learner's process stores older weights, which the rollout reads while the learner works."""
     ahead = "reasoning.yaml", scored, "runner.max_staleness=2", "algorithm.rollout_is={}"
     expected = learned_now(*ahead)
     apart = "cluster.component_placement={'actor,critic': 0, 'rollout,reward': 1}"
-    delta = f"rollout.sync={sync}"
-    assert_equal(learned_now(*ahead, "cluster.devices_per_node=2", apart, joins, delta), expected)
+    settings = "cluster.devices_per_node=2", apart, joins, "rollout.sync=delta"
+    assert_equal(learned_now(*ahead, *settings), expected)
 
 
 @pytest.mark.usefixtures("nothing_left")

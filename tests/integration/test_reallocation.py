@@ -141,15 +141,15 @@ def breaks(step, metrics):
 
 @pytest.mark.usefixtures("eager")
 def test_a_run_goes_back_if_the_new_placement_does_not_start(
-    command, folder: Path, monkeypatch, final_state, differences
+    command, joins: str, folder: Path, monkeypatch, final_state, differences
 ):
     (folder / "own_code.py").write_text(BROKEN)
     monkeypatch.syspath_prepend(folder)
-    own = "reward.type=own_code:score"
-    assert command(*LANGUAGE, own, "runner.output_dir=stayed").code == 0
+    own = joins, "reward.type=own_code:score"
+    assert command(*LANGUAGE, *own, "runner.output_dir=stayed").code == 0
     (folder / "broken").unlink(missing_ok=True)
     moves = "runner.callbacks=[own_code:breaks]", "cluster.reallocate=auto", "runner.output_dir=moved"
-    ended = command(*LANGUAGE, own, *moves)
+    ended = command(*LANGUAGE, *own, *moves)
     assert ended.code == 0, ended.err
     assert "the run does not start on" in ended.out
     assert "this start fails" in ended.out
@@ -168,10 +168,10 @@ class DiesOnce(LanguageActor):
 
 
 @pytest.mark.usefixtures("eager")
-def test_a_run_that_dies_after_a_move_stays_on_its_first_placement(command, scored: str, monkeypatch):
+def test_a_run_that_dies_after_a_move_stays_on_its_first_placement(command, joins: str, scored: str, monkeypatch):
     monkeypatch.setattr(reasoning, "LanguageActor", DiesOnce)
     restarts = "cluster.restarts=1", "cluster.restart_backoff_s=0.1", "runner.save_interval=1"
-    ended = command(*LANGUAGE, scored, *restarts, "cluster.reallocate=auto")
+    ended = command(*LANGUAGE, joins, scored, *restarts, "cluster.reallocate=auto")
     assert Path("killed").exists(), ended.err
     assert ended.code == 0, ended.err
     assert "resumed from step 3" in ended.out

@@ -75,9 +75,9 @@ def test_a_step_of_an_embodied_policy_repeats(recorded, tool) -> None:
     assert "allowed: log-probs, values, advantages, actor" in refused.err
 
 
-def test_a_step_after_a_checkpoint_and_several_ranks(command, tool, forked_workers) -> None:
+def test_a_step_after_a_checkpoint_and_several_ranks(command, tool, joins: str) -> None:
     ranks = "cluster={devices_per_node: 2, component_placement: {'actor,critic': 0-1, 'rollout,reward': 0}}"
-    assert command("reasoning.yaml", *RUN, ranks).code == 0
+    assert command("reasoning.yaml", *RUN, ranks, joins).code == 0
     assert "metrics of the step equal those of the run" in tool("record", "out", "--step", "3").out
     exact = tool("replay", "out/recordings/step-3")
     near = tool("replay", "out/recordings/step-3", "--tolerance", "1e-4")

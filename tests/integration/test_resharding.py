@@ -35,13 +35,14 @@ MIXTURE = ["actor.model={path: ./experts, tokenizer: bytes}"]
         ),
     ],
 )
-@pytest.mark.usefixtures("experts", "forked_workers")
+@pytest.mark.usefixtures("experts")
 def test_a_killed_run_goes_on_with_other_ranks(
     command,
     tool,
     killed,
     final_state,
     scored: str,
+    joins: str,
     one_rank: list[str],
     layouts: list[list[str]],
     model: list[str],
@@ -51,10 +52,10 @@ def test_a_killed_run_goes_on_with_other_ranks(
     whole = command("reasoning.yaml", *one_rank, *rest, "runner.output_dir=whole")
     assert whole.code == 0, whole.err
     for step, layout in enumerate(layouts[:-1], start=1):
-        checkpoint = killed("reasoning.yaml", *layout, *rest, at=f"step-{step:08d}", forked_workers=True)
+        checkpoint = killed("reasoning.yaml", *layout, joins, *rest, at=f"step-{step:08d}")
         shards = [file.name for file in checkpoint.file("critic").glob("*.distcp")]
         assert sorted(shards) == [f"__{rank}_0.distcp" for rank in range(2)]
-    ended = command("reasoning.yaml", *layouts[-1], *rest)
+    ended = command("reasoning.yaml", *layouts[-1], *([joins] if APART[1] in layouts[-1] else []), *rest)
     assert ended.code == 0, ended.err
     assert f"resumed from step {len(layouts) - 1}" in ended.out
     expected, found = final_state("whole", STEPS), final_state("out", STEPS)

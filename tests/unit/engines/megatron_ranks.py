@@ -56,6 +56,7 @@ LAYOUTS = {
     "tp2 cp2": Parallel(tensor=2, sequence=True, context=2),
     "pp2 cp2": Parallel(pipeline=2, context=2),
     "cp2 dp2 ep2": Parallel(context=2, expert=2),
+    "real one": Parallel(),
     "real tp3": Parallel(tensor=3, sequence=True),  # the model has 9 heads
 }
 CPU: dict[str, Any] = {"horizon": 32, "device": torch.device("cpu")}
@@ -63,7 +64,7 @@ LLAMA = {"actor": "actor", "critic": "critic"}
 DEEP = {"deep actor": "actor", "deep critic": "critic"}  # of four layers, for two stages of two parts
 EXPERTS = {"experts": "actor", "experts critic": "critic"}  # Qwen3-MoE
 MIXTURES = {"shared experts": "actor", "mixtral": "actor", "latent": "actor", "latent critic": "critic"}
-DEEP_MIXTURES = {"deep experts": "actor", "deep latent": "actor"}
+DEEP_MIXTURES = {"deep latent": "actor"}
 FAMILIES = {  # transformers' names, and what these models have beside the sizes in `model`
     "experts": ("qwen3_moe", {"num_experts": 4, "norm_topk_prob": True}),
     "experts critic": ("qwen3_moe", {"num_experts": 4, "norm_topk_prob": False}),
@@ -146,19 +147,20 @@ TEXTS = (
 )
 KINDS_OF = {  # in the other layouts: LLAMA
     "one": [*KINDS],
-    "tp2 sp": [*DENSE, "experts", "shared experts", "latent critic", "qwen3 lora"],
-    "pp2": [*LLAMA, "shared experts", "actor lora"],
-    "tp2": [*LLAMA, "actor lora", "critic lora"],
+    "tp2 sp": ["actor", "qwen3", "kl", "shared experts", "latent critic", "qwen3 lora"],
+    "pp2": [*LLAMA, "latent", "actor lora", "balanced"],
+    "tp2": [*LLAMA, "actor lora"],
+    "tp2 dp2": ["actor"],
     "dp2": [*LLAMA, "experts", "critic lora"],
-    "tp2 pp2": ["actor", "balanced"],
+    "tp2 pp2": ["actor"],
     "pp2 dp2": ["actor"],
     "pp2 cp2": ["actor"],
     "pp2 vp2": [*DEEP],
-    "ep2": [*EXPERTS, "mixtral", "balanced"],
-    "tp2 ep2": ["experts", "latent"],
+    "ep2": ["experts", "mixtral", "balanced"],
+    "tp2 ep2": ["experts", "latent lora"],
     "pp2 vp2 ep2": [*DEEP_MIXTURES],
     "cp2": [*LLAMA, "kl", "actor lora"],
-    "tp2 cp2": ["actor", "latent", "latent lora", "balanced"],
+    "tp2 cp2": ["latent", "balanced"],
     "cp2 dp2 ep2": ["experts"],
     "fused": ["critic", "qwen2", "qwen3", "experts", "shared experts", "qwen3 lora"],
 }
@@ -388,9 +390,9 @@ def report(kind: str, layout: str, folder: Path) -> dict[str, Any]:
         return results | {"names": [name for name, _ in engine.stages[0].named_parameters()]}
     results["held"] = held(engine, batches)
     results["resumed"] = ranks.resumed(engine, batches, folder / f"torch-{kind}")
-    if kind in ("actor", "deep actor", "experts", "deep experts") or (kind, layout) == ("critic", "one"):
+    if kind in ("actor", "deep actor", "experts") or (kind, layout) == ("critic", "one"):
         results["poisoned"] = ranks.poisoned(megatron(kind, layout), batches)
-    if kind in LLAMA and layout in ("dp2", "tp2 dp2"):
+    if layout in ("dp2", "tp2 dp2") and kind in LLAMA:
         results["half"] = half_precision(kind, layout)
     return results
 
