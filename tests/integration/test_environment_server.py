@@ -22,7 +22,7 @@ from served import ROBOT, TOKEN, Record, Served, until
 
 from rl_platform.envs.embodied.descriptions import EnvDescription, PixelFormat
 from rl_platform.envs.embodied.env_facts import inspect_env
-from rl_platform.envs.embodied.remote import remote_workers, wire
+from rl_platform.envs.embodied.remote import environment_server, remote_workers, wire
 from rl_platform.envs.embodied.vector import StepResult, VectorEnv
 from rl_platform.errors import ConfigError, Deadline, Unreachable, WorkerDied, WorkerError
 from rl_platform.metrics import read_metrics
@@ -544,21 +544,15 @@ def test_an_environment_that_raises_is_replaced_on_its_server(tmp_path: Path) ->
         server.end()
 
 
-def refused(folder: Path, file: Path, *arguments: str) -> str:
-    """Starts the server in a folder, where it ends with exit code 2; returns what it says."""
-    command = [sys.executable, str(file), *arguments]
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 2, ended.stderr
-    assert "Traceback" not in ended.stderr
-    return ended.stderr
-
-
 def test_a_server_whose_tasks_have_other_bounds_of_actions_does_not_start(cartpole: Served, tmp_path: Path) -> None:
     (tmp_path / "arm.py").write_text(ARM)
     tasks = '[{"name": "wide"}, {"name": "fine", "kwargs": {"most": 0.1}}]'
-    arguments = "--env", "arm.py:Arm", "--tasks", tasks, "--token-file", "token"
-    told = refused(tmp_path, cartpole.log.parent / "server.pyz", *arguments)
-    assert "--tasks: task fine has other spaces than wide" in told
+    command = [sys.executable, str(cartpole.log.parent / "server.pyz"), "--env", "arm.py:Arm", "--tasks", tasks]
+    command += ["--token-file", "token"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 2, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "--tasks: task fine has other spaces than wide" in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -594,8 +588,12 @@ def test_a_server_whose_tasks_have_other_bounds_of_actions_does_not_start(cartpo
     ],
 )
 def test_wrong_arguments_of_the_server_end_with_exit_code_2(
-    arguments: tuple[str, ...], message: str, cartpole: Served, tmp_path: Path
+    arguments: tuple[str, ...], message: str, cartpole: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     token = () if "--token-file" in arguments else ("--token-file", "token")
     arguments = tuple(each.replace("{used}", str(cartpole.port)) for each in arguments)
-    assert message in refused(tmp_path, cartpole.log.parent / "server.pyz", *token, *arguments)
+    with pytest.raises(SystemExit) as ended:
+        environment_server.main([*token, *arguments])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err

@@ -47,6 +47,7 @@ SEEN = (PICTURE, *PI0[3:])
 SMOLVLA_CHUNKS = (*SMOLVLA, *CHUNKS[4:])
 SMOLVLA_SEEN = (PICTURE, SMOLVLA[-1])
 TOKENS = (PICTURE, f"actor.model={{type: vlm_tokens, {RANDOM}, action_bins: 5}}")
+TWO_LEARNERS = "{actor_critic: 'all:0-1', 'env,rollout': all}"
 TOKEN_CHUNKS = (*TOKENS, "actor.model.num_action_chunks=2", "data.mini_batch_size=16", "actor.micro_batch_size=8")
 
 
@@ -138,24 +139,22 @@ def test_recomputed_layers_change_nothing(learned) -> None:
 
 def test_two_ranks_train_a_vision_tower_in_bfloat16(command, joins: str) -> None:
     """FSDP gathers the layers of the language model in bfloat16; LayerNorm of a vision tower needs one type on CPUs."""
-    placement = "cluster.component_placement={actor_critic: 'all:0-1', 'env,rollout': all}"
-    ended = command(
-        "embodied.yaml", *TOKEN_CHUNKS, "actor.model.dtype=bfloat16", placement, joins, "runner.max_steps=1"
-    )
+    half = "actor.model.dtype=bfloat16", f"cluster.component_placement={TWO_LEARNERS}", "runner.max_steps=1"
+    ended = command("embodied.yaml", *TOKEN_CHUNKS, *half, joins)
     assert ended.code == 0, ended.err
     row = next(row for row in read_metrics("out") if row["step"] == 1)
     assert np.isfinite(row["actor/grad_norm"])
     assert row["actor/grad_norm"] > 0
 
 
-@pytest.mark.parametrize("kind", [CHUNKS, SMOLVLA_CHUNKS, TOKEN_CHUNKS], ids=["pi0", "smolvla", "vlm_tokens"])
 @pytest.mark.parametrize(
-    "placement",
+    ("kind", "placement"),
     [
-        "{'actor_critic,env': all, rollout: 'all:0-1'}",
-        "{actor_critic: 'all:0-1', 'env,rollout': all}",
+        pytest.param(CHUNKS, TWO_LEARNERS, id="pi0 with FSDP"),
+        pytest.param(SMOLVLA_CHUNKS, TWO_LEARNERS, id="smolvla with FSDP"),
+        pytest.param(TOKEN_CHUNKS, TWO_LEARNERS, id="vlm_tokens with FSDP"),
+        pytest.param(CHUNKS, "{'actor_critic,env': all, rollout: 'all:0-1'}", id="pi0, two rollout ranks"),
     ],
-    ids=["two rollout ranks", "two ranks with FSDP"],
 )
 def test_the_number_of_ranks_changes_nothing(kind: tuple[str, ...], placement: str, joins: str, learned) -> None:
     alone = learned("embodied.yaml", *kind)[0]["actor"]
