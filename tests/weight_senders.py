@@ -25,6 +25,15 @@ from rl_platform.runtime.weights_token import WeightsToken
 State = Mapping[str, Tensor]
 
 
+def forks() -> Any:
+    """Returns a context whose processes are forks of one that has imported what they call."""
+    context = multiprocessing.get_context("forkserver")
+    # modules of tests are not on that process's path
+    modules = "runtime.ray.publications", "runtime.weights.group", "engines.rollout.sglang.shared_weights"
+    context.set_forkserver_preload(["pytest", *(f"rl_platform.{name}" for name in modules)])
+    return context
+
+
 @dataclass
 class Learner:
     """The address of a process that sends. Every process that has it makes offers. groups: that were sent to."""
@@ -54,7 +63,7 @@ class SendingProcess(Learner):
     """Ends with the test process, or by `kill`."""
 
     def __init__(self, bucket: int = weight_group.BUCKET) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = forks()
         line, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, bucket), daemon=True)
         self._process.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ import pytest
 import torch
 from waiting import HANG_S, until
 from weight_readers import read_from_group, receive_in_turn
-from weight_senders import Learner, SendingProcess
+from weight_senders import Learner, SendingProcess, forks
 
 from rl_platform.errors import WorkerError
 from rl_platform.runtime.ray import weight_sender
@@ -55,7 +54,7 @@ def opened() -> Iterator[WeightGroup]:
 @pytest.fixture
 def other(opened: WeightGroup) -> Any:
     """The group, and the connection to the process that is its other rank."""
-    context = multiprocessing.get_context("spawn")
+    context = forks()
     line, theirs = context.Pipe()
     process = context.Process(target=read_from_group, args=(opened, theirs))
     process.start()
@@ -192,7 +191,7 @@ class Rollouts:
     """Processes that receive from one learner."""
 
     def __init__(self, learner: SendingProcess, count: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = forks()
         self.address, self.lines, self.processes = Learner(learner.address), [], []
         for rank in range(count):
             self.start(rank, context)
@@ -250,7 +249,7 @@ def test_a_receiver_that_is_killed_while_weights_are_sent_costs_the_others_no_we
         assert groups[-1] in ({f"rollout[{rank}]"}, groups[0]), "alone, unless all had arrived"
     with pytest.raises(EOFError):
         rollouts.found(1)
-    rollouts.start(1, multiprocessing.get_context("spawn"))
+    rollouts.start(1, forks())
     rollouts.ask(state, 2, [1])
     assert_arrived(rollouts.found(1)[0], state)
     rollouts.ask(state, 3, range(3))
