@@ -24,9 +24,12 @@ class EnvBackend(Protocol):
 
     An episode depends on its seed and actions only, not on earlier episodes.
 
+    episode_seeds: False: the first seed of a `reset` of all environments determines the episodes of all together, and
+    other seeds have no effect.
     success: [N] bool, the success of each episode at its latest step; None: the task has no success.
     """
 
+    episode_seeds: bool = True
     success: np.ndarray | None = None
 
     def __init__(self, num_envs: int, **options: object) -> None:

@@ -22,17 +22,26 @@ NO_ENGINE = f"""\
 case "$2" in *importlib.metadata*) echo {VERSION};; *) echo no processor for it; exit 1;; esac
 """
 NEEDS_MORE = (  # simulators that are not installed with the tests
+    "adroit_door",
     "dm_cartpole",
+    "dm_cheetah",
+    "dm_reach",
     "dm_walker",
+    "fetch_push",
     "fetch_reach",
     "libero_spatial_ppo_openpi_8gpu",
     "maniskill_ppo_mlp",
-    "maniskill_push",
     "maniskill_ppo_openvlaoft_8gpu",
+    "maniskill_push",
+    "metaworld_drawer",
     "metaworld_mt10",
     "metaworld_ppo_openpi_8gpu",
+    "metaworld_push",
     "metaworld_reach",
+    "playground_cartpole",
+    "robosuite_door",
     "robosuite_lift",
+    "robosuite_lift_camera",
 )
 
 

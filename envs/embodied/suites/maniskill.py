@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 
 from rl_platform.envs.embodied.suites.names import check_name
+from rl_platform.envs.embodied.suites.packages import installed
 from rl_platform.errors import ConfigError, Problem
 
 INSTALL = "pip install mani-skill==3.0.1 in an environment of its own, and env.python: path/to/its/bin/python"
@@ -35,15 +36,12 @@ class ManiSkillTask(gymnasium.Env[Any, np.ndarray]):
         self, task: str, observations: str = "state", size: int = 128, render_mode: str | None = None, **options: Any
     ) -> None:
         check_name("observations", observations, ("state", "rgb"))
-        try:
+        with installed("ManiSkill", "env.id", INSTALL):
             import mani_skill.envs  # noqa: F401 - registers the tasks
             import torch
             from mani_skill.utils.registration import REGISTERED_ENVS
             from mani_skill.utils.wrappers.flatten import FlattenRGBDObservationWrapper
             from mani_skill.utils.wrappers.gymnasium import CPUGymWrapper
-        except ModuleNotFoundError as error:
-            problem = Problem("env.id", f"ManiSkill is not installed here ({error})", value="maniskill", hint=INSTALL)
-            raise ConfigError([problem]) from error
         check_name("task", task, REGISTERED_ENVS)
         torch.set_num_threads(1)
         logging.getLogger("mani_skill").setLevel(logging.ERROR)  # it warns of a missing GPU

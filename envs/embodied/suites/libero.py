@@ -1,0 +1,103 @@
+"""Tasks of LIBERO as Gymnasium environments, observed by cameras, with the robot's state if wanted.
+
+`env.id: rl_platform.envs.embodied.suites.libero:LiberoTask` with `env.kwargs: {suite: libero_spatial, number: 0}`. It
+imports libero, which usually needs an interpreter of its own (`env.python`). LIBERO's package of PyPI downloads meshes
+and textures at first use; tests use stand-ins for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict
+
+from rl_platform.envs.embodied.suites.names import check_name
+from rl_platform.envs.embodied.suites.packages import installed
+from rl_platform.errors import ConfigError, Problem
+
+INSTALL = "pip install hf-libero==0.1.4 in an environment of its own, and env.python: path/to/its/bin/python"
+CHOOSE = "echo n | path/to/its/bin/python -c 'import libero.libero' makes it, with LIBERO's own folders"
+STATE = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
+WAIT = np.array([0.0] * 6 + [-1.0])  # an action that moves nothing and opens the gripper
+
+
+class LiberoTask(gymnasium.Env[Any, np.ndarray]):
+    """One environment of a task. The reward is 1 in the step of success, which ends the episode, else 0.
+
+    suite: as libero_spatial. number: of the task in its suite, from 0. cameras: each observed as an image [size,size,3]
+    uint8. state: position, quaternion and fingers of the hand too; an observation is then a Dict of the images and
+    `state`. settle: steps that let objects fall into place, before the first observation. The seed of an episode
+    chooses one of the task's published initial states.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012 - as Gymnasium declares it
+    draws_with_mujoco = True
+
+    def __init__(
+        self,
+        suite: str = "libero_spatial",
+        number: int = 0,
+        cameras: Sequence[str] = ("agentview",),
+        size: int = 256,
+        state: bool = False,
+        settle: int = 10,
+        render_mode: str | None = None,
+    ) -> None:
+        try:
+            with installed("LIBERO", "env.id", INSTALL):
+                from libero.libero import benchmark
+                from libero.libero.envs import OffScreenRenderEnv
+        except EOFError as error:  # its first import asks for the folder of data sets
+            raise ConfigError([Problem("env.id", "LIBERO has no file of its folders yet", hint=CHOOSE)]) from error
+        suites = benchmark.get_benchmark_dict()
+        check_name("suite", suite, suites)
+        tasks = suites[suite]()
+        if not 0 <= number < tasks.n_tasks:
+            allowed = f"0 to {tasks.n_tasks - 1}"
+            raise ConfigError([Problem("env.kwargs.number", f"no task of {suite}", value=str(number), allowed=allowed)])
+        self.instruction = tasks.get_task(number).language
+        self.render_mode, self._cameras, self._state, self._settle = render_mode, tuple(cameras), state, settle
+        self._starts = np.asarray(tasks.get_task_init_states(number))
+        self._env = OffScreenRenderEnv(
+            bddl_file_name=tasks.get_task_bddl_file_path(number),
+            camera_names=list(cameras),
+            camera_heights=size,
+            camera_widths=size,
+            ignore_done=True,  # the run has the time limit
+        )
+        self._env.seed(0)
+        spaces = {camera: Box(0, 255, (size, size, 3), np.uint8) for camera in cameras}
+        if state:
+            spaces["state"] = Box(-np.inf, np.inf, (9,), np.float32)
+        self.observation_space = next(iter(spaces.values())) if len(spaces) == 1 else Dict(spaces)
+        self.action_space = Box(-1.0, 1.0, (7,))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._env.reset()
+        observed = self._env.set_init_state(self._starts[self.np_random.integers(len(self._starts))])
+        for _ in range(self._settle):
+            observed = self._env.step(WAIT)[0]
+        return self._observed(observed), {}
+
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observed, _, _, _ = self._env.step(action)
+        success = bool(self._env.check_success())
+        return self._observed(observed), float(success), success, False, {"success": success}
+
+    def render(self) -> np.ndarray:
+        pixels = self._env.sim.render(width=320, height=240, camera_name="agentview")
+        return np.ascontiguousarray(pixels[::-1])  # OpenGL's first row is the lowest one
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _observed(self, observed: dict[str, np.ndarray]) -> Any:
+        # both axes are turned, as in the images on which published policies were trained
+        parts = {camera: np.ascontiguousarray(observed[f"{camera}_image"][::-1, ::-1]) for camera in self._cameras}
+        if self._state:
+            parts["state"] = np.concatenate([observed[name] for name in STATE]).astype(np.float32)
+        return parts if isinstance(self.observation_space, Dict) else next(iter(parts.values()))

@@ -1,0 +1,104 @@
+"""Tasks of MuJoCo Playground as an environment backend: JAX steps all environments of a process in one call.
+
+`env.backend: rl_platform.envs.embodied.suites.playground:Playground` with `env.kwargs: {task: CartpoleBalance}` and the
+time limit of the task in `env.max_episode_steps`. It imports mujoco_playground, which usually needs an interpreter of
+its own (`env.python`). Not covered: pictures, success, randomised physics (Playground's domain randomisation).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box
+
+from rl_platform.envs.embodied.suites.names import check_name
+from rl_platform.envs.embodied.suites.packages import installed
+from rl_platform.envs.embodied.user_backend import EnvBackend, StepArrays
+
+INSTALL = "pip install playground==0.2.0 gymnasium in an environment of its own, and env.python: its bin/python"
+
+
+class Playground(EnvBackend):
+    """`num_envs` environments of a task. Actions are in [-1, 1], as Playground defines them.
+
+    task: a name of its registry. observation: the part to observe where a task has several, as `privileged_state`.
+    options: changes of the task's config, as `ctrl_dt`; a name may have points, as `reward_config.scales.tracking`.
+    """
+
+    @classmethod
+    def spaces(cls, task: str = "CartpoleBalance", observation: str = "state", **options: Any) -> tuple[Box, Box]:
+        env = _loaded(task, json.dumps(options))
+        size = env.observation_size
+        if isinstance(size, dict):
+            check_name("observation", observation, size)
+            size = size[observation]
+        return Box(-np.inf, np.inf, np.broadcast_shapes(size)), Box(-1.0, 1.0, (env.action_size,))
+
+    def __init__(
+        self, num_envs: int, task: str = "CartpoleBalance", observation: str = "state", **options: Any
+    ) -> None:
+        env, self._part = _loaded(task, json.dumps(options)), observation
+        import jax
+
+        def selected(which: Any, new: Any, old: Any) -> Any:
+            """Returns the state of `new` where `which` [N] is set, else that of `old`."""
+
+            def of_leaf(a: Any, b: Any) -> Any:
+                return jax.numpy.where(which.reshape(-1, *[1] * (a.ndim - 1)), a, b) if self._has_rows(a) else a
+
+            return jax.tree.map(of_leaf, new, old)
+
+        self._tree, self._select = jax.tree, jax.jit(selected)
+        self._begin, self._step = jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step))
+        self._random = [np.random.default_rng(index) for index in range(num_envs)]
+        self._state = self._begin(np.zeros((num_envs, 2), np.uint32))
+
+    def reset(self, which: np.ndarray, seeds: Sequence[int | None]) -> np.ndarray:
+        keys = np.zeros((len(self._random), 2), np.uint32)
+        chosen = np.zeros(len(keys), bool)
+        chosen[which] = True
+        for i, seed in zip(which.tolist(), seeds, strict=True):
+            if seed is not None:
+                self._random[i] = np.random.default_rng(seed)
+            keys[i] = self._random[i].integers(2**32, size=2, dtype=np.uint32)
+        # all environments are reset, because another number of them would be compiled anew
+        self._state = self._select(chosen, self._begin(keys), self._state)
+        return self._observed()[which]
+
+    def step(self, actions: np.ndarray, idle: np.ndarray) -> StepArrays:
+        self._state = self._select(~idle, self._step(self._state, actions.astype(np.float32)), self._state)
+        ended = np.asarray(self._state.done) > 0.5
+        return self._observed(), np.asarray(self._state.reward), ended, np.zeros(len(idle), bool)
+
+    def save(self, index: int) -> Any:
+        leaves = filter(self._has_rows, self._tree.leaves(self._state))
+        return [np.asarray(leaf[index]) for leaf in leaves], self._random[index]
+
+    def restore(self, index: int, state: Any) -> None:
+        values, self._random[index] = iter(state[0]), state[1]
+        leaves, structure = self._tree.flatten(self._state)
+        parts = [leaf.at[index].set(next(values)) if self._has_rows(leaf) else leaf for leaf in leaves]
+        self._state = self._tree.unflatten(structure, parts)
+
+    def _has_rows(self, leaf: Any) -> bool:
+        """False for scratch memory that all environments of MuJoCo Warp share, such as contacts."""
+        return leaf.ndim > 0 and leaf.shape[0] == len(self._random)
+
+    def _observed(self) -> np.ndarray:
+        observed = self._state.obs
+        return np.asarray(observed[self._part] if isinstance(observed, dict) else observed)
+
+
+@cache
+def _loaded(task: str, options: str) -> Any:
+    """Returns the task of Playground's registry. options: JSON."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else JAX takes most of the GPU's memory
+    with installed("MuJoCo Playground", "env.backend", INSTALL):
+        from mujoco_playground import registry
+    check_name("task", task, registry.ALL_ENVS)
+    return registry.load(task, config_overrides=json.loads(options))
