@@ -90,7 +90,7 @@ def _tried(each: Property, case: CheckedConfig) -> PropertyOutcome:
     except Exception as error:  # such as one of a user's function: the other properties are still tried
         return PropertyOutcome(each.name, each.compared, error=_raised(error))
     if not differences:  # such as an estimator that only compares rewards with a threshold
-        return PropertyOutcome(each.name, each.compared, not_asked="no number of this sample changes with it")
+        return PropertyOutcome(each.name, each.compared, not_asked="no number of this batch depends on it")
     most = max(differences, key=lambda difference: (not difference.holds, difference.apart))
     return PropertyOutcome(each.name, each.compared, most)
 
