@@ -288,7 +288,7 @@ def result_of(name: str, case: Case) -> Result:
 def planned(case: Case, lengths: Iterable[str]) -> dict[str, Any]:
     """Returns the plan's bytes of the node; `lengths`: overrides."""
     loaded = load(str(ROOT / "configs" / case.config), [*case.overrides, *lengths])
-    (device,) = json.loads(plan("json", *loaded))["devices"]
+    (device,) = json.loads(plan("json", loaded))["devices"]
     memory: dict[str, Any] = device["memory_bytes"]
     return memory
 

@@ -146,7 +146,7 @@ def settings_of(case: Case) -> list[str]:
 
 def predict(case: Case, calibrate: Path | None = None) -> Prediction:
     planned = load(str(ROOT / "configs" / case.config), settings_of(case))
-    report: dict[str, Any] = json.loads(plan("json", *planned, calibrate=None if calibrate is None else str(calibrate)))
+    report: dict[str, Any] = json.loads(plan("json", planned, calibrate=None if calibrate is None else str(calibrate)))
     phases = {one["phase"]: one["seconds"] for one in report["step"]["phases"] if not one["note"]}
     # a run reports the peak of its largest process, so a device that several processes share is left out
     keys = {name: part["process"] for name, part in report["components"].items()}

@@ -172,7 +172,7 @@ def planned(name: str, ahead: int, runs: Path) -> Pace:
     """The same by the plan. That of k = 0 is the alternating step in the plan of k = 1."""
     case = load_case(name, max(ahead, 1), runs)
     loaded = load(str(ROOT / "configs" / case.config), settings_of(case))
-    step = json.loads(plan("json", *loaded))["step"]
+    step = json.loads(plan("json", loaded))["step"]
     found = step["overlap"]
     seconds, idle = (found["seconds"], found["idle"]) if ahead else (step["seconds"], found["alternating"])
     return Pace(seconds, tuple(idle[names[0]] for names in LOADS[name].on), found["staleness"] if ahead else 0)

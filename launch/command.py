@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from rl_platform.config import LoadedConfig, load_config
+from rl_platform.config import Config, LoadedConfig, load_config
 from rl_platform.config.rollout_backend import chosen_backend
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import ConfigError, PlacementError, Problem
@@ -57,6 +57,18 @@ class Arguments:
     def only_shows(self) -> bool:
         """True if the command prints or writes something and runs nothing."""
         return self.print_config or self.plan is not None or self.slurm is not None or self.kuberay is not None
+
+
+class PlacedConfig(NamedTuple):
+    """A valid config, its placement, and the inventory it is placed on."""
+
+    loaded: LoadedConfig
+    placement: Placement
+    inventory: Inventory
+
+    @property
+    def config(self) -> Config:
+        return self.loaded.config
 
 
 @app.command()
@@ -136,35 +148,33 @@ def launch(arguments: Arguments) -> None:
         evaluate_run(arguments.config, arguments.overrides)
         return
     starts = not (arguments.only_shows or arguments.check or arguments.rehearse)
-    loaded, placement, inventory = load(arguments.config, arguments.overrides, starts=starts)
+    placed = load(arguments.config, arguments.overrides, starts=starts)
     if arguments.print_config:
-        print(loaded.resolved_yaml(), end="")
-    with located(loaded):
-        _carry_out(arguments, loaded, placement, inventory)
+        print(placed.loaded.resolved_yaml(), end="")
+    with located(placed.loaded):
+        _carry_out(arguments, placed)
 
 
-def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> None:
-    written = arguments.slurm is not None or arguments.kuberay is not None
+def _carry_out(arguments: Arguments, placed: PlacedConfig) -> None:
+    config, written = placed.config, arguments.slurm is not None or arguments.kuberay is not None
     if arguments.plan is not None or written:
         from rl_platform.launch.env_check import check_env
 
-        check_env(loaded.config)
+        check_env(config)
     if arguments.plan is not None:
         with required("rl_platform.launch.plans", "--plan"), required("rl_platform.planner", "--plan"):
             from rl_platform.launch.plans.plan_forms import planned
 
-        print(planned(arguments, loaded, placement, inventory), end="")
+        print(planned(arguments, placed), end="")
     if arguments.slurm is not None:
         from rl_platform.launch.jobs.slurm import sbatch_script, submit, write_script
 
-        script = sbatch_script(loaded.config, arguments.config, arguments.overrides, arguments.slurm)
-        path = write_script(loaded.config, script)
+        path = write_script(config, sbatch_script(config, arguments.config, arguments.overrides, arguments.slurm))
         print(submit(path) if arguments.submit else f"{path}: submit it with sbatch {path}")
     if arguments.kuberay is not None:
         from rl_platform.launch.jobs.kuberay import manifest, write_manifest
 
-        text = manifest(loaded.config, arguments.config, arguments.overrides, arguments.kuberay)
-        path = write_manifest(loaded.config, text)
+        path = write_manifest(config, manifest(config, arguments.config, arguments.overrides, arguments.kuberay))
         print(f"{path}: submit it with kubectl create -f {path}")
     if arguments.only_shows and not arguments.check:
         return
@@ -172,18 +182,18 @@ def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement,
         with required("rl_platform.launch.check", "--check"):
             from rl_platform.launch.check.property_check import check  # loads torch
 
-        check(loaded)
+        check(placed.loaded)
     elif arguments.rehearse:
         with required("rl_platform.launch.rehearse", "--rehearse"):
             from rl_platform.launch.rehearse.rehearsal import rehearse  # loads torch
 
-        rehearse(loaded, placement, arguments.rehearse_in)
+        rehearse(placed.loaded, placed.placement, arguments.rehearse_in)
     else:
         from rl_platform.launch.session import run  # loads torch
         from rl_platform.runtime.cpu import keep_freed_memory
 
         keep_freed_memory()
-        run(loaded, arguments.config, placement, inventory)
+        run(placed, arguments.config)
 
 
 def evaluate_run(name: str, overrides: Sequence[str]) -> None:
@@ -205,7 +215,7 @@ def load(
     *,
     stored: bool = False,
     starts: bool = False,
-) -> tuple[LoadedConfig, Placement, Inventory]:
+) -> PlacedConfig:
     """Returns a valid config, its placement and inventory. Raises ConfigError with the problems of all at once.
 
     stored: as in `load_config`. starts: a run follows on this machine, so missing files and models are listed too.
@@ -230,7 +240,8 @@ def load(
     on_gpus = bool(placement.accelerators.get("rollout")) and not placement.emulated
     grouped, _ = inventory.with_groups(loaded.config.cluster.node_groups)
     loaded = loaded.with_types(compute_types(loaded.config, placement, inventory), slow_types(loaded.config, placement))
-    return loaded.with_backend(*chosen_backend(loaded.config.rollout.backend, on_gpus)), placement, grouped
+    chosen = chosen_backend(loaded.config.rollout.backend, on_gpus)
+    return PlacedConfig(loaded.with_backend(*chosen), placement, grouped)
 
 
 def _slurm_options(sbatch: Sequence[str], setup: str) -> SlurmOptions:

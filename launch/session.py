@@ -22,6 +22,7 @@ from rl_platform.extras import is_present, required
 from rl_platform.garbage import collect_as_usual
 from rl_platform.interrupts import shutting_down
 from rl_platform.launch.cluster import cluster_for, runtime_for
+from rl_platform.launch.command import PlacedConfig
 from rl_platform.launch.missing import check_present
 from rl_platform.launch.model_checks import check_architectures, check_models, policy_bytes
 from rl_platform.launch.output import OutputFolder, output_folder
@@ -37,7 +38,7 @@ from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 from rl_platform.reporter import Reporter, Reporters, RunInfo
 from rl_platform.runners.hang_watch import hang_watch
-from rl_platform.runners.ppo import PPO, Learners, TaskRunner, train
+from rl_platform.runners.ppo import MakePPO, TaskRunner, train
 from rl_platform.runners.state import RunState
 from rl_platform.runners.step_callbacks import Callback, load_callbacks
 from rl_platform.runtime import Runtime
@@ -46,29 +47,24 @@ from rl_platform.user_code import is_named
 
 
 def run(
-    loaded: LoadedConfig,
+    placed: PlacedConfig,
     config_path: str,
-    placement: Placement,
-    inventory: Inventory,
     callbacks: Sequence[Callback] = (),
     view: Callable[[], Reporter] = terminal_view,
-    ppo_of: Callable[[Config, Learners, Reporter], PPO] | None = None,
+    ppo_of: MakePPO | None = None,
 ) -> str:
     """Starts or continues a run. Returns what ended it: see `train`, or `already finished`.
 
     callbacks: in addition to those of `runner.callbacks`. view: makes what shows the run. ppo_of: as in
     `train`. Raises PlatformErrors with an exit code.
     """
-    config = loaded.config
-    world = checked(config, placement)
+    config = placed.config
+    world = checked(config, placed.placement)
     callbacks = [*load_callbacks(config.runner.callbacks), *callbacks]
-    with shutting_down(), output_folder(config, loaded.resolved_yaml()) as output:
+    with shutting_down(), output_folder(config, placed.loaded.resolved_yaml()) as output:
         restarts = RunRestarts(config.cluster)
-        return restarts.run(
-            lambda: _run_once(
-                loaded, config_path, placement, inventory, world, output, restarts, callbacks, view, ppo_of
-            )
-        )
+        loop = partial(train, callbacks=callbacks, ppo_of=ppo_of or _failure_recorder(config, output.path))
+        return restarts.run(partial(_run_once, placed, config_path, world, output, restarts, view, loop))
 
 
 def checked(config: Config, placement: Placement) -> EnvSpaces | Split:
@@ -95,27 +91,22 @@ def checked(config: Config, placement: Placement) -> EnvSpaces | Split:
 
 
 def _run_once(
-    loaded: LoadedConfig,
+    placed: PlacedConfig,
     config_path: str,
-    placement: Placement,
-    inventory: Inventory,
     world: EnvSpaces | Split,
     output: OutputFolder,
     restarts: RunRestarts,
-    callbacks: Sequence[Callback],
     view: Callable[[], Reporter],
-    ppo_of: Callable[[Config, Learners, Reporter], PPO] | None,
+    loop: Callable[..., str],
 ) -> str:
-    """Runs until the last step or the first error, from the newest checkpoint on."""
-    config, folder = loaded.config, output.path
+    """Runs until the last step or the first error, from the newest checkpoint on. loop: `train`."""
+    (loaded, placement, inventory), config, folder = placed, placed.config, output.path
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # the loop may compute in one thread
         starting = stack.enter_context(ExitStack())
         cluster_is_up = starting.enter_context(cluster_for(config.cluster, placement))  # starts while models are read
-        if isinstance(world, EnvSpaces):
-            checkpoint_bytes = policy_bytes(config, world)
-        else:
-            checkpoint_bytes = check_models(config, placement, inventory)
+        embodied = isinstance(world, EnvSpaces)
+        checkpoint_bytes = policy_bytes(config, world) if embodied else check_models(config, placement, inventory)
         reporter, timeline = stack.enter_context(_reporting(config, output, inventory, view))
         state = RunState(config, folder, reporter, restarts.saved)
         if state.finished:
@@ -132,12 +123,7 @@ def _run_once(
         reporter.start(_info(loaded, config_path, folder, state, _plan(placement, inventory)))
         for note in (*loaded.notes, *changes, *warnings_of(config)):
             reporter.note(note)
-        if (
-            isinstance(world, EnvSpaces)
-            and world.images
-            and config.env.normalize_observations
-            and not config.env.pixels
-        ):
+        if embodied and world.images and config.env.normalize_observations and not config.env.pixels:
             reporter.note("env.normalize_observations: observations are images, which the model divides by 255 instead")
 
         def trained(
@@ -156,8 +142,7 @@ def _run_once(
                 timeline.sources.append(runtime.spans)
                 try:
                     with hang_watch(task.groups, folder, reporter.note, config.runner.deadline_s):
-                        ppo = ppo_of or _failure_recorder(config, folder)
-                        return train(config, task, reporter, state, callbacks, ppo, leaves)
+                        return loop(config, task, reporter, state, leaves=leaves)
                 finally:
                     timeline.write()  # while the processes still run
                     timeline.sources.remove(runtime.spans)  # else a run that moves would keep the models of this one
@@ -168,7 +153,7 @@ def _run_once(
             else:
                 from rl_platform.launch.reallocation.reallocate import reallocating
 
-                reason = reallocating(trained, loaded, placement, inventory, reporter, folder, cluster_is_up)
+                reason = reallocating(trained, placed, reporter, folder, cluster_is_up)
         except BaseException as error:
             error.add_note(state.outlook())
             if state.saved:
@@ -178,7 +163,7 @@ def _run_once(
         return reason
 
 
-def _failure_recorder(config: Config, folder: Path) -> Callable[[Config, Learners, Reporter], PPO] | None:
+def _failure_recorder(config: Config, folder: Path) -> MakePPO | None:
     """Returns what records a step that fails; None without `runner.record_failure` or that extra."""
     if not (config.runner.record_failure and is_present("rl_platform.launch.replay")):
         return None

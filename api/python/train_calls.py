@@ -123,15 +123,15 @@ def _run(
 ) -> Run:
     called = _checked(callbacks)
     with one_run():
-        loaded, placement, inventory = load(config, overrides, starts=True)
+        placed = load(config, overrides, starts=True)
         from rl_platform.launch.output import output_path
         from rl_platform.launch.plain import terminal_view
         from rl_platform.launch.session import run  # loads torch
 
         path = "" if isinstance(config, Mapping) else str(config)
-        with located(loaded):
-            reason = run(loaded, path, placement, inventory, called, terminal_view if show else _NoView)
-    return Run(output_path(loaded.config), reason, env)
+        with located(placed.loaded):
+            reason = run(placed, path, called, terminal_view if show else _NoView)
+    return Run(output_path(placed.config), reason, env)
 
 
 def _checked(callbacks: object) -> list[Callback]:

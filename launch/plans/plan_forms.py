@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING
 from rl_platform.config import LoadedConfig
 from rl_platform.disk import replacing_file
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.launch.command import load
+from rl_platform.launch.command import PlacedConfig, load
 from rl_platform.launch.options import PlanForm
 from rl_platform.launch.sharding import check_layout
-from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.scheduler import Placement
 from rl_platform.planner.plan_text import plan_search, plan_simulation, plan_text
 from rl_platform.planner.search import Candidate
 
@@ -23,66 +21,59 @@ if TYPE_CHECKING:
     from rl_platform.launch.command import Arguments
 
 
-def planned(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> str:
+def planned(arguments: Arguments, placed: PlacedConfig) -> str:
     """Returns the text of `--plan` in the form of the command line."""
     if arguments.plan == "search":
-        return search(arguments, loaded, placement, inventory)
+        return search(arguments, placed)
     if arguments.plan == "html":
-        return page(arguments, loaded, placement, inventory)
+        return page(arguments, placed)
     if arguments.plan == "simulate":
-        return simulation(arguments, loaded, placement, inventory)
+        return simulation(arguments, placed)
     assert arguments.plan is not None
-    return plan(arguments.plan, loaded, placement, inventory, arguments.calibrate)
+    return plan(arguments.plan, placed, arguments.calibrate)
 
 
-def plan(
-    form: PlanForm, loaded: LoadedConfig, placement: Placement, inventory: Inventory, calibrate: str | None = None
-) -> str:
+def plan(form: PlanForm, placed: PlacedConfig, calibrate: str | None = None) -> str:
     """Returns the text of `--plan`, but for that of a search. Raises ConfigError for models that cannot be sharded as
     configured."""
     if form == "calibrate":
         from rl_platform.launch.tools.calibrate import calibrate as measure  # loads torch
 
-        return measure(loaded.config, inventory)
-    check_layout(loaded.config, placement)
-    return plan_text(form, (loaded, placement, inventory), calibrate, load)
+        return measure(placed.config, placed.inventory)
+    check_layout(placed.config, placed.placement)
+    return plan_text(form, placed, calibrate, load)
 
 
-def page(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> str:
+def page(arguments: Arguments, placed: PlacedConfig) -> str:
     """Returns the HTML of `--plan=html`. Raises ConfigError as `plan` does."""
     from rl_platform.launch.tools.plan_page import plan_page
 
-    check_layout(loaded.config, placement)
-    given = loaded, placement, inventory
-    return plan_page(arguments.config, arguments.overrides, given, arguments.calibrate, load)
+    check_layout(placed.config, placed.placement)
+    return plan_page(arguments.config, arguments.overrides, placed, arguments.calibrate, load)
 
 
-def simulation(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> str:
+def simulation(arguments: Arguments, placed: PlacedConfig) -> str:
     """Returns the text of `--plan=simulate`. Raises ConfigError as `plan` does."""
 
-    def changed(overrides: Sequence[str]) -> tuple[LoadedConfig, Placement, Inventory]:
-        larger = load(arguments.config, [*arguments.overrides, *overrides])
-        check_layout(larger[0].config, larger[1])
-        return larger
+    def changed(overrides: Sequence[str]) -> PlacedConfig:
+        return _loaded(arguments, overrides)
 
-    check_layout(loaded.config, placement)
-    return plan_simulation((loaded, placement, inventory), arguments.calibrate, load, changed)
+    check_layout(placed.config, placed.placement)
+    return plan_simulation(placed, arguments.calibrate, load, changed)
 
 
-def search(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> str:
+def search(arguments: Arguments, placed: PlacedConfig) -> str:
     """Returns the text of `--plan=search`; writes the config with the best candidate to the file of `--write`.
 
     Raises ConfigError if no candidate can run, or if the file exists or cannot be written.
     """
 
     def changed(candidate: Candidate) -> LoadedConfig:
-        proposed, placed, _ = load(arguments.config, [*arguments.overrides, *candidate.overrides])
-        check_layout(proposed.config, placed)
-        return proposed
+        return _loaded(arguments, candidate.overrides).loaded
 
     if arguments.write is not None:
         _check_writable(arguments.write)  # before the search, which takes up to half a minute
-    text, best = plan_search((loaded, placement, inventory), arguments.calibrate, load, changed)
+    text, best = plan_search(placed, arguments.calibrate, load, changed)
     if arguments.write is None:
         return text
     written = changed(best).resolved_yaml()
@@ -93,6 +84,13 @@ def search(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inv
     except OSError as error:
         raise _not_written(arguments.write, error) from error
     return f"{text}\nThe config with the first is in {arguments.write}\n"
+
+
+def _loaded(arguments: Arguments, overrides: Sequence[str]) -> PlacedConfig:
+    """Returns the config with more overrides. Raises ConfigError for models that cannot be sharded as configured."""
+    changed = load(arguments.config, [*arguments.overrides, *overrides])
+    check_layout(changed.config, changed.placement)
+    return changed
 
 
 def _check_writable(file: str) -> None:

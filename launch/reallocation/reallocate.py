@@ -26,7 +26,7 @@ import yaml
 from rl_platform.config import LoadedConfig
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, PlatformError, RayLost
-from rl_platform.launch.command import load
+from rl_platform.launch.command import PlacedConfig, load
 from rl_platform.launch.preflight import placement_problems
 from rl_platform.launch.sharding import check_layout
 from rl_platform.placement.inventory import Inventory
@@ -90,13 +90,7 @@ class Better:
 
 
 def reallocating(
-    trained: Trained,
-    loaded: LoadedConfig,
-    placement: Placement,
-    inventory: Inventory,
-    reporter: Reporters,
-    folder: Path,
-    cluster_is_up: Callable[[], None] | None,
+    trained: Trained, placed: PlacedConfig, reporter: Reporters, folder: Path, cluster_is_up: Callable[[], None] | None
 ) -> str:
     """Returns the result of `trained`, called on one placement after another.
 
@@ -104,11 +98,11 @@ def reallocating(
     stays there. A later failure is raised; FAILED in the folder of the run then keeps later starts on the config's
     placement.
     """
-    here = Placed(loaded.config, placement)
-    watch = Reallocation(loaded, here, inventory, reporter)
+    here = Placed(placed.config, placed.placement)
+    watch = Reallocation(placed.loaded, here, placed.inventory, reporter)
     reporter.sinks.append(watch)
     failed = folder / FAILED
-    if failed.exists() and loaded.config.cluster.reallocate == "auto":
+    if failed.exists() and placed.config.cluster.reallocate == "auto":
         text = f"the run failed on {failed.read_text(encoding='utf-8', errors='replace')}. It stays on {here.text}"
         reporter.note(f"{text}; to compare placements again, delete {failed}")
         watch.settle(here)
@@ -117,7 +111,7 @@ def reallocating(
         try:
             reason = trained(here.config, here.placement, watch.leaves, cluster_is_up)
         except PlatformError as error:
-            if here.placement is not placement:
+            if here.placement is not placed.placement:
                 with suppress(OSError):  # as of a full disk: the cause counts
                     failed.write_text(here.text, encoding="utf-8")
             if before is None or watch.steps or isinstance(error, RayLost):

@@ -93,13 +93,13 @@ def record(folder: Path, step: int, output: Path | None, from_start: bool) -> It
     if target.exists():
         hint = f"rl-platform replay {target}; to record again, remove the folder or name another: -o FOLDER"
         raise _problem("--output", "exists", target, hint)
-    loaded, placement, inventory = load(folder / CONFIG, _overrides(folder, step, start, target), stored=True)
+    placed = load(folder / CONFIG, _overrides(folder, step, start, target), stored=True)
 
     failures: list[str] = []
 
     def keep(kept: StateDict) -> None:
         stored = {**kept, "version": VERSION}
-        CheckpointStore(target / RECORDED, 1, fingerprint(loaded.config)).save(step, {"step": stored})
+        CheckpointStore(target / RECORDED, 1, fingerprint(placed.config)).save(step, {"step": stored})
         failures.append(kept["error"])
 
     def ppo_of(config: Config, learners: Learners, reporter: Reporter) -> PPO:
@@ -109,7 +109,7 @@ def record(folder: Path, step: int, output: Path | None, from_start: bool) -> It
         return done >= step
 
     try:
-        run(loaded, str(folder / CONFIG), placement, inventory, [at_the_step], ppo_of=ppo_of)
+        run(placed, str(folder / CONFIG), [at_the_step], ppo_of=ppo_of)
     except FolderInUse:  # another recording
         raise
     except (PlatformError, KeyboardInterrupt) as error:

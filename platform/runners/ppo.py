@@ -44,8 +44,9 @@ from rl_platform.runtime.weights_token import WeightsToken
 from rl_platform.runtime.worker_group import Handle, WorkerGroup
 
 Metrics = dict[str, float]
-# The tests and the guide of NeMo-RL call a run above these values unhealthy.
+MakePPO = Callable[[Config, "Learners", Reporter], "PPO"]
 LEFT = "left"  # result of `train` if the run moves to another placement
+# The tests and the guide of NeMo-RL call a run above these values unhealthy.
 MISMATCH_LIMITS = {"mismatch/prob_error": 1.05, "mismatch/k3": 1e-3}
 
 
@@ -123,7 +124,7 @@ def train(
     reporter: Reporter,
     state: RunState,
     callbacks: Sequence[Callback] = (),
-    ppo_of: Callable[[Config, Learners, Reporter], PPO] | None = None,
+    ppo_of: MakePPO | None = None,
     leaves: Callable[[int], bool] = lambda step: False,
 ) -> str:
     """Runs PPO steps from the step of `state` until `runner.max_steps` or until a callback returns True.

@@ -117,10 +117,10 @@ class Run:
         overrides = [f"runner.output_dir={self.output}", "runner.max_steps=1"]
         if task == "embodied":
             overrides += ["env.normalize_observations=true", "env.normalize_rewards=true"]
-        loaded, self.placement, self.inventory = command.load(str(file), overrides)
-        self.config = loaded.config
+        placed = command.load(str(file), overrides)
+        self.config, self.placement, self.inventory = placed.config, placed.placement, placed.inventory
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-            run(loaded, str(file), self.placement, self.inventory)
+            run(placed, str(file))
         embodied = task == "embodied"
         self.world = spaces_of(self.config) if embodied else build_questions(self.config.data, self.config.runner.seed)
         shutil.copytree(self.output / "checkpoints", self.kept)

@@ -97,7 +97,7 @@ class Configs:
 
     def _load(self, text: str, overrides: list[str], plans: bool) -> None:
         self.file.write_bytes(text.encode("utf-8", errors="surrogateescape"))
-        loaded, placement, inventory = command.load(str(self.file), overrides)
-        loaded.resolved_yaml()
+        placed = command.load(str(self.file), overrides)
+        placed.loaded.resolved_yaml()
         if plans:
-            plan("text", loaded, placement, inventory)
+            plan("text", placed)

@@ -204,12 +204,11 @@ def _plan(folder: Path, lacks: dict[str, str]) -> tuple[list[tuple[str, str]], s
     if planned is None:
         lacks["card"] = lacks["placement"] = f"config.yaml does not load here: {reason}"
         return [], "", None
-    loaded, placement, inventory = planned
     try:
-        picture = plan("svg", loaded, placement, inventory)
+        picture = plan("svg", planned)
     except PlatformError as error:
         lacks["placement"], picture = f"The placement cannot be drawn here: {error}", ""
-    return run_card(loaded.config), picture, placement
+    return run_card(planned.config), picture, planned.placement
 
 
 def _lanes(folder: Path, lacks: dict[str, str]) -> dict[str, list[TimelineEvent]]:

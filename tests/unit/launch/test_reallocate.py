@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rl_platform.errors import Deadline, HostDied, WorkerDied
-from rl_platform.launch.command import load
+from rl_platform.launch.command import PlacedConfig, load
 from rl_platform.launch.reallocation.reallocate import EVERY, FAILED, FIRST, Placed, Reallocation, reallocating
 from rl_platform.reporter import Reporters
 from rl_platform.runners.ppo import LEFT
@@ -158,7 +158,7 @@ def test_a_failed_start_goes_back_and_a_later_failure_ends_the_run(steps: int):
         return "max_steps"
 
     def whole() -> str:
-        return reallocating(trained, run.loaded, run.placement, run.inventory, run.notes, Path(), None)
+        return reallocating(trained, PlacedConfig(run.loaded, run.placement, run.inventory), run.notes, Path(), None)
 
     if steps:
         with pytest.raises(WorkerDied):
@@ -188,7 +188,7 @@ def test_a_placement_on_which_a_run_failed_is_not_taken_again(ends: BaseExceptio
                 raise ends
             return "max_steps"
 
-        reallocating(trained, run.loaded, run.placement, run.inventory, run.notes, Path(), None)
+        reallocating(trained, PlacedConfig(run.loaded, run.placement, run.inventory), run.notes, Path(), None)
         return run
 
     with pytest.raises(type(ends)):
@@ -225,7 +225,7 @@ def test_an_error_before_any_move_ends_the_run():
         raise Deadline("rollout[0] waited 60 s")
 
     with pytest.raises(Deadline):
-        reallocating(trained, run.loaded, run.placement, run.inventory, run.notes, Path(), None)
+        reallocating(trained, PlacedConfig(run.loaded, run.placement, run.inventory), run.notes, Path(), None)
 
 
 def test_one_device_has_one_placement(command):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rl_platform.config import load_config
+from rl_platform.launch.command import PlacedConfig
 from rl_platform.launch.session import run
 from rl_platform.launch.tools.timeline import as_text, covered, read_lanes, work_shares
 from rl_platform.placement.inventory import inventory_for
@@ -78,7 +79,7 @@ def test_a_run_records_its_work(changes: list[str], tmp_path: Path) -> None:
     config = Path(__file__).parents[3] / "configs/embodied/cartpole.yaml"
     loaded = load_config(str(config), [*small, *quiet, *changes, f"runner.output_dir={tmp_path}"])
     inventory = inventory_for(loaded.config.cluster)
-    run(loaded, str(config), schedule(loaded.config.cluster, inventory), inventory)
+    run(PlacedConfig(loaded, schedule(loaded.config.cluster, inventory), inventory), str(config))
     lanes = read_lanes(tmp_path)
     counts = dict.fromkeys(("physics", "inference", "optimizer step"), 0)
     for event in (event for events in lanes.values() for event in events if event["cat"] == "work"):
