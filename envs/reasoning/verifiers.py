@@ -78,18 +78,12 @@ class VerifierSpec:
         return self.type in BUILT_IN
 
     def load(self) -> Verifier:
-        return load_verifier(self)
-
-
-def load_verifier(spec: VerifierSpec) -> Verifier:
-    """Returns the verifier. Raises ConfigError for a function that cannot be imported."""
-    if spec.type == "exact_match":
-        return exact_match
-    if spec.type == "math_verify":
-        return _math_verifier()
-    if spec.type == "task":
-        return _task_verifier(spec)
-    return _user_verifier(spec.type)
+        """Returns the verifier. Raises ConfigError for a function that cannot be imported."""
+        if self.type == "exact_match":
+            return exact_match
+        if self.type == "math_verify":
+            return _math_verifier()
+        return _task_verifier(self) if self.type == "task" else _user_verifier(self.type)
 
 
 def exact_match(item: ScoreItem) -> float:

@@ -29,7 +29,7 @@ def fingerprint(config: Config) -> str:
         language_model = {"path", "random_init", "tokenizer"}
         facts |= _facts("actor.model", config.actor.model, language_model)
         if config.critic.use_critic_model:
-            facts |= _facts("critic.model", config.critic.model or config.actor.model, language_model)
+            facts |= _facts("critic.model", config.model_of("critic"), language_model)
         facts |= _adapters(config)
     return "\n".join(f"{key}: {json.dumps(value, sort_keys=True)}" for key, value in without_secrets(facts).items())
 
@@ -66,7 +66,7 @@ def _adapters(config: Config) -> dict[str, object]:
         if section.lora is None:
             continue
         facts[f"{role}.lora"] = section.lora.model_dump()
-        if (section.model or config.actor.model).random_init is not None:
+        if config.model_of(role).random_init is not None:
             facts["runner.seed"] = config.runner.seed
     return facts
 

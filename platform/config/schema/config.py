@@ -8,7 +8,7 @@ from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.config.schema.data import Data
 from rl_platform.config.schema.env import Env
-from rl_platform.config.schema.models import Actor, Critic, Offload, Parallel, Reference
+from rl_platform.config.schema.models import Actor, Critic, Model, Offload, Parallel, Reference
 from rl_platform.config.schema.reward import Reward
 from rl_platform.config.schema.rollout import Rollout
 from rl_platform.config.schema.runner import Runner
@@ -89,6 +89,10 @@ class Config(Section):
         if role == "reference":
             return self.reference_section
         return self.critic if role == "critic" else self.actor
+
+    def model_of(self, role: str) -> Model:
+        """Returns the model of a component: its own, or else the actor's."""
+        return self.section(role).model or self.actor.model
 
     def mini_batch_size(self, role: str) -> int:
         """Returns the rows behind one optimizer step of a component, over all its ranks."""

@@ -67,9 +67,9 @@ def shapes(config: Config) -> tuple[dict[str, Shape], dict[str, str]]:
         return ({}, dict.fromkeys(names, policy)) if isinstance(policy, str) else (dict.fromkeys(names, policy), {})
     sections = {"actor": actor, "rollout": actor}
     if config.critic.use_critic_model:
-        sections["critic"] = config.critic.model or actor
+        sections["critic"] = config.model_of("critic")
     if config.has_reference:
-        sections["reference"] = config.reference.model or actor
+        sections["reference"] = config.model_of("reference")
     if (scoring := config.reward.classifier) is not None and scoring.model is not None:
         sections["reward"] = Model(path=scoring.model.path)
     known: dict[str, Shape] = {}

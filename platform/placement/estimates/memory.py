@@ -175,9 +175,9 @@ class MemoryModel:
             # a bucket, and a tensor that is gathered and then converted
             activations = max(activations, SENT_BUCKET + 2 * shape.largest_tensor * FLOAT)
         if isinstance(shape, ModelShape) and section.training_backend == "megatron":
-            kept, optimized = state_bytes(shape, section.parallel, self._dtype(name), ranks)
+            kept, optimized = state_bytes(shape, section.parallel, self.config.model_of(name).dtype, ranks)
             if section.lora is not None:
-                added, optimized = adapter_bytes(trained, section.parallel, self._dtype(name), ranks)
+                added, optimized = adapter_bytes(trained, section.parallel, self.config.model_of(name).dtype, ranks)
                 kept += added
             optimized = optimized if trained else 0
             return Memory(weights=kept, published=published, optimizer=optimized, activations=activations)
@@ -212,9 +212,6 @@ class MemoryModel:
         if self.on_gpu or layout.one_process or not apart or sends_by_group(self.config, layout, on_gpu=False):
             return 0
         return STORED_VERSIONS * shape.parameters * FLOAT
-
-    def _dtype(self, name: str) -> str:
-        return (self.config.section(name).model or self.config.actor.model).dtype
 
     def _copies(self, name: str) -> int:
         return copies(self.config, name, self.layout.parts[name].ranks)
@@ -272,7 +269,7 @@ class MemoryModel:
     def _backward(self, name: str, shape: Shape) -> int:
         """Returns the bytes that a micro-batch keeps for its backward pass, and the logits of a chunk."""
         rows, section = micro_batch_rows(self.config, name, self._copies(name)), self.config.section(name)
-        dtype, parallel = self._dtype(name), layout_of_learner(section)
+        dtype, parallel = self.config.model_of(name).dtype, layout_of_learner(section)
         if isinstance(shape, PolicyShape):
             return rows * _kept_by_policy(shape, dtype, checkpointed=section.gradient_checkpointing is True)
         tokens = -(-rows * self.config.data.longest_sequence // parallel.context)
@@ -314,7 +311,7 @@ class MemoryModel:
     def _copies_in_half(self, name: str, shape: ModelShape) -> bool:
         """Returns whether passes of a learner copy its matrices to bfloat16: accel/bfloat16_training.py."""
         full = self.config.section(name).lora is None
-        return self._alone(name, shape) and full and self._dtype(name) == "bfloat16"
+        return self._alone(name, shape) and full and self.config.model_of(name).dtype == "bfloat16"
 
     def _logits(self, shape: ModelShape, rows: int) -> int:
         positions = min(rows * self.config.data.max_response_length, LOGIT_CHUNK)

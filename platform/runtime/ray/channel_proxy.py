@@ -63,11 +63,8 @@ class ChannelRegistry:
             # a name may be used again once its channel is closed
             if channel is None or channel.address.number < address.number:
                 channel = self._homes[address.name] = ServedChannel(address, self, self._status)
-                for (
-                    label,
-                    error,
-                    before,
-                ) in self._failures:  # a failure may be heard of before the first use of a channel
+                # the notice of a failure may arrive before the first use of a channel
+                for label, error, before in self._failures:
                     if _concerns(label, before, channel):
                         channel.close(error)
             elif channel.address.number > address.number:

@@ -12,7 +12,7 @@ import pytest
 from rl_platform.config.schema.data import FILE_SUFFIXES, Data, QuestionTask
 from rl_platform.envs.reasoning.sources.tables import READERS
 from rl_platform.envs.reasoning.tasks import build_questions
-from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec, load_verifier
+from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec
 from rl_platform.errors import ConfigError, DataError
 
 ROWS = [
@@ -100,5 +100,5 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_task_verifier_compares_final_answers() -> None:
-    score = load_verifier(VerifierSpec("task", "file"))
+    score = VerifierSpec("task", "file").load()
     assert [score(ScoreItem(f"#### {n}", "?", "5", {}, None)) for n in (5, 6)] == [1.0, 0.0]

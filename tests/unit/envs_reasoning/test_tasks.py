@@ -12,7 +12,7 @@ from rl_platform.config.schema.data import Data, QuestionTask, Source
 from rl_platform.envs.reasoning.sources.rows import file_rows, final_answer, questions_of
 from rl_platform.envs.reasoning.sources.tables import READERS
 from rl_platform.envs.reasoning.tasks import build_questions
-from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec, load_verifier
+from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec
 from rl_platform.errors import ConfigError, DataError
 
 TOY = "digits"
@@ -201,7 +201,7 @@ def test_problems_of_a_source_name_its_key_and_rows(tmp_path: Path) -> None:
 
 def test_each_source_is_scored_by_its_own_task() -> None:
     specs = {"toy": VerifierSpec("task", "digits"), "sums": VerifierSpec("task", "jsonl")}
-    score = load_verifier(VerifierSpec("task", sources=specs))
+    score = VerifierSpec("task", sources=specs).load()
     items = [ScoreItem("7 is it", "?", "7", {"source": label}) for label in specs]
     assert [score(item) for item in items] == [1.0, 1.0]
     items = [ScoreItem("it is 7", "?", "7", {"source": label}) for label in specs]

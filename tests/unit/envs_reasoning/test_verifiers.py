@@ -13,13 +13,13 @@ import pytest
 from rl_platform.config.schema.reward import VERIFIERS
 from rl_platform.envs.reasoning.answers.finding import find_answer
 from rl_platform.envs.reasoning.answers.quantity import parse_number
-from rl_platform.envs.reasoning.verifiers import BUILT_IN, ScoreItem, VerifierSpec, load_verifier
+from rl_platform.envs.reasoning.verifiers import BUILT_IN, ScoreItem, VerifierSpec
 from rl_platform.errors import ConfigError
 
 PAGE = Path(__file__).parents[3] / "docs" / "reasoning.md"
-MATH = load_verifier(VerifierSpec("math_verify"))
-JSONL = load_verifier(VerifierSpec("task", "jsonl"))
-DIGITS = load_verifier(VerifierSpec("task", "digits"))
+MATH = VerifierSpec("math_verify").load()
+JSONL = VerifierSpec("task", "jsonl").load()
+DIGITS = VerifierSpec("task", "digits").load()
 
 BOTH = pytest.mark.parametrize("verifier", [MATH, JSONL], ids=["math_verify", "jsonl"])
 
@@ -198,14 +198,14 @@ def test_task_verifier_of_digits(response: str, score: float) -> None:
 
 
 def test_every_built_in_verifier_is_built_and_documented() -> None:
-    """`load_verifier` takes a name without a branch for a function of the user, which has no module."""
+    """`VerifierSpec.load` takes a type without a branch for a function of the user, which has no module."""
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     assert [name for name in BUILT_IN if not any(row.startswith(f"| `{name}` | ") for row in rows)] == []
-    assert all(callable(load_verifier(VerifierSpec(name, "digits"))) for name in BUILT_IN)
+    assert all(callable(VerifierSpec(name, "digits").load()) for name in BUILT_IN)
 
 
 def test_exact_match() -> None:
-    exact = load_verifier(VerifierSpec("exact_match"))
+    exact = VerifierSpec("exact_match").load()
     assert [exact(item(text, "Paris ")) for text in ("Paris", " Paris\n", "paris", "")] == [1.0, 1.0, 0.0, 0.0]
 
 
@@ -214,7 +214,7 @@ def test_task_verifier_of_reasoning_gym_is_the_datasets_own() -> None:
 
     entry = reasoning_gym.create_dataset("countdown", seed=1, size=1)[0]
     solution = entry["metadata"]["expression"]
-    score = load_verifier(VerifierSpec("task", "reasoning_gym", "countdown"))
+    score = VerifierSpec("task", "reasoning_gym", "countdown").load()
     right, wrong = (
         score(ScoreItem(text, entry["question"], entry["answer"], entry["metadata"]))
         for text in (f"Let me think. <answer>{solution}</answer>", "<answer>1</answer>")
@@ -227,14 +227,14 @@ def test_user_function_and_names_that_do_not_exist(tmp_path, monkeypatch) -> Non
         "def half(response, answer, metadata):\n    return metadata['half'] / 2\nx = 1\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert load_verifier(VerifierSpec("my_reward:half"))(ScoreItem("", "", "", {"half": 1})) == 0.5
+    assert VerifierSpec("my_reward:half").load()(ScoreItem("", "", "", {"half": 1})) == 0.5
     for name, expected in [
         ("my_reward:third", "AttributeError"),
         ("no_such_module:f", "ModuleNotFoundError"),
         ("my_reward:x", "is not a function"),
     ]:
         with pytest.raises(ConfigError) as caught:
-            load_verifier(VerifierSpec(name))
+            VerifierSpec(name).load()
         assert expected in str(caught.value)
 
 
@@ -256,7 +256,7 @@ def test_the_config_accepts_the_built_in_verifiers() -> None:
 
 def test_built_in_verifiers_read_the_last_turn_only() -> None:
     """The text of a tool is not the policy's answer; a function of the user receives all of it."""
-    exact, jsonl = load_verifier(VerifierSpec("exact_match")), load_verifier(VerifierSpec("task", "jsonl"))
+    exact, jsonl = VerifierSpec("exact_match").load()(VerifierSpec("task", "jsonl"))
     for verifier in (exact, jsonl):
         assert verifier(ScoreItem("3+4=7I do not know", "?", "7", last_turn="I do not know")) == 0.0
         assert verifier(ScoreItem("3+4=77", "?", "7", last_turn="7")) == 1.0
@@ -269,5 +269,5 @@ def test_built_in_verifiers_read_the_last_turn_only() -> None:
 def test_quotients_are_scored_after_the_calculator_was_asked(
     response: str, last_turn: str | None, score: float
 ) -> None:
-    verifier = load_verifier(VerifierSpec("task", "digits", None, {"operation": "quotient"}))
+    verifier = VerifierSpec("task", "digits", None, {"operation": "quotient"}).load()
     assert verifier(ScoreItem(response, "12/2", "6", last_turn=last_turn)) == score
