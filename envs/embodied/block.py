@@ -21,7 +21,7 @@ import numpy as np
 from rl_platform.envs.embodied import env_state
 from rl_platform.envs.embodied.adapter import reset_env
 from rl_platform.envs.embodied.buffers import Buffers
-from rl_platform.envs.embodied.build import native_envs, stop_timers, user_envs
+from rl_platform.envs.embodied.stepping import native_envs, stop_timers, user_envs
 from rl_platform.envs.embodied.descriptions import EnvSetup
 from rl_platform.envs.embodied.spares import Spares
 from rl_platform.envs.embodied.success import SuccessCount

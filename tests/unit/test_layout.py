@@ -199,7 +199,7 @@ SEAMS = (
     "platform/engines/rollout/build.py",
     "platform/engines/rollout/hosted/build.py",
     "api/python/inspection.py",
-    "envs/embodied/build.py",
+    "envs/embodied/stepping.py",
     "envs/embodied/descriptions.py",
     "envs/embodied/vector.py",
     "envs/reasoning/tasks.py",

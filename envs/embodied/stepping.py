@@ -1,7 +1,6 @@
-"""The only module of the core that imports `mujoco/`, the native simulation of Gymnasium's MuJoCo tasks, `user_envs/`,
-backends of users, other interpreters, and servers.
+"""Selects what steps environments: native simulation, backends of users, other interpreters, or servers.
 
-Without `mujoco/` Gymnasium steps its MuJoCo tasks itself.
+The only module of the core that imports these extras: `mujoco/`, `user_envs/`, `processes/` and `remote/`. Without `mujoco/` Gymnasium steps its MuJoCo tasks itself.
 """
 
 from __future__ import annotations
