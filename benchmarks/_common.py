@@ -27,7 +27,7 @@ from rl_platform.config import load_config
 from rl_platform.envs.embodied.descriptions import EnvDescription, make_env
 from rl_platform.envs.embodied.spaces import read_spaces
 from rl_platform.envs.reasoning.tasks import build_questions
-from rl_platform.launch.cluster import runtime_for
+from rl_platform.launch.runtime_choice import runtime_for
 from rl_platform.launch.tools.timeline import covered
 from rl_platform.metrics import RunLog
 from rl_platform.placement.inventory import inventory_for

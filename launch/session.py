@@ -21,7 +21,6 @@ from rl_platform.errors import ConfigError, Problem, check_all
 from rl_platform.extras import is_present, required
 from rl_platform.garbage import collect_as_usual
 from rl_platform.interrupts import shutting_down
-from rl_platform.launch.cluster import cluster_for, runtime_for
 from rl_platform.launch.command import PlacedConfig
 from rl_platform.launch.missing import check_present
 from rl_platform.launch.model_checks import check_architectures, check_models, policy_bytes
@@ -29,6 +28,7 @@ from rl_platform.launch.output import OutputFolder, output_folder
 from rl_platform.launch.plain import terminal_view
 from rl_platform.launch.preflight import check_cheap
 from rl_platform.launch.run_restarts import RunRestarts
+from rl_platform.launch.runtime_choice import cluster_for, runtime_for
 from rl_platform.launch.sharding import check_kernels
 from rl_platform.launch.user_code_checks import check_tests, check_user_functions
 from rl_platform.metrics import RunLog, user_loggers

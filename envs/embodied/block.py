@@ -21,9 +21,9 @@ import numpy as np
 from rl_platform.envs.embodied import env_state
 from rl_platform.envs.embodied.adapter import reset_env
 from rl_platform.envs.embodied.buffers import Buffers
-from rl_platform.envs.embodied.stepping import native_envs, stop_timers, user_envs
 from rl_platform.envs.embodied.descriptions import EnvSetup
 from rl_platform.envs.embodied.spares import Spares
+from rl_platform.envs.embodied.stepping import native_envs, stop_timers, user_envs
 from rl_platform.envs.embodied.success import SuccessCount
 from rl_platform.errors import WorkerError
 from rl_platform.tracing import recorder

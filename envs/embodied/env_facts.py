@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rl_platform.envs.embodied.stepping import inspect_there, user_spaces, warp_problem
 from rl_platform.envs.embodied.descriptions import EnvDescription, check_time_limit, make_env
 from rl_platform.envs.embodied.spaces import EnvSpaces, read_spaces
+from rl_platform.envs.embodied.stepping import inspect_there, user_spaces, warp_problem
 from rl_platform.errors import ConfigError
 
 USUAL_RATE = 30

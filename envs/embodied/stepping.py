@@ -1,6 +1,7 @@
 """Selects what steps environments: native simulation, backends of users, other interpreters, or servers.
 
-The only module of the core that imports these extras: `mujoco/`, `user_envs/`, `processes/` and `remote/`. Without `mujoco/` Gymnasium steps its MuJoCo tasks itself.
+The only module of the core that imports these extras: `mujoco/`, `user_envs/`, `processes/` and `remote/`. Without
+`mujoco/` Gymnasium steps its MuJoCo tasks itself.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ import numpy as np
 
 from rl_platform.envs.embodied.block import EnvBlock, EnvFailure, failure
 from rl_platform.envs.embodied.buffers import Buffers
-from rl_platform.envs.embodied.stepping import user_spaces, workers_class
 from rl_platform.envs.embodied.descriptions import EnvDescription, EnvSetup, find_spec, make_env
 from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces, read_spaces
+from rl_platform.envs.embodied.stepping import user_spaces, workers_class
 from rl_platform.envs.embodied.success import Success, success_of
 from rl_platform.errors import CheckpointError, Diverged
 from rl_platform.runtime.cpu import cpu_count

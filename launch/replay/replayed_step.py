@@ -22,10 +22,10 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.config.schema.models import Parallel
 from rl_platform.errors import ConfigError, PlatformError, Problem
-from rl_platform.launch.cluster import runtime_for
 from rl_platform.launch.replay.engine_difference import ComparedActor, LayerDifferences, explanation, worst_row
 from rl_platform.launch.replay.recorded_step import EVALUATED, PHASES, Numbers, RecordedPPO, batch_of, without_phases
 from rl_platform.launch.replay.recordings import StepRecording
+from rl_platform.launch.runtime_choice import runtime_for
 from rl_platform.launch.session import spaces_of
 from rl_platform.placement.estimates.recomputation import with_recomputation
 from rl_platform.placement.grammar import read

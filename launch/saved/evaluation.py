@@ -29,12 +29,12 @@ from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import CheckpointError, ConfigError, Problem
 from rl_platform.garbage import collect_as_usual
-from rl_platform.launch.cluster import runtime_for
 from rl_platform.launch.console import run_console
 from rl_platform.launch.extensions import check_extensions
 from rl_platform.launch.headline import number
 from rl_platform.launch.model_checks import check_architectures, check_models
 from rl_platform.launch.plain import PlainView
+from rl_platform.launch.runtime_choice import runtime_for
 from rl_platform.launch.saved.saved_run import SavedRun
 from rl_platform.launch.session import spaces_of, task_of
 from rl_platform.launch.user_code_checks import check_reward, check_tests

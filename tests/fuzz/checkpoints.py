@@ -20,7 +20,7 @@ from tiny_configs import EMBODIED, REASONING
 from rl_platform.checkpoint.verify import seal
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.launch import command
-from rl_platform.launch.cluster import runtime_for
+from rl_platform.launch.runtime_choice import runtime_for
 from rl_platform.launch.session import run, spaces_of, task_of
 from rl_platform.reporter import Reporters
 from rl_platform.runners.ppo import PPO, TaskRunner

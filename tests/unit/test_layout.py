@@ -191,7 +191,7 @@ SEAMS = (
     "platform/runners/reasoning.py",
     "platform/models/embodied_policy.py",
     "platform/models/policy_fit.py",
-    "launch/cluster.py",
+    "launch/runtime_choice.py",
     "launch/tools/known_datasets.py",
     "envs/reasoning/verifiers.py",
     "platform/acceleration.py",

@@ -15,8 +15,8 @@ import torch
 
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import PlacementError, WorkerDied
-from rl_platform.launch.cluster import runtime_for
 from rl_platform.launch.command import load
+from rl_platform.launch.runtime_choice import runtime_for
 from rl_platform.runtime.ray import cluster_start
 from rl_platform.runtime.ray.cluster_start import ray_cluster
 
