@@ -137,7 +137,8 @@ def parse(
 
 def execute(words: Sequence[str]) -> None:
     """Runs the command line `words`. Errors are raised as they are; `cli` prints them."""
-    arguments = app([_with_form(word) for word in words], standalone_mode=False)
+    # an option with an optional value would take CONFIG as that value
+    arguments = app(["--plan=text" if word == "--plan" else word for word in words], standalone_mode=False)
     if isinstance(arguments, Arguments):  # --help gives a number
         launch(arguments)
 
@@ -275,8 +276,3 @@ def located(loaded: LoadedConfig) -> Iterator[None]:
         for note in getattr(error, "__notes__", []):  # of a run that had begun
             placed.add_note(note)
         raise placed from error
-
-
-def _with_form(word: str) -> str:
-    """Returns `--plan=text` for `--plan`: an option with an optional value would take CONFIG as that value."""
-    return "--plan=text" if word == "--plan" else word

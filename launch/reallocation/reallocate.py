@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 import yaml
@@ -46,16 +45,9 @@ PAYS_WITHIN = 10  # steps
 FAILED = "failed-placement.txt"  # in the folder of a run: a placement to which it moved and on which it failed
 
 
-class Trained(Protocol):
-    """Trains on a placement from the newest checkpoint on; returns what `train` returns."""
-
-    def __call__(
-        self,
-        config: Config,
-        placement: Placement,
-        leaves: Callable[[int], bool],
-        cluster_is_up: Callable[[], None] | None = None,
-    ) -> str: ...
+Leaves = Callable[[int], bool]
+Trained = Callable[[Config, Placement, Leaves, Callable[[], None] | None], str]
+"""Trains on a placement from the newest checkpoint on; returns what `train` returns."""
 
 
 @dataclass
@@ -183,7 +175,11 @@ class Reallocation(Reporter):
         if self._settled or measured < FIRST or (measured - FIRST) % EVERY:
             return False
         with self._reporter.phase("reallocate"):
-            self._here.measured = statistics.median(map(_training_seconds, self._latest))
+            # without validation, checkpoints and the like
+            seconds = [
+                each["time/step"] - sum(each.get(f"time/{name}", 0.0) for name in NOT_TRAINING) for each in self._latest
+            ]
+            self._here.measured = statistics.median(seconds)
             self._report_move()
             try:
                 better = self._better(measured_of(Path(METRICS), list(self._latest)))
@@ -273,8 +269,3 @@ class Reallocation(Reporter):
 
 def _steps_left(config: Config, step: int) -> int:
     return config.runner.max_steps - step
-
-
-def _training_seconds(metrics: Mapping[str, float]) -> float:
-    """Returns the seconds of a step without validation, checkpoints and the like."""
-    return metrics["time/step"] - sum(metrics.get(f"time/{name}", 0.0) for name in NOT_TRAINING)

@@ -163,7 +163,8 @@ def small_options(options: Options, section: Trainable, vocabulary: int) -> Opti
     """
     small = {name: value for name, value in options.items() if name not in LEFT_OUT}
     layers = small_layers(options["num_hidden_layers"], section)
-    heads, kv_heads = _small_heads(options)
+    heads = options["num_attention_heads"]
+    heads, kv_heads = small_heads(heads, options.get("num_key_value_heads") or heads)
     wide = options.get("head_dim") not in (None, options["hidden_size"] // options["num_attention_heads"])
     head = 2 * HEAD if wide else HEAD
     sizes = {
@@ -201,15 +202,7 @@ def small_options(options: Options, section: Trainable, vocabulary: int) -> Opti
         small["mlp_only_layers"] = [number for number in options["mlp_only_layers"] if number < layers]
     for name in ("rope_scaling", "rope_parameters"):
         if isinstance(options.get(name), dict):
-            small[name] = {key: _rotary(value, head) for key, value in options[name].items()}
+            # a list has a factor of each rotary frequency
+            cut = {key: value[: head // 2] for key, value in options[name].items() if isinstance(value, list)}
+            small[name] = options[name] | cut
     return small
-
-
-def _small_heads(options: Options) -> tuple[int, int]:
-    heads = options["num_attention_heads"]
-    return small_heads(heads, options.get("num_key_value_heads") or heads)
-
-
-def _rotary(value: object, head: int) -> object:
-    """Cuts factors of each rotary frequency to the small head."""
-    return value[: head // 2] if isinstance(value, list) else value

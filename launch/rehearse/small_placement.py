@@ -16,7 +16,7 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Parallel
 from rl_platform.placement.estimates.workload import data_parallel
 from rl_platform.placement.layout import LEARNERS
-from rl_platform.placement.scheduler import Placement, Slot
+from rl_platform.placement.scheduler import Placement
 
 MOST_DEVICES_PER_SET = 8
 Device = tuple[int, int]  # node, local number
@@ -106,11 +106,8 @@ def _keys(config: Config, placement: Placement) -> Iterator[_Key]:
         devices = frozenset((slot.node, local) for slot in slots for local in slot.accelerators)
         per_rank = max(len(slot.accelerators) for slot in slots)
         copies = tuple(copies_of(config, name, len(slots)) for name in components if name in LEARNERS)
-        yield _Key(text, components, devices, len(slots), min(max(per_rank, 1), 2), _per_device(slots, devices), copies)
-
-
-def _per_device(slots: Sequence[Slot], devices: frozenset[Device]) -> int:
-    return 2 if devices and len(slots) > len(devices) else 1
+        per_device = 2 if devices and len(slots) > len(devices) else 1
+        yield _Key(text, components, devices, len(slots), min(max(per_rank, 1), 2), per_device, copies)
 
 
 def _device_sets(keys: Sequence[_Key]) -> dict[frozenset[str], int]:

@@ -59,7 +59,9 @@ def evaluate_checkpoint(
     """
     checkpoint = run.open(loaded.config)
     config = one_process(loaded.config)
-    video = config.env.evaluation.video or not (_decided(overrides) or is_named(config.env.backend))
+    # the key of the config is about training; on the command line it selects or excludes videos
+    decided = any(key_of(override) == "env.evaluation.video" for override in overrides)
+    video = config.env.evaluation.video or not (decided or is_named(config.env.backend))
     placement = schedule(config.cluster, inventory := inventory_for(config.cluster))
     if config.runner.task_type == "embodied":
         world: EnvSpaces | Split = spaces_of(config)
@@ -121,11 +123,6 @@ def _fitting(config: Config, overrides: Sequence[str]) -> Iterator[None]:
         message = "the policy of this checkpoint has other observations or actions"
         hint = "an environment with the shapes of the run's own"
         raise ConfigError([Problem("env.id", message, value=config.env.id, hint=hint)]) from error
-
-
-def _decided(overrides: Sequence[str]) -> bool:
-    """Returns whether the command line selects or excludes videos; the config does so for training."""
-    return any(key_of(override) == "env.evaluation.video" for override in overrides)
 
 
 def one_process(config: Config) -> Config:

@@ -36,7 +36,7 @@ def product(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False, exac
     (rows, inner), columns = left.shape, right.shape[1]
     gemm(
         _ROW_MAJOR,
-        *(_TRANSPOSED if _is_transposed(factor) else _PLAIN for factor in (left, right)),
+        *(_PLAIN if factor.stride(1) == 1 else _TRANSPOSED for factor in (left, right)),
         *(ctypes.c_int(size) for size in (rows, columns, inner)),
         ctypes.c_float(1.0),
         *_address(left),
@@ -62,10 +62,6 @@ class Float32Outputs:
 @cache
 def _has_amx() -> bool:
     return bool(torch.cpu._is_amx_tile_supported())
-
-
-def _is_transposed(matrix: Tensor) -> bool:
-    return matrix.stride(1) != 1
 
 
 def _address(matrix: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_int]:

@@ -90,7 +90,8 @@ def questions_of(rows: Iterable[Row], prompt_column: str, answer_column: str | N
         messages: tuple[Message, ...] = ()
         if isinstance(prompt, list):
             messages = _messages(prompt, f"{where}: column '{prompt_column}'")
-            text = messages[0]["content"] if len(messages) == 1 else "\n\n".join(map(_spoken, messages))
+            spoken = [f"{message['role']}: {message['content']}" for message in messages]
+            text = messages[0]["content"] if len(messages) == 1 else "\n\n".join(spoken)
         if not isinstance(text, str) or not text.strip():
             needed = "must be a text that is not empty, or a list of messages"
             raise DataError(f"{where}: column '{prompt_column}' {needed}, not {shown(prompt)}.")
@@ -143,7 +144,3 @@ def _messages(items: list[object], where: str) -> tuple[Message, ...]:
     if not items or items[-1]["role"] != "user":
         raise DataError(f"{where}: the last message must have the role user, because the policy answers it.")
     return tuple({"role": item["role"], "content": item["content"]} for item in items)
-
-
-def _spoken(message: Message) -> str:
-    return f"{message['role']}: {message['content']}"

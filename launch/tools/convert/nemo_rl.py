@@ -47,14 +47,10 @@ def _estimator(value: Value, source: ForeignConfig) -> Outcome:
     names = {"gae": "gae", "raw_reward": "raw", "grpo": "grpo", "reinforce_plus_plus": "reinforce_plus_plus"}
     if value not in names:
         return unknown(value, names)
-    baseline = "_baseline" if value == "reinforce_plus_plus" and _minus_baseline(source) else ""
+    subtracts = source(f"{_loop(source)}.adv_estimator.minus_baseline") is not False  # the mean of the group
+    baseline = "_baseline" if value == "reinforce_plus_plus" and subtracts else ""
     ours = {"runner.task_type": "reasoning", "algorithm.adv_type": names[value] + baseline}
     return write({**ours, "algorithm.loss_type": "actor", "critic.use_critic_model": value == "gae"})
-
-
-def _minus_baseline(source: ForeignConfig) -> bool:
-    """True unless the file says no: REINFORCE++ subtracts the mean of the group."""
-    return source(f"{_loop(source)}.adv_estimator.minus_baseline") is not False
 
 
 def _placement(_: Value, source: ForeignConfig) -> Outcome:

@@ -57,6 +57,7 @@ def _data(runs: Sequence[ReportedRun], follow: int) -> Tree:
     curves = {name: own for name, own in curves.items() if any(own)}
     headlines = [run.facts.headline for run in runs]
     wanted = (name for one in headlines for name in (one.validation, one.objective, *one.rates.values()))
+    parts = {name for run in runs for each in run.conversations for name in each.sample if name.startswith("reward/")}
     axes = [name for name in AXES if name == "step" or any(_positions(run, name) for run in runs)]
     return {
         "written": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
@@ -70,15 +71,11 @@ def _data(runs: Sequence[ReportedRun], follow: int) -> Tree:
         "open_groups": OPEN_GROUPS,
         "definitions": {
             name: {"means": known.means, "unit": known.unit, "good": known.good, "source": known.source}
-            for name in [*curves, *_part_names(runs)]
+            for name in [*curves, *parts]
             if (known := definition_of(name)) is not None
         },
         "differences": _differences([run.facts.config for run in runs]),
     }
-
-
-def _part_names(runs: Sequence[ReportedRun]) -> Iterable[str]:
-    return {name for run in runs for each in run.conversations for name in each.sample if name.startswith("reward/")}
 
 
 def _run(run: ReportedRun, index: int) -> Tree:

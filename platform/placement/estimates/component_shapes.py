@@ -79,7 +79,7 @@ def shapes(config: Config) -> tuple[dict[str, Shape], dict[str, str]]:
         if isinstance(shape, str):
             reasons[name] = shape
         else:
-            known[name] = _with_value_head(shape) if name in ("critic", "reward") else shape
+            known[name] = replace(shape, value_head=True) if name in ("critic", "reward") else shape
     return known, reasons
 
 
@@ -245,22 +245,14 @@ def _random(random: RandomLM, vocabulary: int) -> ModelShape:
     )
 
 
-def _with_value_head(shape: ModelShape) -> ModelShape:
-    return replace(shape, value_head=True)
-
-
 def _config_file(path: str) -> Path | None:
     """Returns config.json of a folder, or of a hub id in the local cache. Downloads nothing."""
     folders = [Path(path).expanduser()]
-    if _is_hub_id(path):
+    if path.count("/") <= 1 and not path.startswith((".", "/", "~")):  # a hub id
         home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
         hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
         folders += sorted((hub / f"models--{path.replace('/', '--')}" / "snapshots").glob("*"))
     return next((folder / "config.json" for folder in folders if (folder / "config.json").is_file()), None)
-
-
-def _is_hub_id(path: str) -> bool:
-    return path.count("/") <= 1 and not path.startswith((".", "/", "~"))
 
 
 def _vocabulary(tokenizer: str) -> int | None:
