@@ -61,7 +61,7 @@ class Placed:
     measured: float = 0.0
 
     def same(self, other: Placed) -> bool:
-        """Whether both have the same ranks on the same devices, in the same processes."""
+        """Returns whether both have the same ranks on the same devices, in the same processes."""
         mine, others = ({frozenset(host.members) for host in one.placement.hosts} for one in (self, other))
         return mine == others and self.placement.components == other.placement.components
 

@@ -143,7 +143,7 @@ class Policy:
         return rows, single
 
     def _flat(self, observation: Mapping[str, object]) -> np.ndarray:
-        """A Dict observation [...] -> its parts side by side [...,D], as `FlatObservations` puts them."""
+        """Maps a Dict observation [...] to its parts side by side [...,D], as `FlatObservations` puts them."""
         arrays = []
         for part in self.spaces.parts:
             value: Any = observation

@@ -18,7 +18,7 @@ ROWS_AT_ONCE = 64  # per thread and piece of work: few enough that no thread wai
 
 
 def compiles(values: Tensor) -> bool:
-    """Whether there is a compiled loop for such tensors."""
+    """Returns whether there is a compiled loop for such tensors."""
     return values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64)
 
 

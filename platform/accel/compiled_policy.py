@@ -21,7 +21,8 @@ LARGEST = 2**15  # parameters; above, torch is faster for a few dozen rows
 
 
 def is_plain(policy: nn.Module) -> bool:
-    """Whether the policy is an MLP with tanh and two linear heads: Gaussian with free deviations, or categorical."""
+    """Returns whether the policy is an MLP with tanh and two linear heads: Gaussian with free deviations, or
+    categorical."""
     if type(policy) is not ActorCriticPolicy or type(policy.backbone) is not nn.Sequential:
         return False
     if policy.action_space.kind == "multi_discrete":
@@ -39,7 +40,7 @@ def is_plain(policy: nn.Module) -> bool:
 
 
 def acts_compiled(policy: nn.Module, device: torch.device) -> bool:
-    """Whether `CompiledPolicy` can act in the policy's place."""
+    """Returns whether `CompiledPolicy` can act in the policy's place."""
     small = sum(parameter.numel() for parameter in policy.parameters()) <= LARGEST
     return small and device.type == "cpu" and is_plain(policy) and policy.policy_head.weight.dtype == torch.float32
 

@@ -35,7 +35,8 @@ VALUE_LOSS = 3
 
 
 def compiles(algorithm: Algorithm) -> bool:
-    """Whether the loss of `algorithm` is one that is compiled: clipped surrogate, value loss and entropy bonus."""
+    """Returns whether the loss of `algorithm` is one that is compiled: clipped surrogate, value loss and entropy
+    bonus."""
     return (
         algorithm.policy_loss == "ppo_clip"
         and algorithm.loss_agg_func == "token-mean"
@@ -46,7 +47,7 @@ def compiles(algorithm: Algorithm) -> bool:
 
 
 def policy_limits(algorithm: Algorithm) -> np.ndarray:
-    """The bounds of the ratio, for `clipped_surrogate`."""
+    """Returns the bounds of the ratio, for `clipped_surrogate`."""
     low, high = max(1.0 - algorithm.clip_ratio_low, SMALLEST_RATIO), min(1.0 + algorithm.clip_ratio_high, LARGEST_RATIO)
     return np.array([low, high, min(algorithm.clip_ratio_c or LARGEST_RATIO, LARGEST_RATIO)], dtype=np.float32)
 

@@ -33,7 +33,7 @@ ALONE = 2**23  # parameters times rows up to which one thread is faster than sev
 
 
 def compiles(model: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether there is a compiled step for the model: an MLP policy with tanh, Gaussian with free deviations or
+    """Returns whether there is a compiled step for the model: an MLP policy with tanh, Gaussian with free deviations or
     categorical."""
     policy = model.model if type(model) is EmbodiedActorCritic else None
     return (
@@ -75,7 +75,7 @@ class CompiledEngine(FSDPEngine):
         self._buffers: dict[int, _Buffers] = {}
 
     def fastest_alone(self, rows: int) -> bool:
-        """Whether one thread computes a mini-batch faster than several."""
+        """Returns whether one thread computes a mini-batch faster than several."""
         return len(self._gradient) * rows <= ALONE
 
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
@@ -159,7 +159,7 @@ class CompiledEngine(FSDPEngine):
                 ppo.tanh_gradient()(below.array, buffers.outputs[number - 1].array)
 
     def _update(self) -> float:
-        """The gradient's norm before it was clipped; nothing is changed if it is not finite."""
+        """Returns the gradient's norm before it was clipped; nothing is changed if it is not finite."""
         group = self.optimizer.param_groups[0]
         limit = math.inf if self.clip_grad is None else self.clip_grad
         hyperparameters = group["lr"], *group["betas"], group["eps"], group["weight_decay"], limit
@@ -218,7 +218,7 @@ class _Buffers:
 
 
 def _algorithm_of(loss: Loss) -> Algorithm | None:
-    """The algorithm of a loss that is compiled; None: it is another one."""
+    """Returns the algorithm of a loss that is compiled; None: it is another one."""
     if not isinstance(loss, partial) or loss.func is not actor_critic_loss:
         return None
     algorithm: Algorithm = loss.keywords["algorithm"]
@@ -239,7 +239,7 @@ def _metrics(buffers: _Buffers, rows: int, terms: dict[str, float], algorithm: A
 
 @cache
 def _measured(dual_clip: float | None, target_kl: float | None, value_clip: float | None) -> tuple[Names, np.ndarray]:
-    """The sums of a step that are reported, and where they are among its policy sums and value sums."""
+    """Returns the sums of a step that are reported, and where they are among its policy sums and value sums."""
     asked = {
         "actor/dual_clip_frac": dual_clip,
         "actor/approx_kl_k3": target_kl,

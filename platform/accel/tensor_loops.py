@@ -43,7 +43,7 @@ def address_of(loop: Callable[[object], None], arguments: type[ctypes.Structure]
 
 @intrinsic
 def at(_context: object, _address: object) -> tuple[object, Emit]:
-    """A pointer to an address, for `carray`."""
+    """Returns a pointer to an address, for `carray`."""
 
     def generate(context: BaseContext, builder: ir.IRBuilder, _: object, arguments: Values) -> ir.Value:
         return builder.inttoptr(arguments[0], context.get_value_type(numba.types.voidptr))
@@ -93,7 +93,7 @@ def power(x: float) -> float:
 
 @intrinsic
 def widened(_context: object, number: numba.types.Type) -> tuple[object, Emit]:
-    """The float32 of a float32, or of the bits of a bfloat16."""
+    """Returns the float32 of a float32, or of the bits of a bfloat16."""
 
     def generate(_: BaseContext, builder: ir.IRBuilder, __: object, arguments: Values) -> ir.Value:
         if number == numba.types.float32:
@@ -106,7 +106,7 @@ def widened(_context: object, number: numba.types.Type) -> tuple[object, Emit]:
 
 @inlined
 def ordered(number: float) -> int:
-    """The int32 that is larger if a float32 is larger, and back (`from_ordered`).
+    """Returns the int32 that is larger if a float32 is larger, and back (`from_ordered`).
 
     Loops over the largest integer are vectorised; those over the largest float are not, because of NaN.
     """
@@ -116,13 +116,13 @@ def ordered(number: float) -> int:
 
 @inlined
 def from_ordered(order: int) -> float:
-    """The inverse of `ordered`."""
+    """Returns the inverse of `ordered`."""
     return np.int32(order ^ ((order >> np.int32(31)) & np.int32(0x7FFFFFFF))).view(np.float32)
 
 
 @inlined
 def rounded(number: float) -> int:
-    """The bits of the bfloat16 nearest to a float32, even if two are; of NaN NaN."""
+    """Returns the bits of the bfloat16 nearest to a float32, even if two are; of NaN NaN."""
     bits = FLOAT(number).view(np.uint32)
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     near = (bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)

@@ -292,7 +292,8 @@ class CostModel:
         return [{"launches": self.rates.overhead("advantages", 1, self.rows)}]
 
     def _collect(self, layout: Layout) -> list[Bounds]:
-        """The simulation, the policy and the messages between their processes in turns, `rollout_steps` times."""
+        """Returns the bounds of simulation, policy and the messages between their processes, `rollout_steps` times in
+        turns."""
         env, part, rollout = self.config.env, layout.parts["env"], layout.parts["rollout"]
         simulation = env.num_envs * self.rates.env_step / max(env.num_workers, part.ranks)
         act, kind = self._act(rollout.ranks)

@@ -345,7 +345,8 @@ class Attempt:
             yield lost + self.model.start
 
     def _score(self) -> Process:
-        """A reward model scores each part as it is generated, or all of them after the rollout on shared devices."""
+        """Simulates a reward model that scores each part as it is generated, or all of them after the rollout on shared
+        devices."""
         model = self.model
         while self._scored < model.steps:
             step, start, seconds = self._scored, math.inf, self.seconds("score", self._scored)

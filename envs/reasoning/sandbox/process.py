@@ -189,6 +189,6 @@ class Sandbox:
 
 
 def _frame(message: dict[str, object]) -> bytes:
-    """The sandbox runs the same interpreter, whose own format needs no modules."""
+    """Returns a message as bytes. The sandbox runs the same interpreter, whose own format needs no modules."""
     body = marshal.dumps(message)
     return program_runner.LENGTH.pack(len(body)) + body

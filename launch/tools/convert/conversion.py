@@ -66,7 +66,7 @@ class System:
         return read_table(self.name)
 
     def entry(self, key: str) -> str | Rule | Named | None:
-        """The rule of a foreign key, or of the first pattern that fits."""
+        """Returns the rule of a foreign key, or of the first pattern that fits."""
         pattern = next((name for name in self._patterns if fnmatch.fnmatchcase(key, name)), "")
         return self.table.get(key) or self.table.get(pattern)
 
@@ -133,7 +133,7 @@ def convert(system: System, given: Mapping[str, Value]) -> Conversion:
 
 
 def rule_of(system: System, key: str) -> Rule | None:
-    """The rule of a foreign key: its own, of a pattern, or a plain rename of `names.yaml`."""
+    """Returns the rule of a foreign key: its own, of a pattern, or a plain rename of `names.yaml`."""
     if (entry := system.entry(key)) is not None:
         return to(entry) if isinstance(entry, str) else entry.rule(key) if isinstance(entry, Named) else entry
     name = translate(key, system.title)
@@ -179,7 +179,7 @@ def _prune(done: Conversion) -> None:
 
 
 def _silent(done: Conversion) -> dict[str, str]:
-    """The written keys without effect, and why. Keys that the schema refuses are left out of the judgement."""
+    """Returns the written keys without effect, and why. Keys that the schema refuses are left out of the judgement."""
     if (config := _accepted(done)) is None:
         return {}
     reasons = {unread.key: unread.reason for unread in without_effect(config)}
@@ -192,7 +192,7 @@ def _silent(done: Conversion) -> dict[str, str]:
 
 
 def _accepted(done: Conversion) -> Config | None:
-    """The config without the keys that the schema refuses. None if that is not enough."""
+    """Returns the config without the keys that the schema refuses. None if that is not enough."""
     tree = done.tree()
     tree.setdefault("cluster", {}).setdefault("component_placement", {})
     tree.setdefault("runner", {}).setdefault("task_type", "reasoning")
@@ -238,7 +238,7 @@ def _replace(done: Conversion, key: str, values: Mapping[str, Value], why: str) 
 
 
 def _without(row: TranslatedKey, silent: Mapping[str, str]) -> TranslatedKey | None:
-    """The row without keys that have no effect. None for a default of which nothing is left."""
+    """Returns the row without keys that have no effect. None for a default of which nothing is left."""
     lost = [key for key in row.outcome.values if key in silent]
     if not lost:
         return row

@@ -64,7 +64,8 @@ def _write(output: Path, text: str, endings: tuple[str, ...]) -> None:
 
 
 def _files(done: Conversion, output: Path) -> dict[Path, tuple[str, str]]:
-    """The stand-ins beside `output`, which the config then names. Raises ConfigError for a file that lacks the name."""
+    """Returns the stand-ins beside `output`, which the config then names. Raises ConfigError for a file that lacks the
+    name."""
     files, problems = {}, []
     for name, (defined, code) in done.stand_ins.items():
         file = output.parent / name
@@ -81,7 +82,7 @@ def _files(done: Conversion, output: Path) -> dict[Path, tuple[str, str]]:
 
 
 def _defined(file: Path) -> set[str]:
-    """The names that a Python file defines or imports; none if it is not readable as one."""
+    """Returns the names that a Python file defines or imports; none if it is not readable as one."""
     names: set[str] = set()
     with suppress(OSError, ValueError, SyntaxError):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:

@@ -18,7 +18,7 @@ _PLACEMENT = "cluster.component_placement"
 
 
 def as_yaml(done: Conversion, path: Path) -> str:
-    """The config. A comment names the foreign key of each value, and says where it differs."""
+    """Returns the config. A comment names the foreign key of each value, and says where it differs."""
     lines = [f"# From {path.name} of {done.system.title}, by rl-platform convert."]
     rows = [row for row in done.rows if row.outcome.status == "untranslated"]
     lines += [f"# Not translated: {row.key} = {_shown(row)}: {row.outcome.why}" for row in rows]
@@ -53,13 +53,13 @@ def _origin(rows: list[TranslatedKey]) -> str:
 
 
 def _flow(value: Value) -> str:
-    """A value on one line. `${` is literal, except for our references to environment variables."""
+    """Returns a value on one line. `${` is literal, except for our references to environment variables."""
     text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
     return re.sub(r"\$\{(?!env:\w+\})", "$${", text.removesuffix("\n").removesuffix("\n..."))
 
 
 def report(done: Conversion) -> list[str]:
-    """The lines that the verb prints: translated, default and untranslated keys, and their numbers."""
+    """Returns the lines that the verb prints: translated, default and untranslated keys, and their numbers."""
     title, lines = done.system.title, []
     translated, alike, handed, lost = (done.of(status) for status in ("translated", "same", "passed", "untranslated"))
     lines += _table(f"Translated from {title}", [(row, _written(row)) for row in translated])
@@ -109,7 +109,7 @@ def _lost(row: TranslatedKey) -> str:
 
 
 def _shown(row: TranslatedKey) -> str:
-    """The foreign value, shortened and without secrets."""
+    """Returns the foreign value, shortened and without secrets."""
     value = row.value.text if isinstance(row.value, Unresolved) else _flow(row.value)
     if is_secret(row.key) and row.value:
         return MARK

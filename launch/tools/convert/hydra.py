@@ -24,7 +24,7 @@ _DEEPEST = 20  # of files that name each other, and of references
 
 
 def read_yaml(path: Path) -> Value:
-    """The values of one YAML file. Raises ConfigError."""
+    """Returns the values of one YAML file. Raises ConfigError."""
     try:
         value = parsed(path.read_text(encoding="utf-8"))
         _check_aliases(value)
@@ -51,7 +51,7 @@ def parsed(text: str) -> Value:
 
 
 def composed(path: Path, depth: int = 0) -> tuple[dict[str, Value], list[str]]:
-    """The values of a file over those of its `defaults`, and the entries whose files are not there."""
+    """Returns the values of a file over those of its `defaults`, and the entries whose files are not there."""
     tree = read_yaml(path)
     if not isinstance(tree, dict):
         raise ConfigError([Problem(str(path), "holds no keys", allowed="a YAML mapping")])
@@ -75,7 +75,7 @@ def composed(path: Path, depth: int = 0) -> tuple[dict[str, Value], list[str]]:
 
 
 def _entry(entry: Value) -> tuple[str | None, str]:
-    """The file and the section of an entry of `defaults`; no file if it sets nothing of the run."""
+    """Returns the file and the section of an entry of `defaults`; no file if it sets nothing of the run."""
     if isinstance(entry, Mapping) and len(entry) == 1:
         ((group, option),) = entry.items()
         if str(group).startswith("override ") or option is None:
@@ -115,7 +115,7 @@ def flat(tree: Mapping[str, Value], leaves: Sequence[str] = (), prefix: str = ""
 
 
 def resolved(values: Mapping[str, Value]) -> dict[str, Value]:
-    """The values with `${...}` filled in. What cannot be is `Unresolved`."""
+    """Returns the values with `${...}` filled in. What cannot be is `Unresolved`."""
     return {key: _value(value, key, values, 0) for key, value in values.items()}
 
 

@@ -35,7 +35,7 @@ _MODES = {"tis": "truncate", "icepop": "icepop", "seq-mask-tis": "sequence_mask"
 
 
 def _loop(source: ForeignConfig) -> str:
-    """The section of the training loop: ppo or grpo."""
+    """Returns the section of the training loop: ppo or grpo."""
     return _kinds(source.given)[0]
 
 
@@ -86,7 +86,7 @@ def _placement(_: Value, source: ForeignConfig) -> Outcome:
 
 
 def _layout(role: str, source: ForeignConfig) -> list[int]:
-    """How the model of a role is split: 1 where it is not."""
+    """Returns how the model of a role is split: 1 where it is not."""
     if not source(f"{role}.megatron_cfg.enabled"):
         return [1, 1, source.whole(f"{role}.dtensor_cfg.context_parallel_size", 1), 1]
     sizes = ("tensor_model", "pipeline_model", "context", "expert_model")
@@ -241,7 +241,7 @@ def _batches(role: str, ours: str) -> Table:
     """Micro-batches, which a number of sequences or a budget of tokens limits."""
 
     def budgeted(source: ForeignConfig) -> str | None:
-        """The section that limits micro-batches by tokens."""
+        """Returns the section that limits micro-batches by tokens."""
         names = ("sequence_packing", "dynamic_batching")
         return next((name for name in names if source(f"{role}.{name}.enabled")), None)
 

@@ -52,14 +52,14 @@ def number(value: Value) -> int | float:
 
 
 def whole(value: Value) -> int:
-    """A whole number, that a script may hold as text."""
+    """Returns a whole number, that a script may hold as text."""
     if not isinstance(value, str | int | float):
         raise TypeError(f"{value} is not a number")
     return int(value)
 
 
 def texts(value: Value) -> list[str]:
-    """The texts of a list, of a single value, or of null: none."""
+    """Returns the texts of a list, of a single value, or of null: none."""
     return [] if value is None else [str(each) for each in (value if isinstance(value, list) else [value])]
 
 
@@ -71,23 +71,23 @@ class ForeignConfig:
     defaults: Mapping[str, Value] = field(default_factory=dict)
 
     def __call__(self, key: str) -> Value:
-        """The value of `key`: that of the file if it says one, else the system's default, else None."""
+        """Returns the value of `key`: that of the file if it says one, else the system's default, else None."""
         value = self.given.get(key)
         if key not in self.given or isinstance(value, Unresolved):
             return self.defaults.get(key)
         return value
 
     def number(self, key: str, default: float | None = None) -> int | float:
-        """The value of `key`, or `default` for null. Raises TypeError for a value that is no number."""
+        """Returns the value of `key`, or `default` for null. Raises TypeError for a value that is no number."""
         value = self(key)
         return number(default if value is None else value)
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """The value of `key`, or `default` for null and 0. Raises TypeError or ValueError."""
+        """Returns the value of `key`, or `default` for null and 0. Raises TypeError or ValueError."""
         return whole(self(key) or default)
 
     def positive(self, key: str) -> int | float | None:
-        """The value of `key`, or None if it is null or not above 0."""
+        """Returns the value of `key`, or None if it is null or not above 0."""
         value = self(key)
         return number(value) if value and number(value) > 0 else None
 
@@ -132,7 +132,7 @@ def unknown(value: Value, names: Iterable[Scalar]) -> Outcome:
 
 
 def shared_gpus(learners: Sequence[str], gpus: int, per_engine: int) -> dict[str, Value]:
-    """The placement of components that share all GPUs; an engine owns `per_engine` of them."""
+    """Returns the placement of components that share all GPUs; an engine owns `per_engine` of them."""
     if per_engine == 1:
         return {",".join([*learners, "rollout", "reward"]): "all"}
     last = gpus // per_engine - 1

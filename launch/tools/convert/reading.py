@@ -110,7 +110,7 @@ def _json(path: Path, text: str) -> dict[str, Value]:
 
 
 def _arguments(path: Path, text: str) -> dict[str, Value]:
-    """The overrides of verl, or the --arguments of TRL, from the training command of a script."""
+    """Returns the overrides of verl, or the --arguments of TRL, from the training command of a script."""
     calls = [words for words in commands(text) if any(_is_training(word) for word in words)]
     if not calls:
         message = "no training command: neither verl.trainer.main_ppo nor a Python script with --arguments"
@@ -124,7 +124,7 @@ def _is_training(word: str) -> bool:
 
 
 def _scalar(word: str) -> Value:
-    """The value of an argument. A variable that the script does not set stays unresolved."""
+    """Returns the value of an argument. A variable that the script does not set stays unresolved."""
     text = known(word)
     if isinstance(text, Unresolved):
         return text
@@ -161,7 +161,7 @@ def _options(words: Sequence[str]) -> dict[str, Value]:
 
 
 def _score(system: System, keys: Mapping[str, Value]) -> float:
-    """The share of keys that the system's table knows, times that of its marks that are there."""
+    """Returns the share of keys that the system's table knows, times that of its marks that are there."""
     marks = sum(any(fnmatch.fnmatchcase(key, mark) for key in keys) for mark in system.marks)
     if not keys or not marks:
         return 0.0
@@ -169,7 +169,7 @@ def _score(system: System, keys: Mapping[str, Value]) -> float:
 
 
 def _is_ours(keys: Mapping[str, Value]) -> bool:
-    """True if the loader knows every key."""
+    """Returns whether the loader knows every key."""
     return "runner.task_type" in keys and all(is_known(key) for key in keys if not key.startswith("cluster."))
 
 

@@ -53,7 +53,7 @@ def _eval_episodes(value: Value, source: ForeignConfig) -> Outcome:
 
 
 def _own_simulator(source: ForeignConfig) -> bool:
-    """True if RLinf steps the simulator by a class of its own, and not by gymnasium.make."""
+    """Returns whether RLinf steps the simulator by a class of its own, and not by gymnasium.make."""
     kind = source("env.train.env_type")
     if kind == "metaworld":
         return not _as_numbers(source)

@@ -67,7 +67,7 @@ def node_groups(value: Value, source: ForeignConfig) -> Outcome:
 
 
 def _inventory(placed: Mapping[str, Value], source: ForeignConfig) -> tuple[dict[str, Value], str]:
-    """The nodes and GPUs that a placement needs, and how they are known; nothing if one GPU is enough."""
+    """Returns the nodes and GPUs that a placement needs, and how they are known; nothing if one GPU is enough."""
     nodes = source.whole("cluster.num_nodes", 1)
     places = [str(place.get("placement", "all") if isinstance(place, dict) else place) for place in placed.values()]
     resources = [part.partition(":")[0] for place in places for part in place.split(",")]
@@ -84,7 +84,7 @@ def _inventory(placed: Mapping[str, Value], source: ForeignConfig) -> tuple[dict
 
 
 def _with_engines(placed: dict[str, Value], source: ForeignConfig, inventory: Mapping[str, Value]) -> dict[str, Value]:
-    """The placement with engines of several GPUs in a key of their own."""
+    """Returns the placement with engines of several GPUs in a key of their own."""
     owned = source.whole("rollout.tensor_parallel_size", 1)
     names = next((names for names in placed if "rollout" in names.split(",")), None)
     if owned == 1 or names is None or not inventory:
@@ -117,13 +117,14 @@ def _components(names: list[str], source: ForeignConfig) -> list[str]:
 
 
 def shared_heads(source: ForeignConfig) -> bool:
-    """True if policy and value head are one model, as GAE needs it in embodied runs here."""
+    """Returns whether policy and value head are one model, as GAE needs it in embodied runs here."""
     with_gae = embodied(source) and source("algorithm.adv_type") == "gae"
     return with_gae or source("algorithm.loss_type") in ("actor_critic", "decoupled_actor_critic")
 
 
 def share_processes(source: ForeignConfig) -> bool:
-    """True if actor and rollout are in one key of the placement, or all components on one GPU, so in one process."""
+    """Returns whether actor and rollout are in one key of the placement, or all components on one GPU, so in one
+    process."""
     places = source("cluster.component_placement")
     if isinstance(places, dict) and {str(place) for place in places.values()} <= {"0", "0-0"}:
         return source("cluster.num_nodes") in (None, 1)

@@ -50,12 +50,12 @@ _CONTROL_MODES = {  # RLinf's choice for ManiSkill
 
 
 def _vla(source: ForeignConfig) -> str | None:
-    """The policy here that is, or comes nearest to, the vision-language-action model of a config."""
+    """Returns the policy here that is, or comes nearest to, the vision-language-action model of a config."""
     return _VLAS.get(str(source(_KIND))) if embodied(source) else None
 
 
 def _other_network(source: ForeignConfig) -> str:
-    """Why the weights of a vision-language-action model do not load here; empty if they do."""
+    """Returns why the weights of a vision-language-action model do not load here; empty if they do."""
     if _vla(source) == "vlm_tokens":
         return "transformers does not have OpenVLA's network: another vision-language model with its bins"
     if str(source("actor.model.openpi.config_name")).startswith("pi05"):
@@ -70,7 +70,7 @@ def constant_entropy(source: ForeignConfig) -> bool:
 
 
 def _own(source: ForeignConfig) -> bool:
-    """True if the policy is a network that this platform does not have."""
+    """Returns whether the policy is a network that this platform does not have."""
     return embodied(source) and source(_KIND) not in (None, "mlp_policy", *_VLAS)
 
 

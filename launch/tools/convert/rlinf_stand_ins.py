@@ -86,7 +86,7 @@ class {name}(nn.Module):
 
 
 def stand_ins(source: ForeignConfig, values: Mapping[str, Value]) -> dict[str, tuple[str, str]]:
-    """The function or class that each file defines, and the text of the file."""
+    """Returns the function or class that each file defines, and the text of the file."""
     files = {}
     if name := _named(values.get("env.id"), SIMULATOR_FILE):
         real, arguments = "", [each for each in _arguments(values, "env.kwargs.") if each != "render_mode"]
@@ -108,7 +108,7 @@ def stand_ins(source: ForeignConfig, values: Mapping[str, Value]) -> dict[str, t
 
 
 def python_name(text: str) -> str:
-    """A name that Python allows, as near to `text` as possible."""
+    """Returns a name that Python allows, as near to `text` as possible."""
     name = re.sub(r"\W", "_", text)
     return name if name.isidentifier() and not keyword.iskeyword(name) else f"my_{name}"
 
@@ -119,13 +119,13 @@ def _named(value: Value, file: str) -> str:
 
 
 def _arguments(values: Mapping[str, Value], section: str) -> list[str]:
-    """The names of the arguments; those of a mapping are one."""
+    """Returns the names of the arguments; those of a mapping are one."""
     names = (key.removeprefix(section).partition(".")[0] for key in values if key.startswith(section))
     return list(dict.fromkeys(names))
 
 
 def _parameters(first: list[str], arguments: list[str], last: list[str], indent: str = "    ") -> str:
-    """A line for each parameter. `**settings` takes the arguments whose names are none in Python."""
+    """Returns a line for each parameter. `**settings` takes the arguments whose names are none in Python."""
     named = [each for each in arguments if each.isidentifier() and not keyword.iskeyword(each)]
     by_name = ["*", *named, *last] if named or last else []
     others = ["**settings"] if len(named) < len(arguments) else []
@@ -133,7 +133,7 @@ def _parameters(first: list[str], arguments: list[str], last: list[str], indent:
 
 
 def _observations(source: ForeignConfig, values: Mapping[str, Value]) -> str:
-    """The observation space of the policy: a state, pictures, or for a network of the user both."""
+    """Returns the observation space of the policy: a state, pictures, or for a network of the user both."""
     state = f"spaces.Box(-np.inf, np.inf, ({_state(source)},))"
     if values.get("actor.model.type") == "mlp":
         return state
@@ -159,6 +159,6 @@ def _pixels(source: ForeignConfig, side: str) -> int:
 
 
 def _whole(source: ForeignConfig, *keys: str, otherwise: int) -> int:
-    """The first number from 1 that one of `keys` has."""
+    """Returns the first number from 1 that one of `keys` has."""
     values = map(source, keys)
     return next((each for each in values if isinstance(each, int) and 0 < each <= _LARGEST), otherwise)

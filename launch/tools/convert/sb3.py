@@ -48,7 +48,7 @@ _OTHERS = (
 
 
 def _linear(value: Value) -> float | None:
-    """The start of a schedule that falls linearly to 0: `lin_0.001`, or as a saved model names it."""
+    """Returns the start of a schedule that falls linearly to 0: `lin_0.001`, or as a saved model names it."""
     if not isinstance(value, str):
         return None
     found = re.fullmatch(r"lin_([\d.eE+-]+)", value) or re.fullmatch(
@@ -201,7 +201,7 @@ SB3 = System(
 
 
 def literal(text: str) -> Value:
-    """The value of `dict(a=1, b=nn.ReLU)`, `{'a': 1}` and the like. Names stay texts. Raises ValueError."""
+    """Returns the value of `dict(a=1, b=nn.ReLU)`, `{'a': 1}` and the like. Names stay texts. Raises ValueError."""
     return _value(ast.parse(text.strip(), mode="eval").body)
 
 
@@ -219,7 +219,8 @@ def _value(node: ast.expr) -> Value:
 
 
 def read_blocks(path: Path, tree: dict[str, Value], env: str | None) -> dict[str, Value]:
-    """The arguments in a file of the zoo: those of the block `env`, or of the only one. Other files stay unchanged."""
+    """Returns the arguments in a file of the zoo: those of the block `env`, or of the only one. Other files stay
+    unchanged."""
     blocks = {str(name): block for name, block in tree.items() if isinstance(block, Mapping) and _is_block(block)}
     if not blocks:
         return {**opened(tree), **({"env": env} if env else {})} if _is_block(tree) else tree
@@ -247,7 +248,7 @@ def _is_block(block: Mapping[str, Value]) -> bool:
 
 
 def opened(block: Mapping[str, Value]) -> dict[str, Value]:
-    """A block whose `policy_kwargs` is a mapping, not its text."""
+    """Returns a block whose `policy_kwargs` is a mapping, not its text."""
     opened = dict(block)
     if isinstance(text := opened.get("policy_kwargs"), str):
         try:
@@ -258,7 +259,7 @@ def opened(block: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def read_model(path: Path, env: str | None, largest: int) -> dict[str, Value]:
-    """The arguments in a saved model: its JSON file `data`. Its pickled parts are never loaded."""
+    """Returns the arguments in a saved model: its JSON file `data`. Its pickled parts are never loaded."""
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         if "data" not in names or archive.getinfo("data").file_size > largest:
@@ -286,7 +287,7 @@ def read_model(path: Path, env: str | None, largest: int) -> dict[str, Value]:
 
 
 def _of_pickled(name: str, value: Mapping[str, Value]) -> dict[str, Value]:
-    """What a saved model says in plain text about a value that it pickles."""
+    """Returns what a saved model says in plain text about a value that it pickles."""
     plain = {key: each for key, each in value.items() if not key.startswith((":", "__"))}
     if name == "policy_kwargs":
         return {f"{name}.{key}": each for key, each in plain.items()}

@@ -33,7 +33,7 @@ class _Shell:
     variables: dict[str, str | list[str]] = field(default_factory=dict)
 
     def words(self, raw: str) -> list[str]:
-        """The words that one raw word expands to: none, one, or the elements of an array."""
+        """Returns the words that one raw word expands to: none, one, or the elements of an array."""
         if found := re.fullmatch(r'"?\$\{(\w+)\[[@*]\]\}"?', raw):
             value = self.variables.get(found[1], [])
             return value if isinstance(value, list) else [value]
@@ -117,7 +117,7 @@ def _computed(node: ast.expr) -> int:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The simple commands of a script, each as its expanded words."""
+    """Returns the simple commands of a script, each as its expanded words."""
     shell, depth = _Shell(), 0
     raw: list[str] = []
     tokens = [*_tokens(text), "\n"]
@@ -199,7 +199,7 @@ def _tokens(text: str) -> Iterator[str]:
 
 
 def _quoted(text: str, at: int) -> int:
-    """The end of a quoted part that begins at `at`."""
+    """Returns the end of a quoted part that begins at `at`."""
     quote, at = text[at], at + 1
     while at < len(text) and text[at] != quote:
         if quote == '"' and text.startswith(("${", "$("), at):
@@ -210,7 +210,7 @@ def _quoted(text: str, at: int) -> int:
 
 
 def _closing(text: str, at: int) -> int:
-    """The end of a part in brackets that begins at `at`."""
+    """Returns the end of a part in brackets that begins at `at`."""
     pairs, depth = {"(": ")", "{": "}"}, 0
     opening = text[at]
     while at < len(text):
@@ -225,7 +225,7 @@ def _closing(text: str, at: int) -> int:
 
 
 def known(text: str) -> str | Unresolved:
-    """The text of an expanded word, or what is known of it."""
+    """Returns the text of an expanded word, or what is known of it."""
     if _MARK not in text:
         return text
     return Unresolved(text.replace(_MARK, "..."), "the script sets it by a command or under a condition")

@@ -50,7 +50,7 @@ def _uses_critic(source: ForeignConfig) -> bool:
 
 
 def _by_megatron(source: ForeignConfig, role: str) -> bool:
-    """What trains a role: its strategy, or the trainer's config, says so."""
+    """Returns whether Megatron trains a role: its strategy, or the trainer's config, says so."""
     strategy = source(f"{role}.strategy")
     return strategy == "megatron" if strategy is not None else _is_megatron_config(source)
 
@@ -128,7 +128,7 @@ def _stages(ours: str, role: str) -> Rule:
 
 
 def _layout(role: str, source: ForeignConfig) -> list[int]:
-    """How Megatron splits the model of a role: 1 where it is not used."""
+    """Returns how Megatron splits the model of a role: 1 where it is not used."""
     sizes = ("tensor_model", "pipeline_model", "context", "expert_model")
     return [source.whole(f"{role}.megatron.{size}_parallel_size", 1) for size in sizes]
 
@@ -209,7 +209,8 @@ def _truncation(value: Value, source: ForeignConfig) -> Outcome:
 
 
 def _dynamic(source: ForeignConfig, role: str) -> bool:
-    """True if micro-batches of a role have a token budget. The critic follows the actor unless it says otherwise."""
+    """Returns whether micro-batches of a role have a token budget. The critic follows the actor unless it says
+    otherwise."""
     own = source(f"{role}.use_dynamic_bsz")
     return bool(own if own is not None or role == ACTOR else source(f"{ACTOR}.use_dynamic_bsz"))
 

@@ -81,7 +81,7 @@ class Generations:
             raise
 
     def take(self, idle: bool) -> list[Request]:
-        """The engine's side, see `Arrivals`."""
+        """Returns requests to the engine, see `Arrivals`."""
         if self._lockstep and not idle:
             return []
         with self._changed:

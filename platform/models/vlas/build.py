@@ -110,7 +110,7 @@ def scales(model: Model, spaces: EnvSpaces) -> tuple[ActionRange, StateScale | N
 
 
 def _no_scale(model: Model, spaces: EnvSpaces) -> StateScale | None:
-    """The scale of the robot's state before statistics are known; None if the policy reads no state."""
+    """Returns the scale of the robot's state before statistics are known; None if the policy reads no state."""
     if model.type != "smolvla" or spaces.images:
         return None
     return StateScale([0.0] * spaces.observation_size, [1.0] * spaces.observation_size)

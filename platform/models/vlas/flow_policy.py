@@ -114,7 +114,7 @@ class FlowPolicy(nn.Module):
         self.register_buffer("inside", inside, persistent=False)
 
     def actor_critic(self, levels: ActionLevels) -> ChunkActorCritic:
-        """The policy as training engines call it."""
+        """Returns the policy as training engines call it."""
         return ChunkActorCritic(self, levels)
 
     @property

@@ -86,7 +86,7 @@ class TokenPolicy(nn.Module):
         return text_model(self.network)
 
     def actor_critic(self, levels: ActionLevels) -> nn.Module:
-        """The policy as training engines call it."""
+        """Returns the policy as training engines call it."""
         return ChunkActorCritic(self, levels)
 
     def forward(self, observations: Tensor, tasks: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -142,18 +142,19 @@ class TokenPolicy(nn.Module):
 
 
 def unpadded_vocabulary(config: PretrainedConfig) -> int:
-    """The number of tokens without those that fill the matrix up, as OpenVLA counts them."""
+    """Returns the number of tokens without those that fill the matrix up, as OpenVLA counts them."""
     vocabulary: int = config.get_text_config().vocab_size - getattr(config, "pad_to_multiple_of", 0)
     return vocabulary
 
 
 def text_model(network: PreTrainedModel) -> nn.Module:
-    """The language model of a vision-language model."""
+    """Returns the language model of a vision-language model."""
     model = network.model
     return model.text_model if hasattr(model, "text_model") else model.language_model
 
 
 def vision_parts(model: nn.Module) -> list[nn.Module]:
-    """The vision tower of a vision-language model without its head; the projection behind it is not included."""
+    """Returns the vision tower of a vision-language model without its head; the projection behind it is not
+    included."""
     parts = (getattr(model, name, None) for name in ("vision_tower", "vision_model", "visual"))
     return [part for part in parts if part is not None]

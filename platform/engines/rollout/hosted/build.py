@@ -79,7 +79,7 @@ def check_ranks(model_config: PretrainedConfig, ranks: int) -> None:
 
 
 def _architecture(model_config: PretrainedConfig) -> str:
-    """The name of the transformers class of a config without `architectures`."""
+    """Returns the name of the transformers class of a config without `architectures`."""
     from transformers import AutoModelForCausalLM
 
     name: str = AutoModelForCausalLM._model_mapping[type(model_config)].__name__

@@ -109,7 +109,7 @@ class EngineProcess:
             self._reader.join()
 
     def end_of_log(self, lines: int = LOG_LINES) -> str:
-        """The last lines that this process wrote."""
+        """Returns the last lines that this process wrote."""
         text = self.log.read_bytes()[self._log_begins :] if self.log.exists() else b""
         return "\n".join(text.decode(errors="replace").splitlines()[-lines:])
 

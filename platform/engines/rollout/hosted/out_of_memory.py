@@ -10,7 +10,8 @@ from rl_platform.errors import Problem
 def memory_problem(
     label: str, log: str, memory_share: float, no_room: Sequence[str], full: Sequence[str]
 ) -> Problem | None:
-    """The problem of a start that ran out of GPU memory; `no_room` and `full`: what an engine writes into its log."""
+    """Returns the problem of a start that ran out of GPU memory; `no_room` and `full`: what an engine writes into its
+    log."""
     if any(words in log for words in no_room):
         message = f"{label}: no room is left for keys and values beside the weights"
         hint = "a larger fraction, or fewer components on these GPUs; --plan shows the memory"

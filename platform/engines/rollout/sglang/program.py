@@ -52,7 +52,8 @@ class SGLangSetup:
 
 
 def engine_arguments(setup: SGLangSetup) -> dict[str, object]:
-    """What `sglang.Engine` is called with: what both profiles share, the profile of the device, what the user adds."""
+    """Returns what `sglang.Engine` is called with: what both profiles share, the profile of the device, what the user
+    adds."""
     common = {
         "model_path": setup.folder,
         "load_format": "dummy",

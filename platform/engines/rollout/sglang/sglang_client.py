@@ -119,7 +119,7 @@ def with_single_experts(state: Mapping[str, Tensor], model_config: Mapping[str, 
 
 
 def buckets(offer: WeightsOffer, group: WeightGroup) -> list[list[Shape]]:
-    """The buckets of an offer as the engine reads them: name, type and shape of each tensor."""
+    """Returns the buckets of an offer as the engine reads them: name, type and shape of each tensor."""
     return [
         [(exported(one.name), str(one.dtype).removeprefix("torch."), [*one.shape]) for one in bucket]
         for bucket in buckets_of(offer.tensors, group.bucket)

@@ -55,13 +55,13 @@ class SharedWeights:
         return [_handles(named) for _ in range(copies)]
 
     def _lasting(self, state: Mapping[str, Tensor]) -> bool:
-        """Whether these are the very tensors of the last `write`, with room to move them."""
+        """Returns whether these are the very tensors of the last `write`, with room to move them."""
         if not self._views or self._last != {name: tensor.data_ptr() for name, tensor in state.items()}:
             return False
         return _free(sum(tensor.nbytes for tensor in state.values()))
 
     def has_room(self, state: Mapping[str, Tensor]) -> bool:
-        """Whether shared memory can hold what `write` would put there; it is a process's end if it cannot."""
+        """Returns whether shared memory can hold what `write` would put there; it is a process's end if it cannot."""
         if self._views:
             return True
         tensors = (tensor for tensor in state.values() if tensor.device.type == "cpu" and not tensor.is_shared())

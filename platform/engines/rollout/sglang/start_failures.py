@@ -17,7 +17,7 @@ _FULL = ("torch.OutOfMemoryError", "CUDA out of memory", "CUDA error: out of mem
 
 
 def recognised(label: str, log: str, version: str, memory_share: float) -> Problem | None:
-    """The problem that `log` shows, None if it is not a known one."""
+    """Returns the problem that `log` shows, None if it is not a known one."""
     for pattern in _ARCHITECTURES:
         if (match := pattern.search(log)) is None:
             continue

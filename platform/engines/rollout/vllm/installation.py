@@ -28,7 +28,8 @@ _FULL = ("torch.OutOfMemoryError", "CUDA out of memory", "is less than desired G
 
 
 def installation_problem(python: str | None) -> Problem | None:
-    """The reason why an interpreter (None: this one) cannot run the engine; None: it can. Takes a tenth of a second."""
+    """Returns the reason why an interpreter (None: this one) cannot run the engine; None: it can. Takes a tenth of a
+    second."""
     if not sys.platform.startswith("linux"):
         return Problem("rollout.backend", "vLLM runs on Linux only", value="vllm", hint="rollout.backend=torch")
     command = [python or sys.executable, "-c", _INSTALLED]
@@ -55,7 +56,7 @@ def unusable(python: str, reason: str) -> Problem:
 
 
 def recognised(label: str, log: str, python: str | None, memory_share: float) -> Problem | None:
-    """The problem that the log of a failed start shows, None if it is not a known one."""
+    """Returns the problem that the log of a failed start shows, None if it is not a known one."""
     if (match := _ARCHITECTURE.search(log)) is not None:
         message = f"vLLM {VERSION} has no model of architecture {match[1]} (actor.model)"
         hint = "rollout.backend: torch generates with the models that are trained here"
