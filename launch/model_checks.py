@@ -14,14 +14,12 @@ from rl_platform.config.schema.reward import RewardModel
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem, check_all
 from rl_platform.extras import required
-from rl_platform.launch.sharding import check_sharding
+from rl_platform.launch.sharding import check_sharding, model_config
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
-
-    from rl_platform.config.schema.models import Model
 
 BYTES_TRAINED = 16  # per parameter: float32 weight, gradient and two Adam moments
 BYTES_SAVED = 12  # the same without the gradient
@@ -37,9 +35,9 @@ def check_architectures(config: Config, placement: Placement) -> None:
     outputs: dict[str, LogitTransform] = {}
 
     def check_model(name: str) -> None:
-        model_config, _, key = _model_config(config, name)
-        outputs[name] = LogitTransform.of(model_config)
-        if (problem := length_problem(config, model_config, key)) is not None:
+        loaded, _, key = model_config(config, name)
+        outputs[name] = LogitTransform.of(loaded)
+        if (problem := length_problem(config, loaded, key)) is not None:
             raise ConfigError([problem])
 
     def check_outputs() -> None:
@@ -91,35 +89,20 @@ def _check_memory(config: Config, needs: dict[str, int], inventory: Inventory) -
     raise ConfigError([Problem("actor.model", message, value=value, hint="a smaller model, or a GPU")])
 
 
-def _model_config(config: Config, name: str) -> tuple[PretrainedConfig, Model, str]:
-    """Returns the transformers config of a component's language model, its section and the key of that.
-
-    Raises ConfigError for a model that the platform does not compute.
-    """
-    from rl_platform.models.causal_lm import load_config
-    from rl_platform.models.tokenizer import load_tokenizer
-
-    section, key = getattr(config, name).model, f"{name}.model"
-    if section is None:
-        section, key = config.actor.model, "actor.model"
-    tokenizer = load_tokenizer(section, key)
-    return load_config(section, tokenizer.vocab_size, tokenizer.eos_token_ids[0], key), section, key
-
-
 def _parameters(config: Config, name: str) -> tuple[int, int]:
     """Returns the numbers of frozen and trained parameters of a component's language model, built without memory."""
     from rl_platform.models.causal_lm import meta_causal_lm
 
-    model_config, section, key = _model_config(config, name)
+    loaded, section, key = model_config(config, name)
     if section.path is None:
-        network = meta_causal_lm(model_config)
+        network = meta_causal_lm(loaded)
     else:
         from rl_platform.models.pretrained.pretrained_lm import empty_causal_lm
 
-        network = empty_causal_lm(model_config, section.path, f"{key}.path")
+        network = empty_causal_lm(loaded, section.path, f"{key}.path")
     head = 0
     if name == "critic":  # a scalar head replaces the vocabulary's; it is trained beside adapters too
-        network, head = network.base_model, model_config.hidden_size + 1
+        network, head = network.base_model, loaded.hidden_size + 1
     count = sum(parameter.numel() for parameter in network.parameters())
     if name == "reference":
         return count, 0
@@ -136,9 +119,9 @@ def _reward_bytes(section: RewardModel) -> int:
     from accelerate import init_empty_weights
     from transformers import AutoModelForSequenceClassification
 
-    model_config = classifier_parts(section)[1]
+    loaded = classifier_parts(section)[1]
     with init_empty_weights():
-        network = AutoModelForSequenceClassification.from_config(model_config)
+        network = AutoModelForSequenceClassification.from_config(loaded)
     size = sum(parameter.numel() for parameter in network.parameters())
     return size * (BYTES_FROZEN if section.dtype == "float32" else BYTES_FROZEN // 2)
 
@@ -173,4 +156,4 @@ def _check_backbone(config: Config) -> None:
     with required("rl_platform.models.policies", "actor.model.type"):
         from rl_platform.models.policies.vla import refuse_features
 
-    refuse_features(_model_config(config, "actor")[0], config.actor.model.path, 0)
+    refuse_features(model_config(config, "actor")[0], config.actor.model.path, 0)

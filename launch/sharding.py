@@ -13,6 +13,9 @@ from rl_platform.extras import is_present, required
 from rl_platform.placement.scheduler import Placement
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+    from rl_platform.config.schema.models import Model
     from rl_platform.placement.estimates.model_shape import ModelShape
 
 
@@ -103,8 +106,6 @@ def check_layout(config: Config, placement: Placement) -> None:
 def check_sharding(config: Config, placement: Placement) -> None:
     """Raises ConfigError for a model that cannot be shared as its layout says. Reads the models' configs only."""
     from rl_platform.engines.training.model_problems import model_problems
-    from rl_platform.models.causal_lm import load_config
-    from rl_platform.models.tokenizer import load_tokenizer
 
     problems: list[Problem] = []
     for role in _placed(placement):
@@ -115,10 +116,7 @@ def check_sharding(config: Config, placement: Placement) -> None:
             continue
         if role == "reference" and config.reference_as_actor:
             continue  # the actor has the same problems
-        own = getattr(config, role).model
-        model, key = (config.actor.model, "actor.model") if own is None else (own, f"{role}.model")
-        tokenizer = load_tokenizer(model, key)
-        loaded = load_config(model, tokenizer.vocab_size, tokenizer.eos_token_ids[0], key)
+        loaded, _, _ = model_config(config, role)
         unfit = []
         if by_megatron:
             from rl_platform.engines.training.megatron.supported import unfit as unfit_for_megatron
@@ -127,6 +125,20 @@ def check_sharding(config: Config, placement: Placement) -> None:
         problems += unfit or model_problems(loaded, section, role)
     if problems:
         raise ConfigError(problems)
+
+
+def model_config(config: Config, role: str) -> tuple[PretrainedConfig, Model, str]:
+    """Returns the transformers config of a component's language model, its section and the key of that.
+
+    Raises ConfigError for a model that the platform does not compute.
+    """
+    from rl_platform.models.causal_lm import load_config
+    from rl_platform.models.tokenizer import load_tokenizer
+
+    own = getattr(config, role).model
+    section, key = (config.actor.model, "actor.model") if own is None else (own, f"{role}.model")
+    tokenizer = load_tokenizer(section, key)
+    return load_config(section, tokenizer.vocab_size, tokenizer.eos_token_ids[0], key), section, key
 
 
 def check_kernels(config: Config, placement: Placement) -> None:
