@@ -24,6 +24,9 @@ WAIT_COLOR, PHASE_COLOR = "#d0d4da", "#8a929e"
 MOST_NAMED = 7  # methods with a colour of their own; C7 is grey
 WIDE_ENOUGH = 0.06  # of the width, for a phase to carry its name
 
+Span = tuple[float, float]
+"""Begin and end."""
+
 
 class TimelineEvent(TypedDict):
     """A span of trace.json. ts, dur: begin and length in microseconds; cat: step, phase, call, wait or work."""
@@ -110,6 +113,12 @@ def shown(lanes: dict[str, list[TimelineEvent]], steps: int) -> tuple[float, flo
     return last[0]["ts"], last[-1]["ts"] + last[-1]["dur"]
 
 
+def measured_steps(lanes: Mapping[str, Sequence[TimelineEvent]]) -> list[TimelineEvent]:
+    """Returns the recorded steps. The first one loads and compiles, so it is left out if there are others."""
+    steps = [event for event in lanes.get("steps", ()) if event["name"] != "start"]
+    return steps[1:] or steps
+
+
 def _colors(rows: dict[str, list[TimelineEvent]]) -> dict[str, str]:
     """Returns colours for the methods that took longest."""
     seconds: dict[str, float] = {}
@@ -130,11 +139,10 @@ def work_shares(lanes: Mapping[str, Sequence[TimelineEvent]]) -> dict[str, float
     * optimizer step: loss, gradient and update of a mini-batch.
     * rest: time without any of these (observations, rewards, normalisers, advantages, weights, logs, checkpoints).
 
-    The first step loads and compiles, so it is left out if there are others. Work that overlaps counts once for each
-    kind, so the shares may add up to more than 1. Empty for a run without physics.
+    The steps are those of `measured_steps`. Work that overlaps counts once for each kind, so the shares may add up to
+    more than 1. Empty for a run without physics.
     """
-    steps = [event for event in lanes.get("steps", []) if event["name"] != "start"]
-    steps = steps[1:] or steps
+    steps = measured_steps(lanes)
     work = [event for events in lanes.values() for event in events if event["cat"] == "work"]
     if not steps or all(event["name"] != "physics" for event in work):
         return {}
@@ -159,9 +167,20 @@ def as_text(shares: Mapping[str, float]) -> str:
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
     """Returns the time in which at least one of the spans (begin, length) was open, in their unit."""
-    total, until = 0.0, float("-inf")
-    for begin, length in sorted(spans):
-        end = begin + length
-        total += max(0.0, end - max(begin, until))
-        until = max(until, end)
-    return total
+    return total(union((begin, begin + length) for begin, length in spans))
+
+
+def union(spans: Iterable[Span]) -> list[Span]:
+    """Returns disjoint spans that cover the same time, in order."""
+    joined: list[Span] = []
+    for begin, end in sorted(spans):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def total(spans: Iterable[Span]) -> float:
+    """Returns the time of disjoint spans."""
+    return sum(end - begin for begin, end in spans)

@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from rl_platform.launch.tools.report.facts import Busy
-from rl_platform.launch.tools.timeline import TimelineEvent
+from rl_platform.launch.tools.timeline import Span, TimelineEvent, measured_steps, total, union
 from rl_platform.placement.scheduler import Placement
-
-Span = tuple[float, float]
-"""Begin and end."""
 
 
 def busy_devices(lanes: Mapping[str, Sequence[TimelineEvent]], placement: Placement) -> list[Busy]:
     """Returns the devices (GPUs, or the CPUs of a node) with the share of the recorded steps in which a rank of theirs
     was called and did not wait for a channel.
 
-    The first step loads and compiles, so it is left out if there are others. Ranks that wait for one another inside a
-    call, as in a collective, count as working.
+    The steps are those of `measured_steps`. Ranks that wait for one another inside a call, as in a collective, count as
+    working.
     """
-    steps = [event for event in lanes.get("steps", ()) if event["name"] != "start"]
-    steps = steps[1:] or steps
+    steps = measured_steps(lanes)
     if not steps:
         return []
     window = (steps[0]["ts"], steps[-1]["ts"] + steps[-1]["dur"])
@@ -37,7 +33,7 @@ def busy_devices(lanes: Mapping[str, Sequence[TimelineEvent]], placement: Placem
             sorted(((name, share) for name, share in waiting.items() if share > 0.01), key=lambda kv: -kv[1])
         )
         components = tuple(dict.fromkeys(rank.partition("[")[0] for rank in ranks))
-        share = 1 - length(idle) / (window[1] - window[0])
+        share = 1 - total(idle) / (window[1] - window[0])
         busy.append(Busy(device, components, share, ordered))
     return busy
 
@@ -74,17 +70,6 @@ def _work(events: Iterable[TimelineEvent]) -> list[Span]:
     return without(spans["call"], spans["wait"])
 
 
-def union(spans: Iterable[Span]) -> list[Span]:
-    """Returns disjoint spans that cover the same time, in order."""
-    joined: list[Span] = []
-    for begin, end in sorted(spans):
-        if joined and begin <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(joined[-1][1], end)
-        else:
-            joined.append((begin, end))
-    return joined
-
-
 def without(spans: Iterable[Span], removed: Sequence[Span]) -> list[Span]:
     """Returns `spans` less the time of `removed`; both disjoint and in order."""
     left: list[Span] = []
@@ -105,7 +90,3 @@ def without(spans: Iterable[Span], removed: Sequence[Span]) -> list[Span]:
 def overlap(spans: Iterable[Span], other: Span) -> float:
     """Returns the time that disjoint spans share with another one."""
     return sum(max(0.0, min(end, other[1]) - max(begin, other[0])) for begin, end in spans)
-
-
-def length(spans: Iterable[Span]) -> float:
-    return sum(end - begin for begin, end in spans)

@@ -256,7 +256,7 @@ def test_the_config_accepts_the_built_in_verifiers() -> None:
 
 def test_built_in_verifiers_read_the_last_turn_only() -> None:
     """The text of a tool is not the policy's answer; a function of the user receives all of it."""
-    exact, jsonl = VerifierSpec("exact_match").load()(VerifierSpec("task", "jsonl"))
+    exact, jsonl = VerifierSpec("exact_match").load(), VerifierSpec("task", "jsonl").load()
     for verifier in (exact, jsonl):
         assert verifier(ScoreItem("3+4=7I do not know", "?", "7", last_turn="I do not know")) == 0.0
         assert verifier(ScoreItem("3+4=77", "?", "7", last_turn="7")) == 1.0
