@@ -49,8 +49,7 @@ def _part(key: str, part: Scoring) -> Iterator[Problem]:
     if when(lambda: part.type == "model" and part.model is None):
         yield Problem(f"{key}.model", f"{key}.type model needs a classifier", hint="for example model: {path: FOLDER}")
     if when(lambda: part.type == "model" and part.asks_server and not _is_address(part.address or "")):
-        message = "needs the http:// or https:// address of the server's classify, without user and password"
-        yield Problem(f"{key}.model.url", message, hint="for example http://HOST:8000/classify")
+        yield _no_address(f"{key}.model.url", "", "the server's classify", "http://HOST:8000/classify")
     judge = when(lambda: part.judge if part.type == "judge" else None)
     if judge is not None:
         yield from _judge(f"{key}.judge", judge)
@@ -58,21 +57,20 @@ def _part(key: str, part: Scoring) -> Iterator[Problem]:
         hint = "for example judge: {url: ..., model: ..., template: ...}"
         yield Problem(f"{key}.judge", f"{key}.type judge needs a server, a model and a template", hint=hint)
     if when(lambda: part.type == "http" and not _is_address(part.url or "")):
-        message = (
-            f"{key}.type http needs the http:// or https:// address of a scoring server, without user and password"
-        )
-        yield Problem(f"{key}.url", message, hint="for example http://HOST:PORT/score")
-
+        yield _no_address(f"{key}.url", f"{key}.type http ", "a scoring server", "http://HOST:PORT/score")
     code = when(lambda: part.code if part.type == "code" else None)
     if code is not None and when(lambda: code.url is not None and not _is_address(code.url)):
-        message = "needs the http:// or https:// address of run_code, without user and password"
-        yield Problem(f"{key}.code.url", message, hint="for example http://HOST:8080/run_code")
+        yield _no_address(f"{key}.code.url", "", "run_code", "http://HOST:8080/run_code")
+
+
+def _no_address(key: str, subject: str, what: str, example: str) -> Problem:
+    message = f"{subject}needs the http:// or https:// address of {what}, without user and password"
+    return Problem(key, message, hint=f"for example {example}")
 
 
 def _judge(key: str, judge: Judge) -> Iterator[Problem]:
     if when(lambda: not _is_address(judge.url)):
-        message = "needs the http:// or https:// address of chat completions, without user and password"
-        yield Problem(f"{key}.url", message, hint="for example http://HOST:PORT/v1/chat/completions")
+        yield _no_address(f"{key}.url", "", "chat completions", "http://HOST:PORT/v1/chat/completions")
     if when(lambda: "{response}" not in judge.template):
         yield Problem(f"{key}.template", "without {response} the judge would not see the response")
     if when(lambda: judge.verdict is not None and _groups(judge.verdict) != 1):

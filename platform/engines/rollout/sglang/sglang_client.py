@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,9 +14,9 @@ import torch
 from torch import Tensor
 
 from rl_platform.engines.rollout.hosted.hosted_engine import EngineProcess, HostedEngine, exported, visible_gpus
+from rl_platform.engines.rollout.hosted.out_of_memory import memory_problem
 from rl_platform.engines.rollout.sglang.program import PROGRAM, VERSION, SGLangSetup, Shape, engine_environment
 from rl_platform.engines.rollout.sglang.shared_weights import SharedWeights, write_folder
-from rl_platform.engines.rollout.sglang.start_failures import recognised
 from rl_platform.errors import Problem, WorkerDied, WorkerError
 from rl_platform.models.pretrained.pretrained_lm import empty_causal_lm
 from rl_platform.records import Weights
@@ -25,6 +26,14 @@ logger = logging.getLogger(__name__)
 
 EXPERTS = ".experts."  # in the names of their parameters
 DEATH_S = 5.0  # after which a process that broke a connection by its death is gone
+# of SGLang's log
+_ARCHITECTURES = (
+    re.compile(r"Model architectures \['(\w+)'.*are not supported"),
+    re.compile(r"Cannot find model module\. '(\w+)' is not a registered model"),
+    re.compile(r"(\w+) has no SGlang implementation and the Transformers implementation is not compatible"),
+)
+_NO_ROOM = ("Loaded weights leave no GPU memory", "Not enough memory. Please try to increase --mem-fraction-static")
+_FULL = ("torch.OutOfMemoryError", "CUDA out of memory", "CUDA error: out of memory")
 
 
 class SGLangEngine(HostedEngine):
@@ -50,7 +59,12 @@ class SGLangEngine(HostedEngine):
         return EngineProcess(PROGRAM, setup, self._environment, self._log, scratch=folder)
 
     def _recognised(self, log: str) -> Problem | None:
-        return recognised(self._label, log, VERSION, self._setup.memory_share)
+        for pattern in _ARCHITECTURES:
+            if (match := pattern.search(log)) is not None:
+                message = f"SGLang {VERSION} has no model of architecture {match[1]} (actor.model)"
+                hint = "rollout.backend: torch generates with the models that are trained here"
+                return Problem("rollout.backend", message, value="sglang", hint=hint)
+        return memory_problem(self._label, log, self._setup.memory_share, _NO_ROOM, _FULL)
 
     def _reachable(self, weights: Weights | WeightsOffer) -> Weights | WeightsOffer:
         if isinstance(weights, WeightsOffer) and any(EXPERTS in tensor.name for tensor in weights.distinct):
