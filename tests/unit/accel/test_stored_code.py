@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from launcher_forks import Launcher
 
 from rl_platform.accel import stored_code
 from rl_platform.accel.stored_code import PACKAGE, SOURCES, sources_digest
@@ -23,63 +21,66 @@ assert abs(out - 1).max() < 1e-6
 stats = normalize_rows().stats
 print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()), stats.cache_path)
 """
-HIT, MISS = ("1", "0"), ("0", "1")
-
-
-def compiled(cache: Path) -> tuple[tuple[str, str], Path]:
-    """Compiles a loop in a process of its own; returns its hits and misses, and the folder of machine code."""
-    environment = {**os.environ, "RL_PLATFORM_CACHE": str(cache)}
-    command = [sys.executable, "-c", CODE]
-    process = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    hits, misses, folder = process.stdout.split()
-    return (hits, misses), Path(folder)
-
-
-def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
-    first, folder = compiled(tmp_path)
-    assert first == MISS
-    assert folder.parent == tmp_path / "loops"
-    assert compiled(tmp_path) == (HIT, folder)
-
-
-def test_damaged_machine_code_is_compiled_again(tmp_path: Path) -> None:
-    (file,) = compiled(tmp_path)[1].iterdir()
-    whole = file.read_bytes()
-    for damaged in (b"", whole[:100], whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1])):
-        file.write_bytes(damaged)
-        assert compiled(tmp_path)[0] == MISS
-        assert compiled(tmp_path)[0] == HIT
-
-
-def test_a_folder_that_takes_no_file_is_no_error(tmp_path: Path) -> None:
-    (tmp_path / "loops").write_text("a file in the place of the folder, which root cannot write to either")
-    assert compiled(tmp_path)[0] == MISS
-    assert compiled(tmp_path)[0] == MISS
-
-
-def test_without_a_home_folder_loops_are_compiled() -> None:
-    code = """
+HOMELESS = """
 from pathlib import Path
 def home():
     raise RuntimeError("no home directory")
 Path.home = home
-import numpy as np
-from rl_platform.accel.normalizing_loops import normalize_rows
-out = np.empty((2, 3), np.float32)
-normalize_rows()(np.ones((2, 3)), np.zeros(3), np.ones(3), 10.0, out)
-print(out.min())
 """
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("RL_PLATFORM_CACHE", "XDG_CACHE_HOME")
-    }
-    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout) == (0, "1.0\n"), ended.stderr
+HIT, MISS = ("1", "0"), ("0", "1")
 
 
-def test_processes_that_store_one_loop_at_once(tmp_path: Path) -> None:
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(compiled, [tmp_path] * 3))
-    result, folder = compiled(tmp_path)
+@pytest.fixture
+def begin(start: Callable[..., Launcher], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Launcher]:
+    """begin(): another process begins to compile a loop, with the cache `tmp_path`."""
+    monkeypatch.setenv("RL_PLATFORM_CACHE", str(tmp_path))
+    return lambda: start(code=CODE)
+
+
+def ended(process: Launcher) -> tuple[tuple[str, str], Path]:
+    """Returns the hits and misses of a process, and the folder of machine code."""
+    out, errors = process.communicate()
+    assert process.returncode == 0, errors
+    hits, misses, folder = out.split()
+    return (hits, misses), Path(folder)
+
+
+def test_a_second_process_compiles_nothing(begin: Callable[[], Launcher], tmp_path: Path) -> None:
+    first, folder = ended(begin())
+    assert first == MISS
+    assert folder.parent == tmp_path / "loops"
+    assert ended(begin()) == (HIT, folder)
+
+
+def test_damaged_machine_code_is_compiled_again(begin: Callable[[], Launcher]) -> None:
+    (file,) = ended(begin())[1].iterdir()
+    whole = file.read_bytes()
+    for damaged in (b"", whole[:100], whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1])):
+        file.write_bytes(damaged)
+        assert ended(begin())[0] == MISS
+        assert ended(begin())[0] == HIT
+
+
+def test_a_folder_that_takes_no_file_is_no_error(begin: Callable[[], Launcher], tmp_path: Path) -> None:
+    (tmp_path / "loops").write_text("a file in the place of the folder, which root cannot write to either")
+    assert ended(begin())[0] == MISS
+    assert ended(begin())[0] == MISS
+
+
+def test_without_a_home_folder_loops_are_compiled(
+    start: Callable[..., Launcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RL_PLATFORM_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    process = start(code=HOMELESS + CODE.partition("stats =")[0])
+    assert process.communicate() == ("", "")
+    assert process.returncode == 0
+
+
+def test_processes_that_store_one_loop_at_once(begin: Callable[[], Launcher]) -> None:
+    for process in [begin() for _ in range(3)]:
+        ended(process)
+    result, folder = ended(begin())
     assert result == HIT
     assert len(list(folder.iterdir())) == 1
 
