@@ -48,7 +48,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SMALL = 4096  # bytes of a bucket
 
-STEPS, NOTICED_S, GIVEN_UP_S = 3, 10.0, 60.0
+STEPS, NOTICED_S, ENDED_S, GIVEN_UP_S = 3, 10.0, 20.0, 60.0
 RUN = [
     "reasoning.yaml",
     f"runner.max_steps={STEPS}",
@@ -340,6 +340,7 @@ def test_a_learner_that_is_killed_while_it_learns(command, address, monkeypatch,
     monkeypatch.setattr(reasoning, "LanguageActor", DiesInUpdate)
     ended = run()
     assert Path("killed").exists(), ended.err
+    lasted = time.time() - Path("killed").stat().st_mtime
     if restarts:
         assert ended.code == 0, ended.err
         assert "resumed from step 1" in ended.out
@@ -348,6 +349,7 @@ def test_a_learner_that_is_killed_while_it_learns(command, address, monkeypatch,
         assert warning.endswith("in 0 s, 0 restarts are left")
     else:
         assert ended.code == 75, ended.err
+        assert lasted < ENDED_S
         assert "HostDied: the process of actor,critic,rollout,reward[1] died" in ended.err
         assert "the same command goes on from step 1" in ended.err
         assert run().code == 0

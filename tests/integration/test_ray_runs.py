@@ -21,7 +21,7 @@ from waiting import HANG_S, assert_gone, until
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 STEPS = 3
-DIED_S, LOST_S = 20.0, 15.0  # promised: from the death of a process, and of Ray, to the end of the run
+LOST_S = 15.0  # promised: from the death of Ray to the end of the run
 REASONING = {
     "shared": ["cluster.runtime=ray"],
     "apart, two learning ranks": [
@@ -202,19 +202,6 @@ def launched(start, folder: Path, processes_of) -> Launched:
 def hosts_of(processes: list[psutil.Process]) -> list[psutil.Process]:
     """Those in which components run."""
     return [process for process in processes if any("HostActor" in part for part in process.cmdline())]
-
-
-def test_a_killed_learner_ends_the_run_with_a_way_to_go_on(launched) -> None:
-    process, started = launched("cluster.runtime=ray", "cluster.restarts=0")
-    (host,) = hosts_of(started)
-    began = time.monotonic()
-    os.kill(host.pid, signal.SIGKILL)
-    _, errors = process.communicate(timeout=HANG_S)
-    assert time.monotonic() - began < DIED_S
-    assert process.returncode == 75, errors
-    assert "HostDied: the process of actor_critic,env,rollout[0] died" in errors
-    assert "the same command goes on from step" in errors
-    assert_gone(started)
 
 
 def named(processes: list[psutil.Process], name: str) -> psutil.Process:
