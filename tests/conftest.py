@@ -149,10 +149,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Processes for `pytest` and `pytest -m fast` without paths, each file in one of them; otherwise this one.
 
-    The fast tests keep two cores busy with two processes. All tests together wait half of the time.
+    The fast tests keep two cores busy with two processes. All tests together wait for two thirds of the time.
     """
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    return {"fast": 2, "not release": 3}.get(config.option.markexpr, 0) if whole else 0
+    return {"fast": 2, "not release": 4}.get(config.option.markexpr, 0) if whole else 0
 
 
 @dataclass(frozen=True)

@@ -160,11 +160,10 @@ def test_apart_environments_that_step_during_updates_see_those_of_one_process(le
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("on_update", ["continue", "abort"])
-def test_apart_a_rollout_loads_weights_while_it_generates(learned_now, joins: str, scored: str, on_update: str) -> None:
+def test_apart_a_rollout_loads_weights_while_it_generates(learned_now, joins: str, scored: str) -> None:
     keys = "reasoning.yaml", scored, "runner.max_staleness=1", "algorithm.rollout_is={}", "rollout.backend=torch"
     apart = "cluster.component_placement={'actor,critic': 0, rollout: '1:0-1', reward: 1}"  # two ranks on one device
-    state = learned_now(*keys, "cluster.devices_per_node=2", apart, joins, f"rollout.on_update={on_update}")
+    state = learned_now(*keys, "cluster.devices_per_node=2", apart, joins, "rollout.on_update=abort")
     counts = state["run"]["task"]["samples"]["counts"]
     assert counts == {"issued": STEPS * 8, "trained": STEPS * 8, "rejected": 0, "dropped": 0}
     logged = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
