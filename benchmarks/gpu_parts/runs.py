@@ -129,11 +129,14 @@ def warp(setup: Setup, report: Report) -> None:
     """Reports environment steps per second of a whole run, with MuJoCo and with MuJoCo Warp."""
     base: Overrides = {"cluster.component_placement": {"actor_critic,env,rollout": "0"}, "runner.val_check_interval": 0}
     base |= {"env.evaluation.video": False}
-    base |= {"runner.max_steps": 1, "env.num_envs": 2, "env.rollout_steps": 4} if setup.small else {}
-    base |= {"data.mini_batch_size": 8} if setup.small else {"runner.max_steps": 4, "env.num_envs": 1024}
+    if setup.small:
+        base |= {"runner.max_steps": 1, "env.num_envs": 2, "env.rollout_steps": 4, "data.mini_batch_size": 8}
+        base |= {"env.max_episode_steps": 10}  # the last step is followed by an evaluation
+    else:
+        base |= {"runner.max_steps": 4, "env.num_envs": 1024}
     for backend in ("mujoco", "mujoco_warp"):
         folder = setup.folder / backend
-        rows = finished(started(setup, "embodied/ant.yaml", folder, base | {"env.backend": backend}), folder)
+        rows = finished(started(setup, "embodied/ppo.yaml", folder, base | {"env.backend": backend}), folder)
         report(f"{backend}", speed(rows, "perf/env_steps_per_sec"), "steps/s")
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import mujoco
 import numpy as np
+import torch
+from torch import Tensor
 
 from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import Quantities
 from rl_platform.errors import Problem
@@ -36,8 +39,7 @@ def warp_problem(env: Any) -> Problem | None:
         return Problem(key, message, value=name, hint="env.backend: mujoco")
     if importlib.util.find_spec("mujoco_warp") is None:
         return Problem(key, "MuJoCo Warp is not installed", value=name, hint="pip install 'rl-platform[warp]'")
-    import mujoco_warp
-
+    _, mujoco_warp = _packages()
     try:
         mujoco_warp.put_model(env.unwrapped.model)
     except NotImplementedError as error:
@@ -45,90 +47,99 @@ def warp_problem(env: Any) -> Problem | None:
     return None
 
 
+def _packages() -> tuple[Any, Any]:
+    """Returns Warp, which prints a line for each of its many kernels unless it is quiet, and MuJoCo Warp."""
+    import warp
+
+    warp.config.log_level = warp.LOG_WARNING
+    import mujoco_warp
+
+    return warp, mujoco_warp
+
+
 class WarpPhysics:
-    """`Physics` by MuJoCo Warp. `threads` is ignored."""
+    """`Physics` by MuJoCo Warp. `threads` is ignored.
+
+    Between steps, torch reads and writes Warp's arrays where they are; only actions and what tasks read pass the host.
+    """
 
     def __init__(
         self, model: mujoco.MjModel, frame_skip: int, num_envs: int, threads: int, fields: Sequence[str]
     ) -> None:
-        import mujoco_warp
-        import warp
-
-        warp.config.quiet = True
+        warp, mujoco_warp = _packages()
         self._warp, self._mjw, self._frame_skip = warp, mujoco_warp, frame_skip
         data = mujoco.MjData(model)
         mujoco.mj_forward(model, data)
         self._model = mujoco_warp.put_model(model)
         self._data = mujoco_warp.put_data(model, data, nworld=num_envs)
-        self._captures = self._data.qpos.device.is_cuda
+        self._device = self._data.qpos.device
+        self._captures = self._device.is_cuda
         self._graph: Any = None  # CUDA graph of the kernels of `step`, whose arrays keep their addresses
         self.warnings = np.zeros((num_envs, 3), np.int64)
-        names = dict.fromkeys(("qpos", "qvel", "time", *fields))
-        self.now = Quantities({name: self._read(name) for name in names})
+        read = dict.fromkeys(("qpos", "qvel", "time", *fields))
+        self._arrays = {name: warp.to_torch(getattr(self._data, name)) for name in {*_STATE, "ctrl", *read}}
+        self._begins = torch.zeros(num_envs, dtype=torch.bool, device=self._arrays["qpos"].device)
+        self.now = Quantities({name: self._arrays[name].cpu().double().numpy() for name in read})
 
     def step(self, actions: np.ndarray, which: np.ndarray | None = None) -> None:
-        before_step = None if which is None else {name: self._read(name) for name in _STATE}
-        self._write("ctrl", actions)
-        if self._graph is not None:
-            self._warp.capture_launch(self._graph)
-        else:
-            self._launch()
-            if self._captures:  # the first steps have loaded the kernels
-                with self._warp.ScopedCapture() as capture:
-                    self._launch()
-                self._graph = capture.graph
-        if before_step is not None:
-            others = np.setdiff1d(np.arange(len(self.warnings)), which)
-            for name, before in before_step.items():
-                after = self._read(name)
-                after[others] = before[others]
-                self._write(name, after)
-        self._update_now(slice(None) if which is None else which)
+        with self._on_warps_stream():
+            before_step = self._copies(_STATE) if which is not None else {}
+            self._arrays["ctrl"].copy_(torch.from_numpy(actions))
+            if self._graph is not None:
+                self._warp.capture_launch(self._graph)
+            else:
+                self._launch()
+                if self._captures:  # the first steps have loaded the kernels
+                    with self._warp.ScopedCapture() as capture:
+                        self._launch()
+                    self._graph = capture.graph
+            if which is not None:
+                self._restore_others(which, before_step)
+            self._update_now(slice(None) if which is None else which)
 
     def reset(self, which: np.ndarray, qpos: np.ndarray, qvel: np.ndarray) -> None:
-        begins = np.zeros(len(self.warnings), bool)
-        begins[which] = True
-        warmstart = self._read("qacc_warmstart")
-        self._mjw.reset_data(self._model, self._data, self._warp.array(begins, dtype=bool))
-        for name, rows in (("qpos", qpos), ("qvel", qvel)):
-            whole = self._read(name)
-            whole[which] = rows
-            self._write(name, whole)
-        self._mjw.forward(self._model, self._data)  # computes all simulations; the others are restored below
-        computed = self._read("qacc_warmstart")
-        computed[~begins] = warmstart[~begins]
-        self._write("qacc_warmstart", computed)
-        self._update_now(which)
+        with self._on_warps_stream():
+            before = self._copies(("qacc_warmstart",))
+            self._begins.zero_()[which] = True
+            self._mjw.reset_data(self._model, self._data, self._warp.from_torch(self._begins))
+            for name, rows in (("qpos", qpos), ("qvel", qvel)):
+                self._arrays[name][which] = torch.from_numpy(rows).to(self._arrays[name])
+            self._mjw.forward(self._model, self._data)  # computes all simulations; the others continue as before
+            self._restore_others(which, before)
+            self._update_now(which)
 
     def save(self, index: int) -> np.ndarray:
-        return np.concatenate([self._read(name)[index].reshape(-1) for name in _STATE])
+        with self._on_warps_stream():
+            return torch.cat([self._arrays[name][index].flatten() for name in _STATE]).cpu().double().numpy()
 
     def restore(self, index: int, state: np.ndarray) -> None:
-        begin = 0
-        for name in _STATE:
-            whole = self._read(name)
-            end = begin + whole[index].size
-            whole[index] = state[begin:end].reshape(whole[index].shape)
-            self._write(name, whole)
-            begin = end
+        with self._on_warps_stream():
+            rows = [self._arrays[name][index] for name in _STATE]
+            for row, values in zip(rows, torch.from_numpy(state).split([row.numel() for row in rows]), strict=True):
+                row.copy_(values.view(row.shape))
 
     def close(self) -> None:
         pass
+
+    def _on_warps_stream(self) -> AbstractContextManager[Any]:
+        """Torch's kernels within wait for those of Warp, and the reverse."""
+        return torch.cuda.stream(self._warp.stream_to_torch(self._device)) if self._device.is_cuda else nullcontext()
 
     def _launch(self) -> None:
         """Steps all worlds `frame_skip` times. A step has hundreds of kernels, so a GPU runs them as a CUDA graph."""
         for _ in range(self._frame_skip):
             self._mjw.step(self._model, self._data)
 
-    def _read(self, name: str) -> np.ndarray:
-        """Returns a copy of a field, float64."""
-        values: np.ndarray = getattr(self._data, name).numpy().astype(np.float64)
-        return values
+    def _copies(self, names: Sequence[str]) -> dict[str, Tensor]:
+        return {name: self._arrays[name].clone() for name in names}
 
-    def _write(self, name: str, array: np.ndarray) -> None:
-        if array.size:
-            getattr(self._data, name).assign(array.astype(np.float32))
+    def _restore_others(self, which: np.ndarray, before: dict[str, Tensor]) -> None:
+        """Sets the simulations that are not in `which` back to `before`."""
+        for name, values in before.items():
+            array = self._arrays[name]
+            values[which] = array[which]
+            array.copy_(values)
 
     def _update_now(self, rows: slice | np.ndarray) -> None:
         for name, array in vars(self.now).items():
-            array[rows] = self._read(name)[rows]
+            array[rows] = self._arrays[name][rows].cpu().numpy()

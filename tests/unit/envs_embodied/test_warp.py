@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from rl_platform.envs.embodied.vector import VectorEnv
 INSTALLED = importlib.util.find_spec("mujoco_warp") is not None
 needs_warp = pytest.mark.skipif(not INSTALLED, reason="needs `pip install 'rl-platform[warp]'`")
 NUM_ENVS, STEPS = 4, 30
+ROOT = Path(__file__).parents[3]
 IDS = [f"{task.__name__}-v5" for task in TASKS.values() if set(task.fields) <= COVERED]
 
 
@@ -114,3 +118,24 @@ def test_without_the_package_it_says_how_to_get_it() -> None:
 @needs_warp
 def test_a_covered_task_has_no_problem() -> None:
     assert warp_problem(make_env(EnvDescription("Hopper-v5"))) is None
+
+
+@needs_warp
+def test_the_acceptance_of_a_gpu_can_measure_it(tmp_path: Path) -> None:
+    command = [sys.executable, "benchmarks/gpu.py", "--small", "--output", str(tmp_path), "mujoco-warp"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@needs_warp
+def test_it_prints_nothing() -> None:
+    """Warp prints a line when it loads a kernel, so another process has to load them."""
+    code = """
+from rl_platform.envs.embodied.descriptions import EnvDescription
+from rl_platform.envs.embodied.env_facts import inspect_env
+from rl_platform.envs.embodied.vector import VectorEnv
+inspect_env(EnvDescription("InvertedPendulum-v5", backend="mujoco_warp"))
+VectorEnv(EnvDescription("InvertedPendulum-v5", backend="mujoco_warp"), 2).reset([0, 1])
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == ""
