@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from child_forks import forked_children
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -99,7 +101,19 @@ TEMPLATE = (
     "{% for m in messages %}<s> {% if m.role == 'tool' %}user <tool_response> {{ m.content }} </tool_response>"
     "{% else %}{{ m.role }} {{ m.content }}{% endif %}</s> {% endfor %}<s> assistant"
 )
+IMPORTS = """
+import datasets, verifiers.clients
+import rl_platform.components.agents.verifiers_program
+verifiers.load_environment, verifiers.MultiTurnEnv
+"""
 WIDE = "actor.model.random_init.max_positions=64"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> Iterator[None]:
+    """Imports the library once, which takes four seconds of processor time, and not in each of two dozen processes."""
+    with forked_children("agents.verifiers_program", IMPORTS):
+        yield
 
 
 @pytest.fixture(autouse=True)
