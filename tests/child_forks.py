@@ -1,8 +1,8 @@
 """Child processes of the platform as forks of processes that have imported for them. No test by itself.
 
-In the block of `forked_children(programs, preload)`, `rl_platform.runtime.child.Child` starts `python -c CODE` as a fork
-of a process with the same interpreter and the same environment variables, which has run the code `preload`. Such a
-process starts at the first child and ends with the block. A child has its own session, descriptors and search paths, as
+In the block of `forked_children`, `rl_platform.runtime.child.Child` starts `python -c CODE` as a fork of a process with
+the same interpreter and the same environment variables, which has imported what the child needs. Such a process starts
+at the first child and ends with the block. A child has its own session, descriptors and search paths, as
 without forks. Children of other processes, as those of Ray, start as usual.
 """
 
@@ -25,7 +25,8 @@ from typing import Any
 
 NUMBER = struct.Struct("i")
 WORDS = struct.Struct("q")
-OTHERS = ("PYTHONPATH", "PYTEST_CURRENT_TEST")  # variables that may differ between a child and the process that forks
+# Variables in which a child may differ from the process that forks. A run in this process sets the last ones.
+OTHERS = ("PYTHONPATH", "PYTEST_CURRENT_TEST", "PYTHONBREAKPOINT", "RAY_CLIENT_MODE", "RL_PLATFORM_ACCELERATE")
 
 
 class ForkedProcess:
@@ -63,15 +64,16 @@ class ForkedProcess:
 class Forks:
     """Processes that fork, by interpreter and environment."""
 
-    def __init__(self, programs: str, preload: str) -> None:
-        self._programs, self._preload, self._lock = programs, preload, threading.Lock()
+    def __init__(self, programs: str, preload: str, others: Sequence[str], popen: Any) -> None:
+        self._programs, self._preload, self._usual, self._lock = programs, preload, popen, threading.Lock()
+        self._others = {*OTHERS, *others}
         self._forking: dict[str, tuple[subprocess.Popen[bytes], socket.socket]] = {}
 
-    def popen(self, command: Sequence[str], **options: Any) -> ForkedProcess | subprocess.Popen[bytes]:
+    def popen(self, command: Sequence[str], **options: Any) -> Any:
         """Starts a child with the options that `Child` gives."""
         python, option, code, *arguments = command
         if self._programs not in code:
-            return subprocess.Popen(command, **options)
+            return self._usual(command, **options)
         assert option == "-c"
         assert options.pop("start_new_session")
         return self._fork(python, code, arguments, **options)
@@ -99,7 +101,7 @@ class Forks:
             os.close(theirs)
 
     def _process(self, python: str, env: dict[str, str]) -> socket.socket:
-        key = json.dumps([python, sorted(item for item in env.items() if item[0] not in OTHERS)])
+        key = json.dumps([python, sorted(item for item in env.items() if item[0] not in self._others)])
         if key not in self._forking:
             ours, theirs = socket.socketpair()
             with theirs:
@@ -118,15 +120,20 @@ class Forks:
 
 
 @contextmanager
-def forked_children(programs: str, preload: str) -> Iterator[None]:
-    """programs: a part of the code of the children that are forks. preload: code with the imports that they need."""
+def forked_children(programs: str, preload: str, others: Sequence[str] = ()) -> Iterator[None]:
+    """programs: a part of the code of the children that are forks. preload: code with the imports that they need.
+
+    others: further variables in which a child may differ from the process that forks. No import may read them.
+    """
     import pytest  # here, as every process that forks runs this file
 
-    forks = Forks(programs, preload)
+    import rl_platform.runtime.child as patched
+
+    forks = Forks(programs, preload, others, patched.subprocess.Popen)
     options = {name: getattr(subprocess, name) for name in ("PIPE", "DEVNULL", "TimeoutExpired")}
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("rl_platform.runtime.child.subprocess", SimpleNamespace(Popen=forks.popen, **options))
+            patch.setattr(patched, "subprocess", SimpleNamespace(Popen=forks.popen, **options))
             yield
     finally:
         forks.close()
@@ -186,7 +193,9 @@ def _become(job: dict[str, Any], descriptors: list[int]) -> str:
     os.chdir(job["folder"])
     os.environ.clear()
     os.environ.update(job["environment"])
-    sys.path[:] = list(dict.fromkeys(["", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *sys.path]))
+    sys.path[:] = list(
+        dict.fromkeys(["", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *sys.path])
+    )
     sys.argv = ["-c", *job["arguments"]]
     code: str = job["code"]
     return code

@@ -17,10 +17,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from child_forks import forked_children
 from forked import Forked
 from launcher_forks import Launcher, Launchers
 from ray_cluster import ray_cluster
 from ray_forks import RayForks
+from sglang_engine import ENGINE_IMPORTS
 from tiny_configs import EMBODIED, REASONING
 
 if CHECKS_SHAPES := all(importlib.util.find_spec(name) for name in ("jaxtyping", "beartype")):
@@ -295,6 +297,13 @@ def address(forked_workers: None) -> Iterator[str]:
 def joins(address: str) -> str:
     """Of a run that joins this cluster."""
     return f"cluster.address={address}"
+
+
+@pytest.fixture(scope="session")
+def forked_engines() -> Iterator[None]:
+    """SGLang engines that this process starts are forks of one that has imported SGLang, which takes ten seconds."""
+    with forked_children("rollout.sglang.program", ENGINE_IMPORTS, others=["SGLANG_CPU_OMP_THREADS_BIND"]):
+        yield
 
 
 @pytest.fixture(scope="session")

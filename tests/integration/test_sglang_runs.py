@@ -10,12 +10,11 @@ from sglang_engine import ENGINE_ENV, needs_sglang
 
 from rl_platform.metrics import read_metrics
 
-pytestmark = [needs_sglang, pytest.mark.timeout(900)]
+pytestmark = [needs_sglang, pytest.mark.timeout(900), pytest.mark.usefixtures("forked_engines")]
 CONFIGS = Path(__file__).parents[2] / "configs" / "reasoning"
 WITH_SGLANG = ["rollout.backend=sglang", f"rollout.engine_env={json.dumps(ENGINE_ENV)}"]
-SPAWNED = f"rollout.engine_env={json.dumps(ENGINE_ENV | {'START_METHOD': 'spawn'})}"  # as without the stand-ins
 WAYS = {
-    "two tensor-parallel processes": ["rollout.tensor_parallel_size=2", SPAWNED],
+    "two tensor-parallel processes": ["rollout.tensor_parallel_size=2"],
     "weights by a process group": [
         "cluster.devices_per_node=2",
         "cluster.component_placement={'actor,critic,reward': 0, rollout: 1}",

@@ -16,8 +16,13 @@ set_start_method = multiprocessing.set_start_method
 def fork_processes() -> None:
     """Replaces the start method `spawn` by `fork` in an engine's process (`python -c PROGRAM SOCKET`)."""
     if sys.argv[0] == "-c":
-        multiprocessing.set_start_method = lambda _, force=False: set_start_method("fork", force)
-        os.register_at_fork(after_in_child=partial(_close_socket, os.getpid()))
+        multiprocessing.set_start_method = _set_fork
+
+
+def _set_fork(_: str, force: bool = False) -> None:
+    """The engine's process calls it before it starts others."""
+    set_start_method("fork", force)
+    os.register_at_fork(after_in_child=partial(_close_socket, os.getpid()))
 
 
 def _close_socket(engine: int) -> None:

@@ -7,6 +7,7 @@ import copy
 import os
 import shutil
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -37,7 +38,7 @@ from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights
 from rl_platform.runners.collection.cut_generation import generate_until
 from rl_platform.runtime.weights.group import WeightsOffer, offer_fields
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("forked_engines")]
 ENGINES = ["torch", pytest.param("sglang", marks=needs_sglang), pytest.param("vllm", marks=needs_vllm)]
 only_hosted = pytest.mark.parametrize("backend", ENGINES[1:], indirect=True)
 only_sglang = pytest.mark.parametrize("backend", ENGINES[1:2], indirect=True)
@@ -341,13 +342,20 @@ def test_an_architecture_that_sglang_has_not(shared: ModuleType, tmp_path: Path)
 
 
 @needs_sglang
-def test_experts_reach_sglang_and_it_reports_those_that_it_selects(shared: ModuleType, tmp_path: Path) -> None:
-    """The second time most of a prompt's routes come from the prefix cache. All equal those of the torch engine."""
+def test_experts_reach_sglang_and_it_reports_those_that_it_selects(
+    shared: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time most of a prompt's routes come from the prefix cache. All equal those of the torch engine.
+
+    The engine's process and its scheduler start as for a user: neither is a fork.
+    """
+    monkeypatch.setattr("rl_platform.runtime.child.subprocess", subprocess)
+    spawned = ENGINE_ENV | {"START_METHOD": "spawn"}
     network = tiny_families.tiny("qwen3_moe", norm_topk_prob=True)
     weights = Weights(0, shared.state_of(copy.deepcopy(network)))
     description = network.config.to_dict() | {"architectures": ["Qwen3MoeForCausalLM"]}
     setup = replace(setup_for(network.config), model_config=description, reports_routes=True)
-    engine = SGLangEngine("rollout[0]", setup, (shared.NEVER,), ENGINE_ENV, tmp_path / "engine.log")
+    engine = SGLangEngine("rollout[0]", setup, (shared.NEVER,), spawned, tmp_path / "engine.log")
     alike = TorchRolloutEngine(network.config, (shared.NEVER,), RUNNING, torch.device("cpu"), records_routes=True)
     try:
         engine.receive(weights)
@@ -369,7 +377,7 @@ def test_experts_reach_sglang_and_it_reports_those_that_it_selects(shared: Modul
 
 
 @needs_sglang
-def test_memory_that_has_no_room_for_keys_and_values(shared: ModuleType, tmp_path: Path) -> None:
+def test_sglang_without_room_for_keys_and_values(shared: ModuleType, tmp_path: Path) -> None:
     less_than_none = {"mem_fraction_static": -1.0}  # whatever other processes free while it starts
     setup = replace(setup_for(shared.causal_lm().config), cache_tokens=None, extra=less_than_none)
     with pytest.raises(ConfigError) as caught:
