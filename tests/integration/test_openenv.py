@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from child_forks import forked_children
 from waiting import HANG_S, until
 
 from rl_platform.metrics import read_metrics
@@ -54,6 +55,13 @@ KEYS = (
 def agent(url: str, more: str = "observation: text") -> str:
     environment = f"{{type: openenv, params: {{url: {url}, {more}}}, timeout_s: 60}}"
     return f"rollout.agent={{environment: {environment}, num_workers: 1}}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> Iterator[None]:
+    """Imports the library once, which takes four seconds of processor time, and not in each process of environments."""
+    with forked_children("agents.tool_program", "import openenv.core, rl_platform.components.agents.tool_program"):
+        yield
 
 
 @pytest.fixture(scope="module")
