@@ -4,5 +4,6 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 python="${1:?the folder of a virtual environment}/bin/python"
-"$python" -m pip install -q -c "$here/constraints/cpu.txt" -r "$here/constraints/sglang-cpu.txt"
-"$python" -m pip install -q --no-deps sglang==0.5.23 compressed-tensors==0.18.0 xgrammar==0.2.7
+declare -F pip_install > /dev/null || pip_install() { "$1" -m pip install -q "${@:2}"; }  # .ci/run exports a faster one
+pip_install "$python" -c "$here/constraints/cpu.txt" -r "$here/constraints/sglang-cpu.txt"
+pip_install "$python" --no-deps sglang==0.5.23 compressed-tensors==0.18.0 xgrammar==0.2.7
