@@ -7,13 +7,12 @@ A word in capitals stands for the overrides in `NAMES`.
 
 from __future__ import annotations
 
-import ast
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from problem_sites import Sites, recorded_sites, unreached
 
 from rl_platform.config import rules
 from rl_platform.config.checks import without
@@ -21,7 +20,6 @@ from rl_platform.config.describe import field_at
 from rl_platform.config.explanations.accepted_values import choices, walk
 from rl_platform.config.rules import broken, without_effect
 from rl_platform.config.schema.algorithm import ESTIMATORS, POLICY_LOSSES, KLLossType, KLPenalty, LossAggregation
-from rl_platform.errors import Problem
 
 PLACED = "cluster.component_placement"
 NAMES = {
@@ -55,22 +53,12 @@ def refused() -> Iterator[tuple[str, list[str], str, str]]:
 
 REFUSED = list(refused())
 RULES = Path(rules.__file__).parent
-Sites = set[tuple[str, int]]  # file and line of a `Problem(...)`
 
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Sites]:
     """The places where the refused configs make their problems."""
-    sites: Sites = set()
-
-    def init(self: Problem, *arguments: str, **options: str) -> None:
-        caller = sys._getframe(1)
-        sites.add((caller.f_code.co_filename, caller.f_lineno))
-        original(self, *arguments, **options)
-
-    original = Problem.__init__
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Problem, "__init__", init)
+    with recorded_sites() as sites:
         yield sites
 
 
@@ -91,12 +79,7 @@ def test_refused(problems, made: Sites, task: str, overrides: list[str], key: st
 def test_every_rule_has_a_case(request: pytest.FixtureRequest, made: Sites) -> None:
     if sum(item.originalname == "test_refused" for item in request.session.items) < len(REFUSED):
         pytest.skip("needs all cases of test_refused before it")
-    lines: dict[tuple[str, int], range] = {}
-    for path in RULES.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "Problem":
-                lines[str(path), node.lineno] = range(node.lineno, (node.end_lineno or 0) + 1)
-    missing = [site for site, span in lines.items() if not any((site[0], line) in made for line in span)]
+    missing = [site for path in RULES.glob("*.py") for site in unreached(path, made)]
     assert not missing, f"add a case of each to refused.txt: {missing}"
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections import namedtuple
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from problem_sites import Sites, recorded_sites, unreached
 from reward_parts import make_classifier, post_server
 from tiny_families import tiny
 from transformers import LlamaConfig
@@ -27,6 +29,13 @@ from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 
 GPUS = "cluster.gpus_per_node=2"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def made() -> Iterator[Sites]:
+    """The places where the tests of this file make problems."""
+    with recorded_sites() as sites:
+        yield sites
 
 
 @pytest.fixture(autouse=True)
@@ -186,6 +195,11 @@ REFUSED = [  # file, overrides, key, message, what to add so that it passes
     ("embodied", [ENV_RANKS.replace("0-3", "0-2"), "env.num_workers=4"], "env.num_workers",
      "3 ranks of env cannot share", None),
     ("embodied", [ENV_RANKS, "env.pipeline_stages=2"], "env.num_envs", "in 2 stages", ["env.pipeline_stages=1"]),
+    ("reasoning", ["cluster.node_groups=[{label: big, node_ranks: '0', ray_labels: {pool: big}}]"],
+     "cluster.node_groups[0].ray_labels", "a running Ray cluster", ["cluster.address=auto"]),
+    ("embodied", [GPUS, placed("{actor: 0-1, 'env,rollout': 0}"), "actor.device=cpu"], "actor.device",
+     "communicate by NCCL", None),
+    ("reasoning", ["rollout.stop=['***']"], "rollout.stop[0]", "is not stored", None),
     ("reasoning", ["cluster.gpus_per_node=8", SPREAD], "cluster.component_placement",
      "computes on one GPU and would keep 1 more", ["cluster.gpus_per_node=null", "cluster.devices_per_node=8"]),
 ]  # fmt: skip
@@ -203,6 +217,12 @@ def test_a_logger_that_is_not_installed(folder: Path, monkeypatch: pytest.Monkey
     find = preflight.importlib.util.find_spec
     monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None if name == "wandb" else find(name))
     assert "pip install wandb" in cheap_problems("embodied.yaml", "runner.logger_backends=[wandb]").popitem()[1].hint
+
+
+def test_loggers_without_their_extra(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(preflight, "is_present", lambda name: name != "rl_platform.trackers")
+    refused = cheap_problems("embodied.yaml", "runner.logger_backends=[tensorboard]")["runner.logger_backends"]
+    assert refused.hint == "runner.logger_backends=[]"
 
 
 def test_an_output_folder_that_is_not_writable(folder: Path, monkeypatch: pytest.MonkeyPatch):
@@ -411,3 +431,10 @@ def test_a_model_that_is_not_supported_is_refused_before_its_weights_are_read(
     assert message in ended.err
     assert "Traceback" not in ended.err
     assert not (folder / "out").exists()
+
+
+def test_every_check_of_the_placement_has_a_case(request: pytest.FixtureRequest, made: Sites) -> None:
+    here = {name for name in vars(request.module) if name.startswith("test_")}
+    if not here <= {item.originalname for item in request.session.items}:
+        pytest.skip("needs all tests of this file before it")
+    assert not unreached(Path(preflight.__file__), made), "add a test of each"
