@@ -8,18 +8,24 @@ before that shows what to read.
 from __future__ import annotations
 
 import importlib.util
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from api_contracts import LIBRARIES, TABLE, Installed, calls_of, calls_of_sources, differences, misfit, names_of
+from api_contracts import LIBRARIES, TABLE, Call, Installed, calls_of, calls_of_sources, differences, misfit, names_of
 from sglang_engine import needs_sglang
 from vllm_engine import VLLM_PYTHON, needs_vllm
 
 TABLES: dict[str, Any] = yaml.safe_load(TABLE.read_text())
-CALLS = calls_of_sources(TABLES)
 SGLANG = "platform/engines/rollout/sglang/program.py"
+
+
+@cache
+def calls() -> list[Call]:
+    """Reads all sources, which takes a second: not when each process collects the tests."""
+    return calls_of_sources(TABLES)
 
 
 def installed(library: str) -> Installed:
@@ -34,13 +40,13 @@ def installed(library: str) -> Installed:
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_the_table_has_what_is_called_and_no_more(library: str) -> None:
-    assert names_of(CALLS, library) == sorted(TABLES["libraries"][library]["signatures"])
+    assert names_of(calls(), library) == sorted(TABLES["libraries"][library]["signatures"])
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_every_call_fits_its_signature(library: str) -> None:
     signatures = TABLES["libraries"][library]["signatures"]
-    own = [call for call in CALLS if call.name in signatures]
+    own = [call for call in calls() if call.name in signatures]
     assert [problem for call in own if (problem := misfit(call, signatures[call.name]))] == []
 
 
@@ -49,7 +55,7 @@ def test_every_call_fits_its_signature(library: str) -> None:
 )
 def test_the_installed_library_has_these_signatures(library: str) -> None:
     table, found = TABLES["libraries"][library], installed(library)
-    changed = differences(table["signatures"], {name: found.signature(name, CALLS) for name in table["signatures"]})
+    changed = differences(table["signatures"], {name: found.signature(name, calls()) for name in table["signatures"]})
     assert not changed, "\n".join(
         [f"{library} {found.version(library)} differs from {table['version']}, which was tried:", *changed]
     )
