@@ -2,7 +2,7 @@
 
 `env.id: rl_platform.envs.embodied.suites.libero:LiberoTask` with `env.kwargs: {suite: libero_spatial, number: 0}`. It
 imports libero, which usually needs an interpreter of its own (`env.python`). LIBERO's package of PyPI downloads meshes
-and textures at first use; tests use stand-ins for them.
+and textures at first use. It was tried with boxes in their place; tests use a stand-in of the package.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LiberoTask(gymnasium.Env[Any, np.ndarray]):
     suite: as libero_spatial. number: of the task in its suite, from 0. cameras: each observed as an image [size,size,3]
     uint8. state: position, quaternion and fingers of the hand too; an observation is then a Dict of the images and
     `state`. settle: steps that let objects fall into place, before the first observation. The seed of an episode
-    chooses one of the task's published initial states.
+    chooses one of the task's published initial states and the place of furniture.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012 - as Gymnasium declares it
@@ -68,7 +68,6 @@ class LiberoTask(gymnasium.Env[Any, np.ndarray]):
             camera_widths=size,
             ignore_done=True,  # the run has the time limit
         )
-        self._env.seed(0)
         spaces = {camera: Box(0, 255, (size, size, 3), np.uint8) for camera in cameras}
         if state:
             spaces["state"] = Box(-np.inf, np.inf, (9,), np.float32)
@@ -77,6 +76,7 @@ class LiberoTask(gymnasium.Env[Any, np.ndarray]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
+        self._env.seed(int(self.np_random.integers(2**31)))  # else the places of furniture depend on earlier episodes
         self._env.reset()
         observed = self._env.set_init_state(self._starts[self.np_random.integers(len(self._starts))])
         for _ in range(self._settle):

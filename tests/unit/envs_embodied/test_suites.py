@@ -37,10 +37,10 @@ class LiberoSimulator:
         self.sim = SimpleNamespace(render=lambda width, height, camera_name: np.zeros((height, width, 3), np.uint8))
 
     def seed(self, seed: int) -> None:
-        pass
+        self.furniture = np.random.default_rng(seed)
 
     def reset(self) -> dict[str, np.ndarray]:
-        self.count = 0
+        self.count, self.cabinet = 0, self.furniture.random()
         return self.observed()
 
     def set_init_state(self, state: np.ndarray) -> dict[str, np.ndarray]:
@@ -61,7 +61,10 @@ class LiberoSimulator:
     def observed(self) -> dict[str, np.ndarray]:
         image = np.zeros((self.size, self.size, 3), np.uint8)
         image[0, 0] = 255
-        hand = {"robot0_eef_pos": [self.start, self.count, 0] if self.count else [0, 0, 0], "robot0_eef_quat": [0] * 4}
+        hand = {
+            "robot0_eef_pos": [self.start, self.count, self.cabinet] if self.count else [0, 0, 0],
+            "robot0_eef_quat": [0] * 4,
+        }
         arrays = {name: np.array(values, float) for name, values in (hand | {"robot0_gripper_qpos": [0] * 2}).items()}
         return {f"{camera}_image": image for camera in self.cameras} | arrays
 
