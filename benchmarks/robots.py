@@ -5,7 +5,7 @@
     python benchmarks/robots.py --speeds speeds.json                         # writes robots.md and .png beside them
 
 Returns and success rates are those of the first and the last evaluation in the CSV files, speeds the medians of the
-laps. Not covered: policies from images.
+laps.
 """
 
 from __future__ import annotations
@@ -29,10 +29,17 @@ RESULTS, CONFIGS = ROOT / "docs" / "results", ROOT / "configs" / "embodied"
 TASKS = {  # config: suite and task
     "dm_cartpole": "dm-control 1.0, cartpole swingup",
     "dm_walker": "dm-control 1.0, walker walk",
+    "dm_cheetah": "dm-control 1.0, cheetah run",
+    "dm_reach": "dm-control 1.0, reach_site_features",
     "metaworld_reach": "Meta-World 3.1, reach-v3",
+    "metaworld_drawer": "Meta-World 3.1, drawer-open-v3",
+    "metaworld_push": "Meta-World 3.1, push-v3",
     "metaworld_mt10": "Meta-World 3.1, MT10",
     "fetch_reach": "Gymnasium-Robotics 1.4, FetchReachDense-v4",
+    "adroit_door": "Gymnasium-Robotics 1.4, AdroitHandDoor-v1",
     "robosuite_lift": "robosuite 1.5, Lift",
+    "robosuite_lift_camera": "robosuite 1.5, Lift from a camera",
+    "robosuite_door": "robosuite 1.5, Door",
 }
 SUCCESS, RETURN = "val/success_once", "val/return"
 TASK_SUCCESS = re.compile(r"val/(.+)/success_once")
@@ -137,7 +144,7 @@ def speeds(content: Mapping[str, Any]) -> list[str]:
 
 
 def draw(found: Mapping[str, Sequence[Run]], path: Path) -> None:
-    """A panel for each config: success, or the return where the task reports none; seeds thin, medians thick."""
+    """A panel for each config: success, or the return where there is none; seeds thin, medians thick."""
     from matplotlib.figure import Figure
 
     columns = min(len(found), 4)
@@ -145,7 +152,7 @@ def draw(found: Mapping[str, Sequence[Run]], path: Path) -> None:
     figure = Figure(figsize=(3.6 * columns, 2.8 * lines), layout="constrained")
     panels = figure.subplots(lines, columns, squeeze=False).flat
     for (name, runs), axes in zip(found.items(), panels, strict=False):
-        metric = SUCCESS if runs[0].curve(SUCCESS) else RETURN
+        metric = SUCCESS if any(rate for run in runs for _, rate in run.curve(SUCCESS)) else RETURN
         curves = [run.curve(metric) for run in runs]
         for curve in curves:
             axes.plot(*zip(*curve, strict=True), color="tab:blue", linewidth=1, alpha=0.35)

@@ -16,6 +16,7 @@ from child_forks import forked_children
 
 from rl_platform.config import load_config
 from rl_platform.envs.embodied.descriptions import EnvDescription
+from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.vector import VectorEnv
 from rl_platform.launch.tools.simulators import is_made
 from rl_platform.metrics import read_metrics
@@ -86,6 +87,12 @@ def test_the_shipped_config_trains_and_reports_success(
     ended = command("--eval", "latest", "env.evaluation.video=false")
     assert ended.code == 0, ended.err
     assert "success_once" in ended.out
+
+
+@pytest.mark.parametrize(("name", "size", "actions"), [("adroit_door", 39, 28), ("dm_cheetah", 17, 6)])
+def test_the_task_of_the_shipped_config_is_built(name: str, size: int, actions: int) -> None:
+    spaces = inspect_env(EnvDescription.of(load_config(CONFIGS / f"{name}.yaml").config.env)).spaces
+    assert (spaces.observation_size, spaces.action.size) == (size, actions)
 
 
 def test_ten_tasks_have_their_number_in_the_observation_and_three_in_a_run_metrics_of_their_own(
