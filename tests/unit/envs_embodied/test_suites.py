@@ -212,3 +212,4 @@ def test_a_missing_simulator_is_refused_with_the_line_to_type(description: EnvDe
     with pytest.raises(ConfigError, match=r"is not installed here \(No module named") as refused:
         inspect_env(description)
     assert text in str(refused.value)
+    assert "cannot be built" not in str(refused.value), "the problem of the simulator alone"
