@@ -30,15 +30,12 @@ TASKS = {  # config: suite and task
     "dm_cartpole": "dm-control 1.0, cartpole swingup",
     "dm_walker": "dm-control 1.0, walker walk",
     "dm_cheetah": "dm-control 1.0, cheetah run",
-    "dm_reach": "dm-control 1.0, reach_site_features",
     "metaworld_reach": "Meta-World 3.1, reach-v3",
     "metaworld_drawer": "Meta-World 3.1, drawer-open-v3",
-    "metaworld_push": "Meta-World 3.1, push-v3",
     "metaworld_mt10": "Meta-World 3.1, MT10",
     "fetch_reach": "Gymnasium-Robotics 1.4, FetchReachDense-v4",
     "adroit_door": "Gymnasium-Robotics 1.4, AdroitHandDoor-v1",
     "robosuite_lift": "robosuite 1.5, Lift",
-    "robosuite_lift_camera": "robosuite 1.5, Lift from a camera",
     "robosuite_door": "robosuite 1.5, Door",
 }
 SUCCESS, RETURN = "val/success_once", "val/return"
