@@ -124,7 +124,8 @@ class IsaacSimulator(gymnasium.Env[Any, Any]):
     single_action_space = action_space = observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
 
     def __init__(self, cfg: Any) -> None:
-        self.observed = {"policy": torch.zeros(cfg.num_envs, 2)}
+        numbers = 10.0 * torch.arange(cfg.num_envs)  # environments differ, whatever their seeds
+        self.observed = {"policy": torch.stack([numbers, torch.zeros(cfg.num_envs)], dim=1)}
         self.seeds: list[int | None] = []
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -171,15 +172,15 @@ def described(kwargs: dict[str, Any], limit: int = 3) -> EnvDescription:
 def test_isaac_lab_resets_its_episodes_itself(isaac: dict[str, Any]) -> None:
     assert try_backend(described(isaac)).observation_shape == (2,)
     envs = VectorEnv(described(isaac), 2)
-    assert envs.reset([7, 8]).tolist() == [[2, 0], [2, 0]]
+    assert envs.reset([7, 8]).tolist() == [[2, 0], [12, 0]]
     assert envs._blocks[0]._native._backend._env.seeds == [None, 7]
     result = envs.step(np.array([[0, 0], [-1, 0]]))
-    assert result.observations.tolist() == [[2, 1], [3, 0]]
+    assert result.observations.tolist() == [[2, 1], [13, 0]]
     assert (result.terminated.tolist(), result.rewards.tolist()) == ([False, True], [1, 1])
-    assert result.final_observations.tolist() == [[2, 0]], "the one before the last"
+    assert result.final_observations.tolist() == [[12, 0]], "the one before the last"
     envs.step(np.zeros((2, 2)))
     result = envs.step(np.zeros((2, 2)))
-    assert (result.truncated.tolist(), result.observations.tolist()) == ([True, False], [[3, 0], [3, 2]])
+    assert (result.truncated.tolist(), result.observations.tolist()) == ([True, False], [[3, 0], [13, 2]])
     assert [episode.length for episode in result.episodes] == [3]
     assert envs.reset([9, 9])[:, 1].tolist() == [0, 0]
 
