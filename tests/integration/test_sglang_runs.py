@@ -13,9 +13,12 @@ from rl_platform.metrics import read_metrics
 pytestmark = [needs_sglang, pytest.mark.timeout(900), pytest.mark.usefixtures("forked_engines")]
 CONFIGS = Path(__file__).parents[2] / "configs" / "reasoning"
 WITH_SGLANG = ["rollout.backend=sglang", f"rollout.engine_env={json.dumps(ENGINE_ENV)}"]
+SPAWNED = f"rollout.engine_env={json.dumps(ENGINE_ENV | {'START_METHOD': 'spawn'})}"
 WAYS = {
     "two tensor-parallel processes": ["rollout.tensor_parallel_size=2"],
+    # Ray's worker starts the engine, and the engine its scheduler, as for a user: neither is a fork.
     "weights by a process group": [
+        SPAWNED,
         "cluster.devices_per_node=2",
         "cluster.component_placement={'actor,critic,reward': 0, rollout: 1}",
         "rollout.weight_transfer=group",

@@ -7,7 +7,6 @@ import copy
 import os
 import shutil
 import signal
-import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -342,20 +341,13 @@ def test_an_architecture_that_sglang_has_not(shared: ModuleType, tmp_path: Path)
 
 
 @needs_sglang
-def test_experts_reach_sglang_and_it_reports_those_that_it_selects(
-    shared: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second time most of a prompt's routes come from the prefix cache. All equal those of the torch engine.
-
-    The engine's process and its scheduler start as for a user: neither is a fork.
-    """
-    monkeypatch.setattr("rl_platform.runtime.child.subprocess", subprocess)
-    spawned = ENGINE_ENV | {"START_METHOD": "spawn"}
+def test_experts_reach_sglang_and_it_reports_those_that_it_selects(shared: ModuleType, tmp_path: Path) -> None:
+    """The second time most of a prompt's routes come from the prefix cache. All equal those of the torch engine."""
     network = tiny_families.tiny("qwen3_moe", norm_topk_prob=True)
     weights = Weights(0, shared.state_of(copy.deepcopy(network)))
     description = network.config.to_dict() | {"architectures": ["Qwen3MoeForCausalLM"]}
     setup = replace(setup_for(network.config), model_config=description, reports_routes=True)
-    engine = SGLangEngine("rollout[0]", setup, (shared.NEVER,), spawned, tmp_path / "engine.log")
+    engine = SGLangEngine("rollout[0]", setup, (shared.NEVER,), ENGINE_ENV, tmp_path / "engine.log")
     alike = TorchRolloutEngine(network.config, (shared.NEVER,), RUNNING, torch.device("cpu"), records_routes=True)
     try:
         engine.receive(weights)
