@@ -34,7 +34,6 @@ TASKS = {  # config: suite and task
     "metaworld_drawer": "Meta-World 3.1, drawer-open-v3",
     "metaworld_mt10": "Meta-World 3.1, MT10",
     "fetch_reach": "Gymnasium-Robotics 1.4, FetchReachDense-v4",
-    "adroit_door": "Gymnasium-Robotics 1.4, AdroitHandDoor-v1",
     "robosuite_lift": "robosuite 1.5, Lift",
     "robosuite_door": "robosuite 1.5, Door",
 }

@@ -22,7 +22,6 @@ NO_ENGINE = f"""\
 case "$2" in *importlib.metadata*) echo {VERSION};; *) echo no processor for it; exit 1;; esac
 """
 NEEDS_MORE = (  # simulators that are not installed with the tests
-    "adroit_door",
     "dm_cartpole",
     "dm_cheetah",
     "dm_walker",
