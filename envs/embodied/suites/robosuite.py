@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict
 
+from rl_platform.envs.embodied.suites.egl import select_egl_device
 from rl_platform.envs.embodied.suites.names import check_name
 
 PARTS = ("robot0_proprio-state", "object-state")
@@ -49,6 +50,7 @@ class Task(gymnasium.Env[Any, np.ndarray]):
         finally:
             logging.disable(logging.NOTSET)
         logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
+        select_egl_device()
         check_name("task", task, robosuite.ALL_ENVIRONMENTS)
         for robot in robots if isinstance(robots, list | tuple) else (robots,):
             check_name("robots", robot, robosuite.robots.ROBOT_CLASS_MAPPING)
