@@ -24,7 +24,7 @@ class EnvBackend(Protocol):
 
     An episode depends on its seed and actions only, not on earlier episodes.
 
-    episode_seeds: False: the first seed of a `reset` of all environments determines the episodes of all together, and
+    episode_seeds: False: the seed of the first environment determines the episodes of all environments together, and
     other seeds have no effect.
     success: [N] bool, the success of each episode at its latest step; None: the task has no success.
     """

@@ -1,7 +1,8 @@
 """Steps many simulations of one MuJoCo model with MuJoCo Warp, in float32: on the first GPU, or on the CPU.
 
 All worlds are stepped at once, and idle ones restored afterwards. Not covered: counters of bad states, which Warp does
-not have. Numbers that are not finite or too large are still detected.
+not have. Numbers that are not finite or too large are still detected. Bit-identical repetition on a GPU is not covered
+either, because MuJoCo Warp's contacts are in no fixed order there by default.
 """
 
 from __future__ import annotations

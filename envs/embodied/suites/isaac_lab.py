@@ -2,13 +2,14 @@
 
 `env.backend: rl_platform.envs.embodied.suites.isaac_lab:IsaacLab` with `env.kwargs: {task: Isaac-Cartpole-v0,
 observation_size: 4, action_size: 1}`, the time limit of the task in `env.max_episode_steps` and `env.num_workers: 1`,
-because a process has one simulation. It imports isaaclab, so `env.python` is Isaac Lab's interpreter.
+because a process has one simulation. It imports isaaclab, so `env.python` is Isaac Lab's interpreter. It needs
+Python 3.11, so Isaac Sim 5.
 
 Tests use a stand-in with the interface of Isaac Lab; nothing here has run with Isaac Lab itself. Not covered: images,
 action chunks, exact resume. Isaac Lab resets ended episodes itself, which has two consequences:
 
 * The last observation of an episode is lost. The one before it takes its place, also in values of truncated episodes.
-* One seed determines the episodes of all environments together.
+* The seed of the first environment determines the episodes of all.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class IsaacLab(EnvBackend):
                 raise ConfigError([Problem(f"env.kwargs.{key}", f"{task} has shape {shape}", value=str(given))])
 
     def reset(self, which: np.ndarray, seeds: Sequence[int | None]) -> np.ndarray:
-        if len(which) == len(self._begun) and seeds[0] is not None:
+        if which[0] == 0 and seeds[0] is not None:  # with those of a resumed run the others follow one by one
             self._observations = self._observed(self._env.reset(seed=seeds[0])[0])
             self._begun[:] = True
         elif not self._begun[which].all():

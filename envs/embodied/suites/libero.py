@@ -2,7 +2,7 @@
 
 `env.id: rl_platform.envs.embodied.suites.libero:LiberoTask` with `env.kwargs: {suite: libero_spatial, number: 0}`. It
 imports libero, which usually needs an interpreter of its own (`env.python`). LIBERO's package of PyPI downloads meshes
-and textures at first use. It was tried with boxes in their place; tests use a stand-in of the package.
+and textures. It was tried with boxes in their place; tests use a stand-in of the package.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict
 
+from rl_platform.envs.embodied.suites.egl import select_egl_device
 from rl_platform.envs.embodied.suites.names import check_name
 from rl_platform.envs.embodied.suites.packages import installed
 from rl_platform.errors import ConfigError, Problem
 
 INSTALL = "pip install hf-libero==0.1.4 in an environment of its own, and env.python: path/to/its/bin/python"
-CHOOSE = "echo n | path/to/its/bin/python -c 'import libero.libero' makes it, with LIBERO's own folders"
-STATE = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
+CHOOSE = "echo n | path/to/its/bin/python -c 'from libero.libero import get_assets_path as a; a()' makes it"
 WAIT = np.array([0.0] * 6 + [-1.0])  # an action that moves nothing and opens the gripper
 
 
@@ -28,9 +28,11 @@ class LiberoTask(gymnasium.Env[Any, np.ndarray]):
     """One environment of a task. The reward is 1 in the step of success, which ends the episode, else 0.
 
     suite: as libero_spatial. number: of the task in its suite, from 0. cameras: each observed as an image [size,size,3]
-    uint8. state: position, quaternion and fingers of the hand too; an observation is then a Dict of the images and
-    `state`. settle: steps that let objects fall into place, before the first observation. The seed of an episode
-    chooses one of the task's published initial states and the place of furniture.
+    uint8. state: position (3), axis times angle (3) and fingers (2) of the hand too, as published policies observe; an
+    observation is then a Dict of the images and `state`. settle: steps that let objects fall into place, before the
+    first observation. The seed of an episode chooses one of the task's published initial states and the place of
+    furniture. The seeds of an evaluation of 50 episodes choose each of 50 states once; so do, for each of ten tasks,
+    those of 500 episodes.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012 - as Gymnasium declares it
@@ -52,6 +54,7 @@ class LiberoTask(gymnasium.Env[Any, np.ndarray]):
                 from libero.libero.envs import OffScreenRenderEnv
         except EOFError as error:  # its first import asks for the folder of data sets
             raise ConfigError([Problem("env.id", "LIBERO has no file of its folders yet", hint=CHOOSE)]) from error
+        select_egl_device()
         suites = benchmark.get_benchmark_dict()
         check_name("suite", suite, suites)
         tasks = suites[suite]()
@@ -70,7 +73,7 @@ class LiberoTask(gymnasium.Env[Any, np.ndarray]):
         )
         spaces = {camera: Box(0, 255, (size, size, 3), np.uint8) for camera in cameras}
         if state:
-            spaces["state"] = Box(-np.inf, np.inf, (9,), np.float32)
+            spaces["state"] = Box(-np.inf, np.inf, (8,), np.float32)
         self.observation_space = next(iter(spaces.values())) if len(spaces) == 1 else Dict(spaces)
         self.action_space = Box(-1.0, 1.0, (7,))
 
@@ -78,7 +81,10 @@ class LiberoTask(gymnasium.Env[Any, np.ndarray]):
         super().reset(seed=seed)
         self._env.seed(int(self.np_random.integers(2**31)))  # else the places of furniture depend on earlier episodes
         self._env.reset()
-        observed = self._env.set_init_state(self._starts[self.np_random.integers(len(self._starts))])
+        count = len(self._starts)
+        # the second term lets every tenth seed, those of one of ten tasks, reach all states
+        number = self.np_random.integers(count) if seed is None else (seed + seed // count) % count
+        observed = self._env.set_init_state(self._starts[number])
         for _ in range(self._settle):
             observed = self._env.step(WAIT)[0]
         return self._observed(observed), {}
@@ -99,5 +105,15 @@ class LiberoTask(gymnasium.Env[Any, np.ndarray]):
         # both axes are turned, as in the images on which published policies were trained
         parts = {camera: np.ascontiguousarray(observed[f"{camera}_image"][::-1, ::-1]) for camera in self._cameras}
         if self._state:
-            parts["state"] = np.concatenate([observed[name] for name in STATE]).astype(np.float32)
+            hand = observed["robot0_eef_pos"], axis_angle(observed["robot0_eef_quat"]), observed["robot0_gripper_qpos"]
+            parts["state"] = np.concatenate(hand).astype(np.float32)
         return parts if isinstance(self.observation_space, Dict) else next(iter(parts.values()))
+
+
+def axis_angle(quaternion: np.ndarray) -> np.ndarray:
+    """Returns axis times angle [3], in [0, 2 pi], of a unit quaternion (x, y, z, w)."""
+    real = np.clip(quaternion[3], -1.0, 1.0)
+    # q = (axis * sin(angle / 2), cos(angle / 2))
+    sine = np.sqrt(1.0 - real * real)
+    rotation: np.ndarray = quaternion[:3] * (2.0 * np.arccos(real) / sine) if sine > 0.0 else np.zeros(3)
+    return rotation

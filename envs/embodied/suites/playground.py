@@ -2,7 +2,9 @@
 
 `env.backend: rl_platform.envs.embodied.suites.playground:Playground` with `env.kwargs: {task: CartpoleBalance}` and the
 time limit of the task in `env.max_episode_steps`. It imports mujoco_playground, which usually needs an interpreter of
-its own (`env.python`). Not covered: pictures, success, randomised physics (Playground's domain randomisation).
+its own (`env.python`). Tasks of robots download MuJoCo Menagerie at first use. Not covered: pictures, success,
+`action_repeat`, randomised physics (Playground's domain randomisation), exact resume on a GPU, where MuJoCo does not
+repeat a step bit for bit.
 """
 
 from __future__ import annotations
@@ -57,6 +59,10 @@ class Playground(EnvBackend):
         self._begin, self._step = jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step))
         self._random = [np.random.default_rng(index) for index in range(num_envs)]
         self._state = self._begin(np.zeros((num_envs, 2), np.uint32))
+        self._exact = jax.default_backend() == "cpu"
+        self._host: list[np.ndarray] | None = None
+        # compiles here, because the start of a process has a longer limit than a step
+        self.step(np.zeros((num_envs, env.action_size), np.float32), np.ones(num_envs, bool))
 
     def reset(self, which: np.ndarray, seeds: Sequence[int | None]) -> np.ndarray:
         keys = np.zeros((len(self._random), 2), np.uint32)
@@ -67,23 +73,31 @@ class Playground(EnvBackend):
                 self._random[i] = np.random.default_rng(seed)
             keys[i] = self._random[i].integers(2**32, size=2, dtype=np.uint32)
         # all environments are reset, because another number of them would be compiled anew
-        self._state = self._select(chosen, self._begin(keys), self._state)
+        self._state, self._host = self._select(chosen, self._begin(keys), self._state), None
         return self._observed()[which]
 
     def step(self, actions: np.ndarray, idle: np.ndarray) -> StepArrays:
-        self._state = self._select(~idle, self._step(self._state, actions.astype(np.float32)), self._state)
+        stepped = self._step(self._state, actions.astype(np.float32))
+        self._state, self._host = self._select(~idle, stepped, self._state), None
         ended = np.asarray(self._state.done) > 0.5
         return self._observed(), np.asarray(self._state.reward), ended, np.zeros(len(idle), bool)
 
     def save(self, index: int) -> Any:
-        leaves = filter(self._has_rows, self._tree.leaves(self._state))
-        return [np.asarray(leaf[index]) for leaf in leaves], self._random[index]
+        if not self._exact:
+            return None
+        return [leaf[index].copy() for leaf in filter(self._has_rows, self._leaves())], self._random[index]
 
     def restore(self, index: int, state: Any) -> None:
-        values, self._random[index] = iter(state[0]), state[1]
-        leaves, structure = self._tree.flatten(self._state)
-        parts = [leaf.at[index].set(next(values)) if self._has_rows(leaf) else leaf for leaf in leaves]
-        self._state = self._tree.unflatten(structure, parts)
+        values, self._random[index] = state
+        for leaf, value in zip(filter(self._has_rows, self._leaves()), values, strict=True):
+            leaf[index] = value
+        self._state = self._tree.unflatten(self._tree.structure(self._state), self._leaves())
+
+    def _leaves(self) -> list[np.ndarray]:
+        """Returns copies of the state's arrays in NumPy, made once for all environments that are saved or restored."""
+        if self._host is None:
+            self._host = [np.array(leaf) for leaf in self._tree.leaves(self._state)]
+        return self._host
 
     def _has_rows(self, leaf: Any) -> bool:
         """False for scratch memory that all environments of MuJoCo Warp share, such as contacts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,10 +12,14 @@ import numpy as np
 import pytest
 import torch
 
+from rl_platform.config.schema.env import Evaluation
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.suites import isaac_lab
+from rl_platform.envs.embodied.suites.egl import select_egl_device
 from rl_platform.envs.embodied.suites.isaac_lab import IsaacLab
+from rl_platform.envs.embodied.suites.libero import LiberoTask, axis_angle
+from rl_platform.envs.embodied.suites.playground import Playground
 from rl_platform.envs.embodied.user_envs.user_envs import try_backend
 from rl_platform.envs.embodied.vector import VectorEnv
 from rl_platform.errors import ConfigError
@@ -100,10 +105,47 @@ def test_a_seed_chooses_an_initial_state_of_libero(libero: None) -> None:
     assert [part.name for part in envs.spaces.parts] == ["agentview", "robot0_eye_in_hand", "state"]
     state = slice(2 * 8 * 8 * 3, None)
     first, again, others = (envs.reset(seeds)[:, state] for seeds in ([3, 4], [3, 4], [5, 6]))
-    assert first.shape == (2, 9)
+    assert first.shape == (2, 8)
     assert np.array_equal(first, again)
     assert not np.array_equal(first[0], others[0])
     assert first[0, 1] == 10, "the objects have settled"
+
+
+@pytest.mark.parametrize("step", [1, 10])
+def test_an_evaluation_begins_once_in_each_state_of_libero(step: int, libero: None) -> None:
+    """step: the number of tasks, each of which has every step-th seed."""
+    env, first = LiberoTask(size=8), Evaluation().seed
+    for task in range(step):
+        starts = []
+        for seed in range(first + task, first + 50 * step, step):
+            env.reset(seed=seed)
+            starts.append(env._env.start)
+        assert sorted(starts) == list(range(50))
+
+
+def test_the_hand_of_libero_is_turned_by_axis_times_angle() -> None:
+    half = np.sqrt(0.5)
+    for quaternion, expected in (
+        ([0, 0, 0, 1], [0, 0, 0]),
+        ([0, 0, half, half], [0, 0, np.pi / 2]),
+        ([1, 0, 0, 0], [np.pi, 0, 0]),  # the gripper points down
+        ([0, half, 0, -half], [0, 1.5 * np.pi, 0]),
+    ):
+        np.testing.assert_allclose(axis_angle(np.array(quaternion, float)), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("visible", "device"), [(None, None), ("0,1", None), ("", "0"), ("GPU-1f", "0"), ("-1", "0"), ("GPU-1f", "2")]
+)
+def test_robosuite_reads_a_device_that_is_a_number(
+    visible: str | None, device: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("MUJOCO_EGL_DEVICE_ID", device if device == "2" else None)):
+        monkeypatch.setenv(name, value or "")
+        if value is None:
+            monkeypatch.delenv(name)
+    select_egl_device()
+    assert os.environ.get("MUJOCO_EGL_DEVICE_ID") == device
 
 
 @pytest.mark.parametrize(
@@ -113,6 +155,12 @@ def test_a_seed_chooses_an_initial_state_of_libero(libero: None) -> None:
 def test_unknown_tasks_of_libero_are_refused(kwargs: dict[str, Any], text: str, libero: None) -> None:
     with pytest.raises(ConfigError, match=text):
         inspect_env(EnvDescription(LIBERO, kwargs, max_episode_steps=20))
+
+
+def test_playground_saves_no_state_on_a_gpu() -> None:
+    backend = object.__new__(Playground)
+    backend._exact = False
+    assert backend.save(0) is None
 
 
 class IsaacSimulator(gymnasium.Env[Any, Any]):
@@ -183,6 +231,16 @@ def test_isaac_lab_resets_its_episodes_itself(isaac: dict[str, Any]) -> None:
     assert (result.truncated.tolist(), result.observations.tolist()) == ([True, False], [[3, 0], [13, 2]])
     assert [episode.length for episode in result.episodes] == [3]
     assert envs.reset([9, 9])[:, 1].tolist() == [0, 0]
+
+
+def test_a_resumed_run_begins_the_episodes_of_isaac_lab_by_its_seed(isaac: dict[str, Any]) -> None:
+    first, resumed = (VectorEnv(described(isaac), 2) for _ in range(2))
+    first.reset([7, 8])
+    first.step(np.zeros((2, 2)))
+    observations = resumed.load_state_dict(first.state_dict())
+    assert observations.tolist() == [[2, 0], [12, 0]]
+    unseeded, seed = resumed._blocks[0]._native._backend._env.seeds
+    assert (unseeded, type(seed)) == (None, int)
 
 
 def test_what_isaac_lab_cannot_do_ends_the_run_with_the_key(isaac: dict[str, Any]) -> None:
