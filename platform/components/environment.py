@@ -260,7 +260,8 @@ class Environment:
         envs, self.evaluated = self.evaluated or self._evaluation_envs(), None
         try:
             result = evaluate(envs, act, settings.episodes, settings.seed, chunked=chunked, begin=begin, on_ended=count)
-            self.evaluated = envs if envs.native else None
+            # simulators of backends start, and JAX compiles, once for all evaluations
+            self.evaluated = envs if envs.native or self.description.own_backend else None
         finally:
             if self.evaluated is None:
                 envs.close()

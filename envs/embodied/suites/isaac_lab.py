@@ -3,7 +3,7 @@
 `env.backend: rl_platform.envs.embodied.suites.isaac_lab:IsaacLab` with `env.kwargs: {task: Isaac-Cartpole-v0,
 observation_size: 4, action_size: 1}`, the time limit of the task in `env.max_episode_steps` and `env.num_workers: 1`,
 because a process has one simulation. It imports isaaclab, so `env.python` is Isaac Lab's interpreter. It needs
-Python 3.11, so Isaac Sim 5.
+Python 3.11 or later, so Isaac Sim 5 or later.
 
 Tests use a stand-in with the interface of Isaac Lab; nothing here has run with Isaac Lab itself. Not covered: images,
 action chunks, exact resume. Isaac Lab resets ended episodes itself, which has two consequences:

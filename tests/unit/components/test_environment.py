@@ -30,6 +30,25 @@ from rl_platform.runtime.host import ComponentSpec
 from rl_platform.runtime.local import LocalRuntime
 
 ENV_ID = "Corridor-v0"
+OWN_BACKEND = """
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from rl_platform.envs.embodied.user_backend import EnvBackend
+
+class Own(EnvBackend):
+    @classmethod
+    def spaces(cls):
+        return Box(-9, 9, (1,)), Discrete(2)
+    def __init__(self, num_envs):
+        self.count = np.zeros((num_envs, 1))
+    def reset(self, which, seeds):
+        self.count[which] = 0
+        return self.count[which]
+    def step(self, actions, idle):
+        self.count[~idle] += 1
+        none = np.zeros(len(idle), bool)
+        return self.count.copy(), self.count[:, 0].copy(), none, none
+"""
 
 
 class Corridor(gymnasium.Env):
@@ -180,6 +199,22 @@ def test_success_rates_of_the_last_episodes_survive_a_restart():
     finally:
         first.close()
         second.close()
+
+
+def test_the_processes_of_a_backend_step_the_next_evaluation_too(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_BACKEND)
+    env = {"backend": f"{tmp_path / 'own.py'}:Own", "max_episode_steps": 3, "num_envs": 2, "num_workers": 1}
+    settings = embodied_config(env | {"rollout_steps": 7, "evaluation": {"episodes": 3}}, {"hidden_sizes": [8]}, {})
+    policy, pids = AlwaysChooses(0), []
+    environment = Environment(context("env"), settings)
+    try:
+        for step in range(2):
+            found = environment.evaluate(step, None, False, True, RemotePolicy(policy, policy))
+            assert found.returns == [6.0] * 3
+            pids.append(environment.evaluated.worker_pids)
+    finally:
+        environment.close()
+    assert pids[0] == pids[1]
 
 
 def test_truncated_episodes_continue_with_their_last_observation_not_the_reset_one():
