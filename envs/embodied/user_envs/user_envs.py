@@ -129,7 +129,8 @@ def try_backend(description: EnvDescription) -> EnvSpaces:
     try:
         doing = "reset()"
         first = envs.reset(np.arange(2), [7, 8]).copy()
-        if BACKEND.load(name).episode_seeds and not np.array_equal(first[0], envs.reset(np.array([1]), [7])[0]):
+        begun = envs.reset(np.array([1]), [7])
+        if BACKEND.load(name).episode_seeds and not np.array_equal(first[0], begun[0]):
             raise BACKEND.misfit(name, "reset() begins two episodes of one seed differently", allowed="equal ones")
         actions = np.zeros((2, *spaces.policy_action_shape), spaces.policy_action_dtype)
         if spaces.action.kind == "continuous":

@@ -111,6 +111,15 @@ def test_a_backend_is_tried_without_a_step_after_the_end_of_an_episode(tmp_path:
     try_backend(description(tmp_path, *short, (step, f"assert (self.count[~idle] < 10).all(); {step}")))
 
 
+def test_a_reset_of_some_environments_is_tried_whatever_their_seeds_determine(tmp_path: Path) -> None:
+    together = ("class Own(EnvBackend):", "class Own(EnvBackend):\n    episode_seeds = False")
+    (tmp_path / "wrong").mkdir()
+    try_backend(description(tmp_path, together, ("0 if seed is None else seed", "np.random.rand()")))
+    all_of_them = ("return self.observed(which)", "return self.observed(slice(None))")
+    with pytest.raises(ConfigError, match=r"reset\(\): observations have type float64 and shape \(2, 1, 1\)"):
+        try_backend(description(tmp_path / "wrong", together, all_of_them))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
