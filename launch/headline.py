@@ -75,7 +75,7 @@ def headline_of(config: Mapping[str, Mapping[str, object]]) -> Headline:
     reward = config.get("reward") or {}
     parts = reward.get("functions") or [reward]
     decides = any(part.get("type", "task") in DECIDING for part in parts)
-    return HEADLINES[task] if task == "embodied" or decides else OWN_REWARD
+    return OWN_REWARD if task == "reasoning" and not decides else HEADLINES[task]
 
 
 class Curve:

@@ -66,7 +66,7 @@ def test_the_task_decides_what_is_shown_of_a_run(command) -> None:
     picture = snapshot(run, "x")
     assert "val&#160;return" in picture
     assert "val&#160;acc" not in picture
-    for damage in (b"\xff", b"", b"runner: [", b"runner: {task_type: other}"):
+    for damage in (b"\xff", b"", b"runner: [", b"runner: {task_type: other}\nreward: {type: 'a:b'}"):
         (run / "config.yaml").write_bytes(damage)
         assert _default_metrics([run], [rows]) == ["episode/return", "val/return"]
 
