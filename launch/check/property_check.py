@@ -44,6 +44,7 @@ PROPERTIES = [
 ]
 
 
+NOTHING = "no number of this batch depends on it"
 _STYLES = {"passed": "green", "failed": "bold red", "not asked": "dim"}
 
 
@@ -90,7 +91,7 @@ def _tried(each: Property, case: CheckedConfig) -> PropertyOutcome:
     except Exception as error:  # such as one of a user's function: the other properties are still tried
         return PropertyOutcome(each.name, each.compared, error=_raised(error))
     if not differences:  # such as an estimator that only compares rewards with a threshold
-        return PropertyOutcome(each.name, each.compared, not_asked="no number of this batch depends on it")
+        return PropertyOutcome(each.name, each.compared, not_asked=NOTHING)
     most = max(differences, key=lambda difference: (not difference.holds, difference.apart))
     return PropertyOutcome(each.name, each.compared, most)
 

@@ -25,7 +25,7 @@ from rl_platform.config.schema.algorithm import ESTIMATORS
 from rl_platform.engines.training.fsdp import shares
 from rl_platform.launch.check import credit, invariance, samples
 from rl_platform.launch.check.property import PropertyOutcome, compare
-from rl_platform.launch.check.property_check import PROPERTIES, outcomes_of, print_outcomes
+from rl_platform.launch.check.property_check import NOTHING, PROPERTIES, outcomes_of, print_outcomes
 
 ROOT = Path(__file__).parents[3]
 # those in placements/ have the same mathematics; tests/integration/test_playground.py checks the one left out, because
@@ -165,6 +165,7 @@ def test_shipped_configs_pass(command, folder: Path, path: Path) -> None:
     assert "policy loss: ratio clipped to" in ended.out  # the algorithm card
     assert "micro-batch size: passed, largest difference " in ended.out
     assert ", 0 failed, " in ended.out
+    assert NOTHING not in ended.out
     assert sorted(entry.name for entry in folder.iterdir()) == ["embodied.yaml", "examples", "reasoning.yaml"]
 
 
@@ -243,7 +244,8 @@ OTHER_ALGORITHMS = [
 
 @pytest.mark.parametrize("overrides", OTHER_ALGORITHMS)
 def test_other_algorithms_pass(overrides: list[str]) -> None:
-    assert failures(config_of(REASONING, [*overrides, "runner.seed=2"])) == {}
+    outcomes = outcomes_of(config_of(REASONING, [*overrides, "runner.seed=2"]))
+    assert [outcome for outcome in outcomes if outcome.failed or outcome.not_asked == NOTHING] == []
 
 
 def test_every_estimator_is_among_them() -> None:
