@@ -9,6 +9,7 @@ from typing import Any
 from device_rehearsal.pretended_device import CUDA
 from device_rehearsal.runs import sharing_short_prefixes
 
+REHEARSED = "offload", "weights", "rollout", "attention", "equality", "training-fsdp"
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 
 

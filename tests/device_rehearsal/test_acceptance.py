@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from device_rehearsal.acceptance_parts import BENCHMARKS, figures_of
+from device_rehearsal.acceptance_parts import BENCHMARKS, REHEARSED, figures_of
 from device_rehearsal.pretended_device import Device
 
 
-@pytest.mark.parametrize("name", ["offload", "weights", "rollout", "attention", "equality", "training-fsdp"])
+@pytest.mark.parametrize("name", REHEARSED)
 def test_part(name: str, device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
     found = figures_of(name, tmp_path)

@@ -17,11 +17,11 @@ from types import ModuleType
 
 import pytest
 import torch
+from device_rehearsal.acceptance_parts import REHEARSED
 from waiting import until
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 ONE_ROW = Namespace(dry_run=True, rows=1, length=8)
-REHEARSED = "equality", "offload", "weights", "attention", "rollout", "training-fsdp"
 
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -75,7 +75,7 @@ def exists(module: str, name: str) -> bool:
 def test_without_a_gpu_it_ends_with_one_clear_line(scripted, capsys) -> None:
     told = scripted("training_gpu.py")
     assert told == "training_gpu.py: torch sees no GPU on this machine. --dry-run tries the script out on the CPU."
-    assert (capsys.readouterr().out, capsys.readouterr().err) == ("", "")
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Megatron would compute on the GPU of this machine")
