@@ -164,6 +164,7 @@ KINDS_OF = {  # in the other layouts: LLAMA
     "cp2 dp2 ep2": ["experts"],
     "fused": ["critic", "qwen2", "qwen3", "experts", "shared experts", "qwen3 lora"],
 }
+ALSO_POISONED = (("critic", "one"), ("latent", "tp2 cp2"), ("deep latent", "pp2 vp2 ep2"))
 
 
 def model(kind: str) -> nn.Module:
@@ -390,7 +391,7 @@ def report(kind: str, layout: str, folder: Path) -> dict[str, Any]:
         return results | {"names": [name for name, _ in engine.stages[0].named_parameters()]}
     results["held"] = held(engine, batches)
     results["resumed"] = ranks.resumed(engine, batches, folder / f"torch-{kind}")
-    if kind in ("actor", "deep actor", "experts") or (kind, layout) == ("critic", "one"):
+    if kind in ("actor", "deep actor", "experts") or (kind, layout) in ALSO_POISONED:
         results["poisoned"] = ranks.poisoned(megatron(kind, layout), batches)
     if layout in ("dp2", "tp2 dp2") and kind in LLAMA:
         results["half"] = half_precision(kind, layout)

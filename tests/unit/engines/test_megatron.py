@@ -212,8 +212,9 @@ def test_each_rank_writes_its_own_part_of_a_state(runs, results, folder, kind: s
 def test_a_step_that_is_not_finite_changes_no_rank(results, expected, layout: str) -> None:
     """Nor do sequences that are not packed change losses and gradient norms."""
     for rank in results[layout]:
-        for kind in [kind for kind, report in rank.items() if "poisoned" in report]:
-            report = rank[kind]["poisoned"]
+        poisoned = {kind: report["poisoned"] for kind, report in rank.items() if "poisoned" in report}
+        assert poisoned
+        for kind, report in poisoned.items():
             assert report["answer"] is None
             assert report["unchanged"]
             assert_close(report["parameters"], expected[kind]["parameters"], tolerance_of(kind))
