@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from rl_platform.acceleration import accelerating, wait_passively_when_crowded
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
+from rl_platform.errors import RayLost
 from rl_platform.extras import required
 from rl_platform.interrupts import take_back
 from rl_platform.numerics import computing
@@ -24,7 +27,7 @@ def runtime_for(
 ) -> Iterator[Runtime]:
     """Returns the runtime of a run, and applies the keys of `runner` for its processes. It ends with the block.
 
-    Raises WorkerDied if Ray does not start.
+    Raises WorkerDied if Ray does not start, RayLost if that takes longer than `cluster.start_timeout_s`.
 
     `cluster_is_up`: the function of an enclosing `cluster_for`. Without it this block starts and ends the cluster.
     """
@@ -60,7 +63,8 @@ def _computing(config: Config, placement: Placement) -> AbstractContextManager[N
 def cluster_for(cluster: Cluster, placement: Placement) -> Iterator[Callable[[], None]]:
     """Starts Ray in the background if the placement needs it, and returns a function that waits until it runs.
 
-    That function raises the error that kept Ray from starting. Ray ends with the block.
+    That function raises the error that kept Ray from starting, RayLost after `cluster.start_timeout_s`. Ray ends with
+    the block.
     """
     if not placement.uses_ray(cluster):
         yield lambda: None
@@ -68,11 +72,26 @@ def cluster_for(cluster: Cluster, placement: Placement) -> Iterator[Callable[[],
     with required("rl_platform.runtime.ray", "cluster.runtime", hint="cluster.runtime=local"):
         from rl_platform.runtime.ray.cluster_start import ray_cluster
 
-    ray = ray_cluster(cluster, len(placement.hosts))
-    with ThreadPoolExecutor(1, thread_name_prefix="ray start") as pool:
-        entered = pool.submit(ray.__enter__)
+    ray, entered = ray_cluster(cluster, len(placement.hosts)), Future[None]()
+    limit_s = min(cluster.start_timeout_s, threading.TIMEOUT_MAX)
+
+    def enter() -> None:
         try:
-            yield entered.result
-        finally:
-            if entered.exception() is None:
-                ray.__exit__(*sys.exc_info())
+            ray.__enter__()
+        except BaseException as error:
+            entered.set_exception(error)
+        else:
+            entered.set_result(None)
+
+    def wait() -> None:
+        if not concurrent.futures.wait([entered], limit_s).done:
+            raise RayLost(f"Ray did not start within {limit_s:g} s (cluster.start_timeout_s)")
+        entered.result()
+
+    threading.Thread(target=enter, name="ray start", daemon=True).start()  # if it hangs, the command ends without it
+    try:
+        yield wait
+    finally:
+        known = isinstance(sys.exception(), RayLost)
+        if concurrent.futures.wait([entered], 0 if known else limit_s).done and entered.exception() is None:
+            ray.__exit__(*sys.exc_info())

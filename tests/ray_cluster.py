@@ -14,6 +14,8 @@ import psutil
 import pytest
 from waiting import assert_gone
 
+from rl_platform.runtime.ray.cluster_start import OWN_SETTINGS
+
 T = TypeVar("T")
 STARTS = 3
 
@@ -55,6 +57,8 @@ def ray_cluster(*cores: int, store_mib: int, pools: Sequence[str] = ()) -> Itera
     Path(folder, "ray").mkdir()
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("RAY_TMPDIR", folder)
+        name = "RAY_worker_register_timeout_seconds"  # after which a run that joins would wait without end
+        environment.setenv(name, OWN_SETTINGS[name])
 
         def start() -> Cluster:
             cluster = Cluster()

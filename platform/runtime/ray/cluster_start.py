@@ -50,6 +50,7 @@ SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
 OWN_SETTINGS = {  # read by Ray's processes when they start
     "RAY_enable_metrics_collection": "0",  # Ray would collect them for its dashboard, which is off
     "RAY_task_events_report_interval_ms": "0",
+    "RAY_worker_register_timeout_seconds": "1800",  # else 60; Ray waits without end for a process that needs longer
     "RAY_worker_niceness": "0",  # 15 by default: computing processes would have the lowest priority
     "MALLOC_ARENA_MAX": "1",  # `keep_freed_memory` is too late: Ray's threads have created theirs
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's only switch for loopback addresses, read when Ray is imported

@@ -7,6 +7,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -14,7 +17,7 @@ import pytest
 import torch
 
 from rl_platform.config.schema.cluster import Cluster
-from rl_platform.errors import PlacementError, WorkerDied
+from rl_platform.errors import PlacementError, RayLost, WorkerDied
 from rl_platform.launch.command import load
 from rl_platform.launch.runtime_choice import runtime_for
 from rl_platform.runtime.ray import cluster_start
@@ -152,3 +155,23 @@ def test_an_address_where_nobody_answers_is_told_soon(monkeypatch: pytest.Monkey
     with pytest.raises(PlacementError, match="no Ray cluster can be joined") as refused, joined:
         pass
     assert refused.value.problems[0].key == "cluster.address"
+
+
+def test_a_ray_that_does_not_start_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = threading.Event()
+
+    @contextmanager
+    def hanging(*_: object) -> Iterator[None]:
+        started.wait()
+        yield
+
+    monkeypatch.setattr(cluster_start, "ray_cluster", hanging)
+    placed = load("embodied.yaml", ["cluster.runtime=ray", "cluster.start_timeout_s=0.2"])
+    try:
+        with (
+            pytest.raises(RayLost, match=r"Ray did not start within 0.2 s \(cluster.start_timeout_s\)"),
+            runtime_for(placed.config, placed.placement),
+        ):
+            pass
+    finally:
+        started.set()
