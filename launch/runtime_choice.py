@@ -72,7 +72,7 @@ def cluster_for(cluster: Cluster, placement: Placement) -> Iterator[Callable[[],
     with required("rl_platform.runtime.ray", "cluster.runtime", hint="cluster.runtime=local"):
         from rl_platform.runtime.ray.cluster_start import ray_cluster
 
-    ray, entered = ray_cluster(cluster, len(placement.hosts)), Future[None]()
+    ray, entered, over = ray_cluster(cluster, len(placement.hosts)), Future[None](), threading.Event()
     limit_s = min(cluster.start_timeout_s, threading.TIMEOUT_MAX)
 
     def enter() -> None:
@@ -82,6 +82,7 @@ def cluster_for(cluster: Cluster, placement: Placement) -> Iterator[Callable[[],
             entered.set_exception(error)
         else:
             entered.set_result(None)
+            over.wait()  # Ray's processes end with the thread that has started them
 
     def wait() -> None:
         if not concurrent.futures.wait([entered], limit_s).done:
@@ -93,5 +94,8 @@ def cluster_for(cluster: Cluster, placement: Placement) -> Iterator[Callable[[],
         yield wait
     finally:
         known = isinstance(sys.exception(), RayLost)
-        if concurrent.futures.wait([entered], 0 if known else limit_s).done and entered.exception() is None:
-            ray.__exit__(*sys.exc_info())
+        try:
+            if concurrent.futures.wait([entered], 0 if known else limit_s).done and entered.exception() is None:
+                ray.__exit__(*sys.exc_info())
+        finally:
+            over.set()
