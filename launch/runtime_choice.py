@@ -93,9 +93,9 @@ def cluster_for(cluster: Cluster, placement: Placement) -> Iterator[Callable[[],
     try:
         yield wait
     finally:
-        known = isinstance(sys.exception(), RayLost)
+        given_up = isinstance(sys.exception(), RayLost)
         try:
-            if concurrent.futures.wait([entered], 0 if known else limit_s).done and entered.exception() is None:
+            if concurrent.futures.wait([entered], 0 if given_up else limit_s).done and entered.exception() is None:
                 ray.__exit__(*sys.exc_info())
         finally:
             over.set()

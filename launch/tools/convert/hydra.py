@@ -115,7 +115,7 @@ def flat(tree: Mapping[str, Value], leaves: Sequence[str] = (), prefix: str = ""
 
 
 def resolved(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Returns the values with `${...}` filled in. What cannot be is `Unresolved`."""
+    """Returns the values with `${...}` filled in. A value that needs an unknown one is `Unresolved`."""
     return {key: _value(value, key, values, 0) for key, value in values.items()}
 
 

@@ -12,8 +12,8 @@ from rl_platform.engines.rollout.hosted.hosted_engine import EngineProcess, Host
 from rl_platform.errors import Problem
 from rl_platform.records import SamplingParams, Weights
 
-# Answers two requests, the last one first. With `dies`, its first process ends at the second call.
-PROGRAM = """
+# The start of an engine's program: `send` answers, and `first` says whether this is the engine's first process.
+START = """
 import json, os, sys
 from multiprocessing.connection import Connection
 connection = Connection(int(sys.argv[1]))
@@ -23,6 +23,12 @@ def send(number, kind, value):
 first = not os.path.exists({folder!r} + "/lives")
 open({folder!r} + "/lives", "a").close()
 send(0, "answer", os.getpid())
+"""
+
+# Answers two requests, the last one first. With `dies`, its first process ends at the second call.
+PROGRAM = (
+    START
+    + """
 calls = []
 while True:
     number, operation, arguments = json.loads(connection.recv_bytes())
@@ -40,6 +46,7 @@ while True:
             send(number, "item", (request["index"], request["token_ids"], [0.0], "stop", None))
         send(number, "answer", None)
 """
+)
 
 
 class StandIn(HostedEngine):
@@ -93,17 +100,10 @@ def test_a_request_that_arrives_waits_for_no_earlier_one(tmp_path: Path, dies: b
     assert asked == (["0", "1", "0 1"] if dies else ["0", "1"]), "after a death, all that have no answer"
 
 
-# Answers one request of two. Its first process dies when it is told to abort.
-ABORTED = """
-import json, os, sys
-from multiprocessing.connection import Connection
-connection = Connection(int(sys.argv[1]))
-connection.recv_bytes()
-def send(number, kind, value):
-    connection.send_bytes(json.dumps((number, kind, value)).encode())
-first = not os.path.exists({folder!r} + "/lives")
-open({folder!r} + "/lives", "a").close()
-send(0, "answer", os.getpid())
+# Its first process answers one request of two and dies at `abort`. The next one answers all.
+ABORTED = (
+    START
+    + """
 while True:
     number, operation, arguments = json.loads(connection.recv_bytes())
     if operation == "abort" and first:
@@ -116,6 +116,7 @@ while True:
     if not first:
         send(number, "answer", None)
 """
+)
 
 
 def test_an_engine_that_dies_while_it_is_told_to_abort_is_started_again(tmp_path: Path) -> None:
