@@ -15,9 +15,12 @@ from torch import Tensor
 
 from rl_platform.accel.cuda_decode_kernels import PagedAttention, current
 from rl_platform.accel.cuda_prefill import CudaRows, PagedPrefill, place_of
+from rl_platform.accel.cuda_sampling import CHUNK, draw
 from rl_platform.engines.rollout.decoder import PLAIN_ROWS, FusedDecoder
 from rl_platform.engines.rollout.kv_cache import KVCache, Page
 from rl_platform.engines.rollout.paged_attention import DecodeAttention, PrefillAttention, PrefillChunk, Readers
+from rl_platform.engines.rollout.sampling import sample
+from rl_platform.records import SamplingParams
 
 logger = logging.getLogger(__name__)
 PASSES = ((70, 5), (140, 9))  # tokens of two prompts after each pass: the second one fills a page begun by the first
@@ -87,6 +90,7 @@ class _Comparison:
             self._compare("attention of prompts", *outputs)
         self._compare("stored prompts", *(torch.cat([one.stored() for one in own], dim=3) for own in states))
         self._decoding_step(caches, states)
+        self._sampling()
 
     def _decoding_step(self, caches: list[KVCache], states: list[list[_Prompt]]) -> None:
         rows = [_Row(length, one.pages) for length, one in zip(PASSES[-1], states[0], strict=True)]
@@ -119,6 +123,13 @@ class _Comparison:
         self._compare("gate", *(rows.gated(gates) for rows in kinds))
         heads, cos, sin = (self._numbers(3, count, self.width) for count in (self.heads + self.key_heads, 1, 1))
         self._compare("rotation", *(rows.rotate(heads, self.heads, cos, sin) for rows in kinds))
+
+    def _sampling(self) -> None:
+        logits = 4 * self._numbers(5, 2 * CHUNK + 300)
+        uniform = torch.rand(5, generator=self.draws, device=self.device, dtype=torch.float64)
+        for sampling in (SamplingParams(1, temperature=1.3), SamplingParams(1, temperature=0.0)):
+            drawn = [torch.stack([part.float() for part in kind(logits, uniform, sampling)]) for kind in (sample, draw)]
+            self._compare("sampling", *drawn)
 
     def _heads(self, tokens: int) -> list[Tensor]:
         return [self._numbers(1, heads, tokens, self.width) for heads in (self.heads, self.key_heads, self.key_heads)]

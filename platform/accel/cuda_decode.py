@@ -29,6 +29,7 @@ from torch import Tensor
 
 from rl_platform.accel.cuda_decode_kernels import PagedAttention, add_and_norm, current, gated
 from rl_platform.accel.cuda_prefill import CudaRows, PagedPrefill, place_of
+from rl_platform.accel.cuda_sampling import covers, draw
 from rl_platform.engines.rollout.decoder import FusedDecoder, JoinedLinear
 from rl_platform.engines.rollout.kv_cache import KVCache
 from rl_platform.engines.rollout.paged_attention import PrefillAttention, PrefillChunk, RunningRow
@@ -290,7 +291,9 @@ class CudaDecoding:
         uniform = there[2 * rows : 2 * rows + size].view(torch.float64)
         table = there[3 * rows :].view(-1, rows, 2)
         states = self._hidden(tokens, lengths, table)
-        sampled, log_probs = sample(self.decoder.logits(states), uniform, self.sampling)
+        logits = self.decoder.logits(states)
+        drawing = draw if covers(self.sampling, logits.shape[1]) else sample
+        sampled, log_probs = drawing(logits, uniform, self.sampling)
         self._last[:size] = sampled
         return torch.stack([sampled.double(), log_probs.double()])
 

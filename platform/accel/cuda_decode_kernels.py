@@ -1,9 +1,9 @@
 """Triton kernels of a decoding step: all but the matrix products.
 
 Attention reads the pages of a `KVCache` in place. A program computes a part of the pages of one row and one key head,
-for all query heads that share the key head. Another kernel combines the parts by their normalisers (Dao et al. 2023,
-flash decoding). The kernels read from device memory which pages a row has, and how many tokens, so a CUDA graph that
-contains them stays valid as sequences grow.
+for all query heads that share the key head. Another kernel combines several parts by their normalisers (Dao et al.
+2023, flash decoding). The kernels read from device memory which pages a row has, and how many tokens, so a CUDA graph
+that contains them stays valid as sequences grow.
 
 Scores, weights and sums are float32. Products of float32 are exact float32 products, not TF32.
 """
@@ -115,7 +115,8 @@ def _attend(
     PAGE: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """Writes the mean of the values of some pages [GROUP,D] and the base-2 logarithm of its normaliser [GROUP]."""
+    """Writes the mean of the values of some pages [GROUP,D], and the base-2 logarithm of its normaliser [GROUP] where
+    there are several parts."""
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     type: tl.constexpr = query.dtype.element_ty
     length = tl.load(lengths + row).to(tl.int32)
@@ -147,8 +148,9 @@ def _attend(
     empty = total == 0.0
     means = sums / tl.where(empty, 1.0, total)[:, None]
     line = (first + number) * SPLITS + split
-    tl.store(parts + line[:, None] * D + places[None, :], means, used)
-    tl.store(logs + line, tl.where(empty, float("-inf"), top + tl.log2(total)), members < GROUP)
+    tl.store(parts + line[:, None] * D + places[None, :], means.to(parts.dtype.element_ty), used)
+    if SPLITS > 1:
+        tl.store(logs + line, tl.where(empty, float("-inf"), top + tl.log2(total)), members < GROUP)
 
 
 @triton.jit
@@ -290,7 +292,8 @@ class PagedAttention:
             **stored,
         )
         splits = max(1, min(MOST_SPLITS, triton.next_power_of_2(PROGRAMS // (rows * key_heads))))
-        parts = query.new_empty(rows, heads, splits, head_dim, dtype=torch.float32)
+        out = torch.empty_like(placed)
+        parts = query.new_empty(rows, heads, splits, head_dim, dtype=torch.float32) if splits > 1 else out
         logs = query.new_empty(rows, heads, splits, dtype=torch.float32)
         _attend[rows, key_heads, splits](
             placed,
@@ -306,6 +309,6 @@ class PagedAttention:
             SPLITS=splits,
             **stored,
         )
-        out = torch.empty_like(placed)
-        _combine[(rows * heads,)](parts, logs, out, SPLITS=splits, **shape)
+        if splits > 1:
+            _combine[(rows * heads,)](parts, logs, out, SPLITS=splits, **shape)
         return out

@@ -38,11 +38,19 @@ class JoinedLinear:
         self.packed = packed(self.layers, dtype)
 
     def __call__(self, states: Tensor) -> Tensor:
-        """[..., inputs] -> [..., sum of the outputs]."""
+        """[N,inputs] -> [N, sum of the outputs]; a single layer takes any leading dimensions. Without gradients."""
         if self.packed is not None:
             return self.packed(states)
-        parts = [F.linear(states, layer.weight, layer.bias) for layer in self.layers]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        if len(self.layers) == 1:
+            return F.linear(states, self.layers[0].weight, self.layers[0].bias)
+        sizes = [layer.out_features for layer in self.layers]
+        outputs = states.new_empty(*states.shape[:-1], sum(sizes))
+        for layer, part in zip(self.layers, outputs.split(sizes, dim=-1), strict=True):
+            if layer.bias is None:
+                torch.mm(states, layer.weight.T, out=part)
+            else:
+                torch.addmm(layer.bias, states, layer.weight.T, out=part)
+        return outputs
 
 
 class TransformersDecoder:

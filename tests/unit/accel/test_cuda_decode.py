@@ -21,6 +21,7 @@ from rl_platform import acceleration
 from rl_platform.engines.rollout import kv_cache
 from rl_platform.engines.rollout.base import Request
 from rl_platform.engines.rollout.paged_attention import PrefillAttention, PrefillChunk
+from rl_platform.engines.rollout.sampling import sample
 from rl_platform.records import SamplingParams
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
@@ -139,6 +140,57 @@ def _flash(queries: Any, keys: Any, values: Any, query_ends: Any, key_ends: Any,
 
 
 @interpreted
+@pytest.mark.parametrize(("vocabulary", "chunk"), [(259, 4096), (1000, 64), (4096, 1024)])
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
+def test_sampling(vocabulary: int, chunk: int, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws what the plain step draws. Impossible tokens are never drawn, whatever the random number."""
+    from rl_platform.accel import cuda_sampling
+
+    monkeypatch.setattr(cuda_sampling, "CHUNK", chunk)
+    torch.manual_seed(0)
+    rows, sampling = 40, SamplingParams(1, temperature=temperature)
+    logits = 3 * torch.randn(rows, vocabulary + 5)[:, :vocabulary]  # rows that do not follow each other
+    logits[:, torch.rand(vocabulary) < 0.5] = float("-inf")
+    logits[:, -3:] = logits[:, :70] = float("-inf")
+    uniform = torch.rand(rows, dtype=torch.float64)
+    uniform[0], uniform[1] = 0.0, 1 - 2**-53
+    tokens, log_probs = cuda_sampling.draw(logits, uniform, sampling)
+    expected_tokens, expected = sample(logits, uniform, sampling)
+    assert torch.equal(tokens, expected_tokens)
+    torch.testing.assert_close(log_probs, expected, rtol=1e-5, atol=1e-6)
+    assert logits.gather(1, tokens[:, None]).isfinite().all()
+    assert tokens.unique().numel() > (20 if temperature else 10)
+
+
+@interpreted
+def test_sampling_of_logits_that_are_not_numbers() -> None:
+    """The trainer reports the model that diverged."""
+    from rl_platform.accel.cuda_sampling import draw
+
+    logits = torch.zeros(2, 300)
+    logits[0, 7] = float("nan")
+    tokens, log_probs = draw(logits, torch.tensor([0.5, 0.5], dtype=torch.float64), SamplingParams(1))
+    assert log_probs.isnan().tolist() == [True, False]
+    assert ((tokens >= 0) & (tokens < 300)).all()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "covered"),
+    [
+        (SamplingParams(1), True),
+        (SamplingParams(1, temperature=0.0), True),
+        (SamplingParams(1, top_k=300), True),
+        (SamplingParams(1, top_k=299), False),
+        (SamplingParams(1, top_p=0.9), False),
+    ],
+)
+def test_filters_are_left_to_plain_torch(sampling: SamplingParams, covered: bool) -> None:
+    from rl_platform.accel.cuda_sampling import covers
+
+    assert covers(sampling, 300) == covered
+
+
+@interpreted
 @pytest.mark.parametrize(("kind", "joined"), [("llama", False), ("qwen2", True), ("qwen3", True)])
 @pytest.mark.parametrize("sampling", [SamplingParams(20), SamplingParams(20, temperature=0.0)], ids=["drawn", "greedy"])
 def test_generation(kind: str, joined: bool, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,6 +283,7 @@ def test_compiled_for_an_h100_it_loads_16_bytes_at_once(name: str, size: int, he
     from triton.compiler import ASTSource
 
     from rl_platform.accel import cuda_decode_kernels as kernels
+    from rl_platform.accel import cuda_sampling
 
     shape = {"D": head_dim, "WIDTH": triton.next_power_of_2(head_dim)}
     stored = {**shape, "PAGE": 64, "SIZE": size}
@@ -239,15 +292,19 @@ def test_compiled_for_an_h100_it_loads_16_bytes_at_once(name: str, size: int, he
     numbers = "query key value cos sin query_norm key_norm placed states more weight gate up out"
     tensors = dict.fromkeys(numbers.split(), f"*{name}")
     given = {**tensors, **tables, **dict.fromkeys(("parts", "logs"), "*fp32"), "scale": "fp32", "epsilon": "fp32"}
+    given |= dict.fromkeys(("tops", "sums", "log_probs"), "*fp32") | {"logits": f"*{name}", "temperature": "fp32"}
+    given |= {"uniforms": "*fp64", "tokens": "*i64"}
     all_constants = {
         "_place": {**stored, "HEADS": 7, "KEY_HEADS": 1, "NORMED": True},
         "_attend": {**stored, **group},
         "_combine": {**shape, "SPLITS": 8},
         "_add_and_norm": {"ADDS": True, "H": 896, "WIDTH": 1024},
         "_gate": {"INNER": 4864, "BLOCK": kernels.BLOCK},
+        "_reduce": {"V": 151_936, "CHUNK": cuda_sampling.CHUNK},
+        "_draw": {"V": 151_936, "CHUNK": cuda_sampling.CHUNK, "CHUNKS": 38, "SLOTS": 64, "GREEDY": False},
     }
     for kernel, constants in all_constants.items():
-        function = getattr(kernels, kernel)
+        function = getattr(cuda_sampling if kernel in ("_reduce", "_draw") else kernels, kernel)
         signature = {
             argument: "constexpr" if argument in constants else given.get(argument, "i32")
             for argument in function.arg_names
@@ -255,7 +312,7 @@ def test_compiled_for_an_h100_it_loads_16_bytes_at_once(name: str, size: int, he
         aligned = {
             (place,): [["tt.divisibility", 16]]
             for place, argument in enumerate(function.arg_names)
-            if signature[argument] != "constexpr" and argument not in ("layer", "scale", "epsilon")
+            if signature[argument] != "constexpr" and argument not in ("layer", "scale", "epsilon", "temperature")
         }
         source = ASTSource(function, signature, constexprs=constants, attrs=aligned)
         assembly = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
