@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -32,6 +33,7 @@ import numpy as np
 from _common import Entry, Turns, machine, new_parser, print_verdict, race, rate, ratios, write_json
 
 from rl_platform.envs.embodied.descriptions import EnvDescription
+from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.processes.interpreter import executable
 from rl_platform.envs.embodied.remote import single_file
 from rl_platform.envs.embodied.remote.wire import TOKEN_VARIABLE
@@ -41,18 +43,21 @@ ALONE, OURS, TCP = "alone", "rl_platform", "rl_platform over TCP"
 STEPS, CPU = "steps", "cpu_seconds"
 FOLDER = Path(__file__).parent
 SUITES = "rl_platform.envs.embodied.suites"
+CAMERA = {"cameras": ["agentview"], "size": 84}
 
 
 class Task(NamedTuple):
     """env: ours. alone: code that defines `make()`, `low`, `high` and `ended(result of env.step)`. python: of both.
 
-    aim: steps per second in multiples of those of the simulator alone.
+    aim: steps per second in multiples of those of the simulator alone. draws: with MuJoCo, by EGL unless MUJOCO_GL
+    names another library.
     """
 
     env: EnvDescription
     alone: str
     python: str = "manipulation"
     aim: float = 0.9
+    draws: bool = False
 
 
 def gymnasium_task(module: str, env_id: str, kwargs: dict[str, object]) -> Task:
@@ -96,8 +101,8 @@ TASKS = {
     "dm-control walker": dm_control_task("walker", "walk"),
     "dm-control cheetah": dm_control_task("cheetah", "run"),
     "Meta-World reach": gymnasium_task("metaworld", "Meta-World/MT1", {"env_name": "reach-v3", "seed": 1}),
-    "FetchReach": gymnasium_task("gymnasium_robotics", "FetchReachDense-v4", {}),
-    "AdroitHandDoor": gymnasium_task("gymnasium_robotics", "AdroitHandDoor-v1", {}),
+    "Gymnasium-Robotics FetchReach": gymnasium_task("gymnasium_robotics", "FetchReachDense-v4", {}),
+    "Gymnasium-Robotics AdroitHandDoor": gymnasium_task("gymnasium_robotics", "AdroitHandDoor-v1", {}),
     "robosuite Lift": Task(
         EnvDescription(f"{SUITES}.robosuite:Task", {"task": "Lift"}),
         """
@@ -108,6 +113,21 @@ TASKS = {
         low, high = make().action_spec
         ended = lambda result: result[2]
         """,
+    ),
+    "robosuite Lift, camera": Task(
+        EnvDescription(
+            f"{SUITES}.robosuite:Task", {"task": "Lift", **CAMERA, "observations": ["robot0_proprio-state"]}
+        ),
+        f"""
+        import robosuite
+        make = lambda: robosuite.make(
+            "Lift", robots="Panda", horizon=200, has_renderer=False, has_offscreen_renderer=True, use_camera_obs=True,
+            camera_names={CAMERA["cameras"]}, camera_heights={CAMERA["size"]}, camera_widths={CAMERA["size"]},
+            reward_shaping=True, control_freq=20, hard_reset=False, seed=0)
+        low, high = make().action_spec
+        ended = lambda result: result[2]
+        """,
+        draws=True,
     ),
 }
 # The program of a process of the simulator alone, after the code of its task. Its arguments are its number of
@@ -225,6 +245,15 @@ def stepped(turns: Turns, settings: argparse.Namespace, env: EnvDescription, ser
     laps(turns, settings, steps, [os.getpid(), *envs.worker_pids, *children])
 
 
+def observed(task: Task) -> str:
+    """Returns what an environment observes, as `image 84 x 84 x 3 and 50 numbers`."""
+    spaces = inspect_env(replace(task.env, python=task.python)).spaces
+    images = [spaces.observation_shape] if spaces.images else [part.shape for part in spaces.image_parts]
+    numbers = spaces.observation_size - sum(map(math.prod, images))
+    texts = [f"image {' x '.join(map(str, shape))}" for shape in images]
+    return " and ".join(texts + [f"{numbers} numbers"] * (numbers > 0))
+
+
 def main() -> None:
     parser = new_parser(__doc__, rounds=6)
     parser.add_argument("--num-envs", type=int, default=64)
@@ -235,8 +264,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.num_envs, options.workers, options.steps, options.rounds = 4, 2, 5, 2
-    found, everything = machine(("gymnasium", "numpy")), {}
+    found, observations, everything = machine(("gymnasium", "numpy")), {}, {}
     for name in options.tasks:
+        if TASKS[name].draws:
+            os.environ.setdefault("MUJOCO_GL", "egl")
+            os.environ.setdefault("PYOPENGL_PLATFORM", os.environ["MUJOCO_GL"])
+        observations[name] = observed(TASKS[name])
         settings = argparse.Namespace(
             task=name, num_envs=options.num_envs, workers=options.workers, steps=options.steps
         )
@@ -244,7 +277,8 @@ def main() -> None:
         if options.tcp:
             entries[TCP] = Entry(over_tcp, settings, 1)
         done = race(entries, options.warm_up, options.rounds)
-        print(f"\n{name}: {rate(done[OURS], STEPS):,.0f} steps/s, alone {rate(done[ALONE], STEPS):,.0f}")
+        print(f"\n{name}, {observations[name]}")
+        print(f"{rate(done[OURS], STEPS):,.0f} steps/s, alone {rate(done[ALONE], STEPS):,.0f}")
         for who, each in done.items():
             cpu = statistics.median(lap.numbers[CPU] / lap.numbers[STEPS] for lap in each)
             print(f"{who}: {1e6 * cpu:.0f} microseconds of CPU for a step of an environment")
@@ -252,8 +286,8 @@ def main() -> None:
         if options.tcp:
             print_verdict("over TCP in multiples of ours", ratios(done[TCP], done[OURS], STEPS), TASKS[name].aim)
         everything[name] = done
-    content = {"benchmark": "env_python", "options": vars(options), "machine": found, "laps": everything}
-    write_json(options.json, content)
+    about = {"options": vars(options), "machine": found, "observations": observations}
+    write_json(options.json, {"benchmark": "env_python", **about, "laps": everything})
 
 
 if __name__ == "__main__":

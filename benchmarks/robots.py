@@ -1,11 +1,11 @@
 """The page of the robot tasks: start and end of training by suite, curves, steps/s beside the simulator alone.
 
     python benchmarks/results.py dm_walker metaworld_mt10 --seeds 1 2 3    # trains; writes docs/results/NAME.csv
-    python benchmarks/env_python.py --json speeds.json                       # alone on the machine
-    python benchmarks/robots.py --speeds speeds.json                         # writes robots.md and .png beside them
+    python benchmarks/env_python.py --json FILE --tasks ...                  # alone on the machine
+    python benchmarks/robots.py --speeds FILE ...    # writes robots.md, robots.png and robots_speeds.csv beside them
 
 Returns and success rates are those of the first and the last evaluation in the CSV files, speeds the medians of the
-laps.
+laps. Without `--speeds` those of robots_speeds.csv remain. Machine and date stand in the notes of the page.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from _common import write_page
+
 from rl_platform.config import load_config
 from rl_platform.launch.headline import number
 from rl_platform.launch.tools.plot import Curve, median_curve
@@ -32,8 +34,11 @@ TASKS = {  # config: suite and task
     "dm_cheetah": "dm-control 1.0, cheetah run",
     "metaworld_reach": "Meta-World 3.1, reach-v3",
     "metaworld_drawer": "Meta-World 3.1, drawer-open-v3",
+    "metaworld_push": "Meta-World 3.1, push-v3",
     "metaworld_mt10": "Meta-World 3.1, MT10",
     "fetch_reach": "Gymnasium-Robotics 1.4, FetchReachDense-v4",
+    "fetch_push": "Gymnasium-Robotics 1.4, FetchPushDense-v4",
+    "adroit_pen": "Gymnasium-Robotics 1.4, AdroitHandPen-v1",
     "robosuite_lift": "robosuite 1.5, Lift",
     "robosuite_door": "robosuite 1.5, Door",
 }
@@ -43,10 +48,15 @@ HEAD = (
     "| config | task | seeds | evaluation | environment steps | success at any step | return | minutes |",
     "|---|---|---|---|---|---|---|---|",
 )
-SPEED_HEAD = (
-    "| simulator | environments, workers | steps/s alone | with the platform | ratio: median (least to most) | "
-    "CPU microseconds of a step alone | with the platform |",
-    "|---|---|---|---|---|---|---|",
+SPEEDS = (
+    "simulator and task",
+    "observation",
+    "environments, processes",
+    "steps/s alone",
+    "steps/s with the platform",
+    "ratio: median (least to most)",
+    "CPU microseconds of a step alone",
+    "with the platform",
 )
 
 Row = dict[str, float]
@@ -117,9 +127,9 @@ def by_task(runs: Sequence[Run]) -> list[str]:
     return lines + [f"| {task} | {span(runs, name, 'share')} |" for task, name in names.items()]
 
 
-def speeds(content: Mapping[str, Any]) -> list[str]:
-    """The lines of a result of `env_python.py --json`: a lap is [seconds, CPU seconds, numbers]."""
-    lines, options = [], content["options"]
+def speeds(content: Mapping[str, Any]) -> list[list[str]]:
+    """The rows of a result of `env_python.py --json`: a lap is [seconds, CPU seconds, numbers]."""
+    rows, options = [], content["options"]
     for task, laps in content["laps"].items():
         rates, costs = {}, {}
         for who, each in laps.items():
@@ -128,6 +138,7 @@ def speeds(content: Mapping[str, Any]) -> list[str]:
         ratios = [ours / alone for ours, alone in zip(rates["rl_platform"], rates["alone"], strict=True)]
         cells = [
             task,
+            content["observations"][task],
             f"{options['num_envs']}, {options['workers']}",
             f"{statistics.median(rates['alone']):,.0f}",
             f"{statistics.median(rates['rl_platform']):,.0f}",
@@ -135,8 +146,8 @@ def speeds(content: Mapping[str, Any]) -> list[str]:
             f"{costs['alone']:,.0f}",
             f"{costs['rl_platform']:,.0f}",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        rows.append(cells)
+    return rows
 
 
 def draw(found: Mapping[str, Sequence[Run]], path: Path) -> None:
@@ -162,7 +173,8 @@ def draw(found: Mapping[str, Sequence[Run]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def page(found: Mapping[str, Sequence[Run]], measured: Sequence[str], note: str) -> str:
+def page(found: Mapping[str, Sequence[Run]], measured: Sequence[Sequence[str]]) -> str:
+    """measured: the rows of the table of speeds, after the row of its head."""
     lines = [
         "# Robot tasks",
         "",
@@ -176,29 +188,36 @@ def page(found: Mapping[str, Sequence[Run]], measured: Sequence[str], note: str)
         *(line for runs in found.values() for line in by_task(runs)),
     ]
     if measured:
+        table = [f"| {' | '.join(cells)} |" for cells in measured]
         lines += [
             "",
             "## Steps per second beside the simulator alone",
             "",
-            "Alone, each process steps its environments in a loop of its own. With the platform a step waits for all "
-            "environments, checks their numbers and returns one array.",
+            "Both have the same number of processes with the same number of environments each. Alone, each process "
+            "steps its environments in a loop of its own. With the platform a step waits for all environments, checks "
+            "their numbers and returns one array. The aim is a ratio of 0.9.",
             "",
-            *SPEED_HEAD,
-            *measured,
+            table[0],
+            f"|{'---|' * len(measured[0])}",
+            *table[1:],
         ]
-    return "\n".join([*lines, "", note, ""])
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--speeds", type=Path, nargs="*", default=[], help="files of env_python.py --json")
-    parser.add_argument("--note", default="", help="last line: machine, load and date")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     found = {name: runs_of(RESULTS / f"{name}.csv") for name in TASKS if (RESULTS / f"{name}.csv").exists()}
-    measured = [line for path in options.speeds for line in speeds(json.loads(path.read_text(encoding="utf-8")))]
+    table = options.output / "robots_speeds.csv"
+    if options.speeds:
+        rows = [row for path in options.speeds for row in speeds(json.loads(path.read_text(encoding="utf-8")))]
+        with open(table, "w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows([SPEEDS, *rows])
+    measured = list(csv.reader(table.read_text(encoding="utf-8").splitlines())) if table.exists() else []
     draw(found, options.output / "robots.png")
-    (options.output / "robots.md").write_text(page(found, measured, options.note), encoding="utf-8")
+    write_page(options.output / "robots.md", page(found, measured))
     print(options.output / "robots.md")
 
 

@@ -307,6 +307,26 @@ def test_pages_are_made_of_runs_that_are_made_once(scripted, tmp_path: Path) -> 
     assert "holds a run of other settings" in scripted(*pages, "--seeds", "3", "--set", "algorithm.gamma=0.9")
 
 
+def test_speeds_of_simulators_stay_on_the_page_of_the_robot_tasks(scripted, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    alone = [[2.0, 0.1, {"steps": 200, "cpu_seconds": 0.02}], [4.0, 0.1, {"steps": 200, "cpu_seconds": 0.02}]]
+    ours = [[2.0, 0.1, {"steps": 180, "cpu_seconds": 0.036}], [5.0, 0.1, {"steps": 200, "cpu_seconds": 0.04}]]
+    measured = {
+        "options": {"num_envs": 16, "workers": 2},
+        "observations": {"FetchReach": "16 numbers"},
+        "laps": {"FetchReach": {"alone": alone, "rl_platform": ours}},
+    }
+    (tmp_path / "speeds.json").write_text(json.dumps(measured))
+    page = tmp_path / "robots.md"
+    page.write_text("before\n## Notes\n\nA note by hand.\n")
+    for words in ("--speeds", "speeds.json"), ():
+        assert scripted("robots.py", "--output", ".", *words) == ""
+        text = page.read_text()
+        assert "\n| FetchReach | 16 numbers | 16, 2 | 75 | 65 | 0.85 (0.80 to 0.90) | 100 | 200 |\n" in text
+        assert "| [fetch_reach](fetch_reach.md) |" in text
+        assert text.endswith("\n## Notes\n\nA note by hand.\n")
+
+
 @pytest.fixture
 def accuracy(script: Callable[[Path], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(FOLDER)
