@@ -8,7 +8,6 @@ and `workers.py`.
 from __future__ import annotations
 
 import logging
-import math
 import pickle
 import sys
 import time
@@ -20,7 +19,7 @@ import numpy as np
 
 from rl_platform.envs.embodied import env_state
 from rl_platform.envs.embodied.adapter import reset_env
-from rl_platform.envs.embodied.buffers import Buffers
+from rl_platform.envs.embodied.buffers import Buffers, all_finite
 from rl_platform.envs.embodied.descriptions import EnvSetup
 from rl_platform.envs.embodied.spares import Spares
 from rl_platform.envs.embodied.stepping import native_envs, stop_timers, user_envs
@@ -74,6 +73,7 @@ class EnvBlock:
         self._actions = buffers.actions[rows]
         self._observations = buffers.observations[rows]
         self._finals = buffers.final_observations[rows]
+        self._may_be_infinite = self._finals[:, : 0 if spaces.images else None]  # pixels are always finite
         self._rewards = buffers.rewards[rows]
         self._terminated = buffers.terminated[rows]
         self._truncated = buffers.truncated[rows]
@@ -147,7 +147,7 @@ class EnvBlock:
     def _finish_step(self, diverged: np.ndarray | None) -> None:
         """Turns what the environments returned into the step's results. diverged [N] bool: of native environments."""
         idle = self._idle
-        if idle.any():  # they keep their last observation and get no reward
+        if np.count_nonzero(idle):  # they keep their last observation and get no reward
             self._finals[idle] = self._observations[idle]
             self._rewards[idle] = 0.0
             self._terminated[idle] = self._truncated[idle] = False
@@ -155,7 +155,7 @@ class EnvBlock:
         self._returns += self._rewards
         self._lengths += ~idle
         self._observations[:] = self._finals
-        self._some_ended = bool((self._terminated | self._truncated).any())
+        self._some_ended = bool(np.count_nonzero(self._terminated) or np.count_nonzero(self._truncated))
 
     def _replace(self, i: int, doing: str, error: Exception) -> None:
         """Replaces environment i, which raised `error`."""
@@ -178,16 +178,15 @@ class EnvBlock:
     def _invalidate(self, diverged: np.ndarray | None) -> None:
         """Ends episodes whose last step returned a number that is not finite or whose physics was reset."""
         invalid = self._invalid
-        invalid[:] = False
-        # a finite sum of squares means that all numbers are finite: one pass in the usual case
-        finals = self._finals.reshape(-1)[: 0 if self._spaces.images else None]  # pixels are always finite
-        if not math.isfinite(finals @ finals + self._rewards @ self._rewards):
-            invalid |= ~(np.isfinite(self._finals).all(axis=1) & np.isfinite(self._rewards))
         if diverged is not None:
-            invalid |= diverged
+            invalid[:] = diverged
         elif self._physics_failures:
-            invalid |= np.concatenate(self._physics_failures).reshape(len(invalid), -1).any(axis=1)
-        if invalid.any():
+            invalid[:] = np.concatenate(self._physics_failures).reshape(len(invalid), -1).any(axis=1)
+        else:
+            invalid[:] = False
+        if not (all_finite(self._may_be_infinite) and all_finite(self._rewards)):
+            invalid |= ~(np.isfinite(self._finals).all(axis=1) & np.isfinite(self._rewards))
+        if np.count_nonzero(invalid):
             self._finals[invalid] = self._observations[invalid]
             self._rewards[invalid] = 0.0
             self._terminated[invalid] = False

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from rl_platform.envs.embodied.block import EnvBlock, EnvFailure, failure
-from rl_platform.envs.embodied.buffers import Buffers
+from rl_platform.envs.embodied.buffers import Buffers, all_finite
 from rl_platform.envs.embodied.descriptions import EnvDescription, EnvSetup, find_spec, make_env
 from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces, read_spaces
@@ -119,8 +119,9 @@ class VectorEnv:
             self.spaces = inspect_env(description).spaces
         else:
             self.spaces = user_spaces(description) if spec is None else _spaces_of(description, spec)
-        self._low = np.asarray(self.spaces.action_low, np.float32)
-        self._high = np.asarray(self.spaces.action_high, np.float32)
+        # one row per environment: clipping broadcast bounds takes twice as long
+        self._low = np.tile(np.asarray(self.spaces.action_low, np.float32), (num_envs, 1))
+        self._high = np.tile(np.asarray(self.spaces.action_high, np.float32), (num_envs, 1))
         self._blocks: list[EnvBlock] = []
         self._workers: EnvWorkers | None = None
         self.native, self._closed, self._failures = False, False, 0
@@ -183,8 +184,9 @@ class VectorEnv:
         assert not self._under_way[stage], "receive() the running step first"
         rows = self.rows[stage]
         if self.spaces.action.kind == "continuous":
-            np.clip(actions, self._low, self._high, out=self._buffers.actions[rows], casting="same_kind")
-            if not np.isfinite(actions).all():
+            clipped = self._buffers.actions[rows]  # faster than np.clip, with equal results
+            np.minimum(np.maximum(actions, self._low[rows], out=clipped), self._high[rows], out=clipped)
+            if not all_finite(actions):
                 bad = (np.flatnonzero(~np.isfinite(actions).all(axis=1)) + rows.start).tolist()
                 raise Diverged(f"the policy's actions for environments {bad} ({self.description.id}) are not finite")
         else:

@@ -200,12 +200,12 @@ class _Matrix(NamedTuple):
 @dataclass(frozen=True)
 class _Buffers:
     """Intermediate results of a step of B rows: outputs of every hidden layer [B,H] and of the heads [B,A+1], and the
-    gradients of their inputs to tanh. columns: log-probs, their gradient and entropies, [3,B]. policy, value: sums over
-    positions, see accel/compiled_ppo.py."""
+    gradients of their inputs to tanh. columns: log-probs, their gradient and entropies, each [B]. policy, value: sums
+    over positions, see accel/compiled_ppo.py."""
 
     outputs: list[_Matrix]
     gradients: list[_Matrix]
-    columns: np.ndarray
+    columns: tuple[np.ndarray, ...]
     policy: np.ndarray
     value: np.ndarray
 
@@ -213,7 +213,7 @@ class _Buffers:
     def of(cls, rows: int, layers: list[Layer]) -> _Buffers:
         widths = [len(bias) for _, bias in layers]
         outputs, gradients = ([_Matrix.empty(rows, width) for width in widths] for _ in range(2))
-        columns = np.empty((3, rows), np.float32)
+        columns = tuple(np.empty((3, rows), np.float32))
         return cls(outputs, gradients, columns, np.zeros(ppo.RATIO_MAX + 1), np.zeros(ppo.VALUE_LOSS + 1))
 
 

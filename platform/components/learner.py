@@ -117,8 +117,7 @@ class Learner(Evaluator):
         for epoch, mini_batch in self._mini_batches(batch, step):
             self.context.progress.update(done, total, "mini-batches")
             done += 1
-            counted = mini_batch.value_positions if trains_values else mini_batch.mask
-            if some_masked and not bool(counted.any()):
+            if some_masked and not bool((mini_batch.value_positions if trains_values else mini_batch.mask).any()):
                 continue
             if self.kind == "actor" and self.config.algorithm.policy_loss in COVARIANCE:
                 from rl_platform.algorithms.variants.covariance import covariant_positions

@@ -114,13 +114,12 @@ class NativeEnvs:
         large. lengths [N]: steps of each episode before this one."""
         now = self._physics.now
         bad = ~(now.time >= (lengths + 0.5) * self._task.dt)
-        if self._physics.warnings.any():
+        if np.count_nonzero(self._physics.warnings):
             bad |= (self._physics.warnings != 0).any(axis=1)
-        for numbers in (now.qpos, now.qvel):
-            flat = numbers.ravel()
-            if not flat @ flat < self._largest:  # else every number is at most its square root
-                bad |= ~(np.abs(numbers) < self._largest).all(axis=1)
-        self.diverged[:] = bad
+        numbers = np.concatenate((now.qpos, now.qvel), axis=1)
+        if not np.vdot(numbers, numbers) < self._largest:  # else every number is at most its square root
+            bad |= ~(np.abs(numbers) < self._largest).all(axis=1)
+        self.diverged = bad
 
     def save(self, index: int) -> bytes:
         """Returns the state of one environment: physics and random generator."""

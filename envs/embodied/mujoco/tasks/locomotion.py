@@ -41,20 +41,26 @@ class RunningTask(NoisyStart):
         return now.qpos[:, 0]
 
     def observe(self, now: Quantities) -> np.ndarray:
-        clipped = self.largest_speed < np.inf
-        velocities = np.clip(now.qvel, -self.largest_speed, self.largest_speed) if clipped else now.qvel
-        return join((now.qpos[:, self.skipped :], velocities))
+        velocities = now.qvel
+        if self.largest_speed < np.inf:
+            velocities = np.minimum(np.maximum(velocities, -self.largest_speed), self.largest_speed)
+        return np.concatenate((now.qpos[:, self.skipped :], velocities), axis=1)
 
     def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
-        healthy = self.within_bounds(now)
-        cost = np.float32(self.control_weight) * squares(actions)  # Gymnasium multiplies in float32
-        rewards = self.forward_weight * self.speeds(positions, now) + self.healthy_reward * healthy - cost
-        return rewards, ~healthy if self.terminates else never(len(rewards))
+        rewards = self.speeds(positions, now)
+        rewards *= self.forward_weight
+        terminated = never(len(rewards))
+        if self.bounded.size:
+            healthy = self.within_bounds(now)
+            rewards += self.healthy_reward * healthy
+            terminated = ~healthy if self.terminates else terminated
+        else:
+            rewards += self.healthy_reward
+        rewards -= np.float32(self.control_weight) * squares(actions)  # Gymnasium multiplies in float32
+        return rewards, terminated
 
     def within_bounds(self, now: Quantities) -> np.ndarray:
         """Returns which environments [N] bool are strictly within `bounds`; a number without bounds may be anything."""
-        if not self.bounded.size:
-            return np.ones(len(now.qpos), bool)
         (low, high), numbers = self.bounds[:, self.bounded], join((now.qpos, now.qvel))[:, self.bounded]
         return ((low < numbers) & (numbers < high)).all(axis=1)
 

@@ -64,7 +64,8 @@ class MujocoTask(ABC):
     def speeds(self, positions: np.ndarray, now: Quantities) -> np.ndarray:
         """Returns the speeds [N] since `positions`, which are updated in place."""
         reached = self.position(now)
-        speeds: np.ndarray = (reached - positions) / self.dt
+        speeds: np.ndarray = reached - positions
+        speeds /= self.dt
         positions[:] = reached
         return speeds
 
