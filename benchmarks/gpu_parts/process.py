@@ -58,7 +58,8 @@ def run_part(part: Part, small: bool, vllm_python: str | None, limit_s: float) -
             return found | {"state": "passed"}
         output = log.read_text(encoding="utf-8", errors="replace").strip() if log.exists() else ""
         if output and found["state"] == "failed":
-            found["error"] = output.splitlines()[-1][:300]
+            lines = [line for line in output.splitlines() if line[:1].strip()]  # a hint below an error is indented
+            found["error"] = (lines or [output])[-1][:300]
         return found | {"output": output[-LOGGED:]}
 
 

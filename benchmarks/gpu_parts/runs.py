@@ -151,11 +151,19 @@ def recipe(setup: Setup, report: Report) -> None:
 
     Questions and weights are random, so responses have their greatest length.
     """
+    began = time.monotonic()
     config, overrides = "reasoning/recipes/qwen2.5_0.5b_gsm8k_1gpu.yaml", recipe_overrides(setup)
     folder = setup.folder / "run"
     planned = rl.plan(str(CONFIGS / config), overrides).data["devices"][0]["memory_bytes"]["peak"] / GIB
     report("peak memory in the plan", planned, "GiB")
-    rows = finished(started(setup, config, folder, overrides), folder)
+    process = started(setup, config, folder, overrides)
+    reported = 0
+    while process.is_alive():  # a part that is stopped keeps what it has reported
+        process.join(1.0)
+        while reported < steps_of(folder):
+            reported += 1
+            report(f"seconds from the start to the end of step {reported}", time.monotonic() - began, "s")
+    rows = finished(process, folder)
     report("steps missing", 5 - steps_of(folder), "", at_most(0))
     measured = max(row.get("perf/memory_peak", 0.0) for row in rows)
     report("peak memory of torch's allocator", measured, "GiB", None if setup.small else at_most(planned))

@@ -222,7 +222,7 @@ def test_no_part_and_no_call_takes_longer_than_promised(gpu: ModuleType) -> None
 def measures_and_fails(setup, report) -> None:
     report("apples", 3, "pieces")
     os.write(1, b"a hint\n")
-    raise ValueError("no pears")
+    raise ValueError("no pears\n    hint: plant some")
 
 
 def measures_and_hangs(setup, report) -> None:

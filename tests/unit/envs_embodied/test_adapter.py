@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
+from rl_platform.envs.embodied.descriptions import EnvDescription, make_env
 from rl_platform.envs.embodied.evaluate import evaluate
 from rl_platform.envs.embodied.normalize import ObservationNormalizer
 from rl_platform.envs.embodied.success import Success, success_rates
+from rl_platform.errors import ConfigError
 
 GOALS, OWN_SEED = "toy_envs:Goals-v0", "toy_envs:OwnSeed-v0"
 PUSHED_BEYOND, AT_LAST, NEVER, SILENT = [0, 1, 1, 0, 0], [0, 0, 0, 0, 1], [0] * 5, [None] * 5
@@ -130,3 +134,13 @@ def test_observations_that_are_choices_become_one_hot(make, env_id: str, size: i
     parts = len(envs.spaces.parts)
     assert sorted(np.unique(first)) == [0.0, 1.0]
     np.testing.assert_array_equal(first.sum(axis=1), [parts, parts])
+
+
+def test_an_environment_whose_package_is_missing_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", {})
+    gymnasium.register("Needs-v0", entry_point=lambda: import_module("no_such_package"))
+    with pytest.raises(ConfigError) as refused:
+        make_env(EnvDescription("Needs-v0"))
+    (problem,) = refused.value.problems
+    assert (problem.key, problem.hint) == ("env.id", "install the package that contains no_such_package")
+    assert "No module named 'no_such_package'" in problem.message
