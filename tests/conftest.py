@@ -110,7 +110,10 @@ LONG = (
     "faults/test_worker_faults.py",
     "faults/test_soak.py",
     "integration/test_learning.py",
+    "integration/test_policy_kinds.py",
     "integration/test_ray_runs.py",
+    "integration/test_reallocation.py",
+    "integration/test_replay.py",
     "integration/test_signals.py",
     "integration/test_placement_shapes.py",
     "integration/test_resharding.py",
@@ -151,7 +154,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Processes for `pytest` and `pytest -m fast` without paths, each file in one of them; otherwise this one.
 
-    The fast tests keep two cores busy with two processes. All tests together wait for two thirds of the time.
+    The fast tests keep two cores busy with two processes. Unit tests compute nearly all of their time; tests of whole
+    runs wait for a third to a half of theirs, if the processor time of the runs is counted.
     """
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     return {"fast": 2, "not release": 4}.get(config.option.markexpr, 0) if whole else 0

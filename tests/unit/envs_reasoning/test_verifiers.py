@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,31 @@ import pytest
 from rl_platform.config.schema.reward import VERIFIERS
 from rl_platform.envs.reasoning.answers.finding import find_answer
 from rl_platform.envs.reasoning.answers.quantity import parse_number
-from rl_platform.envs.reasoning.verifiers import BUILT_IN, ScoreItem, VerifierSpec
+from rl_platform.envs.reasoning.verifiers import BUILT_IN, ScoreItem, Verifier, VerifierSpec
 from rl_platform.errors import ConfigError
 
 PAGE = Path(__file__).parents[3] / "docs" / "reasoning.md"
-MATH = VerifierSpec("math_verify").load()
-JSONL = VerifierSpec("task", "jsonl").load()
-DIGITS = VerifierSpec("task", "digits").load()
 
-BOTH = pytest.mark.parametrize("verifier", [MATH, JSONL], ids=["math_verify", "jsonl"])
+
+@cache
+def loaded(*names: str) -> Verifier:
+    """Loads at the first call: every process of a test run imports this module, and one of them calls it."""
+    return VerifierSpec(*names).load()
+
+
+def score_math(item: ScoreItem) -> float:
+    return loaded("math_verify")(item)
+
+
+def score_jsonl(item: ScoreItem) -> float:
+    return loaded("task", "jsonl")(item)
+
+
+def score_digit(item: ScoreItem) -> float:
+    return loaded("task", "digits")(item)
+
+
+BOTH = pytest.mark.parametrize("verifier", [score_math, score_jsonl], ids=["math_verify", "jsonl"])
 
 
 def item(response: str, answer: str) -> ScoreItem:
@@ -107,7 +124,7 @@ def test_equivalent_expressions(verifier, response: str, answer: str, score: flo
     ],
 )
 def test_task_verifier_of_jsonl(response: str, answer: str, score: float) -> None:
-    assert JSONL(item(response, answer)) == score
+    assert score_jsonl(item(response, answer)) == score
 
 
 @pytest.mark.parametrize(
@@ -133,7 +150,7 @@ def test_task_verifier_of_jsonl(response: str, answer: str, score: float) -> Non
     ],
 )
 def test_a_calculation_is_not_the_number_it_leads_to(response: str, answer: str, score: float) -> None:
-    assert MATH(item(response, answer)) == score
+    assert score_math(item(response, answer)) == score
 
 
 @pytest.mark.parametrize(
@@ -187,14 +204,14 @@ def test_random_words_and_numbers_pay_only_if_they_are_equal(verifier) -> None:
 
 def test_an_expected_answer_that_cannot_be_read_is_no_zero() -> None:
     with pytest.raises(ValueError, match="cannot read the expected answer"):
-        MATH(item("1", "   "))
+        score_math(item("1", "   "))
 
 
 @pytest.mark.parametrize(
     ("response", "score"), [("7", 1.0), ("7x", 1.0), ("5", 0.1), (" 7", 0.0), ("x", 0.0), ("", 0.0)]
 )
 def test_task_verifier_of_digits(response: str, score: float) -> None:
-    assert DIGITS(item(response, "7")) == score
+    assert score_digit(item(response, "7")) == score
 
 
 def test_every_built_in_verifier_is_built_and_documented() -> None:
