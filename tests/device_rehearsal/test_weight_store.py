@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from stand_ins import ObjectStore
 from torch import Tensor
 
 from rl_platform.runtime.ray import weight_store
-from rl_platform.runtime.ray.weight_store import publish, publish_gathered, receive
+from rl_platform.runtime.ray.weight_store import StoreTransfer, publish, publish_gathered, receive
 from rl_platform.runtime.weights_token import WeightsToken
 
 BUCKET = 2048  # bytes
@@ -50,3 +50,24 @@ def test_each_byte_is_copied_once_through_one_pinned_bucket(
     state["half"].add_(1)
     send(state, store, manifest)
     assert len(store.objects) == stored + 1, "other buckets are equal"
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_every_publication_holds_one_gathered_tensor_at_a_time(
+    delta: bool, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU holds neither the whole model nor the former publication: while one tensor is sent, the next arrives."""
+    monkeypatch.setattr(weight_store, "BUCKET", BUCKET)
+    transfer, before, size = StoreTransfer(ObjectStore()), device.allocated(), 4 * 700  # type: ignore[arg-type]
+    held: list[int] = []
+
+    def gathered() -> Iterator[tuple[Sequence[str], Tensor]]:
+        for index in range(12):
+            tensor = torch.randn(700).to(CUDA)
+            held.append(device.allocated() - before)
+            yield (f"layer.{index}",), tensor
+
+    for number in range(3):
+        transfer.publish_gathered(WeightsToken("host0", "actor[0]", number, number, delta=delta), gathered())
+        assert size <= max(held) <= 2 * size
+        assert device.allocated() == before
