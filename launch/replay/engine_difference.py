@@ -25,6 +25,7 @@ from rl_platform.engines.rollout.decoder import FusedDecoder
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.models.causal_lm import load_config
 from rl_platform.models.language import LanguageModel
+from rl_platform.models.packed import Attention
 from rl_platform.models.tokenizer import Tokenizer, load_tokenizer, stops
 from rl_platform.records import RolloutBatch, SamplingParams
 
@@ -84,7 +85,7 @@ class _Observed:
 
     def __enter__(self) -> _Observed:
         def entering(seen: list[Tensor]) -> Callable[..., None]:
-            def note(module: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            def note(module: object, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
                 seen.append(_rows(args[0] if args else kwargs["hidden_states"]))
 
             return note
@@ -139,8 +140,8 @@ def _observe(decoder: FusedDecoder, states: list[list[Tensor]]) -> None:
 
     hidden = decoder.hidden
 
-    def last(*arguments: Any) -> Tensor:
-        output = hidden(*arguments)
+    def last(tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        output = hidden(tokens, positions, attention)
         states[-1].append(_rows(output))
         return output
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, SupportsInt
 
 from rl_platform.envs.embodied.remote.wire import WireError
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces, ObservationPart
 
+Fields = Mapping[str, Any]  # of a message: JSON, not checked yet
 LARGEST = 1 << 28  # numbers of an observation or an action
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 
@@ -27,7 +28,7 @@ class ServedFacts:
         return asdict(self)
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> ServedFacts:
+    def of(cls, fields: Fields) -> ServedFacts:
         """Raises WireError for fields that describe no environment."""
         try:
             tasks = tuple(str(name)[:1000] for name in fields["tasks"])
@@ -57,7 +58,7 @@ class ServedFacts:
         return facts
 
 
-def _spaces(given: Mapping[str, Any]) -> EnvSpaces:
+def _spaces(given: Fields) -> EnvSpaces:
     action, start = given["action"], given["action_start"]
     return EnvSpaces(
         observation_shape=_integers(given["observation_shape"]),
@@ -72,10 +73,10 @@ def _spaces(given: Mapping[str, Any]) -> EnvSpaces:
     )
 
 
-def _part(given: Mapping[str, Any]) -> ObservationPart:
+def _part(given: Fields) -> ObservationPart:
     flags = bool(given["numbers"]), bool(given["image"])
     return ObservationPart(str(given["name"]), _integers(given["shape"]), int(given["size"]), *flags)
 
 
-def _integers(values: Iterable[Any]) -> tuple[int, ...]:
+def _integers(values: Iterable[SupportsInt]) -> tuple[int, ...]:
     return tuple(int(value) for value in values)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+Options = dict[str, Any]  # of a config.json
+
 SMOLVLM2 = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"  # the vision-language model of published weights
-SMOLVLM2_OPTIONS: dict[str, Any] = {
+SMOLVLM2_OPTIONS: Options = {
     "model_type": "smolvlm",
     "scale_factor": 4,
     "image_token_id": 49_190,
@@ -48,7 +49,7 @@ _NAMES = {  # LeRobot's, and those of transformers' pi0 where there is a counter
 }
 
 
-def smolvla_options(options: Mapping[str, Any], vlm: Mapping[str, Any]) -> dict[str, Any]:
+def smolvla_options(options: Options, vlm: Options) -> Options:
     """Returns the options of `SmolVLAConfig`. options: LeRobot's; vlm: config.json of its vision-language model, of
     which the first `num_vlm_layers` are used."""
     text, layers = dict(vlm["text_config"]), int(options.get("num_vlm_layers", 16))
@@ -58,13 +59,13 @@ def smolvla_options(options: Mapping[str, Any], vlm: Mapping[str, Any]) -> dict[
     return {"vlm_config": {**vlm, "text_config": text}, **given}
 
 
-def crosses(options: Mapping[str, Any], layer: int) -> bool:
+def crosses(options: Options, layer: int) -> bool:
     """Returns whether this layer of the action expert attends to the prefix alone."""
     every = options.get("self_attn_every_n_layers", 2)
     return "cross" in options.get("attention_mode", "cross_attn") and not (every > 0 and layer % every == 0)
 
 
-def expert_sizes(options: Mapping[str, Any], text_hidden: int) -> tuple[int, int]:
+def expert_sizes(options: Options, text_hidden: int) -> tuple[int, int]:
     """Returns the widths of the expert's residual stream and of its feed-forward layers, which are 8/3 of the former,
     rounded up to a multiple of 256."""
     hidden = int(text_hidden * options.get("expert_width_multiplier", 0.75))

@@ -10,15 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import FLOW_POLICIES, Model
 from rl_platform.placement.estimates.model_shape import ModelShape
 from rl_platform.placement.estimates.policy_shape import ACTIONS, OBSERVATIONS, PolicyShape, Stack
-from rl_platform.placement.estimates.smolvla_options import SMOLVLM2_OPTIONS, crosses, expert_sizes
+from rl_platform.placement.estimates.smolvla_options import SMOLVLM2_OPTIONS, Options, crosses, expert_sizes
 
-Options = dict[str, Any]
 LETTERS = 4  # of an instruction per token
 IMAGE = (224, 224)  # pixels, of environments that give images themselves; only Qwen2.5-VL reads their size
 CRITIC_WIDTH = 256  # of models.vlas.flow_policy
