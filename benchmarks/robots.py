@@ -34,7 +34,6 @@ TASKS = {  # config: suite and task
     "dm_cheetah": "dm-control 1.0, cheetah run",
     "metaworld_reach": "Meta-World 3.1, reach-v3",
     "metaworld_drawer": "Meta-World 3.1, drawer-open-v3",
-    "metaworld_push": "Meta-World 3.1, push-v3",
     "metaworld_mt10": "Meta-World 3.1, MT10",
     "fetch_reach": "Gymnasium-Robotics 1.4, FetchReachDense-v4",
     "fetch_push": "Gymnasium-Robotics 1.4, FetchPushDense-v4",
@@ -42,11 +41,11 @@ TASKS = {  # config: suite and task
     "robosuite_lift": "robosuite 1.5, Lift",
     "robosuite_door": "robosuite 1.5, Door",
 }
-SUCCESS, RETURN = "val/success_once", "val/return"
+SUCCESS, SUCCESS_AT_END, RETURN = "val/success_once", "val/success_at_end", "val/return"
 TASK_SUCCESS = re.compile(r"val/(.+)/success_once")
 HEAD = (
-    "| config | task | seeds | evaluation | environment steps | success at any step | return | minutes |",
-    "|---|---|---|---|---|---|---|---|",
+    "| config | task | seeds | evaluation | environment steps | success at any step | at the end | return | minutes |",
+    "|---|---|---|---|---|---|---|---|---|",
 )
 SPEEDS = (
     "simulator and task",
@@ -112,6 +111,7 @@ def row(name: str, runs: Sequence[Run]) -> str:
         f"{env.evaluation.episodes} episodes" + (f" of {length:,} steps" if length else ""),
         f"{statistics.median(run.rows[-1]['env_steps'] for run in runs):,.0f}",
         span(runs, SUCCESS, "share"),
+        span(runs, SUCCESS_AT_END, "share"),
         span(runs, RETURN, "number"),
         f"{statistics.mean(run.rows[-1]['seconds'] for run in runs) / 60:.1f}",
     ]
@@ -151,7 +151,7 @@ def speeds(content: Mapping[str, Any]) -> list[list[str]]:
 
 
 def draw(found: Mapping[str, Sequence[Run]], path: Path) -> None:
-    """A panel for each config: success, or the return where there is none; seeds thin, medians thick."""
+    """A panel for each config: success, or the return where it is rare; seeds thin, medians thick."""
     from matplotlib.figure import Figure
 
     columns = min(len(found), 4)
@@ -159,12 +159,15 @@ def draw(found: Mapping[str, Sequence[Run]], path: Path) -> None:
     figure = Figure(figsize=(3.6 * columns, 2.8 * lines), layout="constrained")
     panels = figure.subplots(lines, columns, squeeze=False).flat
     for (name, runs), axes in zip(found.items(), panels, strict=False):
-        metric = SUCCESS if any(rate for run in runs for _, rate in run.curve(SUCCESS)) else RETURN
+        succeeds = any(rate > 0.1 for run in runs for _, rate in run.curve(SUCCESS))
+        metric = SUCCESS if succeeds else RETURN
         curves = [run.curve(metric) for run in runs]
         for curve in curves:
             axes.plot(*zip(*curve, strict=True), color="tab:blue", linewidth=1, alpha=0.35)
         axes.plot(*zip(*median_curve(curves), strict=True), color="tab:blue", linewidth=2)
         axes.set(title=f"{name}: {metric}", xlabel="environment steps")
+        if succeeds:
+            axes.set_ylim(0, 1.03)
         axes.title.set_fontsize("small")
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)

@@ -1,12 +1,17 @@
-"""Records demonstrations of a scripted expert for robosuite's Lift, in the layout of robomimic's files.
+"""Records demonstrations of scripted experts for two robot tasks, in the layout of robomimic's files.
 
-    python examples/demonstrations.py lift.hdf5 --episodes 50
+    python examples/demonstrations.py lift.hdf5          # robosuite's Lift
+    python examples/demonstrations.py fetch_push.hdf5    # FetchPush of Gymnasium-Robotics
 
-Needs `rl-platform environment manipulation` once, and `pip install h5py`. Executed actions have noise and the file has
-those of the expert, so a clone of it learns to correct its errors (Laskey et al., "DART", 2017).
+`--task` or the name of the file chooses the task. Needs `rl-platform environment manipulation` once, and `pip install
+h5py`. Executed actions have noise and the file has those of the expert, so a clone of it learns to correct its errors
+(Laskey et al., "DART", 2017).
 """
 
 import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 import h5py
 import numpy as np
@@ -14,46 +19,99 @@ import numpy as np
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.vector import VectorEnv
 
-PARTS = {"robot0_eef_pos": 3, "robot0_eef_quat": 4, "robot0_gripper_qpos": 2, "object-state": 10}  # and their sizes
-LIFT = EnvDescription(
-    "rl_platform.envs.embodied.suites.robosuite:Task",
-    {"task": "Lift", "horizon": 60, "observations": list(PARTS)},
-    python="manipulation",
-)
-METRES = 0.05  # that the hand moves at action 1
 OPEN, CLOSE = -1.0, 1.0
-HEIGHT = 0.92  # to which the cube is lifted, in metres; the table is at 0.8
+LIFTED = 0.92  # height of robosuite's cube at the end, in metres; the table is at 0.8
 
 
-def expert(observation: np.ndarray) -> np.ndarray:
-    """Goes above the cube, down to it, closes the hand, and lifts it."""
+class Task(NamedTuple):
+    """parts: of an observation, and their sizes. noisy: components of an action. episodes: to record by default."""
+
+    env: EnvDescription
+    parts: dict[str, int]
+    expert: Callable[[np.ndarray], np.ndarray]
+    noisy: slice
+    episodes: int
+
+
+def lift(observation: np.ndarray) -> np.ndarray:
+    """Goes above the cube, down to it, closes the hand, and lifts it. At action 1 the hand moves by 0.05 m."""
     hand, fingers, cube = observation[:3], observation[7:9], observation[9:12]
     to_cube, action = cube - hand, np.zeros(7)
     at_cube, closed = np.linalg.norm(to_cube) < 0.02, fingers[0] - fingers[1] < 0.06
     aside = np.linalg.norm(to_cube[:2]) > 0.015
     action[6] = CLOSE if at_cube else OPEN
     if at_cube and closed:
-        action[2] = (HEIGHT - cube[2]) / METRES
+        action[2] = (LIFTED - cube[2]) / 0.05
     elif not at_cube:
         target = to_cube + np.array([0.0, 0.0, 0.06 if aside else 0.0])
-        action[:3] = target / METRES
+        action[:3] = target / 0.05
     return np.clip(action, -1.0, 1.0)
 
 
-def record(path: str, episodes: int, noise: float, workers: int) -> float:
+def fetch_push(observation: np.ndarray) -> np.ndarray:
+    """Goes above a point behind the block, down to it, and pushes the block to its goal, with the fingers closed."""
+    block, goal, hand = observation[:3], observation[3:6], observation[6:9]
+    to_goal, action = goal[:2] - block[:2], np.zeros(4)
+    distance = np.linalg.norm(to_goal)
+    if distance < 0.02:
+        return action
+    ahead = to_goal / distance
+    from_block = hand[:2] - block[:2]
+    along = from_block @ ahead
+    aside = from_block - along * ahead
+    to_start = -0.07 * ahead - from_block
+    behind = along < -0.02 and np.linalg.norm(aside) < 0.025
+    if behind and hand[2] < block[2] + 0.03:
+        action[:2] = 5.0 * distance * ahead - 10.0 * aside
+        action[2] = 10.0 * (block[2] - hand[2])
+    elif behind and np.linalg.norm(to_start) < 0.025:
+        action[:2] = 10.0 * to_start
+        action[2] = 10.0 * (block[2] - hand[2])
+    else:
+        action[2] = 10.0 * (block[2] + 0.1 - hand[2])
+        if hand[2] > block[2] + 0.05:
+            action[:2] = 10.0 * to_start
+    return np.clip(action, -1.0, 1.0)
+
+
+LIFT = {"robot0_eef_pos": 3, "robot0_eef_quat": 4, "robot0_gripper_qpos": 2, "object-state": 10}
+TASKS = {
+    "lift": Task(
+        EnvDescription(
+            "rl_platform.envs.embodied.suites.robosuite:Task",
+            {"task": "Lift", "horizon": 60, "observations": list(LIFT)},
+            python="manipulation",
+        ),
+        LIFT,
+        lift,
+        slice(6),
+        20,
+    ),
+    "fetch_push": Task(
+        EnvDescription("gymnasium_robotics:FetchPushDense-v4", python="manipulation"),
+        {"achieved_goal": 3, "desired_goal": 3, "observation": 25},
+        fetch_push,
+        slice(3),
+        300,
+    ),
+}
+
+
+def record(path: str, task: Task, episodes: int, noise: float, workers: int) -> float:
     """Writes the successful ones of `episodes` episodes; returns their share."""
-    envs = VectorEnv(LIFT, workers, workers)
-    parts = np.cumsum(list(PARTS.values()))[:-1]
+    envs = VectorEnv(task.env, workers, workers)
+    parts = np.cumsum(list(task.parts.values()))[:-1]
     draw, written = np.random.default_rng(0), 0
     try:
         with h5py.File(path, "w") as file:
             for first in range(0, episodes, workers):
                 seen, chosen, observations, over = [], [], envs.reset(range(first, first + workers)), False
                 while not over:
-                    actions = np.stack([expert(each) for each in observations])
+                    actions = np.stack([task.expert(each) for each in observations])
                     seen.append(observations)
                     chosen.append(actions)
-                    moved = actions + noise * draw.normal(size=actions.shape) * [1, 1, 1, 1, 1, 1, 0]
+                    moved = actions.copy()
+                    moved[:, task.noisy] += noise * draw.normal(size=moved[:, task.noisy].shape)
                     result = envs.step(np.clip(moved, -1.0, 1.0).astype(np.float32))
                     observations, over = result.observations, bool(result.ended.all())
                 for episode in result.episodes:
@@ -61,7 +119,8 @@ def record(path: str, episodes: int, noise: float, workers: int) -> float:
                         continue
                     group = file.create_group(f"data/demo_{written}")
                     group["actions"] = np.stack(chosen)[:, episode.env_index].astype(np.float32)
-                    for name, part in zip(PARTS, np.split(np.stack(seen)[:, episode.env_index], parts, 1), strict=True):
+                    each = np.split(np.stack(seen)[:, episode.env_index], parts, 1)
+                    for name, part in zip(task.parts, each, strict=True):
                         group[f"obs/{name}"] = part
                     written += 1
     finally:
@@ -72,9 +131,13 @@ def record(path: str, episodes: int, noise: float, workers: int) -> float:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file")
-    parser.add_argument("--episodes", type=int, default=50)
+    parser.add_argument("--task", choices=TASKS, help="by default the name of the file, without .hdf5")
+    parser.add_argument("--episodes", type=int, help="by default as many as the task's config was run with")
     parser.add_argument("--noise", type=float, default=0.2, help="standard deviation of the noise on executed actions")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    share = record(options.file, options.episodes, options.noise, options.workers)
-    print(f"{options.file}: {share:.0%} of {options.episodes} episodes succeeded and were written")
+    if (name := options.task or Path(options.file).stem) not in TASKS:
+        parser.error(f"{options.file} names no task: add --task {' or --task '.join(TASKS)}")
+    episodes = options.episodes or TASKS[name].episodes
+    share = record(options.file, TASKS[name], episodes, options.noise, options.workers)
+    print(f"{options.file}: {share:.0%} of {episodes} episodes succeeded and were written")

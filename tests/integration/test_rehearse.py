@@ -22,9 +22,11 @@ NO_ENGINE = f"""\
 case "$2" in *importlib.metadata*) echo {VERSION};; *) echo no processor for it; exit 1;; esac
 """
 NEEDS_MORE = (  # simulators that are not installed with the tests
+    "adroit_pen",
     "dm_cartpole",
     "dm_cheetah",
     "dm_walker",
+    "fetch_push",
     "fetch_reach",
     "libero_spatial_ppo_openpi_8gpu",
     "maniskill_ppo_mlp",

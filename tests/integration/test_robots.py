@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ NAME = "manipulation"
 pytestmark = pytest.mark.skipif(not is_made(NAME), reason="rl-platform environment manipulation was not run")
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "embodied"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SUITES = "rl_platform.envs.embodied.suites"
 TASKS = {  # description, numbers of an observation and of an action, most bytes of a state; 0: states cannot be saved
     "Meta-World": (EnvDescription("metaworld:Meta-World/MT1", {"env_name": "reach-v3", "seed": 1}), 39, 4, 100_000),
@@ -89,10 +91,27 @@ def test_the_shipped_config_trains_and_reports_success(
     assert "success_once" in ended.out
 
 
-@pytest.mark.parametrize(("name", "size", "actions"), [("dm_cheetah", 17, 6)])
+@pytest.mark.parametrize(
+    ("name", "size", "actions"),
+    [("dm_cheetah", 17, 6), ("adroit_pen", 45, 24), ("fetch_push", 31, 4)],
+)
 def test_the_task_of_the_shipped_config_is_built(name: str, size: int, actions: int) -> None:
     spaces = inspect_env(EnvDescription.of(load_config(CONFIGS / f"{name}.yaml").config.env)).spaces
     assert (spaces.observation_size, spaces.action.size) == (size, actions)
+
+
+def test_demonstrations_of_a_scripted_expert_start_the_shipped_config(
+    script: Callable[[Path], ModuleType], command, folder: Path
+) -> None:
+    pytest.importorskip("h5py")
+    example = script(EXAMPLES / "demonstrations.py")
+    task = example.TASKS["fetch_push"]
+    assert example.record("fetch_push.hdf5", task, 4, 0.2, 2) >= 0.5
+    small = (*SMALL, f"env.id={task.env.id}", "runner.warm_start.updates=20")
+    ended = command(CONFIGS / "fetch_push.yaml", *small)
+    assert ended.code == 0, ended.err
+    first, last = read_metrics("runs/robot")
+    assert np.isfinite([first["val/return"], last["actor/demonstration_nll"]]).all()
 
 
 def test_ten_tasks_have_their_number_in_the_observation_and_two_in_a_run_metrics_of_their_own(
@@ -194,6 +213,9 @@ def test_robosuite_is_seen_by_cameras_and_as_a_state(drawing: dict[str, str]) ->
         ("robosuite_lift", ["~runner.warm_start", "env.kwargs.observations=[cube]"], "Lift does not observe cube"),
         ("robosuite_lift", ["~runner.warm_start", "env.kwargs.cameras=[agentviw]"], "did you mean agentview"),
         ("robosuite_lift", ["runner.warm_start.demonstrations=nothing.hdf5"], "no such file or folder"),
+        ("fetch_push", [], "python examples/demonstrations.py fetch_push.hdf5"),
+        ("adroit_pen", ["env.id=gymnasium_robotics:AdroitHandPn-v1"], "did you mean AdroitHandPen-v1"),
+        ("adroit_pen", ["env.kwargs.reward_type=dens"], "expected `dense` or `sparse` but got dens"),
     ],
 )
 def test_wrong_input_is_refused_before_the_run(

@@ -61,7 +61,10 @@ def read_demonstrations(settings: WarmStart, spaces: EnvSpaces) -> Demonstration
 def absent(settings: WarmStart) -> Problem | None:
     """Returns the problem of demonstrations that are not on this machine."""
     path = Path(settings.demonstrations).expanduser()
-    hint = "an HDF5 file of robomimic's layout, or the folder of a LeRobot data set"
+    hint = (
+        "an HDF5 file of robomimic's layout, or the folder of a LeRobot data set; that of a shipped config is recorded "
+        f"by: python examples/demonstrations.py {settings.demonstrations}"
+    )
     return None if path.exists() else Problem(FILE, "no such file or folder", value=str(path), hint=hint)
 
 
