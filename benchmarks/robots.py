@@ -34,6 +34,7 @@ TASKS = {  # config: suite and task
     "dm_cheetah": "dm-control 1.0, cheetah run",
     "metaworld_reach": "Meta-World 3.1, reach-v3",
     "metaworld_drawer": "Meta-World 3.1, drawer-open-v3",
+    "metaworld_push": "Meta-World 3.1, push-v3",
     "metaworld_mt10": "Meta-World 3.1, MT10",
     "fetch_reach": "Gymnasium-Robotics 1.4, FetchReachDense-v4",
     "fetch_push": "Gymnasium-Robotics 1.4, FetchPushDense-v4",

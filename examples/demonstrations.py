@@ -1,7 +1,8 @@
-"""Records demonstrations of scripted experts for two robot tasks, in the layout of robomimic's files.
+"""Records demonstrations of scripted experts for three robot tasks, in the layout of robomimic's files.
 
-    python examples/demonstrations.py lift.hdf5          # robosuite's Lift
-    python examples/demonstrations.py fetch_push.hdf5    # FetchPush of Gymnasium-Robotics
+    python examples/demonstrations.py lift.hdf5              # robosuite's Lift
+    python examples/demonstrations.py fetch_push.hdf5        # FetchPush of Gymnasium-Robotics
+    python examples/demonstrations.py metaworld_push.hdf5    # push-v3 of Meta-World
 
 `--task` or the name of the file chooses the task. Needs `rl-platform environment manipulation` once, and `pip install
 h5py`. Executed actions have noise and the file has those of the expert, so a clone of it learns to correct its errors
@@ -74,6 +75,19 @@ def fetch_push(observation: np.ndarray) -> np.ndarray:
     return np.clip(action, -1.0, 1.0)
 
 
+def metaworld_push(observation: np.ndarray) -> np.ndarray:
+    """Goes above the puck, down to it, closes the fingers and moves to the goal."""
+    hand, puck, goal = observation[:3], observation[4:7], observation[36:39]
+    to_puck = puck - hand
+    if np.linalg.norm(to_puck[:2]) > 0.02:
+        target, gripper = to_puck + np.array([0.0, 0.0, 0.15]), OPEN
+    elif abs(to_puck[2]) > 0.04:
+        target, gripper = to_puck + np.array([0.0, 0.0, 0.02]), 0.0
+    else:
+        target, gripper = goal - hand, CLOSE
+    return np.clip(np.append(10.0 * target, gripper), -1.0, 1.0)
+
+
 LIFT = {"robot0_eef_pos": 3, "robot0_eef_quat": 4, "robot0_gripper_qpos": 2, "object-state": 10}
 TASKS = {
     "lift": Task(
@@ -93,6 +107,15 @@ TASKS = {
         fetch_push,
         slice(3),
         300,
+    ),
+    "metaworld_push": Task(
+        EnvDescription(
+            "metaworld:Meta-World/MT1", {"env_name": "push-v3", "seed": 1}, max_episode_steps=150, python="manipulation"
+        ),
+        {"state": 39},
+        metaworld_push,
+        slice(3),
+        100,
     ),
 }
 

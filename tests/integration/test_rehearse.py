@@ -35,6 +35,7 @@ NEEDS_MORE = (  # simulators that are not installed with the tests
     "metaworld_drawer",
     "metaworld_mt10",
     "metaworld_ppo_openpi_8gpu",
+    "metaworld_push",
     "metaworld_reach",
     "playground_cartpole",
     "robosuite_door",

@@ -93,22 +93,24 @@ def test_the_shipped_config_trains_and_reports_success(
 
 @pytest.mark.parametrize(
     ("name", "size", "actions"),
-    [("dm_cheetah", 17, 6), ("adroit_pen", 45, 24), ("fetch_push", 31, 4)],
+    [("dm_cheetah", 17, 6), ("adroit_pen", 45, 24), ("fetch_push", 31, 4), ("metaworld_push", 39, 4)],
 )
 def test_the_task_of_the_shipped_config_is_built(name: str, size: int, actions: int) -> None:
     spaces = inspect_env(EnvDescription.of(load_config(CONFIGS / f"{name}.yaml").config.env)).spaces
     assert (spaces.observation_size, spaces.action.size) == (size, actions)
 
 
+@pytest.mark.parametrize("name", ["fetch_push", "metaworld_push"])
 def test_demonstrations_of_a_scripted_expert_start_the_shipped_config(
-    script: Callable[[Path], ModuleType], command, folder: Path
+    name: str, script: Callable[[Path], ModuleType], command, folder: Path
 ) -> None:
     pytest.importorskip("h5py")
     example = script(EXAMPLES / "demonstrations.py")
-    task = example.TASKS["fetch_push"]
-    assert example.record("fetch_push.hdf5", task, 4, 0.2, 2) >= 0.5
-    small = (*SMALL, f"env.id={task.env.id}", "runner.warm_start.updates=20")
-    ended = command(CONFIGS / "fetch_push.yaml", *small)
+    task = example.TASKS[name]
+    assert example.record(f"{name}.hdf5", task, 4, 0.2, 2) >= 0.5
+    env = [f"env.id={task.env.id}", *(f"env.kwargs.{key}={value}" for key, value in task.env.kwargs.items())]
+    small = ("env.max_episode_steps=50", "runner.warm_start.updates=20")
+    ended = command(CONFIGS / f"{name}.yaml", *SMALL, *env, *small)
     assert ended.code == 0, ended.err
     first, last = read_metrics("runs/robot")
     assert np.isfinite([first["val/return"], last["actor/demonstration_nll"]]).all()
@@ -214,6 +216,7 @@ def test_robosuite_is_seen_by_cameras_and_as_a_state(drawing: dict[str, str]) ->
         ("robosuite_lift", ["~runner.warm_start", "env.kwargs.cameras=[agentviw]"], "did you mean agentview"),
         ("robosuite_lift", ["runner.warm_start.demonstrations=nothing.hdf5"], "no such file or folder"),
         ("fetch_push", [], "python examples/demonstrations.py fetch_push.hdf5"),
+        ("metaworld_push", [], "python examples/demonstrations.py metaworld_push.hdf5"),
         ("adroit_pen", ["env.id=gymnasium_robotics:AdroitHandPn-v1"], "did you mean AdroitHandPen-v1"),
         ("adroit_pen", ["env.kwargs.reward_type=dens"], "expected `dense` or `sparse` but got dens"),
     ],
