@@ -14,6 +14,7 @@ import torch
 from _language import gpu_shape, network
 
 from gpu_parts.part import Report, Setup, at_most, fast
+from gpu_parts.weights import size_of
 from rl_platform.engines.rollout.base import Completion, Request, RolloutEngine
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.models.attention import cached_heads
@@ -40,8 +41,9 @@ def measure(setup: Setup, report: Report) -> None:
     new, cases = (8, ((4, 16),)) if setup.small else (NEW, CASES)
     dtype = torch.float32 if setup.small else torch.bfloat16
     plain = network(gpu_shape(setup.small), setup.device)
-    state = LanguageModel(plain).state_dict()  # the trainer's in float32, of which the engine makes a copy
-    weights, bandwidth = dtype.itemsize * sum(tensor.numel() for tensor in state.values()), bytes_per_second(setup)
+    state = LanguageModel(plain).state_dict()  # float32 as the trainer's, so the engine copies them
+    weights = size_of(state) // torch.float32.itemsize * dtype.itemsize
+    bandwidth = bytes_per_second(setup)
     report("memory bandwidth of a copy, reads and writes", bandwidth / 1e12, "TB/s")
     engine = TorchRolloutEngine(plain.config, (), max(rows for rows, _ in cases), setup.device, dtype)
     engine.receive(Weights(0, state))
