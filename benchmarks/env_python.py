@@ -49,8 +49,8 @@ CAMERA = {"cameras": ["agentview"], "size": 84}
 class Task(NamedTuple):
     """env: ours. alone: code that defines `make()`, `low`, `high` and `ended(result of env.step)`. python: of both.
 
-    aim: steps per second in multiples of those of the simulator alone. draws: with MuJoCo, by EGL unless MUJOCO_GL
-    names another library.
+    aim: steps per second in multiples of those of the simulator alone. draws: whether MuJoCo draws images, by EGL
+    unless MUJOCO_GL names another library.
     """
 
     env: EnvDescription

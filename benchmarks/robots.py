@@ -56,7 +56,7 @@ SPEEDS = (
     "steps/s with the platform",
     "ratio: median (least to most)",
     "CPU microseconds of a step alone",
-    "with the platform",
+    "CPU microseconds with the platform",
 )
 
 Row = dict[str, float]

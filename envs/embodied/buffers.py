@@ -67,7 +67,7 @@ class Buffers:
 
 
 def all_finite(numbers: np.ndarray) -> bool:
-    """Returns whether all numbers are finite. A finite sum of squares means so, and is faster than a test of each."""
+    """Returns whether all numbers are finite. If the sum of squares is finite, they are; it is computed faster."""
     return math.isfinite(np.vdot(numbers, numbers)) or bool(np.isfinite(numbers).all())
 
 

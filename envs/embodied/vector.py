@@ -119,7 +119,7 @@ class VectorEnv:
             self.spaces = inspect_env(description).spaces
         else:
             self.spaces = user_spaces(description) if spec is None else _spaces_of(description, spec)
-        # one row per environment: clipping broadcast bounds takes twice as long
+        # one row per environment: clipping to broadcast bounds takes twice as long
         self._low = np.tile(np.asarray(self.spaces.action_low, np.float32), (num_envs, 1))
         self._high = np.tile(np.asarray(self.spaces.action_high, np.float32), (num_envs, 1))
         self._blocks: list[EnvBlock] = []
@@ -184,7 +184,8 @@ class VectorEnv:
         assert not self._under_way[stage], "receive() the running step first"
         rows = self.rows[stage]
         if self.spaces.action.kind == "continuous":
-            clipped = self._buffers.actions[rows]  # faster than np.clip, with equal results
+            clipped = self._buffers.actions[rows]
+            # faster than np.clip, with equal results
             np.minimum(np.maximum(actions, self._low[rows], out=clipped), self._high[rows], out=clipped)
             if not all_finite(actions):
                 bad = (np.flatnonzero(~np.isfinite(actions).all(axis=1)) + rows.start).tolist()

@@ -80,7 +80,10 @@ def covers(sampling: SamplingParams, vocabulary: int) -> bool:
 
 
 def draw(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
-    """As `sampling.sample`, for parameters that `covers` accepts; logits [n,V] whose rows are contiguous."""
+    """Returns tokens [n] and log-probs [n] as `sampling.sample` does, for parameters that `covers` accepts.
+
+    logits: [n,V]; each row is contiguous.
+    """
     (rows, vocabulary), greedy = logits.shape, sampling.temperature == 0
     chunks = triton.cdiv(vocabulary, CHUNK)
     tops, sums = logits.new_empty(2, rows, chunks, dtype=torch.float32)

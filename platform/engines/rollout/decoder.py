@@ -38,7 +38,10 @@ class JoinedLinear:
         self.packed = packed(self.layers, dtype)
 
     def __call__(self, states: Tensor) -> Tensor:
-        """[N,inputs] -> [N, sum of the outputs]; a single layer takes any leading dimensions. Without gradients."""
+        """Returns the outputs of all layers [N, sum of outputs] for states [N,inputs], without gradients.
+
+        A single layer takes any leading dimensions.
+        """
         if self.packed is not None:
             return self.packed(states)
         if len(self.layers) == 1:
