@@ -198,7 +198,7 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
         if spec.id.startswith(OF_PROGRAM):
             hint = "the function takes env.kwargs and returns one Gymnasium environment; env.num_envs makes several"
             raise ConfigError([Problem("env", message, value=description.id, hint=hint)]) from error
-        if isinstance(error, ModuleNotFoundError):
+        if isinstance(error, ModuleNotFoundError) and error.name:  # code that raises it may give no name
             hint = f"install the package that contains {error.name}"
             raise ConfigError([Problem("env.id", message, value=spec.id, hint=hint)]) from error
         raise ConfigError([Problem("env.kwargs", message, value=repr(kwargs), hint=hint)]) from error

@@ -128,8 +128,9 @@ class _Comparison:
         logits = 4 * self._numbers(5, 2 * CHUNK + 300)
         uniform = torch.rand(5, generator=self.draws, device=self.device, dtype=torch.float64)
         for sampling in (SamplingParams(1, temperature=1.3), SamplingParams(1, temperature=0.0)):
-            drawn = [torch.stack([part.float() for part in kind(logits, uniform, sampling)]) for kind in (sample, draw)]
-            self._compare("sampling", *drawn)
+            tokens, log_probs = zip(*(kind(logits, uniform, sampling) for kind in (sample, draw)), strict=True)
+            self._compare("sampled tokens", *tokens)
+            self._compare("log-probs of sampled tokens", *log_probs)  # far smaller numbers than tokens
 
     def _heads(self, tokens: int) -> list[Tensor]:
         return [self._numbers(1, heads, tokens, self.width) for heads in (self.heads, self.key_heads, self.key_heads)]

@@ -67,7 +67,10 @@ def _draw(
         place = tl.min(tl.where(numbers == top, inside, CHUNK - 1), 0)
     else:
         rest = threshold - tl.sum(tl.where(slots < chunk, masses, 0.0), 0)
-        place = _first_above(tl.exp(numbers - top).to(tl.float64), rest, inside, CHUNK)
+        own_masses = tl.exp(numbers - top).to(tl.float64)
+        # the chunk's mass is a float32 sum, which may exceed the sum of own_masses and would draw the last token
+        rest *= tl.sum(own_masses, 0) / tl.sum(tl.where(slots == chunk, masses, 0.0), 0)
+        place = _first_above(own_masses, rest, inside, CHUNK)
     token = tl.minimum(chunk * CHUNK + place, V - 1)
     drawn = tl.load(line + token).to(tl.float32) / temperature
     tl.store(tokens + row, token.to(tl.int64))

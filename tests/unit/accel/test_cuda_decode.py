@@ -163,6 +163,18 @@ def test_sampling(vocabulary: int, chunk: int, temperature: float, monkeypatch: 
 
 
 @interpreted
+def test_rounding_of_a_chunk_draws_no_unlikely_token() -> None:
+    """The float32 sum of the chunk is greater than the sum of its masses, whose last one is 1e-20 of it."""
+    from rl_platform.accel.cuda_sampling import draw
+
+    torch.manual_seed(1)
+    logits, sampling = 3 * torch.randn(1, 1000), SamplingParams(1, temperature=1.3)
+    logits[:, -1] = -60.0
+    tokens, _ = draw(logits.repeat(40, 1), 1 - 5e-9 * torch.arange(1, 41, dtype=torch.float64), sampling)
+    assert 999 not in tokens.tolist()
+
+
+@interpreted
 def test_sampling_of_logits_that_are_not_numbers() -> None:
     """The trainer reports the model that diverged."""
     from rl_platform.accel.cuda_sampling import draw
@@ -245,7 +257,11 @@ def test_kernels_are_compared_with_plain_torch_before_their_use(
     monkeypatch.setattr(cuda_check.PagedAttention, "__call__", lambda *_: 1 / 0)
     assert not cuda_check.agrees(decoder, CPU, torch.float32, flash=False)
     assert "division by zero" in caplog.messages[1]
-    assert len(caplog.messages) == 2
+    monkeypatch.undo()
+    monkeypatch.setattr(cuda_check, "draw", lambda *given: (sample(*given)[0], sample(*given)[1] + 0.5))
+    assert not cuda_check.agrees(decoder, CPU, torch.float32, flash=False)
+    assert "log-probs of sampled tokens: relative difference" in caplog.messages[2]
+    assert len(caplog.messages) == 3
 
 
 @compiled

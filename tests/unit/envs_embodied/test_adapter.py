@@ -144,3 +144,16 @@ def test_an_environment_whose_package_is_missing_names_the_package(monkeypatch: 
     (problem,) = refused.value.problems
     assert (problem.key, problem.hint) == ("env.id", "install the package that contains no_such_package")
     assert "No module named 'no_such_package'" in problem.message
+
+
+def test_an_error_that_names_no_package_gives_no_advice_about_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build() -> None:
+        raise ModuleNotFoundError("the simulator's data are missing")
+
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", {})
+    gymnasium.register("Raises-v0", entry_point=build)
+    with pytest.raises(ConfigError) as refused:
+        make_env(EnvDescription("Raises-v0"))
+    (problem,) = refused.value.problems
+    assert "the simulator's data are missing" in problem.message
+    assert "None" not in problem.hint
