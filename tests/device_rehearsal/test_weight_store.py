@@ -53,7 +53,7 @@ def test_each_byte_is_copied_once_through_one_pinned_bucket(
 
 
 @pytest.mark.parametrize("delta", [False, True])
-def test_every_publication_holds_one_gathered_tensor_at_a_time(
+def test_every_publication_holds_at_most_two_gathered_tensors(
     delta: bool, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The GPU holds neither the whole model nor the former publication: while one tensor is sent, the next arrives."""
