@@ -169,6 +169,7 @@ class DiesOnce(LanguageActor):
 
 @pytest.mark.usefixtures("eager")
 def test_a_run_that_dies_after_a_move_stays_on_its_first_placement(command, joins: str, scored: str, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])  # processes of the run import `DiesOnce`
     monkeypatch.setattr(reasoning, "LanguageActor", DiesOnce)
     restarts = "cluster.restarts=1", "cluster.restart_backoff_s=0.1", "runner.save_interval=1"
     ended = command(*LANGUAGE, joins, scored, *restarts, "cluster.reallocate=auto")
