@@ -154,8 +154,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Processes for `pytest` and `pytest -m fast` without paths, each file in one of them; otherwise this one.
 
-    The fast tests keep two cores busy with two processes. Unit tests compute nearly all of their time; tests of whole
-    runs wait for a third to a half of theirs, if the processor time of the runs is counted.
+    The fast tests keep two cores busy with two processes. Unit tests compute nearly all of their time. Tests of whole
+    runs wait for a third to a half of their time; this counts the processor time of the runs as computing.
     """
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     return {"fast": 2, "not release": 4}.get(config.option.markexpr, 0) if whole else 0
