@@ -158,11 +158,15 @@ def _become(job: Job) -> None:
 
 def import_for_runs() -> None:
     """Imports what runs use, before they are forked."""
-    import numba  # noqa: F401
     import torch.distributed.checkpoint  # noqa: F401
     import transformers.models.llama.modeling_llama  # noqa: F401
+    from numba.core.registry import cpu_target
 
+    from rl_platform.accel import decode_kernel, tensor_loops  # noqa: F401
     from rl_platform.runners import embodied, reasoning  # noqa: F401
+
+    cpu_target.typing_context.refresh()  # numba would otherwise import its library with the first compiled function
+    cpu_target.target_context.refresh()
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ that forks, and ends. Commands that tests start as processes of their own have R
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -24,6 +25,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 SOCKET = "RL_PLATFORM_TEST_RAY_FORKS"
+# Packages that Ray's workers import, half of the time that `import ray` takes. Ray itself is not among them.
+IMPORTED_BY_RAY = (
+    *("cloudpickle", "google.protobuf.internal.builder", "jsonschema", "msgpack", "pdb", "pydantic.v1", "requests"),
+    *("rl_platform.runtime.lifecycle", "tracemalloc", "wcwidth", "xxhash"),
+)
 LANGUAGE, CONTEXT = "--language=", "--serialized-runtime-env-context="
 
 
@@ -98,6 +104,8 @@ def serve(listener: socket.socket) -> None:
     from launcher_forks import import_for_runs
 
     import_for_runs()
+    for name in IMPORTED_BY_RAY:
+        importlib.import_module(name)
     assert "ray" not in sys.modules, "it reads its settings from the environment when it is imported"
     gc.collect()
     gc.freeze()
