@@ -98,12 +98,30 @@ def spans(lane: str, kind: str = "call") -> list[tuple[str, float, float]]:
     return [(event["name"], event["ts"], event["ts"] + event["dur"]) for event in own if event["cat"] == kind]
 
 
+@pytest.fixture
+def exported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the classes that this process exports to Ray's other processes."""
+    from ray._private.function_manager import FunctionActorManager
+
+    names, export = list[str](), FunctionActorManager.export_actor_class
+
+    def noted(self: Any, of: type, *others: Any) -> None:
+        names.append(of.__name__)
+        export(self, of, *others)
+
+    monkeypatch.setattr(FunctionActorManager, "export_actor_class", noted)
+    return names
+
+
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("name", REASONING)
-def test_reasoning_learns_what_one_process_learns(learned, learned_now, joins: str, scored: str, name: str) -> None:
+def test_reasoning_learns_what_one_process_learns(
+    learned, learned_now, joins: str, scored: str, exported: list[str], name: str
+) -> None:
     expected, _ = learned("reasoning.yaml", scored, steps=STEPS)
     joined = [joins] if name != "shared" else []  # it starts its own, as runs below do that are killed
     assert_equal(learned_now("reasoning.yaml", scored, *REASONING[name], *joined), expected)
+    assert len(exported) == 1, "each process of the run would export its class again"
     parts = 4 if "apart" in name else 1  # evaluated while others are generated, or all at once
     for learner in ("actor", "critic"):
         lane = f"runner ({learner})" if name == "each learner apart" else "runner"  # side by side, or in turns

@@ -39,6 +39,7 @@ class RayActors:
         self.transport = RayTransport(f"rl-platform-{uuid.uuid4().hex[:12]}")
         self._patience, self._trace = patience, trace
         self._group: PlacementGroup | None = None
+        self._class = ray.remote(HostActor)  # one for all hosts: Ray exports each class, for 20 ms
         self._actors: dict[str, ActorHandle] = {}
         self._recipes: dict[str, tuple[dict[str, object], tuple[object, ...]]] = {}  # by host: of its actor
         self._visible: dict[str, str] = {}
@@ -81,7 +82,7 @@ class RayActors:
 
     def launch(self, host: str, name: str) -> Send:
         options, arguments = self._recipes[host]
-        actor = self._actors[name] = ray.remote(HostActor).options(**options | {"name": name}).remote(name, *arguments)
+        actor = self._actors[name] = self._class.options(**options | {"name": name}).remote(name, *arguments)
         if host in self._visible:
             actor.see.remote(self._visible[host])  # before the calls that follow
         return partial(self._send, name)
