@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import decoding_scenarios
@@ -24,7 +25,14 @@ NEVER = VOCABULARY + 1  # an EOS id that no model can sample
 LENGTHS = (3, 11, 1, 7, 7, 20, 5, 2, 9, 14, 1, 6, 4)
 
 
-@pytest.fixture(autouse=True, params=[(4, True), (64, True), (4, False)], ids=["4", "64", "4-uncompiled"])
+PAGES = [
+    pytest.param((4, True), id="4"),
+    pytest.param((64, True), id="64"),
+    pytest.param((4, False), id="4-uncompiled", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(autouse=True, params=PAGES)
 def page(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens of a page: the sequences here fill several, or none. And whether running ones attend in a compiled loop
     where there is one."""
@@ -80,15 +88,21 @@ def teacher_forced(plain: Any, request: Request, completion: Completion, tempera
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral", "olmo2"])  # the last with transformers' modules
 @pytest.mark.parametrize("shared", [0, 6])
 def test_greedy_decoding_equals_transformers(kind: str, shared: int) -> None:
-    plain, greedy = causal_lm(kind), SamplingParams(10, temperature=0.0)
     requests = prompts(shared=shared)
-    completions = answers(engine_for(copy.deepcopy(plain), max_running=4), requests, greedy)
-    for request in requests:
+    completions = answers(engine_for(causal_lm(kind), max_running=4), requests, SamplingParams(10, temperature=0.0))
+    assert [completions[request.index].token_ids for request in requests] == by_transformers(kind, shared)
+    assert {completion.finish_reason for completion in completions.values()} == {"length"}
+
+
+@cache
+def by_transformers(kind: str, shared: int) -> list[tuple[int, ...]]:
+    """Ten tokens after each prompt; they do not depend on pages."""
+    plain, found = causal_lm(kind), []
+    for request in prompts(shared=shared):
         prompt = torch.tensor([request.token_ids])
         options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 10, "do_sample": False}
-        expected = plain.generate(prompt, **options)
-        assert completions[request.index].token_ids == tuple(expected[0, len(request.token_ids) :].tolist())
-        assert completions[request.index].finish_reason == "length"
+        found.append(tuple(plain.generate(prompt, **options)[0, len(request.token_ids) :].tolist()))
+    return found
 
 
 HOT = SamplingParams(16, temperature=1.3)
@@ -117,17 +131,24 @@ class Arriving:
         return taken
 
 
+def arriving() -> list[Request]:
+    other = [replace(request, index=len(LENGTHS) + request.index) for request in prompts()]
+    return prompts(shared=40) + other
+
+
+@cache
+def arriving_alone() -> dict[int, Completion]:
+    engine = engine_for(causal_lm())
+    return {request.index: answers(engine, [request], HOT)[request.index] for request in arriving()}
+
+
 class TestIndependence:
     """A response depends on its own request alone."""
 
     @pytest.mark.parametrize("max_running", [2, 64])
     def test_arrival_during_the_generation(self, max_running: int) -> None:
-        plain = causal_lm()
-        shared, other = prompts(LENGTHS, shared=40), prompts(LENGTHS)
-        requests = shared + [replace(request, index=len(shared) + request.index) for request in other]
-        one = engine_for(plain)
-        expected = {request.index: answers(one, [request], HOT)[request.index] for request in requests}
-        for first in (0, len(shared)):  # given at once, of which the prefix is computed; the others arrive
+        plain, requests, expected = causal_lm(), arriving(), arriving_alone()
+        for first in (0, len(LENGTHS)):  # given at once, of which the prefix is computed; the others arrive
             completions: list[Completion] = []
             engine = engine_for(plain, max_running=max_running)
             engine.generate(requests[:first], HOT, completions.append, Arriving(requests[first:]))
