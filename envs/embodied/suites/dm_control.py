@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +17,10 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 
+from rl_platform.envs.embodied.suites.dm_control_speed import quicken
 from rl_platform.envs.embodied.suites.names import check_name
 
+_LAST = 2  # of dm_env.StepType
 LIMIT = 1_000  # steps of an episode of the suite; rewards are in [0, 1], so the return is at most this
 
 
@@ -35,10 +38,13 @@ class _Tasks(gymnasium.Env[np.ndarray, np.ndarray]):
         self, env: Any, random: np.random.RandomState, render_mode: str | None, width: int, height: int
     ) -> None:
         """random: the state from which the task draws."""
+        quicken()
         self._env, self._random = env, random
         self.render_mode, self._size = render_mode, (height, width)
-        size = sum(int(np.prod(part.shape)) for part in env.observation_spec().values())
-        self.observation_space = Box(-np.inf, np.inf, (size,), np.float32)
+        shapes = [part.shape for part in env.observation_spec().values()]
+        ends = np.cumsum([0, *map(math.prod, shapes)]).tolist()
+        self._parts = [(slice(*ends[i : i + 2]), len(shape) > 1) for i, shape in enumerate(shapes)]
+        self.observation_space = Box(-np.inf, np.inf, (ends[-1],), np.float32)
         actions = env.action_spec()
         low, high = (np.broadcast_to(bound, actions.shape) for bound in (actions.minimum, actions.maximum))
         self.action_space = Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
@@ -52,9 +58,10 @@ class _Tasks(gymnasium.Env[np.ndarray, np.ndarray]):
         return self._joined(self._env.reset().observation), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        step = self._env.step(action)
-        failed = step.last() and step.discount == 0.0
-        return self._joined(step.observation), float(step.reward or 0.0), failed, step.last() and not failed, {}
+        step_type, reward, discount, observation = self._env.step(action)
+        ended = step_type == _LAST
+        failed = ended and discount == 0.0
+        return self._joined(observation), float(reward or 0.0), failed, ended and not failed, {}
 
     def render(self) -> np.ndarray:
         pixels: np.ndarray = self._env.physics.render(*self._size, camera_id=0)
@@ -64,7 +71,10 @@ class _Tasks(gymnasium.Env[np.ndarray, np.ndarray]):
         self._env.close()
 
     def _joined(self, parts: dict[str, np.ndarray]) -> np.ndarray:
-        return np.concatenate([np.ravel(part) for part in parts.values()]).astype(np.float32)
+        joined = np.empty(self._parts[-1][0].stop, np.float32)
+        for (where, shaped), part in zip(self._parts, parts.values(), strict=True):
+            joined[where] = part.ravel() if shaped else part
+        return joined
 
 
 class Suite(_Tasks):
