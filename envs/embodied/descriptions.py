@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -191,6 +191,7 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
         problem = Problem("env.id", "a package is missing", value=repr(description.id), hint=str(error))
         raise ConfigError([problem]) from error
     except Exception as error:
+        _check_task_of_metaworld(spec, kwargs)
         message = f"{spec.id} cannot be built ({type(error).__name__}: {error})"
         if other := _simulator_hint(description.id):
             raise ConfigError([Problem("env.python", message, value=sys.executable, hint=other)]) from error
@@ -213,6 +214,15 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
         draw_quickly(env)
         follow_robot(env)
     return flattened(env)
+
+
+def _check_task_of_metaworld(spec: EnvSpec, kwargs: Mapping[str, object]) -> None:
+    """Raises ConfigError, with the nearest names, if Meta-World has no task of the name in `kwargs`."""
+    tasks = getattr(sys.modules.get("metaworld"), "ALL_V3_ENVIRONMENTS", None)
+    if tasks and spec.id.startswith("Meta-World/") and "env_name" in kwargs:
+        with required("rl_platform.envs.embodied.suites", "env.id"):
+            from rl_platform.envs.embodied.suites.names import check_name
+        check_name("env_name", kwargs["env_name"], tasks)
 
 
 def _simulator_hint(env_id: str) -> str:

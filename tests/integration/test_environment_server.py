@@ -16,12 +16,14 @@ import venv
 from collections.abc import Iterator
 from pathlib import Path
 
+import imageio.v2 as imageio
 import numpy as np
 import pytest
 from served import ROBOT, TOKEN, Record, Served, until
 
 from rl_platform.envs.embodied.descriptions import EnvDescription, PixelFormat
 from rl_platform.envs.embodied.env_facts import inspect_env
+from rl_platform.envs.embodied.pictures.video import Video
 from rl_platform.envs.embodied.remote import environment_server, remote_workers, wire
 from rl_platform.envs.embodied.vector import StepResult, VectorEnv
 from rl_platform.errors import ConfigError, Deadline, Unreachable, WorkerDied, WorkerError
@@ -236,6 +238,65 @@ def test_a_run_is_that_of_local_processes_and_resumes_with_new_episodes(command,
     assert [row["step"] for row in read_metrics(Path("remote/metrics.jsonl"))] == [0, 1, 2, 3]
 
 
+def test_a_run_draws_the_episodes_of_its_evaluation(command, cartpole: Served) -> None:
+    settings = ["embodied.yaml", "runner.max_steps=1", "env.num_workers=1", f"env.id={CARTPOLE}"]
+    settings += ["env.evaluation={episodes: 2, video: true}"]
+    served = [f"env.address={cartpole.address}", f"env.token_file={cartpole.description('x').token_file}"]
+    for name, more in (("local", []), ("remote", served)):
+        ended = command(*settings, *more, f"runner.output_dir={name}")
+        assert ended.code == 0, ended.err
+        assert "no video" not in ended.out + ended.err
+    for file in ("evaluation", "evaluation-worst"):
+        here, there = (Path(name, f"{file}.json").read_text() for name in ("local", "remote"))
+        assert here == there
+        videos = [imageio.mimread(Path(name, f"{file}.mp4")) for name in ("local", "remote")]
+        assert len(videos[0]) > 5
+        assert np.array_equal(*videos)
+
+
+def test_pictures_of_mujoco_are_those_of_this_machine(tmp_path: Path, drawing: dict[str, str], monkeypatch) -> None:
+    for name, value in drawing.items():
+        monkeypatch.setenv(name, value)
+    server = Served(tmp_path, "--env", "Reacher-v5")
+    pictures = []
+    try:
+        there = server.description("Reacher-v5")
+        facts = inspect_env(there)
+        assert (facts.render_modes, facts.render_rate) == (
+            ("rgb_array",),
+            inspect_env(EnvDescription("Reacher-v5")).render_rate,
+        )
+        for description in (EnvDescription("Reacher-v5"), there):
+            envs = VectorEnv(description, 1, 1, render_mode="rgb_array")
+            try:
+                envs.reset([3])
+                frames = [envs.render()]
+                envs.step(np.ones((1, 2), np.float32))
+                pictures.append([*frames, envs.render()])
+            finally:
+                envs.close()
+    finally:
+        server.end()
+    (first, second), remote = pictures
+    assert not np.array_equal(first, second)
+    assert np.array_equal(pictures[0], remote)
+
+
+def test_a_robot_is_not_drawn_because_it_would_move(tmp_path: Path) -> None:
+    (tmp_path / "robot.py").write_text(
+        ROBOT.replace("    def __init__(", "    metadata = {'render_modes': ['rgb_array']}\n\n    def __init__(", 1)
+    )
+    server = Served(tmp_path, "--env", "robot.py:Robot", "--kwargs", f'{{"record": "{tmp_path / "record"}"}}')
+    try:
+        there = server.description("robot.py:Robot", max_episode_steps=5)
+        assert inspect_env(there).render_modes == ()
+        assert "cannot draw" in Video(there).refusal
+        with pytest.raises(ConfigError, match="draws no pictures"):
+            VectorEnv(there, 1, 1, render_mode="rgb_array")
+    finally:
+        server.end()
+
+
 def test_evaluations_use_the_only_robot(command, tmp_path: Path) -> None:
     (tmp_path / "robot.py").write_text(ROBOT)
     record = Record(tmp_path / "record")
@@ -316,10 +377,10 @@ def test_what_is_wrong_is_said_with_the_line_to_type(
         f"the server at {cartpole.address} has another environment",
         "env.id=CartPole-v1",
     )
-    monkeypatch.setattr(wire, "VERSION", 3)
+    monkeypatch.setattr(wire, "VERSION", 4)
     remote_workers._known.clear()
     key, message, hint = _problem(changed())
-    assert "protocol version 2; this platform has version 3" in message
+    assert "protocol version 3; this platform has version 4" in message
     assert "rl-platform environment-server server.pyz" in hint
 
 

@@ -205,7 +205,6 @@ def test_robosuite_is_seen_by_cameras_and_as_a_state(drawing: dict[str, str]) ->
     [
         ("fetch_reach", ["env.python=nothing"], "`rl-platform environment manipulation`"),
         ("fetch_reach", ["env.python=/nowhere/bin/python"], "no such interpreter"),
-        ("metaworld_reach", ["env.kwargs.env_name=reach-v9"], "Invalid MT env name"),
         ("dm_walker", ["env.kwargs.domain=wlker"], "did you mean walker? env.kwargs.domain=walker"),
         ("dm_walker", ["env.kwargs.task=fly"], "allowed: run, stand, walk"),
         ("dm_walker", ["env.pixels={width: 64}", "actor.model.type=cnn"], "none of Gymnasium's MuJoCo tasks"),
@@ -217,6 +216,10 @@ def test_robosuite_is_seen_by_cameras_and_as_a_state(drawing: dict[str, str]) ->
         ("robosuite_lift", ["runner.warm_start.demonstrations=nothing.hdf5"], "no such file or folder"),
         ("fetch_push", [], "python examples/demonstrations.py fetch_push.hdf5"),
         ("metaworld_push", [], "python examples/demonstrations.py metaworld_push.hdf5"),
+        ("metaworld_reach", ["env.kwargs.env_name=reach-v4"], "did you mean reach-v3"),
+        ("dm_cheetah", ["env.kwargs.domain=cheetha"], "did you mean cheetah"),
+        ("dm_cheetah", ["env.kwargs.task=rum"], "did you mean run"),
+        ("metaworld_reach", ["env.kwargs.env_name=reach"], "did you mean reach-v3"),
         ("adroit_pen", ["env.id=gymnasium_robotics:AdroitHandPn-v1"], "did you mean AdroitHandPen-v1"),
         ("adroit_pen", ["env.kwargs.reward_type=dens"], "expected `dense` or `sparse` but got dens"),
     ],

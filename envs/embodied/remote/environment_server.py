@@ -55,6 +55,7 @@ _DESCRIBE = "from rl_platform.envs.embodied.remote.served_environments import de
 _SERVE = "from rl_platform.envs.embodied.remote.served_environments import main; main()"
 # more threads than one would compete with the processes of other connections
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")
+_DRAWING = {"MUJOCO_GL": "egl", "PYOPENGL_PLATFORM": "egl", "SDL_VIDEODRIVER": "dummy"}  # without a screen
 
 
 class Refusal(Exception):
@@ -156,6 +157,9 @@ class EnvironmentServer:
             given = value is not None or name != "max_episode_steps"
             if given and (not isinstance(value, kinds) or not least <= value < 1e9):
                 raise WireError(f"{name}: {str(value)[:80]}")
+        request["render"] = fields.get("render") is True
+        if request["render"] and not self._facts.render_rate:
+            raise Refusal("this server draws no pictures")
         if self._facts.tasks:  # the number of an environment in the run determines its task
             numbers = request["numbers"] = fields.get("numbers")
             if not isinstance(numbers, list) or len(numbers) != request["num_envs"]:
@@ -183,7 +187,8 @@ class EnvironmentServer:
         environment = self._environment | {"max_episode_steps": request.pop("max_episode_steps")}
         request |= {"environment": environment, "facts": self._facts.fields(), "silence_s": self._silence_s}
         descriptor = sock.fileno()
-        variables = {name: os.environ.get(name, "1") for name in _THREAD_LIMITS}
+        defaults = dict.fromkeys(_THREAD_LIMITS, "1") | (_DRAWING if request["render"] else {})
+        variables = {name: os.environ.get(name, value) for name, value in defaults.items()}
         with self._lock:
             if self._closing:
                 raise Refusal("the server ends")

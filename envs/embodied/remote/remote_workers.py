@@ -10,6 +10,7 @@ import logging
 import os
 import pickle
 import socket
+import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +32,7 @@ from rl_platform.errors import ConfigError, Deadline, Problem, Unreachable, Work
 logger = logging.getLogger(__name__)
 KEY, TOKEN_KEY = "env.address", "env.token_file"
 RECONNECT_S = 60.0
+LARGEST_FRAME = 1 << 25  # bytes of a picture
 SENDING_S = 10.0  # the longest time to send a command
 _PAUSE_S = 0.2
 _known: dict[tuple[str, str], ServedFacts] = {}  # by address and id
@@ -61,7 +63,8 @@ def inspect_remote(description: EnvDescription, *, limited: bool = True) -> EnvF
         if other != spaces[0]:
             message = f"{address} has other spaces than {description.addresses[0]}"
             raise ConfigError([Problem(KEY, message, value=str(other), allowed=str(spaces[0]))])
-    return EnvFacts(spaces[0])
+    rate = min(_known[address, description.id].render_rate for address in description.addresses)
+    return EnvFacts(spaces[0], ("rgb_array",), rate) if rate else EnvFacts(spaces[0])
 
 
 def _unanswered(address: str, description: EnvDescription, error: Exception) -> Problem:
@@ -138,7 +141,7 @@ class RemoteWorker:
         self._address, self._setup, self._buffers = address, setup, buffers
         self._answer: list[bytes] | None = None
         self._waits = True  # whether a command has no answer yet
-        self.suspended = False
+        self.suspended, self._thread = False, threading.get_ident()
         buffers.busy[index] = rows[0]
         spaces, names = setup.spaces, (*self._results, *self._ends)
         self._targets = {name: getattr(buffers, name)[self._rows] for name in names}
@@ -149,6 +152,7 @@ class RemoteWorker:
             "max_episode_steps": setup.description.max_episode_steps,
             "restarts": max(setup.restarts - int(buffers.failures.sum()), 0),
             "step_timeout_s": float(step_timeout_s),
+            "render": setup.render_mode is not None,
         }
         self._socket = self._connected(request)
         self._reader = wire.Reader(self._socket)
@@ -197,12 +201,13 @@ class RemoteWorker:
         return sock
 
     def _suspend_another(self) -> bool:
-        """Closes an idle connection of this process to the same server, as for an evaluation on the only robot.
+        """Closes an idle connection of this thread to the same server, as for an evaluation on the only robot.
 
         Returns whether there was one.
         """
         for other in list(self._open):
-            if other._address == self._address and not other._waits and not other.suspended:
+            same = other._address == self._address and other._thread == self._thread
+            if same and not other._waits and not other.suspended:
                 other.suspended = True
                 other.hang_up()
                 return True
@@ -216,13 +221,15 @@ class RemoteWorker:
         self._send("step", Kind.STEP, {}, arrays)
 
     def command(self, method: str, *arguments: Any) -> None:
-        """Resets the environments, with the seeds in the last argument; `save` needs no server."""
+        """Resets the environments, with the seeds in the last argument, or draws; `save` needs no server."""
         if method == "save":
             if self._index == 0:
                 logger.warning("environments of servers (env.address) are not saved: a resumed run begins new episodes")
             # as EnvBlock.save returns it for an environment that cannot be saved
             state = pickle.dumps((None, 0.0, 0, (UNREPORTED, UNREPORTED)))
             self._answer = [state] * (self._rows.stop - self._rows.start)
+        elif method == "render":
+            self._send(method, Kind.RENDER, {}, {})
         else:
             assert method in ("reset", "restore"), method
             self._send(method, Kind.RESET, {"seeds": [int(seed) for seed in arguments[-1]]}, {})
@@ -242,8 +249,13 @@ class RemoteWorker:
         deadline = (time.monotonic() if since is None else since) + timeout_s
         try:
             expected = (Kind.DONE, Kind.FAILED, Kind.REFUSED)
-            message = wire.receive(self._reader, expected, self._targets, deadline, self._most_finals)
-            if message.kind == Kind.DONE and doing != "start":
+            most = LARGEST_FRAME if doing == "render" else self._most_finals
+            message = wire.receive(self._reader, expected, self._targets, deadline, most)
+            if message.kind == Kind.DONE and doing == "render":
+                frame = message.arrays.get("frame", np.empty(0))
+                if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+                    raise WireError("no picture")
+            elif message.kind == Kind.DONE and doing != "start":
                 self._check(doing, message)
         except TimeoutError as error:
             limit = " (env.step_timeout_s)" if doing != "start" else ""
@@ -258,7 +270,7 @@ class RemoteWorker:
             index, details = message.fields.get("env_index"), str(message.fields.get("details"))
             number = self._rows.start + (index if isinstance(index, int) else 0)
             raise failure(number, self._setup.description.id, doing, details)
-        return None
+        return message.arrays.get("frame")
 
     def _check(self, doing: str, message: wire.Message) -> None:
         """Copies results that were not received in place. Raises WireError for missing or impossible ones."""

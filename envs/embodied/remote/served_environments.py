@@ -33,6 +33,7 @@ from rl_platform.envs.embodied.descriptions import (
     find_spec,
     make_env,
 )
+from rl_platform.envs.embodied.env_facts import USUAL_RATE
 from rl_platform.envs.embodied.remote.served_facts import ServedFacts
 from rl_platform.envs.embodied.remote.wire import Kind, Message, Reader, WireError, receive, send
 from rl_platform.envs.embodied.spaces import EnvSpaces, read_spaces
@@ -237,7 +238,8 @@ def _description(fields: Mapping[str, Any]) -> EnvDescription:
 
 def _setup(description: EnvDescription, request: Mapping[str, Any]) -> ServedSetup:
     spaces, numbers = ServedFacts.of(request["facts"]).spaces, request.get("numbers", range(request["num_envs"]))
-    return ServedSetup(description, find_spec(description), spaces, numbers, restarts=request["restarts"])
+    mode = "rgb_array" if request["render"] else None
+    return ServedSetup(description, find_spec(description), spaces, numbers, mode, request["restarts"])
 
 
 def _serve(sock: socket.socket, watch: Watch, block: ServedBlock, buffers: Buffers, spaces: EnvSpaces) -> None:
@@ -247,12 +249,15 @@ def _serve(sock: socket.socket, watch: Watch, block: ServedBlock, buffers: Buffe
     targets, bounds = {"actions": buffers.actions, "idle": buffers.idle}, _bounds(spaces)
     reader = Reader(sock)
     while True:
-        message = receive(reader, (Kind.RESET, Kind.STEP), targets)
+        message = receive(reader, (Kind.RESET, Kind.STEP, Kind.RENDER), targets)
         if message.kind == Kind.RESET:
             seeds = _seeds(message, count)
             watch.begin()
             block.reset(seeds)
             arrays = {"observations": buffers.observations}
+        elif message.kind == Kind.RENDER:
+            watch.begin()
+            arrays = {"frame": block.render()}
         else:
             _check_actions(message, buffers, *bounds)
             if watch.begin():
@@ -325,7 +330,7 @@ def _facts(description: EnvDescription) -> tuple[ServedFacts, bool]:
     """
     names = description.task_names or ("",)
     spaces: list[EnvSpaces] = []
-    limited, stops = True, False
+    limited, stops, rates = True, False, []
     for number, name in enumerate(names):
         try:
             env = make_env(description.of_task(number))
@@ -337,11 +342,14 @@ def _facts(description: EnvDescription) -> tuple[ServedFacts, bool]:
             raise ConfigError(problems) from error
         limited &= _limited(env, description.id)
         stops |= stop_of(env) is not None
+        draws = "rgb_array" in env.metadata.get("render_modes", ())
+        rates.append(int(env.metadata.get("render_fps") or USUAL_RATE) if draws else 0)
         env.close()
         if spaces[-1] != spaces[0]:
             message = f"task {name} has other spaces than {names[0]}"
             raise ConfigError([Problem("--tasks", message, value=str(spaces[-1]), allowed=str(spaces[0]))])
-    return ServedFacts(description.id, spaces[0], limited, description.task_names), stops
+    rate = 0 if stops or 0 in rates else rates[0]  # a robot would repeat the actions of an episode for its video
+    return ServedFacts(description.id, spaces[0], limited, description.task_names, rate), stops
 
 
 def _limited(env: Any, env_id: str) -> bool:

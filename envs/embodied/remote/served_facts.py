@@ -11,18 +11,21 @@ from rl_platform.envs.embodied.remote.wire import WireError
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces, ObservationPart
 
 Fields = Mapping[str, Any]  # of a message: JSON, not checked yet
+FASTEST = 10_000  # steps per second
 LARGEST = 1 << 28  # numbers of an observation or an action
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 
 
 @dataclass(frozen=True)
 class ServedFacts:
-    """id: the server's `--env`. limited: the environment has a time limit of its own. tasks: names of `--tasks`."""
+    """id: the server's `--env`. limited: the environment has a time limit of its own. tasks: names of `--tasks`.
+    render_rate: steps per second of the simulated time; 0: the server draws no pictures."""
 
     id: str
     spaces: EnvSpaces
     limited: bool
     tasks: tuple[str, ...] = ()
+    render_rate: int = 0
 
     def fields(self) -> dict[str, object]:
         return asdict(self)
@@ -32,7 +35,8 @@ class ServedFacts:
         """Raises WireError for fields that describe no environment."""
         try:
             tasks = tuple(str(name)[:1000] for name in fields["tasks"])
-            facts = cls(str(fields["id"])[:1000], _spaces(fields["spaces"]), fields["limited"] is True, tasks)
+            limited, rate = fields["limited"] is True, min(max(int(fields["render_rate"]), 0), FASTEST)
+            facts = cls(str(fields["id"])[:1000], _spaces(fields["spaces"]), limited, tasks, rate)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise WireError(f"an environment whose description cannot be read ({error!r})") from error
         spaces = facts.spaces

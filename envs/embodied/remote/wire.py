@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-VERSION = 2
+VERSION = 3
 TOKEN_VARIABLE = "RL_PLATFORM_ENV_TOKEN"
 SHORTEST_TOKEN = 16
 GREETING_TIMEOUT_S = 10.0
@@ -48,7 +48,7 @@ _DTYPES = ("<f4", "<f8", "<i8", "|i1", "|u1", "|b1")
 class Kind(IntEnum):
     """refused: `reason` and `busy`; the connection ends. welcome: facts of the environment. open: a trainer's request,
     answered by granted (`step_timeout_s` of the server, if it has one) and, once the environments are built, by done.
-    reset, step: answered by done or failed."""
+    reset, step, render: answered by done or failed."""
 
     REFUSED = 0
     WELCOME = 1
@@ -58,6 +58,7 @@ class Kind(IntEnum):
     FAILED = 5
     RESET = 6
     STEP = 7
+    RENDER = 8
 
 
 class WireError(Exception):

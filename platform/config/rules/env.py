@@ -150,8 +150,6 @@ def unread(config: Config) -> Iterator[Unread]:
             reason = "the operator of the server chooses the environment (env.address)"
             yield from unread_keys("env", "backend kwargs python", reason, "env.address")
             yield Unread("env.pixels", f"{reason}, by --pixels", ("env.address",))
-            video = "a server (env.address) sends observations and no pictures of its episodes"
-            yield Unread("env.evaluation.video", video, ("env.address",))
         else:
             yield Unread("env.token_file", "there is no server without env.address", ("env.address",))
         if when(lambda: is_named(config.env.backend)):

@@ -268,7 +268,7 @@ def test_the_token_is_checked_and_never_sent(pair, monkeypatch: pytest.MonkeyPat
 
 def test_another_version_is_named_on_both_sides(pair, monkeypatch: pytest.MonkeyPatch) -> None:
     pair[0].sendall(wire._GREETING.pack(b"RLPE", 9, b"n" * 32))
-    with pytest.raises(WireError, match="protocol version 9; this platform has version 2"):
+    with pytest.raises(WireError, match="protocol version 9; this platform has version 3"):
         wire.claim(pair[1], TOKEN)
     pair[0].sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n")
     with pytest.raises(WireError, match="no environment server"):
@@ -280,7 +280,7 @@ def test_another_version_is_named_on_both_sides(pair, monkeypatch: pytest.Monkey
     nonce = wire._GREETING.unpack(wire._exactly(two, wire._GREETING.size, None))[2]
     two.sendall(wire._CLAIM.pack(b"RLPE", 7, wire._proof(TOKEN, nonce)))
     server.join()
-    assert found == ["protocol version 7; this server has version 2"]
+    assert found == ["protocol version 7; this server has version 3"]
     one.close()
     two.close()
 
@@ -298,7 +298,7 @@ CHOICES = EnvSpaces(
 
 @pytest.mark.parametrize("spaces", [SPACES, CHOICES])
 def test_facts_survive_json(spaces: EnvSpaces) -> None:
-    facts = ServedFacts("robot.py:Arm", spaces, limited=True, tasks=("reach", "push"))
+    facts = ServedFacts("robot.py:Arm", spaces, limited=True, tasks=("reach", "push"), render_rate=30)
     assert ServedFacts.of(json.loads(json.dumps(facts.fields()))) == facts
 
 
