@@ -32,6 +32,8 @@ TASKS = {  # config: suite and task
     "dm_cartpole": "dm-control 1.0, cartpole swingup",
     "dm_walker": "dm-control 1.0, walker walk",
     "dm_cheetah": "dm-control 1.0, cheetah run",
+    "dm_humanoid": "dm-control 1.0, humanoid stand",
+    "dm_reach": "dm-control 1.0, manipulation reach_site_features",
     "metaworld_reach": "Meta-World 3.1, reach-v3",
     "metaworld_drawer": "Meta-World 3.1, drawer-open-v3",
     "metaworld_push": "Meta-World 3.1, push-v3",

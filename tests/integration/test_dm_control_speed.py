@@ -19,13 +19,16 @@ COMMON = """
 import hashlib, sys, warnings
 warnings.simplefilter("ignore")
 import numpy as np
-from dm_control import suite
+from dm_control import manipulation, suite
 from dm_control.utils import rewards
 from rl_platform.envs.embodied.suites.dm_control_speed import quicken
 """
 EPISODES = """
 def digest(domain, task):
-    env = suite.load(domain, task, task_kwargs={"random": 3, "time_limit": 1.0})
+    if domain == "manipulation":
+        env = manipulation.load(task, seed=3)
+    else:
+        env = suite.load(domain, task, task_kwargs={"random": 3, "time_limit": 1.0})
     spec, draw, seen = env.action_spec(), np.random.default_rng(5), hashlib.sha256()
     step, length = env.reset(), 0
     while length < 30:
@@ -36,7 +39,7 @@ def digest(domain, task):
     return seen.hexdigest()
 def everything():
     return {f"{domain} {task}": digest(domain, task) for domain, task in TASKS}
-TASKS = suite.BENCHMARKING
+TASKS = [*suite.BENCHMARKING, ("manipulation", "reach_site_features"), ("manipulation", "lift_brick_features")]
 plain = everything()
 quicken()
 assert len(plain) > 20

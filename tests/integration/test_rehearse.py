@@ -25,6 +25,8 @@ NEEDS_MORE = (  # simulators that are not installed with the tests
     "adroit_pen",
     "dm_cartpole",
     "dm_cheetah",
+    "dm_humanoid",
+    "dm_reach",
     "dm_walker",
     "fetch_push",
     "fetch_reach",

@@ -93,7 +93,14 @@ def test_the_shipped_config_trains_and_reports_success(
 
 @pytest.mark.parametrize(
     ("name", "size", "actions"),
-    [("dm_cheetah", 17, 6), ("adroit_pen", 45, 24), ("fetch_push", 31, 4), ("metaworld_push", 39, 4)],
+    [
+        ("dm_cheetah", 17, 6),
+        ("dm_humanoid", 67, 21),
+        ("dm_reach", 45, 9),
+        ("adroit_pen", 45, 24),
+        ("fetch_push", 31, 4),
+        ("metaworld_push", 39, 4),
+    ],
 )
 def test_the_task_of_the_shipped_config_is_built(name: str, size: int, actions: int) -> None:
     spaces = inspect_env(EnvDescription.of(load_config(CONFIGS / f"{name}.yaml").config.env)).spaces
