@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from rl_platform.errors import WorkerError
 from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:
+    import torch
+
+    from rl_platform.envs.embodied.device_step import DeviceEnvs
     from rl_platform.envs.embodied.mujoco.native import NativeEnvs
     from rl_platform.envs.embodied.spaces import AnyEnv
     from rl_platform.envs.embodied.user_envs.user_envs import UserEnvs
@@ -107,6 +110,16 @@ class EnvBlock:
             self._ended_lengths[ended] = self._lengths[ended]
             self._success.end(ended)
             self._reset(ended, [self._spares.seed_of_new(i) for i in ended.tolist()])
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device on which these environments can be stepped with tensors (`to_device`); None: on none."""
+        return getattr(self._native, "device", None)
+
+    def to_device(self, low: np.ndarray, high: np.ndarray, steps: int) -> DeviceEnvs:
+        """Returns the environments for a rollout on `device`; see `VectorEnv.to_device`."""
+        running = (self._observations, self._returns, self._lengths)
+        return cast("NativeEnvs", self._native).to_device(running, (low, high), steps)
 
     def _step_all(self, native: NativeEnvs | UserEnvs) -> None:
         self._busy[0] = self._first

@@ -30,8 +30,10 @@ from rl_platform.runtime.cpu import cpu_count
 from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:
+    import torch
     from gymnasium.envs.registration import EnvSpec
 
+    from rl_platform.envs.embodied.device_step import DeviceEnvs
     from rl_platform.envs.embodied.processes.workers import EnvWorkers
     from rl_platform.records import StateDict
 
@@ -229,6 +231,19 @@ class VectorEnv:
         self._failures = 0 if self.native else int(buffers.failures.sum())  # native environments are never replaced
         since = self._failures - failures
         return StepResult(observations, rewards, terminated, truncated, ended, invalid, finals, episodes, since)
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device of environments that give and take its tensors (`to_device`); None: they need arrays."""
+        return self._blocks[0].device if len(self._blocks) == 1 else None
+
+    def to_device(self, steps: int) -> DeviceEnvs:
+        """Returns the environments as tensors of `device`, for a rollout of `steps` steps, with equal results."""
+        assert not any(self._under_way), "receive() the running step first"
+        with self._closing_on_error():
+            there = self._blocks[0].to_device(self._low, self._high, steps)
+        self._steps += steps
+        return there
 
     def _episodes(self, ended: np.ndarray) -> list[EpisodeStats]:
         """Returns the valid episodes of environments `ended` (indices)."""

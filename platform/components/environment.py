@@ -13,22 +13,24 @@ import torch
 from rl_platform.components.actor import action_levels, demonstrations_of
 from rl_platform.components.env_ranks import AllEnvs, NewEpisodes, Peers, Shares, follow_orders
 from rl_platform.components.env_tasks import EnvTasks
-from rl_platform.components.policy_rollout import Actions, LocalPolicy, Observations, Policy
+from rl_platform.components.policy_rollout import Actions, LocalPolicy, Observations, Policy, PolicyRollout
 from rl_platform.components.recent_episodes import RecentEpisodes
 from rl_platform.components.recording import HiddenStates, Recording
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import INSTRUCTED
+from rl_platform.envs.embodied.arrays import Array
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.evaluate import EvaluationResult, evaluate
 from rl_platform.envs.embodied.normalize import ObservationNormalizer, RewardNormalizer
 from rl_platform.envs.embodied.vector import StepResult, VectorEnv
 from rl_platform.errors import ConfigError, PlatformError, Problem
-from rl_platform.extras import required
+from rl_platform.extras import is_present, required
 from rl_platform.records import RolloutBatch, StateDict
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.host import ComponentContext, label
 
 if TYPE_CHECKING:
+    from rl_platform.envs.embodied.device_step import DeviceStep
     from rl_platform.envs.embodied.pictures.video import Video
 
 _POLICY = label("rollout", 0)
@@ -61,6 +63,10 @@ class Environment:
             if self.env.normalize_rewards and not config.whole_episodes  # they would be scored in different units
             else None
         )
+        self.normalizers = [one for one in (self.observation_normalizer, self.reward_normalizer) if one is not None]
+        if self.envs.device is not None:
+            for normalizer in self.normalizers:
+                normalizer.use_torch()
         self.levels = action_levels(config, self.envs.spaces)
         self.bootstrap = config.algorithm.bootstrap_type
         model, self.sequence_length = config.actor.model, config.sequence_length
@@ -121,11 +127,29 @@ class Environment:
         before every K-th. policy None: the rollout rank of this process.
         """
         policy = policy or self._policy_here()
+        steps, failures = self.env.rollout_steps, 0
+        rollout = self._recording(steps)
+        acting = policy.rollout if isinstance(policy, LocalPolicy) else None
+        if acting is not None and self.leaves_device(acting) is None:
+            from rl_platform.components.device_rollout.collection import collect_on_device
+
+            self._current()
+            collect_on_device(self, acting, rollout, step)
+        else:
+            failures = self._collect(step, policy, peers, rollout)
+        assert self.observations is not None
+        batch = rollout.finish(self.observations, self.bootstrap)
+        batch.inputs.update(self.tasks.inputs(steps // self.levels.num_actions))
+        if self.episode_steps is not None:
+            batch = self._one_row_each(batch, rollout.invalid, steps // self.episode_steps)
+        return batch, self._metrics(rollout, failures)
+
+    def _collect(self, step: int, policy: Policy, peers: Peers | None, rollout: Recording) -> int:
+        """Steps all environments with arrays; returns how often one was replaced."""
         envs = AllEnvs(self.envs, self.shares, peers)
         steps, memory = self.env.rollout_steps, self.memory
         turn = self.episode_steps or steps
         num_actions = self.levels.num_actions
-        rollout = self._recording(steps)
         chosen: dict[int, Actions] = {}
         failures = 0
         for position in range(steps):
@@ -147,20 +171,16 @@ class Environment:
                 result = envs.receive(stage)
                 failures += result.failures
                 stepped = rollout.stepped(rows)
-                rewards, finals = self._rewards(result, rows, stepped), self._normalized(result.final_observations)
+                rewards, finals = self.scaled(result, rows, stepped), self.normalized(result.final_observations)
                 normalised = result._replace(rewards=rewards, final_observations=finals)
                 rollout.add((rows, position), current[rows], chosen[stage], normalised)
                 if memory is not None:
                     memory.advance(rows, chosen[stage], result.ended)
-                current[rows] = observations = self._seen(result.observations, stepped)
+                current[rows] = observations = self.seen(result.observations, stepped)
                 over = self.episode_steps is not None and rollout.idle[rows].all()
                 if (position + 1) % turn and (position + 1) % num_actions == 0 and not over:
                     policy.request(self._policy_input(observations, ("act", step, position + 1, stage), rows))
-        batch = rollout.finish(current, self.bootstrap)
-        batch.inputs.update(self.tasks.inputs(steps // num_actions))
-        if self.episode_steps is not None:
-            batch = self._one_row_each(batch, rollout.invalid, steps // turn)
-        return batch, self._metrics(rollout, failures)
+        return failures
 
     def _begin_episodes(self, envs: AllEnvs, step: int, number: int) -> None:
         """Resets all environments. Those of a group, whose numbers are equal modulo `groups`, begin in one state."""
@@ -182,6 +202,26 @@ class Environment:
         """Returns whether the rollout's first rank is in this process."""
         return _POLICY in self.context.shared
 
+    def leaves_device(self, policy: PolicyRollout | None) -> str | None:
+        """Returns why rollouts pass main memory at every step; None: they stay on the device of the environments.
+
+        policy: the rollout rank of this process that acts in its thread, None without one.
+        """
+        if self.env.backend != "mujoco_warp" or not is_present("rl_platform.components.device_rollout"):
+            return "the environments give and take arrays"
+        from rl_platform.components.device_rollout.collection import obstacle
+
+        return obstacle(self, policy)
+
+    def rollout_path(self, acts_here: bool) -> str:
+        """Returns a sentence about the path of observations and actions, for environments on a device; else ""."""
+        if self.env.backend != "mujoco_warp":
+            return ""
+        reason = self.leaves_device(self.context.shared[_POLICY] if acts_here else None)
+        if reason is None:
+            return f"rollouts stay on {self.envs.device}, with their observations and actions"
+        return f"observations and actions of every step pass main memory: {reason}"
+
     def _policy_here(self) -> LocalPolicy:
         return LocalPolicy(self.context.shared[_POLICY])
 
@@ -198,7 +238,7 @@ class Environment:
         """Observations [num_envs,D] that await an action, normalised unless they are images; those that follow a reset
         are counted once."""
         if self.observations is None:
-            self.observations = self._seen(AllEnvs(self.envs, self.shares, peers).observations())
+            self.observations = self.seen(AllEnvs(self.envs, self.shares, peers).observations())
         return self.observations
 
     def _policy_input(self, observations: np.ndarray, draw: tuple[str | int, ...], rows: slice) -> Observations:
@@ -241,7 +281,7 @@ class Environment:
             nonlocal moves
             moves += 1
             self.context.progress.update(moves, 0, f"steps, {over} of {settings.episodes} episodes")
-            seen, states = self._normalized(observations), None if memory is None else memory.array
+            seen, states = self.normalized(observations), None if memory is None else memory.array
             tasks = self.tasks.read(slice(number, number + len(observations)))
             draw = ("evaluate", step, moves)
             valued = values is not None
@@ -344,7 +384,7 @@ class Environment:
         of all ranks, which these calls returned."""
         assert self.observations is not None
         for numbers, raw in of_ranks:
-            self.observations[numbers] = self._normalized(raw)
+            self.observations[numbers] = self.normalized(raw)
             if self.memory is not None:
                 self.memory.array[numbers] = 0.0
 
@@ -357,7 +397,7 @@ class Environment:
         """Evaluates with the normalisers of another env component, whose state this is."""
         if self.observation_normalizer:
             self.observation_normalizer.load_state_dict(state["observation_normalizer"])
-        self.observations = self._normalized(self.envs.observations)  # so nothing is counted any more
+        self.observations = self.normalized(self.envs.observations)  # so nothing is counted any more
 
     def close(self) -> None:
         self.envs.close()
@@ -376,7 +416,7 @@ class Environment:
         }
         return metrics | self.recent.metrics()
 
-    def _rewards(self, result: StepResult, rows: slice, stepped: np.ndarray | None) -> np.ndarray:
+    def scaled(self, result: StepResult | DeviceStep, rows: slice, stepped: np.ndarray | None = None) -> Array:
         """Returns normalised rewards of the environments `rows`, after counting those that were `stepped`."""
         if self.reward_normalizer is None:
             return result.rewards
@@ -388,7 +428,7 @@ class Environment:
             rewards[stepped] = self.reward_normalizer(result.rewards[stepped], result.ended[stepped], where)
         return rewards
 
-    def _seen(self, observations: np.ndarray, stepped: np.ndarray | None = None) -> np.ndarray:
+    def seen(self, observations: Array, stepped: np.ndarray | None = None) -> Array:
         """Returns normalised observations, after counting those of environments that were `stepped` (None: all)."""
         if self.observation_normalizer is None:
             return observations
@@ -396,9 +436,9 @@ class Environment:
             return self.observation_normalizer.count(observations)
         if len(stepped):
             self.observation_normalizer.update(observations[stepped])
-        return self._normalized(observations)
+        return self.normalized(observations)
 
-    def _normalized(self, observations: np.ndarray) -> np.ndarray:
+    def normalized(self, observations: Array) -> Array:
         if self.observation_normalizer is None or not len(observations):
             return observations
         return self.observation_normalizer(observations)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rl_platform import acceleration
 from rl_platform.components.actor import embodied_policy
@@ -107,26 +108,46 @@ class PolicyInference:
         recorder.add("work", "inference", began)
         return actions
 
-    @torch.inference_mode()
+    def act_there(self, observations: Tensor, draw: tuple[str | int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        """As `act`, with tensors of `device` and without waiting for it: observations [N,D] float32 -> actions [N,A],
+        log_probs [N], executed [N,A]. Of a policy without memory, chunks and language."""
+        seed = derive_seed(self.seed, "rollout", *draw)
+        if self.compiled is not None:  # on a CPU, where arrays share the memory of tensors
+            self.generator.manual_seed(seed)
+            chosen = self.compiled.act(observations.numpy(), self.generator, False, (0, len(observations)))
+            actions, log_probs = (torch.from_numpy(array) for array in chosen)
+            return actions, log_probs, actions
+        actions, log_probs, _, executed = self._chosen(
+            {"observations": observations}, seed, False, 0, len(observations)
+        )
+        return actions, log_probs, executed
+
     def _act(self, observations: Observations, seed: int, first: int, total: int) -> Actions:
         known = {"hidden_states": observations.hidden_states, "tasks": observations.tasks}
         arrays = {"observations": observations.array}
         arrays |= {name: array for name, array in known.items() if array is not None}
-        seen = [torch.from_numpy(array).to(self.device) for array in arrays.values()]
-        options = {"generator": self.generator, "deterministic": observations.deterministic}
-        parts = []
-        for rows in zip(*(each.split(self.rows or len(seen[0])) for each in seen), strict=True):
-            self.generator.manual_seed(seed)
-            parts.append(self.policy.act(**dict(zip(arrays, rows, strict=True)), **options, among=(first, total)))
-            first += len(rows[0])
-        actions, log_probs, *states = (torch.cat(field) for field in zip(*parts, strict=True))
-        executed = self.policy.executed(actions)
+        seen = {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
+        actions, log_probs, states, executed = self._chosen(seen, seed, observations.deterministic, first, total)
         return Actions(
             actions.cpu().numpy(),
             log_probs.cpu().numpy(),
             executed=None if executed is actions else executed.cpu().numpy(),
             hidden_states=states[0].cpu().numpy() if states else None,
         )
+
+    @torch.inference_mode()
+    def _chosen(
+        self, seen: dict[str, Tensor], seed: int, deterministic: bool, first: int, total: int
+    ) -> tuple[Tensor, Tensor, list[Tensor], Tensor]:
+        """Returns actions, log-probs, hidden states if there are any, and the actions to execute."""
+        options = {"generator": self.generator, "deterministic": deterministic}
+        count, parts = len(seen["observations"]), []
+        for rows in zip(*(each.split(self.rows or count) for each in seen.values()), strict=True):
+            self.generator.manual_seed(seed)
+            parts.append(self.policy.act(**dict(zip(seen, rows, strict=True)), **options, among=(first, total)))
+            first += len(rows[0])
+        actions, log_probs, *states = (torch.cat(field) for field in zip(*parts, strict=True))
+        return actions, log_probs, states, self.policy.executed(actions)
 
 
 class PolicyRollout(PolicyInference):
@@ -216,19 +237,22 @@ class RemotePolicy:
 
 
 class LocalPolicy:
-    """The only rollout rank, which is in this process: it acts in the thread of the caller, without a channel."""
+    """The only rollout rank, which is in this process: it acts in the thread of the caller, without a channel.
+
+    `rollout`: it, with complete weights.
+    """
 
     def __init__(self, rollout: PolicyRollout) -> None:
         """Raises WorkerError if it has no complete weights."""
         rollout.check_complete()
         if rollout.device.type == "cpu" and torch.get_num_threads() > 1:
             compute_alone()  # as the rollout's own thread does
-        self._rollout = rollout
+        self.rollout = rollout
         self._pending: deque[Actions] = deque()
 
     def request(self, observations: Observations) -> None:
         """Computes actions; several batches of them may wait for `actions`."""
-        self._pending.append(self._rollout.act(observations))
+        self._pending.append(self.rollout.act(observations))
 
     def actions(self, count: int) -> Actions:
         """Returns the actions for the `count` observations that were given first."""

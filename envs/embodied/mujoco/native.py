@@ -12,7 +12,7 @@ import pickle
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -22,7 +22,10 @@ from rl_platform.envs.embodied.mujoco.tasks import find_task
 from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:
-    from rl_platform.envs.embodied.mujoco.physics import Physics
+    import torch
+
+    from rl_platform.envs.embodied.mujoco.device_envs import NativeOnDevice, Starts
+    from rl_platform.envs.embodied.mujoco.physics import DevicePhysics, Physics
     from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import MujocoTask
     from rl_platform.envs.embodied.spaces import AnyEnv
 
@@ -48,14 +51,15 @@ class NativeEnvs:
         if kind is None:
             raise ValueError(f"{env} has to be stepped by Gymnasium")
         inner: Any = env.unwrapped
-        self._task = kind(inner)
+        self.task = kind(inner)
         self._physics: Physics = (physics or make_physics)(
-            inner.model, inner.frame_skip, num_envs, threads, self._task.fields
+            inner.model, inner.frame_skip, num_envs, threads, self.task.fields
         )
-        self._limit = time_limit(env) or sys.maxsize
-        self._largest: float = mujoco.mjMAXVAL
+        self.limit = time_limit(env) or sys.maxsize
+        self.largest: float = mujoco.mjMAXVAL
         self._rngs: list[np.random.Generator | None] = [None] * num_envs
-        self._positions = np.zeros(num_envs)  # a step rewards their change
+        self._starts: Starts | None = None  # of the rollouts on a device; None: the generators have changed
+        self.positions = np.zeros(num_envs)  # a step rewards their change
         self.diverged = np.zeros(num_envs, bool)
 
     @classmethod
@@ -76,19 +80,19 @@ class NativeEnvs:
         """
         from gymnasium.utils import seeding
 
-        starts = []
+        self._starts, starts = None, []
         for i, seed in zip(which.tolist(), seeds, strict=True):
             rng = self._rngs[i]
             if rng is None or seed is not None:
                 rng = self._rngs[i] = seeding.np_random(seed)[0]
-            starts.append(self._task.start(rng))
+            starts.append(self.task.start(rng))
         qpos, qvel = (np.array(arrays) for arrays in zip(*starts, strict=True))
         began = time.monotonic()
         self._physics.reset(which, qpos, qvel)
         recorder.add("work", "physics", began)
         begun = self._physics.now.rows(which)
-        self._positions[which] = self._task.position(begun)
-        return self._task.observe(begun)
+        self.positions[which] = self.task.position(begun)
+        return self.task.observe(begun)
 
     def step(
         self, actions: np.ndarray, lengths: np.ndarray, idle: np.ndarray | None = None
@@ -101,29 +105,58 @@ class NativeEnvs:
         began = time.monotonic()
         self._physics.step(actions, None if idle is None else np.flatnonzero(~idle))
         recorder.add("work", "physics", began)
-        now, task = self._physics.now, self._task
-        idle_positions = None if idle is None else self._positions[idle]
-        rewards, terminated = task.outcome(self._positions, now, actions)
+        now, task = self._physics.now, self.task
+        idle_positions = None if idle is None else self.positions[idle]
+        rewards, terminated = task.outcome(self.positions, now, actions)
         self._find_diverged(lengths)
         if idle is not None:
-            self._positions[idle], self.diverged[idle] = idle_positions, False
-        return task.observe(now), rewards, terminated, lengths >= self._limit - 1
+            self.positions[idle], self.diverged[idle] = idle_positions, False
+        return task.observe(now), rewards, terminated, lengths >= self.limit - 1
 
     def _find_diverged(self, lengths: np.ndarray) -> None:
         """MuJoCo counts a warning for a state that it reset, which also sets the time back; and no number may be too
         large. lengths [N]: steps of each episode before this one."""
         now = self._physics.now
-        bad = ~(now.time >= (lengths + 0.5) * self._task.dt)
+        bad = ~(now.time >= (lengths + 0.5) * self.task.dt)
         if np.count_nonzero(self._physics.warnings):
             bad |= (self._physics.warnings != 0).any(axis=1)
         numbers = np.concatenate((now.qpos, now.qvel), axis=1)
-        if not np.vdot(numbers, numbers) < self._largest:  # else every number is at most its square root
-            bad |= ~(np.abs(numbers) < self._largest).all(axis=1)
+        if not np.vdot(numbers, numbers) < self.largest:  # else every number is at most its square root
+            bad |= ~(np.abs(numbers) < self.largest).all(axis=1)
         self.diverged = bad
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device of a simulation whose numbers are tensors (`to_device`); None: they are arrays."""
+        return getattr(self._physics, "device", None)
+
+    def to_device(
+        self, running: Sequence[np.ndarray], bounds: tuple[np.ndarray, np.ndarray], steps: int
+    ) -> NativeOnDevice:
+        """Returns all environments as tensors of `device`, for a rollout of `steps` steps.
+
+        running: observations [N,D], returns and lengths [N] of the running episodes, which its `finish` overwrites
+        before it calls `continue_from`. bounds: lowest and highest actions [N,A].
+        """
+        from rl_platform.envs.embodied.mujoco.device_envs import NativeOnDevice, Starts
+
+        if self._starts is None or self._starts.count != steps:
+            self._starts = Starts(self.task, [rng for rng in self._rngs if rng is not None], steps)
+        return NativeOnDevice(self, cast("DevicePhysics", self._physics), self._starts, running, bounds)
+
+    def continue_from(self, positions: np.ndarray, used: np.ndarray) -> None:
+        """Continues where a rollout on the device ended; used [N]: episodes that each environment has begun there."""
+        assert self._starts is not None
+        self.positions[:] = positions
+        for index in np.flatnonzero(used).tolist():
+            rng = self._rngs[index]
+            assert rng is not None
+            self._starts.used(index, int(used[index]), rng)
+        cast("DevicePhysics", self._physics).update_now()
 
     def save(self, index: int) -> bytes:
         """Returns the state of one environment: physics and random generator."""
-        state = (self._physics.save(index), float(self._positions[index]), self._rngs[index])
+        state = (self._physics.save(index), float(self.positions[index]), self._rngs[index])
         return NATIVE + pickle.dumps(state)
 
     def restore(self, index: int, saved: bytes) -> None:
@@ -132,7 +165,8 @@ class NativeEnvs:
             raise ValueError(
                 "this state is Gymnasium's or an older version's, and these environments are stepped natively"
             )
-        state, self._positions[index], self._rngs[index] = pickle.loads(saved.removeprefix(NATIVE))
+        state, self.positions[index], self._rngs[index] = pickle.loads(saved.removeprefix(NATIVE))
+        self._starts = None
         self._physics.restore(index, state)
 
     def close(self) -> None:

@@ -12,14 +12,19 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from queue import SimpleQueue
 from threading import Thread
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import mujoco
 import numpy as np
 
 from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import Quantities
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 try:
     from mujoco.batch import Batch
@@ -58,6 +63,30 @@ class Physics(Protocol):
 
     def close(self) -> None:
         """Ends the threads."""
+
+
+class DevicePhysics(Physics, Protocol):
+    """Simulations whose numbers are tensors of `device`. Methods that end in `there` never wait for it.
+
+    They are called within `computing`, and `update_now` before any other method is called after them.
+    """
+
+    device: torch.device
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Orders the kernels of torch within the block and those of the simulation."""
+
+    def step_there(self, actions: Tensor) -> None:
+        """Makes `frame_skip` steps of all simulations with controls [N,A] float32."""
+
+    def reset_there(self, begins: Tensor, qpos: Tensor, qvel: Tensor) -> None:
+        """Resets the simulations `begins` [N] bool to rows of qpos [N,nq], qvel [N,nv] float32."""
+
+    def there(self) -> Quantities:
+        """Returns the present numbers as float64 tensors."""
+
+    def update_now(self) -> None:
+        """Copies the present numbers to `now`."""
 
 
 def make_physics(

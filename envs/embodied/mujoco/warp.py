@@ -8,8 +8,8 @@ either, because MuJoCo Warp's contacts are in no fixed order there by default.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import mujoco
@@ -59,9 +59,10 @@ def _packages() -> tuple[Any, Any]:
 
 
 class WarpPhysics:
-    """`Physics` by MuJoCo Warp. `threads` is ignored.
+    """`Physics` and `DevicePhysics` by MuJoCo Warp. `threads` is ignored.
 
-    Between steps, torch reads and writes Warp's arrays where they are; only actions and what tasks read pass the host.
+    Between steps, torch reads and writes Warp's arrays where they are. Of `Physics`, actions and the numbers that tasks
+    read pass the host.
     """
 
     def __init__(
@@ -75,46 +76,60 @@ class WarpPhysics:
         self._data = mujoco_warp.put_data(model, data, nworld=num_envs)
         self._device = self._data.qpos.device
         self._captures = self._device.is_cuda
-        self._graph: Any = None  # CUDA graph of the kernels of `step`, whose arrays keep their addresses
+        self._graphs: dict[str, Any] = {}  # CUDA graphs of kernels, whose arrays keep their addresses
         self.warnings = np.zeros((num_envs, 3), np.int64)
         read = dict.fromkeys(("qpos", "qvel", "time", *fields))
+        self._read = tuple(read)
         self._arrays = {name: warp.to_torch(getattr(self._data, name)) for name in {*_STATE, "ctrl", *read}}
-        self._begins = torch.zeros(num_envs, dtype=torch.bool, device=self._arrays["qpos"].device)
+        self.device = self._arrays["qpos"].device
+        self._begins = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
+        self._begins_there = warp.from_torch(self._begins)
         self.now = Quantities({name: self._arrays[name].cpu().double().numpy() for name in read})
 
     def step(self, actions: np.ndarray, which: np.ndarray | None = None) -> None:
-        with self._on_warps_stream():
+        with self.computing():
             before_step = self._copies(_STATE) if which is not None else {}
-            self._arrays["ctrl"].copy_(torch.from_numpy(actions))
-            if self._graph is not None:
-                self._warp.capture_launch(self._graph)
-            else:
-                self._launch()
-                if self._captures:  # the first steps have loaded the kernels
-                    with self._warp.ScopedCapture() as capture:
-                        self._launch()
-                    self._graph = capture.graph
+            self.step_there(torch.from_numpy(actions))
             if which is not None:
                 self._restore_others(which, before_step)
             self._update_now(slice(None) if which is None else which)
 
     def reset(self, which: np.ndarray, qpos: np.ndarray, qvel: np.ndarray) -> None:
-        with self._on_warps_stream():
-            before = self._copies(("qacc_warmstart",))
-            self._begins.zero_()[which] = True
-            self._mjw.reset_data(self._model, self._data, self._warp.from_torch(self._begins))
+        with self.computing():
+            begins, starts = torch.zeros_like(self._begins), []
+            begins[which] = True
             for name, rows in (("qpos", qpos), ("qvel", qvel)):
-                self._arrays[name][which] = torch.from_numpy(rows).to(self._arrays[name])
-            self._mjw.forward(self._model, self._data)  # computes all simulations; the others continue as before
-            self._restore_others(which, before)
+                starts.append(torch.zeros_like(self._arrays[name]))
+                starts[-1][which] = torch.from_numpy(rows).to(self._arrays[name])
+            self.reset_there(begins, *starts)
             self._update_now(which)
 
+    def step_there(self, actions: Tensor) -> None:
+        self._arrays["ctrl"].copy_(actions)
+        self._run("step", self._step)
+
+    def reset_there(self, begins: Tensor, qpos: Tensor, qvel: Tensor) -> None:
+        before = self._copies(("qacc_warmstart",))
+        self._begins.copy_(begins)
+        self._run("reset", lambda: self._mjw.reset_data(self._model, self._data, self._begins_there))
+        self._copy_rows(begins, {"qpos": qpos, "qvel": qvel})
+        # computes all simulations; the others continue as before
+        self._run("forward", lambda: self._mjw.forward(self._model, self._data))
+        self._copy_rows(~begins, before)
+
+    def there(self) -> Quantities:
+        return Quantities({name: self._arrays[name].double() for name in self._read})
+
+    def update_now(self) -> None:
+        with self.computing():
+            self._update_now(slice(None))
+
     def save(self, index: int) -> np.ndarray:
-        with self._on_warps_stream():
+        with self.computing():
             return torch.cat([self._arrays[name][index].flatten() for name in _STATE]).cpu().double().numpy()
 
     def restore(self, index: int, state: np.ndarray) -> None:
-        with self._on_warps_stream():
+        with self.computing():
             rows = [self._arrays[name][index] for name in _STATE]
             for row, values in zip(rows, torch.from_numpy(state).split([row.numel() for row in rows]), strict=True):
                 row.copy_(values.view(row.shape))
@@ -122,14 +137,38 @@ class WarpPhysics:
     def close(self) -> None:
         pass
 
-    def _on_warps_stream(self) -> AbstractContextManager[Any]:
-        """Torch's kernels within wait for those of Warp, and the reverse."""
-        return torch.cuda.stream(self._warp.stream_to_torch(self._device)) if self._device.is_cuda else nullcontext()
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Torch computes on Warp's stream, so that kernels of each wait for those of the other."""
+        if not self._device.is_cuda:
+            yield
+            return
+        stream, outside = self._warp.stream_to_torch(self._device), torch.cuda.current_stream(self.device)
+        stream.wait_stream(outside)
+        with torch.cuda.stream(stream):
+            yield
+        outside.wait_stream(stream)
 
-    def _launch(self) -> None:
-        """Steps all worlds `frame_skip` times. A step has hundreds of kernels, so a GPU runs them as a CUDA graph."""
+    def _run(self, name: str, launch: Callable[[], None]) -> None:
+        """Launches kernels. A step has hundreds, so a GPU runs them as a CUDA graph."""
+        if name in self._graphs:
+            self._warp.capture_launch(self._graphs[name])
+            return
+        launch()
+        if self._captures:  # the first call has loaded the kernels
+            with self._warp.ScopedCapture() as capture:
+                launch()
+            self._graphs[name] = capture.graph
+
+    def _step(self) -> None:
+        """Steps all worlds `frame_skip` times."""
         for _ in range(self._frame_skip):
             self._mjw.step(self._model, self._data)
+
+    def _copy_rows(self, rows: Tensor, values: dict[str, Tensor]) -> None:
+        """Writes `values` into the simulations `rows` [N] bool, without waiting for the device."""
+        for name, tensor in values.items():
+            self._arrays[name].copy_(torch.where(rows[:, None], tensor, self._arrays[name]))
 
     def _copies(self, names: Sequence[str]) -> dict[str, Tensor]:
         return {name: self._arrays[name].clone() for name in names}

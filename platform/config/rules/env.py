@@ -155,6 +155,9 @@ def unread(config: Config) -> Iterator[Unread]:
         if when(lambda: is_named(config.env.backend)):
             reason = "env.backend is a class of yours, which is the environment"
             yield from unread_keys("env", "id pixels tasks evaluation.video", reason, "env.backend")
+        if when(lambda: config.env.backend != "mujoco_warp"):
+            reason = "only env.backend mujoco_warp steps environments on a device"
+            yield Unread("env.on_device", reason, ("env.backend",))
         if when(lambda: not config.env.normalize_observations):
             reason = "only normalised observations are clipped, and env.normalize_observations is off"
             yield Unread("env.clip_observations", reason, ("env.normalize_observations",))

@@ -49,6 +49,11 @@ class Env(Section):
         "physics of Gymnasium's MuJoCo tasks: mujoco, or mujoco_warp (float32, on a GPU if there is one); or a class "
         "that steps all environments: module:Class or path/to/file.py:Class",
     )
+    on_device: bool = key(
+        True,
+        "mujoco_warp: a rollout stays on the device of the simulation if the policy is there too; false: observations "
+        "and actions of every step pass main memory",
+    )
     kwargs: dict[str, object] = Field(
         default_factory=dict, description="arguments of gymnasium.make, or of the class in backend"
     )

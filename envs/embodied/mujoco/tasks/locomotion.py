@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
-from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import NoisyStart, Quantities, StepOutcome, join, never, squares
+from rl_platform.envs.embodied.arrays import doubles, join, module_of, never, squares
+from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import NoisyStart, Quantities, StepOutcome
 
 if TYPE_CHECKING:
+    import torch
     from gymnasium.envs.mujoco import MujocoEnv
+
+    from rl_platform.envs.embodied.arrays import Array
 
 
 class RunningTask(NoisyStart):
@@ -32,34 +36,38 @@ class RunningTask(NoisyStart):
         self.healthy_reward: float = getattr(env, "_healthy_reward", 0.0)
         self.terminates = bool(getattr(env, "_terminate_when_unhealthy", False))
 
+    def on(self, device: torch.device) -> Self:
+        assert self.bounded is not None  # computed here, so that the copy has its tensor
+        return super().on(device)
+
     @cached_property
-    def bounded(self) -> np.ndarray:
+    def bounded(self) -> Array:
         """Columns of `bounds` with a bound."""
         return np.flatnonzero(np.isfinite(self.bounds).any(axis=0))
 
-    def position(self, now: Quantities) -> np.ndarray:
+    def position(self, now: Quantities) -> Array:
         return now.qpos[:, 0]
 
-    def observe(self, now: Quantities) -> np.ndarray:
+    def observe(self, now: Quantities) -> Array:
         velocities = now.qvel
         if self.largest_speed < np.inf:
-            velocities = np.minimum(np.maximum(velocities, -self.largest_speed), self.largest_speed)
-        return np.concatenate((now.qpos[:, self.skipped :], velocities), axis=1)
+            velocities = velocities.clip(-self.largest_speed, self.largest_speed)
+        return join((now.qpos[:, self.skipped :], velocities))
 
-    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
+    def outcome(self, positions: Array, now: Quantities, actions: Array) -> StepOutcome:
         rewards = self.speeds(positions, now)
         rewards *= self.forward_weight
-        terminated = never(len(rewards))
-        if self.bounded.size:
+        terminated = never(rewards)
+        if len(self.bounded):
             healthy = self.within_bounds(now)
-            rewards += self.healthy_reward * healthy
+            rewards += self.healthy_reward * doubles(healthy)
             terminated = ~healthy if self.terminates else terminated
         else:
             rewards += self.healthy_reward
-        rewards -= np.float32(self.control_weight) * squares(actions)  # Gymnasium multiplies in float32
+        rewards -= float(np.float32(self.control_weight)) * squares(actions)  # Gymnasium multiplies in float32
         return rewards, terminated
 
-    def within_bounds(self, now: Quantities) -> np.ndarray:
+    def within_bounds(self, now: Quantities) -> Array:
         """Returns which environments [N] bool are strictly within `bounds`; a number without bounds may be anything."""
         (low, high), numbers = self.bounds[:, self.bounded], join((now.qpos, now.qvel))[:, self.bounded]
         return ((low < numbers) & (numbers < high)).all(axis=1)
@@ -97,18 +105,18 @@ class ContactRunner(RunningTask):
     """A running task with a cost of contact forces."""
 
     @abstractmethod
-    def healthy(self, now: Quantities) -> np.ndarray:
+    def healthy(self, now: Quantities) -> Array:
         """Returns which bodies are healthy, [N] bool."""
 
     @abstractmethod
-    def costs(self, now: Quantities, actions: np.ndarray) -> np.ndarray:
+    def costs(self, now: Quantities, actions: Array) -> Array:
         """Returns the costs [N] of actions and contacts."""
 
-    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
+    def outcome(self, positions: Array, now: Quantities, actions: Array) -> StepOutcome:
         healthy = self.healthy(now)
         speeds = self.speeds(positions, now)
-        rewards = self.forward_weight * speeds + self.healthy_reward * healthy - self.costs(now, actions)
-        return rewards, ~healthy if self.terminates else never(len(rewards))
+        rewards = self.forward_weight * speeds + self.healthy_reward * doubles(healthy) - self.costs(now, actions)
+        return rewards, ~healthy if self.terminates else never(rewards)
 
 
 class Ant(ContactRunner):
@@ -126,20 +134,21 @@ class Ant(ContactRunner):
         self.force_range: tuple[float, float] = env._contact_force_range
         self.observes_forces = bool(env._include_cfrc_ext_in_observation)
 
-    def position(self, now: Quantities) -> np.ndarray:
+    def position(self, now: Quantities) -> Array:
         return now.xpos[:, self.main_body, 0]
 
-    def observe(self, now: Quantities) -> np.ndarray:
-        forces = (np.clip(now.cfrc_ext[:, 1:], *self.force_range),) if self.observes_forces else ()
+    def observe(self, now: Quantities) -> Array:
+        forces = (now.cfrc_ext[:, 1:].clip(*self.force_range),) if self.observes_forces else ()
         return join((now.qpos[:, self.skipped :], now.qvel, *forces))
 
-    def healthy(self, now: Quantities) -> np.ndarray:
+    def healthy(self, now: Quantities) -> Array:
         low, high = self.z_range  # inclusive, unlike other tasks
-        finite = np.isfinite(now.qpos).all(axis=1) & np.isfinite(now.qvel).all(axis=1)
+        isfinite = module_of(now.qpos).isfinite
+        finite = isfinite(now.qpos).all(axis=1) & isfinite(now.qvel).all(axis=1)
         return finite & (now.qpos[:, 2] >= low) & (now.qpos[:, 2] <= high)
 
-    def costs(self, now: Quantities, actions: np.ndarray) -> np.ndarray:
-        contact = self.contact_weight * squares(np.clip(now.cfrc_ext, *self.force_range))
+    def costs(self, now: Quantities, actions: Array) -> Array:
+        contact = self.contact_weight * squares(now.cfrc_ext.clip(*self.force_range))
         return self.control_weight * squares(actions) + contact
 
 
@@ -157,7 +166,7 @@ class _Body:
         self.actuators = env._include_qfrc_actuator_in_observation is True
         self.forces = env._include_cfrc_ext_in_observation is True
 
-    def observe(self, now: Quantities) -> np.ndarray:
+    def observe(self, now: Quantities) -> Array:
         parts = [now.qpos[:, self.skipped :], now.qvel]
         if self.inertia:
             parts.append(now.cinert[:, 1:])
@@ -183,19 +192,19 @@ class Humanoid(ContactRunner):
         self.contact_weight: float = env._contact_cost_weight
         self.contact_range: tuple[float, float] = env._contact_cost_range
 
-    def position(self, now: Quantities) -> np.ndarray:
+    def position(self, now: Quantities) -> Array:
         # the rounding of a matrix product would depend on the number of simulations
         return (now.xipos[:, :, 0] * self.masses).sum(axis=1) / self.masses.sum()
 
-    def observe(self, now: Quantities) -> np.ndarray:
+    def observe(self, now: Quantities) -> Array:
         return self.body.observe(now)
 
-    def healthy(self, now: Quantities) -> np.ndarray:
+    def healthy(self, now: Quantities) -> Array:
         low, high = self.z_range
         return (now.qpos[:, 2] > low) & (now.qpos[:, 2] < high)
 
-    def costs(self, now: Quantities, actions: np.ndarray) -> np.ndarray:
-        contact = np.clip(self.contact_weight * squares(now.cfrc_ext), *self.contact_range)
+    def costs(self, now: Quantities, actions: Array) -> Array:
+        contact = (self.contact_weight * squares(now.cfrc_ext)).clip(*self.contact_range)
         return self.control_weight * squares(now.ctrl) + contact
 
 
@@ -212,11 +221,11 @@ class HumanoidStandup(NoisyStart):
         self.impact_weight: float = env._impact_cost_weight
         self.impact_range: tuple[float, float] = env._impact_cost_range
 
-    def observe(self, now: Quantities) -> np.ndarray:
+    def observe(self, now: Quantities) -> Array:
         return self.body.observe(now)
 
-    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
+    def outcome(self, positions: Array, now: Quantities, actions: Array) -> StepOutcome:
         # Gymnasium ignores `uph_cost_weight`
         height = now.qpos[:, 2] / self.timestep
-        impact = np.clip(self.impact_weight * squares(now.cfrc_ext), *self.impact_range)
-        return height - self.control_weight * squares(now.ctrl) - impact + 1, never(len(height))
+        impact = (self.impact_weight * squares(now.cfrc_ext)).clip(*self.impact_range)
+        return height - self.control_weight * squares(now.ctrl) - impact + 1, never(height)

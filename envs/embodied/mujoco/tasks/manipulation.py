@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import MujocoTask, Quantities, StepOutcome, join, never, squares
+from rl_platform.envs.embodied.arrays import join, module_of, never, norms, squares
+from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import MujocoTask, Quantities, StepOutcome
 
 if TYPE_CHECKING:
     from gymnasium.envs.mujoco import MujocoEnv
+
+    from rl_platform.envs.embodied.arrays import Array
 
 
 class Reacher(MujocoTask):
@@ -33,15 +36,15 @@ class Reacher(MujocoTask):
         qvel[-2:] = 0
         return qpos, qvel
 
-    def observe(self, now: Quantities) -> np.ndarray:
-        angles = now.qpos[:, :2]
-        return join((np.cos(angles), np.sin(angles), now.qpos[:, 2:], now.qvel[:, :2], self._gap(now)[:, :2]))
+    def observe(self, now: Quantities) -> Array:
+        angles, module = now.qpos[:, :2], module_of(now.qpos)
+        return join((module.cos(angles), module.sin(angles), now.qpos[:, 2:], now.qvel[:, :2], self._gap(now)[:, :2]))
 
-    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
-        distance = -np.linalg.norm(self._gap(now), axis=1) * self.distance_weight
-        return distance + -squares(actions) * self.control_weight, never(len(actions))
+    def outcome(self, positions: Array, now: Quantities, actions: Array) -> StepOutcome:
+        distance = -norms(self._gap(now)) * self.distance_weight
+        return distance + -squares(actions) * self.control_weight, never(distance)
 
-    def _gap(self, now: Quantities) -> np.ndarray:
+    def _gap(self, now: Quantities) -> Array:
         return now.xpos[:, self.tip] - now.xpos[:, self.target]
 
 
@@ -71,12 +74,12 @@ class Pusher(MujocoTask):
     def _cylinder(rng: np.random.Generator) -> np.ndarray:
         return np.concatenate((rng.uniform(-0.3, 0, 1), rng.uniform(-0.2, 0.2, 1)))
 
-    def observe(self, now: Quantities) -> np.ndarray:
+    def observe(self, now: Quantities) -> Array:
         places = (now.xpos[:, body] for body in (self.tip, self.object, self.goal))
         return join((now.qpos[:, :7], now.qvel[:, :7], *places))
 
-    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
+    def outcome(self, positions: Array, now: Quantities, actions: Array) -> StepOutcome:
         thing = now.xpos[:, self.object]
-        near = -np.linalg.norm(thing - now.xpos[:, self.tip], axis=1) * self.near_weight
-        distance = -np.linalg.norm(thing - now.xpos[:, self.goal], axis=1) * self.distance_weight
-        return distance + -squares(actions) * self.control_weight + near, never(len(actions))
+        near = -norms(thing - now.xpos[:, self.tip]) * self.near_weight
+        distance = -norms(thing - now.xpos[:, self.goal]) * self.distance_weight
+        return distance + -squares(actions) * self.control_weight + near, never(distance)

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar
+from copy import copy
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
+from rl_platform.envs.embodied.arrays import module_of
+
 if TYPE_CHECKING:
+    import torch
     from gymnasium.envs.mujoco import MujocoEnv
 
-StepOutcome = tuple[np.ndarray, np.ndarray]
+    from rl_platform.envs.embodied.arrays import Array
+
+StepOutcome = tuple["Array", "Array"]
 """rewards [N] float64, terminated [N] bool."""
 
 
 class Quantities:
-    """Fields of MuJoCo's data for N simulations, as attributes: `qpos` [N,nq], `xpos` [N,bodies,3], ..."""
+    """Fields of MuJoCo's data for N simulations, as attributes: `qpos` [N,nq], `xpos` [N,bodies,3], ...
 
-    def __init__(self, fields: dict[str, np.ndarray]) -> None:
+    They are arrays, or tensors of one device.
+    """
+
+    def __init__(self, fields: dict[str, Any]) -> None:
         vars(self).update(fields)
 
-    def __getattr__(self, name: str) -> np.ndarray:
+    def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"{name} is not read from the physics: add it to the task's `fields`")
 
     def rows(self, which: np.ndarray) -> Quantities:
@@ -30,7 +38,10 @@ class Quantities:
 
 
 class MujocoTask(ABC):
-    """One kind of environment. `env`: an unwrapped environment with the settings of all simulations."""
+    """One kind of environment. `env`: an unwrapped environment with the settings of all simulations.
+
+    `position`, `observe` and `outcome` compute with arrays, and of a task `on` a device with tensors.
+    """
 
     fields: ClassVar[tuple[str, ...]] = ()
     """Fields that the task reads besides `qpos` and `qvel`. `cfrc_ext` costs another pass over the bodies."""
@@ -41,30 +52,39 @@ class MujocoTask(ABC):
         self.init_qpos: np.ndarray = env.init_qpos.copy()
         self.init_qvel: np.ndarray = env.init_qvel.copy()
 
+    def on(self, device: torch.device) -> Self:
+        """Returns a copy that computes with tensors of `device`."""
+        import torch
+
+        moved = copy(self)
+        arrays = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        vars(moved).update({name: torch.from_numpy(array).to(device) for name, array in arrays.items()})
+        return moved
+
     @abstractmethod
     def start(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Draws qpos [nq] and qvel [nv] of a new episode, in Gymnasium's order of random numbers."""
 
     @abstractmethod
-    def observe(self, now: Quantities) -> np.ndarray:
+    def observe(self, now: Quantities) -> Array:
         """Returns observations [N,D] float64."""
 
     @abstractmethod
-    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
+    def outcome(self, positions: Array, now: Quantities, actions: Array) -> StepOutcome:
         """Returns rewards [N] and terminations [N] of a step.
 
         positions [N]: `position` before the step; tasks that reward speed update it in place. actions [N,A] float32:
         Gymnasium sums their squares in this precision.
         """
 
-    def position(self, now: Quantities) -> np.ndarray:
+    def position(self, now: Quantities) -> Array:
         """Returns the position [N] whose speed is rewarded; 0 for tasks that do not reward speed."""
-        return np.zeros(len(now.qpos))
+        return module_of(now.qpos).zeros_like(now.qpos[:, 0])
 
-    def speeds(self, positions: np.ndarray, now: Quantities) -> np.ndarray:
+    def speeds(self, positions: Array, now: Quantities) -> Array:
         """Returns the speeds [N] since `positions`, which are updated in place."""
         reached = self.position(now)
-        speeds: np.ndarray = reached - positions
+        speeds: Array = reached - positions
         speeds /= self.dt
         positions[:] = reached
         return speeds
@@ -85,20 +105,3 @@ class NoisyStart(MujocoTask):
         if self.normal_velocities:
             return qpos, self.init_qvel + noise * rng.standard_normal(velocities)
         return qpos, self.init_qvel + rng.uniform(-noise, noise, velocities)
-
-
-def never(count: int) -> np.ndarray:
-    """Returns [count] bool, all False: no episode terminates."""
-    return np.zeros(count, bool)
-
-
-def squares(array: np.ndarray) -> np.ndarray:
-    """Returns the sum of squares of each row, [N,...] -> [N]."""
-    squared = np.square(array)
-    summed: np.ndarray = np.add.reduce(squared if squared.ndim == 2 else squared.reshape(len(array), -1), axis=1)
-    return summed
-
-
-def join(parts: Iterable[np.ndarray]) -> np.ndarray:
-    """Flattens the rows of arrays [N,...] and concatenates them to [N,D]."""
-    return np.concatenate([part if part.ndim == 2 else part.reshape(len(part), -1) for part in parts], axis=1)

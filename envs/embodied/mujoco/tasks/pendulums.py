@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import NoisyStart, Quantities, StepOutcome, join
+from rl_platform.envs.embodied.arrays import doubles, join, module_of
+from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import NoisyStart, Quantities, StepOutcome
 
 if TYPE_CHECKING:
     from gymnasium.envs.mujoco import MujocoEnv
+
+    from rl_platform.envs.embodied.arrays import Array
 
 
 class InvertedPendulum(NoisyStart):
     """One point for every step within 0.2 rad of upright."""
 
-    def observe(self, now: Quantities) -> np.ndarray:
+    def observe(self, now: Quantities) -> Array:
         return join((now.qpos, now.qvel))
 
-    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
-        finite = np.isfinite(now.qpos).all(axis=1) & np.isfinite(now.qvel).all(axis=1)
-        up = finite & (np.abs(now.qpos[:, 1]) <= 0.2)
-        return up.astype(np.float64), ~up
+    def outcome(self, positions: Array, now: Quantities, actions: Array) -> StepOutcome:
+        isfinite = module_of(now.qpos).isfinite
+        finite = isfinite(now.qpos).all(axis=1) & isfinite(now.qvel).all(axis=1)
+        up = finite & (abs(now.qpos[:, 1]) <= 0.2)
+        return doubles(up), ~up
 
 
 class InvertedDoublePendulum(NoisyStart):
@@ -34,15 +36,15 @@ class InvertedDoublePendulum(NoisyStart):
         super().__init__(env)
         self.healthy_reward: float = env._healthy_reward
 
-    def observe(self, now: Quantities) -> np.ndarray:
-        angles = now.qpos[:, 1:]
-        force = np.clip(now.qfrc_constraint[:, :1], -10, 10)
-        return join((now.qpos[:, :1], np.sin(angles), np.cos(angles), np.clip(now.qvel, -10, 10), force))
+    def observe(self, now: Quantities) -> Array:
+        angles, module = now.qpos[:, 1:], module_of(now.qpos)
+        force = now.qfrc_constraint[:, :1].clip(-10, 10)
+        return join((now.qpos[:, :1], module.sin(angles), module.cos(angles), now.qvel.clip(-10, 10), force))
 
-    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
+    def outcome(self, positions: Array, now: Quantities, actions: Array) -> StepOutcome:
         x, y = now.site_xpos[:, 0, 0], now.site_xpos[:, 0, 2]
         first, second = now.qvel[:, 1], now.qvel[:, 2]
         place = 0.01 * x**2 + (y - 2) ** 2
         motion = 0.001 * first**2 + 0.005 * second**2
         fallen = y <= 1
-        return self.healthy_reward * ~fallen - place - motion, fallen
+        return self.healthy_reward * doubles(~fallen) - place - motion, fallen

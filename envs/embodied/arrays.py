@@ -1,0 +1,67 @@
+"""Operations on arrays of numpy and tensors of torch, for formulas that compute with both.
+
+Operators, `+=`, slices, `clip`, and `all`, `sum` and `mean` with `axis` are the same in both and need none of these
+functions. A formula of additions, products and square roots gives equal bits with both on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+
+Array = Any
+"""np.ndarray, or torch.Tensor."""
+
+
+def module_of(array: Array) -> Any:
+    """Returns the module whose functions take the array: numpy or torch."""
+    if isinstance(array, np.ndarray):
+        return np
+    import torch
+
+    return torch
+
+
+def doubles(array: Array) -> Array:
+    """Returns the numbers as float64; a copy if they have another type."""
+    return array.astype(np.float64, copy=False) if isinstance(array, np.ndarray) else array.double()
+
+
+def never(like: Array) -> Array:
+    """Returns [N] bool, all False, for `like` [N]."""
+    module = module_of(like)
+    return module.zeros_like(like, dtype=module.bool)
+
+
+def squares(array: Array) -> Array:
+    """Returns the sum of squares of each row, [N,...] -> [N]."""
+    squared = array * array
+    squared = squared if squared.ndim == 2 else squared.reshape(len(array), -1)
+    if isinstance(array, np.ndarray):
+        return np.add.reduce(squared, axis=1)
+    return reduce(add, squared.unbind(1))  # in order, as numpy adds rows of less than eight numbers
+
+
+def norms(array: Array) -> Array:
+    """Returns the Euclidean norm of each row, [N,D] -> [N]."""
+    return module_of(array).sqrt(squares(array))
+
+
+def join(parts: Iterable[Array]) -> Array:
+    """Flattens the rows of arrays [N,...] and concatenates them to [N,D]."""
+    flat = [part if part.ndim == 2 else part.reshape(len(part), -1) for part in parts]
+    return module_of(flat[0]).concatenate(flat, axis=1)
+
+
+def computed_by_torch(function: Callable[..., None]) -> Callable[..., None]:
+    """Returns `function`, which writes into its arguments, with tensors in place of arrays. They share memory."""
+    import torch
+
+    def computed(*arguments: Any) -> None:
+        function(*(torch.from_numpy(one) if isinstance(one, np.ndarray) else one for one in arguments))
+
+    return computed
