@@ -126,7 +126,10 @@ def embodied(setup: Setup, report: Report) -> None:
 
 
 def warp(setup: Setup, report: Report) -> None:
-    """Reports environment steps per second of a whole run, with MuJoCo and with MuJoCo Warp."""
+    """Reports environment steps per second with MuJoCo, and with MuJoCo Warp by each path of its rollouts.
+
+    Of a whole run, and of its rollouts alone. In a small run all devices are the CPU.
+    """
     base: Overrides = {"cluster.component_placement": {"actor_critic,env,rollout": "0"}, "runner.val_check_interval": 0}
     base |= {"env.evaluation.video": False}
     if setup.small:
@@ -134,10 +137,18 @@ def warp(setup: Setup, report: Report) -> None:
         base |= {"env.max_episode_steps": 10}  # the last step is followed by an evaluation
     else:
         base |= {"runner.max_steps": 4, "env.num_envs": 1024}
-    for backend in ("mujoco", "mujoco_warp"):
-        folder = setup.folder / backend
-        rows = finished(started(setup, "embodied/ppo.yaml", folder, base | {"env.backend": backend}), folder)
-        report(f"{backend}", speed(rows, "perf/env_steps_per_sec"), "steps/s")
+    there: Overrides = {"env.backend": "mujoco_warp", "actor.device": "auto" if setup.small else "gpu"}
+    variants: dict[str, Overrides] = {
+        "mujoco": {},
+        "mujoco_warp, through main memory": there | {"env.on_device": False},
+        "mujoco_warp, rollouts stay on the device": there,
+    }
+    for number, (name, overrides) in enumerate(variants.items()):
+        folder = setup.folder / str(number)
+        rows = finished(started(setup, "embodied/ppo.yaml", folder, base | overrides), folder)
+        report(name, speed(rows, "perf/env_steps_per_sec"), "steps/s")
+        alone = [{"speed": row["perf/env_steps"] / row["time/collect"]} for row in rows if "time/collect" in row]
+        report(f"{name}: rollouts alone", speed(alone, "speed"), "steps/s")
 
 
 def speed(rows: list[dict[str, float]], name: str) -> float:

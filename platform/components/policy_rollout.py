@@ -108,6 +108,7 @@ class PolicyInference:
         recorder.add("work", "inference", began)
         return actions
 
+    @torch.inference_mode()
     def act_there(self, observations: Tensor, draw: tuple[str | int, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """As `act`, with tensors of `device` and without waiting for it: observations [N,D] float32 -> actions [N,A],
         log_probs [N], executed [N,A]. Of a policy without memory, chunks and language."""
@@ -122,6 +123,7 @@ class PolicyInference:
         )
         return actions, log_probs, executed
 
+    @torch.inference_mode()
     def _act(self, observations: Observations, seed: int, first: int, total: int) -> Actions:
         known = {"hidden_states": observations.hidden_states, "tasks": observations.tasks}
         arrays = {"observations": observations.array}
@@ -135,7 +137,6 @@ class PolicyInference:
             hidden_states=states[0].cpu().numpy() if states else None,
         )
 
-    @torch.inference_mode()
     def _chosen(
         self, seen: dict[str, Tensor], seed: int, deterministic: bool, first: int, total: int
     ) -> tuple[Tensor, Tensor, list[Tensor], Tensor]:

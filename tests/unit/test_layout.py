@@ -75,6 +75,7 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.models.pretrained": "platform/models/pretrained",
     "rl_platform.components.agents": "platform/components/agents",
     "rl_platform.components.demonstrations": "platform/components/demonstrations",
+    "rl_platform.components.device_rollout": "platform/components/device_rollout",
     "rl_platform.components.policy_recordings": "platform/components/policy_recordings",
     "rl_platform.components.reward_models": "platform/components/reward_models",
     "rl_platform.envs.reasoning.servers": "envs/reasoning/servers",

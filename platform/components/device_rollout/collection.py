@@ -45,6 +45,7 @@ def obstacle(environment: Environment, policy: PolicyInference | None) -> str | 
     return None
 
 
+@torch.inference_mode()
 def collect_on_device(environment: Environment, policy: PolicyInference, recording: Recording, step: int) -> None:
     """Steps every environment `env.rollout_steps` times; fills `recording` and `environment.observations`."""
     steps, rows = environment.env.rollout_steps, slice(0, environment.env.num_envs)
