@@ -26,7 +26,7 @@ PARTS = (
     Part("ppo-float32", "ppo_tiny.yaml, killed and resumed", partial(runs.ppo, dtype="float32"), 120),
     Part("ppo-bfloat16", "ppo_tiny.yaml, killed and resumed", partial(runs.ppo, dtype="bfloat16"), 120),
     Part("embodied", "cartpole.yaml with the policy on the GPU", runs.embodied, 90, ("gymnasium",)),
-    Part("mujoco-warp", "HalfCheetah on the GPU", runs.warp, 120, ("gymnasium", "mujoco", "mujoco_warp")),
+    Part("mujoco-warp", "HalfCheetah on the GPU", runs.warp, 170, ("gymnasium", "mujoco", "mujoco_warp")),
     Part("training-fsdp", "optimizer steps of a 1.5 B model", partial(training.measure, backend="fsdp"), 180),
     Part(
         "training-megatron",

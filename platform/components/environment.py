@@ -64,7 +64,7 @@ class Environment:
             else None
         )
         self.normalizers = [one for one in (self.observation_normalizer, self.reward_normalizer) if one is not None]
-        if self.envs.device is not None:
+        if self.env.backend == "mujoco_warp":  # so that both paths of its rollouts give equal bits
             for normalizer in self.normalizers:
                 normalizer.use_torch()
         self.levels = action_levels(config, self.envs.spaces)
@@ -214,9 +214,10 @@ class Environment:
         return obstacle(self, policy)
 
     def rollout_path(self, acts_here: bool) -> str:
-        """Returns a sentence about the path of observations and actions, for environments on a device; else ""."""
-        if self.env.backend != "mujoco_warp":
-            return ""
+        """Returns the path of observations and actions, and its reason, as a line for the user.
+
+        acts_here: the policy acts in the thread of this rank.
+        """
         reason = self.leaves_device(self.context.shared[_POLICY] if acts_here else None)
         if reason is None:
             return f"rollouts stay on {self.envs.device}, with their observations and actions"

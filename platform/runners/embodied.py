@@ -56,8 +56,8 @@ class EmbodiedRunner:
         # a single rollout rank in the process of env rank 0 would only wait for it: it acts in its thread
         alone = self.typed["rollout"].world_size == 1 and config.env.pipeline_stages == 1
         self.acts_there: bool = alone and self.recovery.run(lambda: self.typed["env"].rank(0).finds_policy().result())
-        if path := self.recovery.run(lambda: self.typed["env"].rank(0).rollout_path(self.acts_there).result()):
-            reporter.note(path)
+        if config.env.backend == "mujoco_warp":
+            reporter.note(self.recovery.run(lambda: self.typed["env"].rank(0).rollout_path(self.acts_there).result()))
         if self.typed["env"].world_size > 1:
             self._with_peers(lambda peers: self.typed["env"].rank(0).begin(peers))
 

@@ -103,8 +103,6 @@ def test_the_path_and_its_reason_are_one_line() -> None:
         assert "env.on_device is false" in environment.rollout_path(True)
     with on_device(device_config(pipeline_stages=3), CPU) as (environment, _):
         assert "env.pipeline_stages" in environment.rollout_path(True)
-    with on_device(device_config(backend="mujoco"), CPU) as (environment, _):
-        assert environment.rollout_path(True) == ""
 
 
 def test_starts_are_drawn_in_the_order_of_the_generator() -> None:
