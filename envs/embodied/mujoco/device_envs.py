@@ -89,7 +89,7 @@ class NativeOnDevice:
         return self._physics.computing()
 
     def step(self, actions: Tensor) -> DeviceStep:
-        self._bad_actions |= ~torch.isfinite(actions).all(1)
+        self._bad_actions |= ~_are_finite(actions).all(1)
         actions = torch.minimum(torch.maximum(actions, self._low), self._high)
         self._physics.step_there(actions)
         now = self._physics.there()
@@ -98,7 +98,7 @@ class NativeOnDevice:
         truncated = self._lengths >= self._limit - 1
         numbers = join((now.qpos, now.qvel))
         invalid = ~(now.time >= (self._lengths + 0.5) * self._task.dt) | ~(numbers.abs() < self._largest).all(1)
-        invalid |= ~(torch.isfinite(finals).all(1) & torch.isfinite(rewards))
+        invalid |= ~(_are_finite(finals).all(1) & _are_finite(rewards))
         finals = torch.where(invalid[:, None], self._observations, finals)
         rewards = rewards.masked_fill(invalid, 0.0)
         terminated, truncated = terminated & ~invalid, truncated | invalid
@@ -115,7 +115,7 @@ class NativeOnDevice:
         self._used += begins
         begun = self._physics.there()
         first = self._task.observe(begun).float()
-        self._bad_starts |= begins & ~torch.isfinite(first).all(1)
+        self._bad_starts |= begins & ~_are_finite(first).all(1)
         self._observations = torch.where(begins[:, None], first, finals)
         self._positions = torch.where(begins, self._task.position(begun), self._positions)
 
@@ -132,3 +132,8 @@ class NativeOnDevice:
         for array, tensor in zip(self._running, (self._observations, self._returns, self._lengths), strict=True):
             array[:] = tensor.cpu().numpy()
         self._native.continue_from(self._positions.cpu().numpy(), used)
+
+
+def _are_finite(numbers: Tensor) -> Tensor:
+    """As `torch.isfinite`, with two kernels instead of four."""
+    return numbers.abs() < torch.inf
