@@ -145,7 +145,7 @@ def test_a_run_is_the_same_on_both_paths_and_resumes_exactly(tmp_path: Path) -> 
     train("resumed", 2)
     assert train("resumed", 4) == stays
     weights = [
-        (tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("stays", "main memory", "resumed")
+        (tmp_path / name / "model" / "policy.safetensors").read_bytes() for name in ("stays", "main memory", "resumed")
     ]
     assert weights[0] == weights[1] == weights[2]
     assert any("val/return" in row for row in stays)
