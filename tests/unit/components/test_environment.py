@@ -368,7 +368,7 @@ def test_values_of_a_drawn_episode_are_those_of_the_actor(monkeypatch: pytest.Mo
         env.evaluate(0, "evaluation.mp4", True, True, LocalPolicy(rollout))
     finally:
         env.close()
-    observations = env._normalized(np.array([[1, 7], [2, 7], [3, 7]], np.float32))
+    observations = env.normalized(np.array([[1, 7], [2, 7], [3, 7]], np.float32))
     with torch.no_grad():
         expected = actor.engine.model.model(torch.from_numpy(observations))[1]
     (episode,) = played
