@@ -50,6 +50,7 @@ def ray_cluster(*cores: int, store_mib: int, pools: Sequence[str] = ()) -> Itera
 
     pools: the label `pool` of each node.
     """
+    from ray._private.node import Node
     from ray.cluster_utils import Cluster
 
     before = set(psutil.Process().children(recursive=True))
@@ -68,7 +69,9 @@ def ray_cluster(*cores: int, store_mib: int, pools: Sequence[str] = ()) -> Itera
                 cluster.add_node(num_cpus=count, object_store_memory=store_mib * 2**20, labels=labels, **unused)
             return cluster
 
-        cluster = start_ray(start)
+        with pytest.MonkeyPatch.context() as unused:  # the server of jobs and of a page
+            unused.setattr(Node, "start_api_server", lambda *_, **__: None)
+            cluster = start_ray(start)
         parents = psutil.Process().children()  # later ones are servers of the session that a test needed first
         try:
             yield cluster.address
