@@ -267,14 +267,13 @@ class Search:
         moves, full_kl = swaps(order, memory, model.rates), config.algorithm.full_kl_in_reward
         costs = model.phases(layout)
         spans = timeline(costs, layout, streams, waves(config, layout), moves, full_kl)
-        fits = all(
-            device.memory is None or memory.usage(crowd, order).peak <= NEARLY_FULL * device.memory
-            for crowd, device in crowds
-        )
+        peaks = [memory.usage(crowd, order).peak for crowd, _ in crowds]
+        limits = [device.memory for _, device in crowds]
+        fits = all(limit is None or peak <= NEARLY_FULL * limit for peak, limit in zip(peaks, limits, strict=True))
         ahead = overlap(spans, layout, config.runner.max_staleness)
         overlapping = None if ahead is None else ahead.seconds
         worked = sum(cost.seconds * layout.parts[name].devices for name, cost in costs.values())
-        peak = _most(memory, crowds, order)
+        peak = max(peaks, default=0)
         return Candidate(keys, spans, peak, fits, wide, variant.changes, overlapping, worked)
 
     def _places(self, keys: Keys) -> Sequence[object]:

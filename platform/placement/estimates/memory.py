@@ -99,6 +99,8 @@ class Memory:
         return self.held(held) - (0 if held == "nothing" else self.graphs)
 
     def __mul__(self, factor: float) -> Memory:
+        if factor == 1:  # of nearly all devices; a search asks for some hundred thousand
+            return self
         return Memory(*(math.ceil(getattr(self, field.name) * factor) for field in fields(self)))
 
 
