@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from rl_platform.config import load_config
@@ -63,3 +64,15 @@ class Plans:
     def report(self, config: Config, basis: Basis | None = None) -> Report:
         inventory = inventory_for(config.cluster)
         return plan_report(config, schedule(config.cluster, inventory), inventory, basis)
+
+
+def different_mathematics(paths: Iterable[Path]) -> list[Path]:
+    """Returns the first config of each algorithm: `--check` computes nothing else for the others."""
+    first: dict[str, Path] = {}
+    for path in paths:
+        config = load_config(path).config
+        algorithm = config.algorithm.model_copy(update={"logprob_forward_micro_batch_size": None})
+        model = config.actor.model.type, config.actor.model.num_action_chunks, config.rollout.agent is not None
+        kind = algorithm, config.reward.type == "model", config.runner.task_type, model
+        first.setdefault(repr(kind), path)
+    return [*first.values()]

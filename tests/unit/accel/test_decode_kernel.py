@@ -80,7 +80,7 @@ def test_it_attends_to_all_tokens_so_far(head_dim: int, heads: int, group: int) 
     assert torch.equal(cache.tails, before), "the new keys and values are written, and nothing else"
 
 
-@pytest.mark.parametrize(("head_dim", "heads", "group"), [(16, 2, 1), (64, 3, 3), (96, 1, 8), (40, 2, 5)])
+@pytest.mark.parametrize(("head_dim", "heads", "group"), [(64, 3, 3), (40, 2, 5)])
 def test_bfloat16_is_rounded_once(head_dim: int, heads: int, group: int) -> None:
     cache, rows = sequences(heads, head_dim, dtype=torch.bfloat16)
     new = [part.bfloat16() for part in new_token(len(rows), group, heads, head_dim)]

@@ -56,7 +56,6 @@ LAYOUTS = {
     "tp2 cp2": Parallel(tensor=2, sequence=True, context=2),
     "pp2 cp2": Parallel(pipeline=2, context=2),
     "cp2 dp2 ep2": Parallel(context=2, expert=2),
-    "real one": Parallel(),
     "real tp3": Parallel(tensor=3, sequence=True),  # the model has 9 heads
 }
 CPU: dict[str, Any] = {"horizon": 32, "device": torch.device("cpu")}
@@ -164,6 +163,7 @@ KINDS_OF = {  # in the other layouts: LLAMA
     "cp2 dp2 ep2": ["experts"],
     "fused": ["critic", "qwen2", "qwen3", "experts", "shared experts", "qwen3 lora"],
 }
+SPLIT = {kind for layout, kinds in KINDS_OF.items() if layout not in ("one", "fused") for kind in kinds} - {*LLAMA}
 ALSO_POISONED = (("critic", "one"), ("latent", "tp2 cp2"), ("deep latent", "pp2 vp2 ep2"))
 
 
@@ -390,7 +390,8 @@ def report(kind: str, layout: str, folder: Path) -> dict[str, Any]:
     if layout == "fused":
         return results | {"names": [name for name, _ in engine.stages[0].named_parameters()]}
     results["held"] = held(engine, batches)
-    results["resumed"] = ranks.resumed(engine, batches, folder / f"torch-{kind}")
+    if layout != "one" or kind not in SPLIT:  # ranks that share such a model read states too
+        results["resumed"] = ranks.resumed(engine, batches, folder / f"torch-{kind}")
     if kind in ("actor", "deep actor", "experts") or (kind, layout) in ALSO_POISONED:
         results["poisoned"] = ranks.poisoned(megatron(kind, layout), batches)
     if layout in ("dp2", "tp2 dp2") and kind in LLAMA:
