@@ -72,14 +72,14 @@ def training_engine_class(
     return CompiledEngine if compiles(model, device, dtype) else None
 
 
-def recompute_elementwise(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+def recompute_tensors(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     """Lets a language model that trains in float32 on a CPU store less for its backward pass, with equal bits."""
     import torch
 
     backbone = _transformers_backbone(model)
     if not enabled() or device.type != "cpu" or dtype != torch.float32 or backbone is None:
         return
-    from rl_platform.accel.recomputed_tensors import recompute_elementwise as recompute
+    from rl_platform.accel.recomputed_tensors import recompute_tensors as recompute
 
     recompute(backbone, backbone.config.model_type)
 

@@ -21,29 +21,27 @@ from rl_platform.accel.row_kernels import CompiledRows, gated_backward, norm_bac
 from rl_platform.models.packed import Attention
 
 ROWS = CompiledRows()
+ROWS_AT_A_TIME = 16
 Rotation = tuple[Tensor, Tensor]
 """cos and sin [N,1,D] of the positions, the first half of sin negated."""
 
 
 class HalfWeights:
-    """bfloat16 copy of matrices of equal width, one below the other, from the first call until `free`."""
+    """Matrices of equal width, one below the other, which each call copies to bfloat16.
+
+    The forward and the backward pass make copies of their own, so that those of one layer exist at a time.
+    """
 
     def __init__(self, *parameters: nn.Parameter) -> None:
         self.parameters = parameters
-        self._copy: Tensor | None = None
 
     def __call__(self) -> Tensor:
-        if self._copy is None:
-            rows = sum(len(parameter) for parameter in self.parameters)
-            self._copy = torch.empty(rows, self.parameters[0].shape[1], dtype=HALF)
-            parts = self._copy.split([len(parameter) for parameter in self.parameters])
-            for part, parameter in zip(parts, self.parameters, strict=True):
-                part.copy_(parameter.detach())
-        return self._copy
-
-    def free(self) -> None:
-        """Must be called whenever the parameters have changed."""
-        self._copy = None
+        """Returns a new copy [rows,width]."""
+        sizes = [len(parameter) for parameter in self.parameters]
+        copy = torch.empty(sum(sizes), self.parameters[0].shape[1], dtype=HALF)
+        for part, parameter in zip(copy.split(sizes), self.parameters, strict=True):
+            part.copy_(parameter.detach())
+        return copy
 
     def add_gradient(self, of_outputs: Tensor, inputs: Tensor) -> None:
         """of_outputs [N,rows], inputs [N,width], both bfloat16."""
@@ -88,13 +86,14 @@ def _add(parameter: nn.Parameter, gradient: Tensor) -> None:
 
 @dataclass
 class _Saved:
-    """The input of a layer's backward pass, which computes norms and gates again, with equal bits.
+    """The input of a layer's backward pass, which computes norms, gates and attention again, with equal bits.
 
-    states, middle [N,H]: the residual stream before both halves.
+    states, middle [N,H]: the residual stream before both halves. heads [N,heads,D], attended [N,width]: bfloat16.
     """
 
     states: Tensor
     rotation: Rotation
+    attention: Attention
     heads: Tensor
     attended: Tensor
     middle: Tensor
@@ -113,22 +112,23 @@ class HalfLayer:
         self.out = HalfWeights(attention.o_proj.weight)
         self.gate_up = HalfWeights(mlp.gate_proj.weight, mlp.up_proj.weight)
         self.down = HalfWeights(mlp.down_proj.weight)
-        self.matrices = self.qkv, self.out, self.gate_up, self.down
 
     def forward(
         self, states: Tensor, attention: Attention, rotation: Rotation, *, training: bool
     ) -> tuple[Tensor, _Saved | None]:
         """states [N,H] float32 -> the same, after the layer."""
         joined = F.linear(self.norm.forward(states), self.qkv()).unflatten(1, (-1, self.head_dim))
-        heads = ROWS.rotate(joined, self.heads[0] + self.heads[1], *rotation).detach().requires_grad_(training)
-        with torch.set_grad_enabled(training):
-            parts = heads.float().split(self.heads, dim=1)
-            query, key, value = (part.transpose(0, 1)[None] for part in parts)
-            attended = attention(self.index, query, key, value, self.scaling, None).flatten(1)
-        middle = product(attended.detach().to(HALF), self.out().t(), states.clone(), add=True)
+        heads = ROWS.rotate(joined, self.heads[0] + self.heads[1], *rotation)
+        attended = self._attended(heads, attention).to(HALF)
+        middle = product(attended, self.out().t(), states.clone(), add=True)
         gates = F.linear(self.middle_norm.forward(middle), self.gate_up())
         result = product(ROWS.gated(gates), self.down().t(), middle.clone(), add=True)
-        return result, _Saved(states, rotation, heads, attended, middle, gates) if training else None
+        return result, _Saved(states, rotation, attention, heads, attended, middle, gates) if training else None
+
+    def _attended(self, heads: Tensor, attention: Attention) -> Tensor:
+        """heads [N,heads,D] bfloat16 -> [N,width] float32."""
+        query, key, value = (part.transpose(0, 1)[None] for part in heads.float().split(self.heads, dim=1))
+        return attention(self.index, query, key, value, self.scaling, None).flatten(1)
 
     def backward(self, gradient: Tensor, saved: _Saved) -> Tensor:
         """Gradient [N,H] float32 of the result -> of `states`; adds those of the parameters."""
@@ -140,9 +140,12 @@ class HalfLayer:
         gradient = self.middle_norm.backward(gradient.clone(), of_normed, saved.middle)
 
         half = gradient.to(HALF)
-        self.out.add_gradient(half, saved.attended.detach().to(HALF))
-        of_attended = product(half, self.out(), torch.empty_like(saved.attended))
-        (of_heads,) = torch.autograd.grad(saved.attended, saved.heads, of_attended)
+        self.out.add_gradient(half, saved.attended)
+        of_attended = product(half, self.out(), torch.empty(saved.attended.shape))
+        heads = saved.heads.requires_grad_()
+        with torch.enable_grad():
+            attended = self._attended(heads, saved.attention)
+        (of_heads,) = torch.autograd.grad(attended, heads, of_attended)
         cos, sin = saved.rotation
         of_joined = ROWS.rotate(of_heads, self.heads[0] + self.heads[1], cos, -sin).flatten(1)
         self.qkv.add_gradient(of_joined, self.norm.forward(saved.states))
@@ -182,24 +185,6 @@ class FinalNorm(torch.autograd.Function):
         return ctx.norm.backward(torch.zeros_like(states), gradient.clone(), states), None
 
 
-class Embedding(torch.autograd.Function):
-    """Rows of a matrix, whose gradient is added in place: no dense gradient of its own for tied matrices."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: nn.Parameter, tokens: Tensor) -> Tensor:
-        ctx.weight = weight
-        ctx.save_for_backward(tokens)
-        return weight.index_select(0, tokens)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.weight.grad is None:
-            ctx.weight.grad = torch.zeros_like(ctx.weight)
-        ctx.weight.grad.index_add_(0, ctx.saved_tensors[0], gradient)
-        return None, None
-
-
 class HeadLogProbs(torch.autograd.Function):
     """Log-probs [K] and entropies [K] of `token_log_probs`, with plain logits in float32 from bfloat16 factors."""
 
@@ -211,16 +196,23 @@ class HeadLogProbs(torch.autograd.Function):
         logits = product(half, weight.t(), torch.empty(len(states), len(weight)), exact=True)
         if temperature != 1.0:
             logits /= temperature
-        norm = torch.logsumexp(logits, dim=1)
-        log_probs = logits.gather(1, targets[:, None]).squeeze(1) - norm
+        norm = torch.empty(len(logits))
         entropies = torch.zeros_like(norm)
-        if not (training or entropy):
+        log_probs = logits.gather(1, targets[:, None]).squeeze(1)
+        # a few rows at a time: temporaries of all logits would be the largest tensors at the fullest moment of a step
+        blocks = (tensor.tensor_split(-(-len(logits) // ROWS_AT_A_TIME)) for tensor in (logits, norm, entropies))
+        for block, block_norm, block_entropies in zip(*blocks, strict=True):
+            torch.logsumexp(block, dim=1, out=block_norm)
+            if training or entropy:
+                probs = torch.sub(block, block_norm[:, None]).exp_()
+                if entropy:  # H = logsumexp(z) - sum_v softmax(z)_v z_v
+                    torch.sub(block_norm, torch.linalg.vecdot(probs, block), out=block_entropies)
+                block.copy_(probs)
+        log_probs -= norm
+        if not training:
             return log_probs, entropies
-        probs = torch.sub(logits, norm[:, None]).exp_()
-        if entropy:  # H = logsumexp(z) - sum_v softmax(z)_v z_v
-            entropies = norm - torch.linalg.vecdot(probs, logits)
         ctx.head, ctx.temperature = head, temperature
-        ctx.save_for_backward(half, targets, probs)
+        ctx.save_for_backward(half, targets, logits)  # overwritten with the probabilities
         ctx.mark_non_differentiable(entropies)
         return log_probs, entropies
 
@@ -231,5 +223,7 @@ class HeadLogProbs(torch.autograd.Function):
         # d log p_t / dz_v = [v = t] - p_v
         factor = of_log_probs[:, None] / ctx.temperature
         gradient = probs.mul_(-factor).scatter_add_(1, targets[:, None], factor).to(HALF)
+        probs.untyped_storage().resize_(0)  # autograd holds it until the end, beside the gradient of the head
+        of_states = product(gradient, ctx.head(), torch.empty(half.shape))
         ctx.head.add_gradient(gradient, half)
-        return product(gradient, ctx.head(), torch.empty(half.shape)), *(None,) * 5
+        return of_states, *(None,) * 5

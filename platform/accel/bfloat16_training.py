@@ -10,17 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_platform.accel.bfloat16_layers import Embedding, FinalNorm, HalfLayer, HalfWeights, HeadLogProbs, Layer, Norm
+from rl_platform.accel.bfloat16_layers import FinalNorm, HalfLayer, HalfWeights, HeadLogProbs, Layer, Norm
+from rl_platform.accel.embedding_gradient import Embedding
 from rl_platform.accel.openmp_team import has_team
-from rl_platform.algorithms.losses import ModelOutputs
-from rl_platform.algorithms.metrics import Metrics
 from rl_platform.config.schema.models import Optim
-from rl_platform.engines.training.base import Loss, MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine, autocast
 from rl_platform.models.forward import TokenPolicy, TokenValues
 from rl_platform.models.language import PLAIN_LOGITS, LanguageModel, Statistic, in_chunks
 from rl_platform.models.packed import Attention
-from rl_platform.records import RolloutBatch
 
 
 def trains_in_bfloat16(model: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
@@ -53,35 +50,20 @@ class Bfloat16Engine(FSDPEngine):
         if isinstance(model, TokenPolicy):
             language.log_probs = self.language.log_probs
 
-    def evaluate(self, batch: RolloutBatch, micro_batches: MicroBatches) -> ModelOutputs:
-        outputs = super().evaluate(batch, micro_batches)
-        self.language.free_copies()
-        return outputs
-
-    def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
-        metrics = super().step(mini_batch, loss, micro_batches)
-        self.language.free_copies()
-        return metrics
-
 
 class HalfLanguage:
     """`LanguageModel.hidden` and `LanguageModel.log_probs` with bfloat16 products."""
 
     def __init__(self, model: LanguageModel) -> None:
         backbone: Any = model.backbone
-        self.model, self.embedding, self.rotary = model, backbone.embed_tokens.weight, backbone.rotary_emb
+        self.model, self.embedding, self.rotary = model, backbone.embed_tokens, backbone.rotary_emb
         self.layers = [HalfLayer(layer) for layer in backbone.layers]
         self.norm, self.head = Norm(backbone.norm), HalfWeights(model.head.weight)
-
-    def free_copies(self) -> None:
-        """Frees the bfloat16 copies of all matrices. The next pass makes them again."""
-        for copy in (self.head, *(matrix for layer in self.layers for matrix in layer.matrices)):
-            copy.free()
 
     def hidden(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """tokens, positions [N] -> last hidden states [N,H] float32."""
         training = torch.is_grad_enabled()
-        states = Embedding.apply(self.embedding, tokens)
+        states = Embedding.apply(self.embedding.weight, tokens, self.embedding.padding_idx)
         cos, sin = (table[0][:, None] for table in self.rotary(states, positions[None]))
         half = sin.shape[-1] // 2
         rotation = cos, torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)

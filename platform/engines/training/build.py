@@ -46,7 +46,7 @@ def training_engine(
         engine = compiled(model, section.optim, **options)
     else:
         if _plain(section):
-            acceleration.recompute_elementwise(model, device, dtype)
+            acceleration.recompute_tensors(model, device, dtype)
         acceleration.fuse_layers(model, device, dtype)
         engine = FSDPEngine(
             model,
