@@ -3,8 +3,8 @@
 Counted: parameters, gradients and optimizer state of learners (float32, sharded over the ranks as FSDP does, or as
 Megatron's layout shares them; with adapters only those have gradients and optimizer state; a reference has parameters
 alone), the model that a sharded learner gathers for the rollout, what a micro-batch leaves for the backward pass, the
-generator's key-value cache, and what a process takes by itself. On CPUs passes in bfloat16 also copy a learner's
-matrices, and generation packs them. Not counted: environments, verifiers, fragmentation.
+generator's key-value cache, and what a process takes by itself. On CPUs passes in bfloat16 also copy a matrix of the
+learner, and generation packs all of them. Not counted: environments, verifiers, fragmentation.
 Components that share a GPU take turns, so of the passing parts the largest counts; a reward model scores while the
 rollout generates, so theirs add up. Lasting parts add up. If components leave for host memory (`OffloadOrder`), the
 fullest phase counts.
@@ -280,7 +280,7 @@ class MemoryModel:
         if section.gradient_checkpointing is True:  # the inputs of all layers, and the recomputed tensors of one
             kept = tokens * (shape.layers * shape.hidden * FLOAT + per_layer)
         if self._copies_in_half(name, shape):
-            kept += _half_copies(shape)
+            kept += _half_copy(shape)
         elif dtype != "float32" and section.training_backend == "fsdp":
             # autocast keeps a second copy of the matrices, of one layer if they are sharded
             whole = self.layout.parts[name].ranks == 1
@@ -294,7 +294,7 @@ class MemoryModel:
             return rows * _forward_of_policy(shape)
         context = section.parallel.context
         tokens = -(-rows * self.config.data.longest_sequence // context)
-        copied = _half_copies(shape) if self._copies_in_half(name, shape) else 0
+        copied = _half_copy(shape) if self._copies_in_half(name, shape) else 0
         return copied + tokens * _live_elements(shape) * FLOAT + self._logits(shape, rows) // context
 
     def _alone(self, name: str, shape: ModelShape) -> bool:
@@ -362,12 +362,15 @@ def saved_bytes_per_token(
     keeps queries, keys and values as wide as queries, its output, and that output in order again (5 widths); the gated
     feed-forward keeps gate, activated gate, up and their product (4 widths of each expert that a token goes through);
     one without a gate keeps 2.
-    `recomputed`: without the normalised form, the activated gate and the product (accel/recomputed_tensors.py; its
-    bfloat16 equivalent keeps less still).
+    `recomputed`: without the normalised form, the activated gate and the product; attention keeps queries, keys and
+    values without copies for other heads, and its output once (accel/recomputed_tensors.py). In bfloat16 norms do not
+    keep their output either (accel/bfloat16_layers.py).
     """
     norms = (2 if recomputed else 4) * shape.hidden
     widths = 2 if recomputed or not shape.gated else 4
-    rest = 2 * shape.hidden + 5 * shape.attention_width + widths * shape.feed_forward_width
+    attention = 2 * (shape.attention_width + shape.kv_width) if recomputed else 5 * shape.attention_width
+    outputs = 0 if recomputed and bytes_of(dtype) < FLOAT else 2 * shape.hidden
+    rest = outputs + attention + widths * shape.feed_forward_width
     tensor, sequence = (1, False) if parallel is None else (parallel.tensor, parallel.sequence)
     return norms * FLOAT // (tensor if sequence else 1) + rest * bytes_of(dtype) // tensor
 
@@ -392,9 +395,10 @@ def _forward_of_policy(shape: PolicyShape) -> int:
     return (2 * max(shape.elements, default=0) + live + cached) * FLOAT
 
 
-def _half_copies(shape: ModelShape) -> int:
-    """Returns the bytes of the bfloat16 copies of all matrices that a pass multiplies with."""
-    return (shape.matrices + (0 if shape.value_head else shape.vocabulary * shape.hidden)) * bytes_of("bfloat16")
+def _half_copy(shape: ModelShape) -> int:
+    """Returns the bytes of the largest bfloat16 copy of a matrix that a pass multiplies with, at most a layer's."""
+    head = 0 if shape.value_head else shape.vocabulary * shape.hidden
+    return max(shape.matrices_per_layer, head) * bytes_of("bfloat16")
 
 
 def bytes_of(dtype: str) -> int:
