@@ -170,7 +170,6 @@ class Census:
                     "optimizer moments",
                     [value for state in engine.optimizer.state.values() for value in state.values()],
                 )
-            yield "bfloat16 copies", _halves(engine)
         for generator in list(self.generators):
             parameters = list(generator.model.parameters())
             yield "bfloat16 copies", [one for one in parameters if one.element_size() == 2]
@@ -184,15 +183,6 @@ def _trained(engine: Any) -> bool:
     """Whether a learner has made an optimizer step; true for a reference."""
     optimizer = engine.optimizer
     return optimizer is None or any(state["step"] > 0 for state in optimizer.state.values())
-
-
-def _halves(engine: Any) -> Iterator[Any]:
-    language = getattr(engine, "language", None)
-    for part in [] if language is None else [language, *language.layers]:
-        for value in vars(part).values():
-            copy = getattr(value, "_copy", None)
-            if copy is not None:
-                yield copy
 
 
 def _new_bytes(tensors: Iterable[Any], seen: set[int]) -> Iterator[int]:
