@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # What is computed of each token's distribution beside a log-prob. An entropy without gradient stores nothing.
 Statistic = Literal["none", "entropy", "entropy_gradient", "squared_probs"]
+ROWS_AT_A_TIME = 16  # of logits whose log-probs are computed together
 TOKENS_PER_CHUNK = 1024  # logits [1024, vocabulary] are the most that exist at the same time
 
 
@@ -184,23 +185,29 @@ def token_log_probs(
 class _LogProbs(torch.autograd.Function):
     """Log-probs [K] of logits [K,V], and entropies [K] without gradient.
 
-    The same operations as autograd's, with equal bits. The backward pass overwrites the logits and allocates no other
-    tensor of their size; autograd allocates four.
+    The same operations as autograd's, with equal bits. Both passes overwrite the logits; on a CPU they allocate no
+    other tensor of that size.
     """
 
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, temperature: float, entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
-        scaled = logits.detach() if temperature == 1.0 else logits / temperature
-        norm = torch.logsumexp(scaled, dim=-1)
-        log_probs = scaled.gather(1, targets[:, None]).squeeze(1) - norm
+        scaled = logits.detach() if temperature == 1.0 else logits.detach().div_(temperature)
+        log_probs = scaled.gather(1, targets[:, None]).squeeze(1)
+        norm, entropies = torch.empty_like(log_probs), torch.empty_like(log_probs)
+        # on a CPU a few rows at a time, so that temporaries fit into a cache
+        parts = max(1, -(-len(scaled) // ROWS_AT_A_TIME)) if scaled.device.type == "cpu" else 1
+        blocks = (tensor.tensor_split(parts) for tensor in (scaled, norm, entropies))
+        for rows, own_norm, own_entropies in zip(*blocks, strict=True):
+            own_norm.copy_(torch.logsumexp(rows, dim=-1))
+            if entropy:  # H = logsumexp(z) - sum_v softmax(z)_v z_v
+                own_entropies.copy_(own_norm - (rows - own_norm[:, None]).exp_().mul_(rows).sum(dim=-1))
+        log_probs -= norm
         ctx.temperature = temperature
         ctx.save_for_backward(scaled, targets, norm)
         if not entropy:
             return log_probs, None
-        # H = logsumexp(z) - sum_v softmax(z)_v z_v
-        entropies = norm - (scaled - norm[:, None]).exp_().mul_(scaled).sum(dim=-1)
         ctx.mark_non_differentiable(entropies)
         return log_probs, entropies
 

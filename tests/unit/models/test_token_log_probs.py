@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rl_platform.models.language import LogitTransform, Statistic, token_log_probs
 
-ROWS, WIDTH, VOCABULARY = 7, 5, 301
+ROWS, WIDTH, VOCABULARY = 37, 5, 301
 TRANSFORMS = [LogitTransform(), LogitTransform(scale=0.5), LogitTransform(scale=1.5, softcap=2.0)]
 
 
@@ -61,6 +61,23 @@ def test_logits_are_the_only_tensor_of_their_size_in_training() -> None:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         token_log_probs(states, targets, weight, 0.7, "entropy")
     assert sum(numel == ROWS * VOCABULARY for numel in saved) == 1
+
+
+def test_on_a_cpu_logits_are_allocated_once() -> None:
+    states, weight, targets = torch.randn(64, WIDTH), torch.randn(VOCABULARY, WIDTH), torch.arange(64) % VOCABULARY
+    states.requires_grad_()
+    with torch.profiler.profile(profile_memory=True) as profile:
+        token_log_probs(states, targets, weight, 0.7, "entropy")[0].sum().backward()  # type: ignore[no-untyped-call]
+    size = 64 * VOCABULARY * 4
+    assert sum(event.self_cpu_memory_usage >= size for event in profile.events()) == 1
+
+
+def test_no_positions_have_no_log_probs() -> None:
+    log_probs, entropies = token_log_probs(
+        torch.zeros(0, WIDTH), torch.zeros(0, dtype=torch.int64), torch.randn(VOCABULARY, WIDTH), 0.7, "entropy"
+    )
+    assert entropies is not None
+    assert len(log_probs) == len(entropies) == 0
 
 
 def test_a_second_backward_pass_is_refused() -> None:
