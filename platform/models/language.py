@@ -182,6 +182,15 @@ def token_log_probs(
     return log_probs, norm - (torch.exp(logits - norm[:, None]) * logits).sum(dim=-1)
 
 
+def _normalizers(logits: Tensor, *, entropy: bool) -> tuple[Tensor, ...]:
+    """Returns logsumexp(z) of each row of logits [K,V], and its entropy if `entropy`."""
+    norm = torch.logsumexp(logits, dim=-1)
+    if not entropy:
+        return (norm,)
+    # H = logsumexp(z) - sum_v softmax(z)_v z_v
+    return norm, norm - (logits - norm[:, None]).exp_().mul_(logits).sum(dim=-1)
+
+
 class _LogProbs(torch.autograd.Function):
     """Log-probs [K] of logits [K,V], and entropies [K] without gradient.
 
@@ -194,22 +203,17 @@ class _LogProbs(torch.autograd.Function):
         ctx: Any, logits: Tensor, targets: Tensor, temperature: float, entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
         scaled = logits.detach() if temperature == 1.0 else logits.detach().div_(temperature)
-        log_probs = scaled.gather(1, targets[:, None]).squeeze(1)
-        norm, entropies = torch.empty_like(log_probs), torch.empty_like(log_probs)
         # on a CPU a few rows at a time, so that temporaries fit into a cache
         parts = max(1, -(-len(scaled) // ROWS_AT_A_TIME)) if scaled.device.type == "cpu" else 1
-        blocks = (tensor.tensor_split(parts) for tensor in (scaled, norm, entropies))
-        for rows, own_norm, own_entropies in zip(*blocks, strict=True):
-            own_norm.copy_(torch.logsumexp(rows, dim=-1))
-            if entropy:  # H = logsumexp(z) - sum_v softmax(z)_v z_v
-                own_entropies.copy_(own_norm - (rows - own_norm[:, None]).exp_().mul_(rows).sum(dim=-1))
-        log_probs -= norm
+        columns = zip(*(_normalizers(rows, entropy=entropy) for rows in scaled.tensor_split(parts)), strict=True)
+        norm, *entropies = (column[0] if parts == 1 else torch.cat(column) for column in columns)
+        log_probs = scaled.gather(1, targets[:, None]).squeeze(1) - norm
         ctx.temperature = temperature
         ctx.save_for_backward(scaled, targets, norm)
         if not entropy:
             return log_probs, None
-        ctx.mark_non_differentiable(entropies)
-        return log_probs, entropies
+        ctx.mark_non_differentiable(*entropies)
+        return log_probs, entropies[0]
 
     @staticmethod
     @once_differentiable
