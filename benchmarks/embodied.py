@@ -1,20 +1,24 @@
-"""Environment steps per second of whole PPO training, next to Stable-Baselines3 in the same run.
+"""Environment steps per second of whole PPO training, next to Stable-Baselines3 and CleanRL in the same run.
 
-Both follow configs/embodied/ppo.yaml with the given changes: environment and number of environments, steps per rollout,
+All follow configs/embodied/ppo.yaml with the given changes: environment and number of environments, steps per rollout,
 epochs, mini-batch, one tanh trunk with a policy head and a value head, running normalisation of observations and
 rewards, episode statistics, clipped policy and value losses, Adam, gradient clipping, on the CPU. A lap is one PPO
-step: a rollout and its epochs. Both sides run with their default number of threads and with one, Stable-Baselines3 with
-its environments in one process and, where there are few enough for a process each, with those too; the best of each
-side counts.
+step: a rollout and its epochs. All run with their default number of threads and with one, Stable-Baselines3 with its
+environments in one process and, where there are few enough for a process each, with those too; the best of each side
+counts. `--cleanrl` adds CleanRL's `ppo_continuous_action.py`, the file of a checkout: with Gymnasium's environments
+and, if EnvPool is installed, with EnvPool's in as many threads as cores. It needs the package tyro. Its policy and its
+value function are two networks of 64 x 64.
 Not covered: learning curves, evaluation.
 
-    python benchmarks/embodied.py [key=value ...] [--rounds 8] [--warm-up 2] [--quick] [--json FILE]
+    python benchmarks/embodied.py [key=value ...] [--cleanrl cleanrl/cleanrl/ppo_continuous_action.py] [--rounds 8]
+        [--warm-up 2] [--threads 1] [--quick] [--json FILE]
     python benchmarks/embodied.py env.id=Hopper-v5 env.num_envs=8 env.rollout_steps=256 data.mini_batch_size=64
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -42,7 +46,7 @@ from rl_platform.config import load_config
 CONFIG = Path(__file__).parents[1] / "configs/embodied/ppo.yaml"
 TARGET = 3.0
 MOST_REST = 0.1
-OURS, SB3 = "rl_platform", "Stable-Baselines3"
+OURS, SB3, CLEANRL, ENVPOOL = "rl_platform", "Stable-Baselines3", "CleanRL, Gymnasium", "CleanRL, EnvPool"
 STEPS = "perf/env_steps"
 MOST_PROCESSES = 16  # of Stable-Baselines3: one per environment, and each takes a few hundred MB
 
@@ -117,6 +121,13 @@ def stable_baselines(turns: Turns, settings: argparse.Namespace) -> None:
         envs.close()
 
 
+def cleanrl(turns: Turns, settings: argparse.Namespace) -> None:
+    from _cleanrl import train
+
+    config = load_config(str(CONFIG), settings.changes).config
+    train(turns, settings.cleanrl, config, {STEPS: config.env.num_envs * config.env.rollout_steps}, settings.envpool)
+
+
 def contestants(settings: argparse.Namespace, threads: int | None) -> dict[str, Entry]:
     num_envs = load_config(str(CONFIG), settings.changes).config.env.num_envs
     places = [("one process", False)]
@@ -128,7 +139,16 @@ def contestants(settings: argparse.Namespace, threads: int | None) -> dict[str, 
         for where, processes in places:
             variant = argparse.Namespace(**vars(settings), processes=processes)
             found[f"{SB3}, {where}{suffix}"] = Entry(stable_baselines, variant, count)
+        for name in cleanrl_variants(settings):
+            variant = argparse.Namespace(**vars(settings), envpool=name == ENVPOOL)
+            found[f"{name}{suffix}"] = Entry(cleanrl, variant, count)
     return found
+
+
+def cleanrl_variants(settings: argparse.Namespace) -> list[str]:
+    if settings.cleanrl is None:
+        return []
+    return [CLEANRL, ENVPOOL] if importlib.util.find_spec("envpool") else [CLEANRL]
 
 
 def best(laps: Mapping[str, Sequence[Lap]], library: str) -> str:
@@ -138,9 +158,10 @@ def best(laps: Mapping[str, Sequence[Lap]], library: str) -> str:
 def main() -> None:
     parser = new_parser(__doc__, rounds=8)
     parser.add_argument("changes", nargs="*", metavar="key=value", help="changes of the config, for both sides")
+    parser.add_argument("--cleanrl", type=Path, metavar="FILE", help="CleanRL's ppo_continuous_action.py")
     parser.set_defaults(warm_up=2)
     options = parser.parse_args()
-    settings = argparse.Namespace(changes=list(options.changes))
+    settings = argparse.Namespace(changes=list(options.changes), cleanrl=options.cleanrl)
     if options.quick:
         settings.changes.append("env.rollout_steps=32")
         options.rounds, options.warm_up = 2, 1
@@ -161,8 +182,10 @@ def main() -> None:
             print_phases(done)
             rest = statistics.median(1.0 - lap.numbers[WORK] / lap.seconds for lap in done)
             print(f"  {rest:.1%} of the time outside physics, inference and optimizer steps; aim {MOST_REST:.0%}")
-    mine, theirs = best(laps, OURS), best(laps, SB3)
-    print_verdict(f"{mine} in multiples of {theirs}", ratios(laps[mine], laps[theirs], STEPS), TARGET)
+    mine = best(laps, OURS)
+    for library in (SB3, *cleanrl_variants(settings)):
+        theirs = best(laps, library)
+        print_verdict(f"{mine} in multiples of {theirs}", ratios(laps[mine], laps[theirs], STEPS), TARGET)
     write_json(options.json, {"benchmark": "embodied", "options": vars(options), "machine": found, "laps": laps})
 
 

@@ -214,7 +214,11 @@ LOSSES = {
         {},
         {"policy_loss": "cispo", "clip_ratio_low": 1.0, "clip_ratio_high": 0.4},
     ),
-    "kl": ({"loss_type": "bnpo", "beta": 0.3}, {}, CLIP | {"use_kl_loss": True, "kl_loss_coef": 0.3}),
+    "kl": (
+        {"loss_type": "bnpo", "beta": 0.3},
+        {"use_bias_correction_kl": False},
+        CLIP | {"use_kl_loss": True, "kl_loss_coef": 0.3},
+    ),
     "kl, score form": (
         {"loss_type": "bnpo", "beta": 0.3},
         {"use_bias_correction_kl": True},
@@ -237,7 +241,7 @@ def test_losses_and_gradients(trainer: Any, name: str) -> None:
             assert hasattr(target, attribute)
             setattr(target, attribute, value)
     case = Case()
-    made._get_per_token_logps_and_entropies = lambda *_, **__: (case.log_probs, torch.zeros(ROWS, WIDTH))
+    made._get_per_token_logps_and_entropies = lambda *_, **__: (case.log_probs, torch.zeros(ROWS, WIDTH), None)
     made.current_gradient_accumulation_steps = 1
     made.model.train()
     expected = made._compute_loss(made.model, case.inputs())
