@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rl_platform.accel.compiled_policy import CompiledPolicy
     from rl_platform.accel.compiled_training import CompiledEngine
     from rl_platform.accel.cuda_decode import CudaDecoding
+    from rl_platform.accel.decode_kernel import CompiledDecodeAttention, PageTable
     from rl_platform.accel.packed_linear import PackedLinear
     from rl_platform.accel.row_kernels import CompiledRows
     from rl_platform.records import SamplingParams
@@ -122,7 +123,7 @@ def policy_class(policy: nn.Module, device: torch.device) -> type[CompiledPolicy
     return CompiledPolicy if acts_compiled(policy, device) else None
 
 
-def decode_attention() -> tuple[Any, Any] | None:
+def decode_attention() -> tuple[type[PageTable], type[CompiledDecodeAttention]] | None:
     """Returns `Readers` and `DecodeAttention` of rollout/paged_attention.py as one compiled loop, on a CPU."""
     if not (enabled() and _has_team()):
         return None

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_platform.accel.cuda_decode_kernels import PagedAttention, current
 from rl_platform.accel.cuda_prefill import CudaRows, PagedPrefill, place_of
@@ -138,10 +137,10 @@ class _Comparison:
     def _numbers(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.draws, device=self.device, dtype=self.dtype)
 
-    def _norm(self, width: int, like: Any) -> Any:
+    def _norm(self, width: int, like: nn.Module) -> nn.Module:
         """Returns a norm with random weights; those of the model are not loaded yet."""
-        norm: Any = torch.nn.Module()
-        norm.weight = torch.nn.Parameter(self._numbers(width), requires_grad=False)
+        norm = nn.Module()
+        norm.weight = nn.Parameter(self._numbers(width), requires_grad=False)
         norm.variance_epsilon = like.variance_epsilon
         return norm
 

@@ -6,6 +6,7 @@ for the 49,152 tokens of SmolLM2. Not covered: sharded parameters.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -46,7 +47,7 @@ def add_in_place(module: nn.Embedding) -> None:
     module.forward = partial(_embedded, module, module.forward)  # type: ignore[method-assign]
 
 
-def _embedded(module: nn.Embedding, original: Any, tokens: Tensor) -> Tensor:
+def _embedded(module: nn.Embedding, original: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:
     weight = module.weight
     fresh = torch.is_grad_enabled() and weight.requires_grad and weight.grad is None
     result: Tensor = Embedding.apply(weight, tokens, module.padding_idx) if fresh else original(tokens)

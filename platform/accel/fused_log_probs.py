@@ -7,7 +7,7 @@ in the forward pass. Here the loss needs all log-probs first, so the backward pa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -128,7 +128,7 @@ def gradient_of_logits(
     return (gradient * (transform.scale / temperature)).to(logits.dtype)
 
 
-def _chunks(*rows: Tensor) -> Any:
+def _chunks(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
     tokens = FUSED_TOKENS if fuses(rows[0].device) else language.TOKENS_PER_CHUNK
     return zip(*(tensor.split(tokens) for tensor in rows), strict=True)
 

@@ -39,7 +39,9 @@ def recompute_tensors(backbone: nn.Module, model_type: str) -> None:
             add_in_place(module)
 
 
-def _attention(original: Callable[..., Any], *arguments: Any, attention: Attention, **options: Any) -> Any:
+def _attention(
+    original: Callable[..., tuple[Tensor, Tensor | None]], *arguments: object, attention: Attention, **options: object
+) -> tuple[Tensor, Tensor | None]:
     """Calls the forward method with an attention that stores its inputs only. `attention`: that of the batch."""
     if torch.is_grad_enabled():
         attention = partial(checkpoint, attention, use_reentrant=False, preserve_rng_state=False)

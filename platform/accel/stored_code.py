@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numba
 from numba.core.caching import FunctionCache
@@ -27,6 +27,7 @@ from rl_platform.disk import cache_folder
 
 if TYPE_CHECKING:
     from numba.core.codegen import Codegen
+    from numba.core.cpu import CPUContext
 
 PACKAGE = Path(__file__).parents[1]
 SOURCES = ("accel", "algorithms")
@@ -47,7 +48,7 @@ class StoredCode(FunctionCache):  # type: ignore[misc]
     def cache_path(self) -> str:
         return str(_folder())
 
-    def load_overload(self, sig: object, target_context: Any) -> object:
+    def load_overload(self, sig: object, target_context: CPUContext) -> object:
         target_context.refresh()
         try:
             content = self._file(sig, target_context.codegen()).read_bytes()
@@ -58,7 +59,7 @@ class StoredCode(FunctionCache):  # type: ignore[misc]
             return None
         return CompileResult._rebuild(target_context, *pickle.loads(code))
 
-    def save_overload(self, sig: object, data: Any) -> None:
+    def save_overload(self, sig: object, data: CompileResult) -> None:
         if data.library.has_dynamic_globals:  # addresses of this process
             return
         code = dumps(data._reduce())

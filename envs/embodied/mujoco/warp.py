@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import mujoco
@@ -48,7 +49,7 @@ def warp_problem(env: Any) -> Problem | None:
     return None
 
 
-def _packages() -> tuple[Any, Any]:
+def _packages() -> tuple[ModuleType, ModuleType]:
     """Returns Warp, which prints a line for each of its many kernels unless it is quiet, and MuJoCo Warp."""
     import warp
 
@@ -76,7 +77,7 @@ class WarpPhysics:
         self._data = mujoco_warp.put_data(model, data, nworld=num_envs)
         self._device = self._data.qpos.device
         self._captures = self._device.is_cuda
-        self._graphs: dict[str, Any] = {}  # CUDA graphs of kernels, whose arrays keep their addresses
+        self._graphs: dict[str, object] = {}  # CUDA graphs of kernels, whose arrays keep their addresses
         self.warnings = np.zeros((num_envs, 3), np.int64)
         read = dict.fromkeys(("qpos", "qvel", "time", *fields))
         self._read = tuple(read)

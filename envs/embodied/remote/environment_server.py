@@ -22,13 +22,14 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rl_platform.envs.embodied.descriptions import PixelFormat
 from rl_platform.envs.embodied.remote.served_facts import ServedFacts
 from rl_platform.envs.embodied.remote.wire import (
     GREETING_TIMEOUT_S,
     TOKEN_VARIABLE,
+    Fields,
     Kind,
     WireError,
     address_of,
@@ -141,7 +142,7 @@ class EnvironmentServer:
         if child is not None:
             self._await(child, peer, count)
 
-    def _greeted(self, sock: socket.socket) -> dict[str, Any] | None:
+    def _greeted(self, sock: socket.socket) -> Fields | None:
         """Returns the request of a trainer that has the token; None if it closes after the facts."""
         prepare(sock)
         if reason := greet(sock, self._token):
@@ -183,7 +184,7 @@ class EnvironmentServer:
         with self._lock:
             self._in_use -= count
 
-    def _start(self, sock: socket.socket, request: dict[str, Any], count: int) -> Child:
+    def _start(self, sock: socket.socket, request: Fields, count: int) -> Child:
         environment = self._environment | {"max_episode_steps": request.pop("max_episode_steps")}
         request |= {"environment": environment, "facts": self._facts.fields(), "silence_s": self._silence_s}
         descriptor = sock.fileno()
@@ -333,7 +334,7 @@ def _pixels(options: argparse.Namespace) -> dict[str, object] | None:
     _wrong(options.parser, f"--pixels {options.pixels}: not a size of images; as {example}")
 
 
-def _object(text: str) -> dict[str, Any] | None:
+def _object(text: str) -> Fields | None:
     """Returns a JSON object; None if the text is none."""
     try:
         given = json.loads(text)

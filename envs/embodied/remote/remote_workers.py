@@ -25,7 +25,7 @@ from rl_platform.envs.embodied.env_facts import EnvFacts
 from rl_platform.envs.embodied.processes.workers import EnvWorkers
 from rl_platform.envs.embodied.remote import wire
 from rl_platform.envs.embodied.remote.served_facts import ServedFacts
-from rl_platform.envs.embodied.remote.wire import Kind, WireError
+from rl_platform.envs.embodied.remote.wire import Fields, Kind, WireError
 from rl_platform.envs.embodied.success import UNREPORTED
 from rl_platform.errors import ConfigError, Deadline, Problem, Unreachable, WorkerDied
 
@@ -158,7 +158,7 @@ class RemoteWorker:
         self._reader = wire.Reader(self._socket)
         self._open.add(self)
 
-    def _connected(self, request: Mapping[str, Any]) -> socket.socket:
+    def _connected(self, request: Fields) -> socket.socket:
         """Tries to connect until the server answers and has environments for this connection."""
         description, deadline = self._setup.description, time.monotonic() + RECONNECT_S
         while True:
@@ -174,7 +174,7 @@ class RemoteWorker:
                 raise Unreachable(f"{self._name} ({description.id}) was not available for {RECONNECT_S:g} s: {reason}")
             time.sleep(_PAUSE_S)
 
-    def _opened(self, request: Mapping[str, Any]) -> socket.socket:
+    def _opened(self, request: Fields) -> socket.socket:
         sock, facts = _connect(self._address, self._setup.description)
         try:
             _check_tasks(self._address, facts, self._setup.description)

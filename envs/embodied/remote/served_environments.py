@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -35,7 +35,7 @@ from rl_platform.envs.embodied.descriptions import (
 )
 from rl_platform.envs.embodied.env_facts import USUAL_RATE
 from rl_platform.envs.embodied.remote.served_facts import ServedFacts
-from rl_platform.envs.embodied.remote.wire import Kind, Message, Reader, WireError, receive, send
+from rl_platform.envs.embodied.remote.wire import Fields, Kind, Message, Reader, WireError, receive, send
 from rl_platform.envs.embodied.spaces import EnvSpaces, read_spaces
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.standard_streams import never_fail
@@ -231,12 +231,12 @@ def main() -> None:
             block.close()
 
 
-def _description(fields: Mapping[str, Any]) -> EnvDescription:
+def _description(fields: Fields) -> EnvDescription:
     pixels, tasks = fields["pixels"], {name: tuple(fields[name]) for name in ("tasks", "task_names")}
     return EnvDescription(**{**fields, **tasks, "pixels": pixels and PixelFormat(**pixels)})
 
 
-def _setup(description: EnvDescription, request: Mapping[str, Any]) -> ServedSetup:
+def _setup(description: EnvDescription, request: Fields) -> ServedSetup:
     spaces, numbers = ServedFacts.of(request["facts"]).spaces, request.get("numbers", range(request["num_envs"]))
     mode = "rgb_array" if request["render"] else None
     return ServedSetup(description, find_spec(description), spaces, numbers, mode, request["restarts"])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, SupportsInt
+from typing import SupportsInt
 
-from rl_platform.envs.embodied.remote.wire import WireError
+from rl_platform.envs.embodied.remote.wire import Fields, WireError
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces, ObservationPart
 
-Fields = Mapping[str, Any]  # of a message: JSON, not checked yet
 FASTEST = 10_000  # steps per second
 LARGEST = 1 << 28  # numbers of an observation or an action
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))

@@ -68,9 +68,12 @@ class WireError(Exception):
 Table = tuple[tuple[str, np.dtype, tuple[int, ...]], ...]  # name, dtype and shape of each array
 
 
+Fields = dict[str, Any]  # of a message: JSON, not checked yet
+
+
 class Message(NamedTuple):
     kind: Kind
-    fields: dict[str, Any]
+    fields: Fields
     arrays: dict[str, np.ndarray]
 
 
@@ -228,7 +231,7 @@ def receive(
     return Message(Kind(number), dict(fields), arrays)
 
 
-def _parsed(text: bytes) -> tuple[dict[str, Any], Table, int]:
+def _parsed(text: bytes) -> tuple[Fields, Table, int]:
     """Returns the fields of a message, its arrays, and their bytes."""
     try:
         fields = json.loads(text)

@@ -7,7 +7,6 @@ and rewards.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -30,7 +29,7 @@ def _quicken_steps() -> None:
     step1, step2, whole_step = mujoco.mj_step1, mujoco.mj_step2, mujoco.mj_step
     runge_kutta = mujoco.mjtIntegrator.mjINT_RK4.value
 
-    def step(self: Any, nstep: int = 1) -> None:
+    def step(self: Physics, nstep: int = 1) -> None:
         wrapped, warnings = self.data, self._warnings
         model, data, before = wrapped.model.ptr, wrapped.ptr, warnings.tobytes()
         if not self.legacy_step:
@@ -58,7 +57,7 @@ def _quicken_names() -> None:
 
     convert, stored = FieldIndexer._convert_key, {}
 
-    def converted(self: Any, key: Any) -> Any:
+    def converted(self: FieldIndexer, key: object) -> object:
         named = type(key) is str or (type(key) is tuple and key and type(key[0]) is type(key[-1]) is str)
         if not named:
             return convert(self, key)
@@ -82,12 +81,12 @@ def _quicken_rewards() -> None:
     default = rewards._DEFAULT_VALUE_AT_MARGIN
 
     def tolerance(
-        x: Any,
+        x: object,
         bounds: tuple[float, float] = (0.0, 0.0),
         margin: float = 0.0,
         sigmoid: str = "gaussian",
         value_at_margin: float = default,
-    ) -> Any:
+    ) -> object:
         lower, upper = bounds
         if not (isinstance(x, float) and lower <= upper and margin >= 0):  # an array, or an error to raise
             return general(x, bounds, margin, sigmoid, value_at_margin)
