@@ -40,9 +40,17 @@ def recompute_tensors(backbone: nn.Module, model_type: str) -> None:
 
 
 def _attention(
-    original: Callable[..., tuple[Tensor, Tensor | None]], *arguments: object, attention: Attention, **options: object
+    original: Callable[..., tuple[Tensor, Tensor | None]],
+    *arguments: object,
+    attention: Attention | None = None,
+    **options: object,
 ) -> tuple[Tensor, Tensor | None]:
-    """Calls the forward method with an attention that stores its inputs only. `attention`: that of the batch."""
+    """Calls the forward method with an attention that stores its inputs only.
+
+    attention: that of the batch; None: transformers' own, of a caller that has no packed rows.
+    """
+    if attention is None:
+        return original(*arguments, **options)
     if torch.is_grad_enabled():
         attention = partial(checkpoint, attention, use_reentrant=False, preserve_rng_state=False)
     return original(*arguments, attention=attention, **options)
