@@ -1,7 +1,7 @@
-"""CleanRL's `ppo_continuous_action.py`, the file of a checkout as it is, as a contestant of `embodied.py`.
+"""Runs CleanRL's `ppo_continuous_action.py`, an unchanged file of a checkout, as a contestant of `embodied.py`.
 
-Its environments are CleanRL's own (Gymnasium, one after the other) or EnvPool's threads under the same wrappers. They
-end a lap before the first step of each rollout, so a lap has the steps of a rollout and the epochs after it.
+The environments are CleanRL's own (Gymnasium, one after the other), or those of EnvPool under the same wrappers. A lap
+has the steps of a rollout and the epochs after it: `Laps` ends it before the first step of each rollout.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Laps(VectorWrapper):
 
 
 def train(turns: Turns, script: Path, config: Config, numbers: dict[str, float], envpool: bool) -> None:
-    """Runs `script` with the settings of `config` until the race ends. numbers: those of each lap."""
+    """Runs `script` with the settings of `config` until the race ends; `numbers` are reported for each lap."""
     algorithm, env = config.algorithm, config.env
     rollout = env.num_envs * env.rollout_steps
 
@@ -65,13 +65,13 @@ def train(turns: Turns, script: Path, config: Config, numbers: dict[str, float],
     }
     sys.argv = [str(script), "--no-cuda", *(f"--{name}={value}" for name, value in arguments.items())]
     gymnasium.vector.SyncVectorEnv = vector_env  # type: ignore[misc, assignment]
-    # the file is for Gymnasium 0.29, where this wrapper kept the space of the observations
+    # the file is written for Gymnasium 0.29, in which this wrapper kept the space of the observations
     gymnasium.wrappers.TransformObservation = lambda envs, change: TransformObservation(envs, change, None)  # type: ignore
     runpy.run_path(str(script.resolve()), run_name="__main__")
 
 
 def envpool_env(config: Config) -> VectorEnv:
-    """Returns EnvPool's environments under the wrappers of CleanRL's file, each for all environments at once."""
+    """Returns EnvPool's environments under the wrappers of CleanRL's file. Each wraps all of them at once."""
     import envpool
 
     threads = len(os.sched_getaffinity(0))

@@ -3,11 +3,11 @@
 All follow configs/embodied/ppo.yaml with the given changes: environment and number of environments, steps per rollout,
 epochs, mini-batch, one tanh trunk with a policy head and a value head, running normalisation of observations and
 rewards, episode statistics, clipped policy and value losses, Adam, gradient clipping, on the CPU. A lap is one PPO
-step: a rollout and its epochs. All run with their default number of threads and with one, Stable-Baselines3 with its
-environments in one process and, where there are few enough for a process each, with those too; the best of each side
-counts. `--cleanrl` adds CleanRL's `ppo_continuous_action.py`, the file of a checkout: with Gymnasium's environments
-and, if EnvPool is installed, with EnvPool's in as many threads as cores. It needs the package tyro. Its policy and its
-value function are two networks of 64 x 64.
+step: a rollout and its epochs. All run with their default number of threads and with one thread. Stable-Baselines3 runs
+with its environments in one process and, if they are few, also with a process for each. The fastest variant of each
+library counts. `--cleanrl` adds CleanRL's `ppo_continuous_action.py`, an unchanged file of a checkout, which needs the
+package tyro. It runs with Gymnasium's environments and, if EnvPool is installed, with EnvPool's in as many threads as
+cores. Its policy and its value function are two networks of 64 x 64.
 Not covered: learning curves, evaluation.
 
     python benchmarks/embodied.py [key=value ...] [--cleanrl cleanrl/cleanrl/ppo_continuous_action.py] [--rounds 8]
@@ -157,7 +157,7 @@ def best(laps: Mapping[str, Sequence[Lap]], library: str) -> str:
 
 def main() -> None:
     parser = new_parser(__doc__, rounds=8)
-    parser.add_argument("changes", nargs="*", metavar="key=value", help="changes of the config, for both sides")
+    parser.add_argument("changes", nargs="*", metavar="key=value", help="changes of the config, for all libraries")
     parser.add_argument("--cleanrl", type=Path, metavar="FILE", help="CleanRL's ppo_continuous_action.py")
     parser.set_defaults(warm_up=2)
     options = parser.parse_args()

@@ -69,8 +69,8 @@ def ray_cluster(*cores: int, store_mib: int, pools: Sequence[str] = ()) -> Itera
                 cluster.add_node(num_cpus=count, object_store_memory=store_mib * 2**20, labels=labels, **unused)
             return cluster
 
-        with pytest.MonkeyPatch.context() as unused:  # the server of jobs and of a page
-            unused.setattr(Node, "start_api_server", lambda *_, **__: None)
+        with pytest.MonkeyPatch.context() as patched:  # no run uses the server of jobs and of the dashboard
+            patched.setattr(Node, "start_api_server", lambda *_, **__: None)
             cluster = start_ray(start)
         parents = psutil.Process().children()  # later ones are servers of the session that a test needed first
         try:

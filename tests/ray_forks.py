@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 SOCKET = "RL_PLATFORM_TEST_RAY_FORKS"
-# Packages that Ray's workers import, half of the time that `import ray` takes. Ray itself is not among them.
+# Packages that Ray's workers import. They take half of the time of `import ray`. Ray itself is not among them.
 IMPORTED_BY_RAY = (
     *("cloudpickle", "google.protobuf.internal.builder", "jsonschema", "msgpack", "pdb", "pydantic.v1", "requests"),
     *("rl_platform.runtime.lifecycle", "tracemalloc", "wcwidth", "xxhash"),

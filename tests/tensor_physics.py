@@ -38,7 +38,7 @@ class TensorPhysics:
     def computing(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def step_there(self, actions: Tensor) -> None:
+    def step_on_device(self, actions: Tensor) -> None:
         qpos, qvel, time = self._arrays.values()
         qvel += actions @ self._gains * self._dt
         qvel -= 0.4 * qpos * self._dt
@@ -46,12 +46,12 @@ class TensorPhysics:
         qpos += qvel * self._dt
         time += self._dt
 
-    def reset_there(self, begins: Tensor, qpos: Tensor, qvel: Tensor) -> None:
+    def reset_on_device(self, begins: Tensor, qpos: Tensor, qvel: Tensor) -> None:
         for name, start in (("qpos", qpos), ("qvel", qvel)):
             self._arrays[name].copy_(torch.where(begins[:, None], start, self._arrays[name]))
         self._arrays["time"].masked_fill_(begins, 0.0)
 
-    def there(self) -> Quantities:
+    def now_on_device(self) -> Quantities:
         return Quantities({name: array.double() for name, array in self._arrays.items()})
 
     def update_now(self) -> None:
@@ -59,7 +59,7 @@ class TensorPhysics:
 
     def step(self, actions: np.ndarray, which: np.ndarray | None = None) -> None:
         assert which is None
-        self.step_there(torch.from_numpy(actions).to(self.device))
+        self.step_on_device(torch.from_numpy(actions).to(self.device))
         self.update_now()
 
     def reset(self, which: np.ndarray, qpos: np.ndarray, qvel: np.ndarray) -> None:
@@ -68,7 +68,7 @@ class TensorPhysics:
         whole = [torch.zeros(len(begins), rows.shape[1]) for rows in (qpos, qvel)]
         for array, rows in zip(whole, (qpos, qvel), strict=True):
             array[which] = torch.from_numpy(rows).float()
-        self.reset_there(*(tensor.to(self.device) for tensor in (begins, *whole)))
+        self.reset_on_device(*(tensor.to(self.device) for tensor in (begins, *whole)))
         self.update_now()
 
     def save(self, index: int) -> np.ndarray:

@@ -128,7 +128,7 @@ def embodied(setup: Setup, report: Report) -> None:
 def warp(setup: Setup, report: Report) -> None:
     """Reports environment steps per second with MuJoCo, and with MuJoCo Warp by each path of its rollouts.
 
-    Of a whole run, and of its rollouts alone. In a small run all devices are the CPU.
+    Reports those of a whole run and those of its rollouts alone. In a small run all devices are the CPU.
     """
     base: Overrides = {"cluster.component_placement": {"actor_critic,env,rollout": "0"}, "runner.val_check_interval": 0}
     base |= {"env.evaluation.video": False}

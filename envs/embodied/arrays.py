@@ -27,7 +27,7 @@ def module_of(array: Array) -> Any:
 
 
 def doubles(array: Array) -> Array:
-    """Returns the numbers as float64; a copy if they have another type."""
+    """Returns the numbers as float64; copies them if they have another type."""
     return array.astype(np.float64, copy=False) if isinstance(array, np.ndarray) else array.double()
 
 
@@ -43,7 +43,7 @@ def squares(array: Array) -> Array:
     squared = squared if squared.ndim == 2 else squared.reshape(len(array), -1)
     if isinstance(array, np.ndarray):
         return np.add.reduce(squared, axis=1)
-    return reduce(add, squared.unbind(1))  # in order, as numpy adds rows of less than eight numbers
+    return reduce(add, squared.unbind(1))  # in order, as numpy adds rows of fewer than eight numbers
 
 
 def norms(array: Array) -> Array:
@@ -58,7 +58,10 @@ def join(parts: Iterable[Array]) -> Array:
 
 
 def computed_by_torch(function: Callable[..., None]) -> Callable[..., None]:
-    """Returns `function`, which writes into its arguments, with tensors in place of arrays. They share memory."""
+    """Returns a function that calls `function` with tensors in place of arrays.
+
+    They share memory, so what `function` writes into a tensor is in the array.
+    """
     import torch
 
     def computed(*arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""The interface of environments that give and take tensors of a device, during a rollout."""
+"""The interface of environments that take and return tensors of a device during a rollout."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 class DeviceStep(NamedTuple):
-    """One step of N environments as tensors of their device; fields as those of `StepResult`.
+    """One step of N environments as tensors of their device. `StepResult` describes the fields of the same names.
 
-    final_observations [N,D]: of every environment, its observation before a reset. returns, lengths [N]: of the
+    final_observations [N,D]: the observations of all environments before a reset. returns, lengths [N]: those of the
     episodes so far, before a reset.
     """
 
@@ -27,16 +27,18 @@ class DeviceStep(NamedTuple):
 
 
 class DeviceEnvs(Protocol):
-    """The environments of a `VectorEnv` during a rollout; until `finish` it has no other use."""
+    """The environments of a `VectorEnv` during a rollout. Until `finish` the `VectorEnv` must not be used."""
 
     device: torch.device
 
     def computing(self) -> AbstractContextManager[None]:
-        """All tensors of the rollout are computed within it."""
+        """Returns the context in which all tensors of the rollout are computed."""
 
     def step(self, actions: Tensor) -> DeviceStep:
-        """Steps all environments with actions [N,A], clipped here, without waiting for the device. Episodes that end
-        are followed by new ones."""
+        """Clips actions [N,A] and steps all environments, without waiting for the device.
+
+        Begins a new episode in environments whose episode ended.
+        """
 
     def finish(self) -> None:
         """Copies the state to the `VectorEnv`. Raises Diverged if actions were not finite."""

@@ -234,16 +234,16 @@ class VectorEnv:
 
     @property
     def device(self) -> torch.device | None:
-        """The device of environments that give and take its tensors (`to_device`); None: they need arrays."""
+        """The device on which these environments can be stepped with tensors (`to_device`); None: on none."""
         return self._blocks[0].device if len(self._blocks) == 1 else None
 
     def to_device(self, steps: int) -> DeviceEnvs:
         """Returns the environments as tensors of `device`, for a rollout of `steps` steps, with equal results."""
         assert not any(self._under_way), "receive() the running step first"
         with self._closing_on_error():
-            there = self._blocks[0].to_device(self._low, self._high, steps)
+            envs = self._blocks[0].to_device(self._low, self._high, steps)
         self._steps += steps
-        return there
+        return envs
 
     def _episodes(self, ended: np.ndarray) -> list[EpisodeStats]:
         """Returns the valid episodes of environments `ended` (indices)."""

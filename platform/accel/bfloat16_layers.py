@@ -29,7 +29,7 @@ Rotation = tuple[Tensor, Tensor]
 class HalfWeights:
     """Matrices of equal width, one below the other, which each call copies to bfloat16.
 
-    The forward and the backward pass make copies of their own, so that those of one layer exist at a time.
+    The forward and the backward pass make their own copies, so that only the copies in use take memory.
     """
 
     def __init__(self, *parameters: nn.Parameter) -> None:
@@ -126,7 +126,7 @@ class HalfLayer:
         return result, _Saved(states, rotation, attention, heads, attended, middle, gates) if training else None
 
     def _attended(self, heads: Tensor, attention: Attention) -> Tensor:
-        """heads [N,heads,D] bfloat16 -> [N,width] float32."""
+        """Computes attention: heads [N,heads,D] bfloat16 -> [N,width] float32."""
         query, key, value = (part.transpose(0, 1)[None] for part in heads.float().split(self.heads, dim=1))
         return attention(self.index, query, key, value, self.scaling, None).flatten(1)
 
@@ -199,7 +199,7 @@ class HeadLogProbs(torch.autograd.Function):
         norm = torch.empty(len(logits))
         entropies = torch.zeros_like(norm)
         log_probs = logits.gather(1, targets[:, None]).squeeze(1)
-        # a few rows at a time: temporaries of all logits would be the largest tensors at the fullest moment of a step
+        # a few rows at a time: temporaries of all logits would raise the peak memory of a step
         parts = max(1, -(-len(logits) // ROWS_AT_A_TIME))
         blocks = (tensor.tensor_split(parts) for tensor in (logits, norm, entropies))
         for block, block_norm, block_entropies in zip(*blocks, strict=True):
@@ -213,7 +213,7 @@ class HeadLogProbs(torch.autograd.Function):
         if not training:
             return log_probs, entropies
         ctx.head, ctx.temperature = head, temperature
-        ctx.save_for_backward(half, targets, logits)  # overwritten with the probabilities
+        ctx.save_for_backward(half, targets, logits)  # which now hold the probabilities
         ctx.mark_non_differentiable(entropies)
         return log_probs, entropies
 
@@ -224,7 +224,7 @@ class HeadLogProbs(torch.autograd.Function):
         # d log p_t / dz_v = [v = t] - p_v
         factor = of_log_probs[:, None] / ctx.temperature
         gradient = probs.mul_(-factor).scatter_add_(1, targets[:, None], factor).to(HALF)
-        probs.untyped_storage().resize_(0)  # autograd holds it until the end, beside the gradient of the head
+        probs.untyped_storage().resize_(0)  # autograd would keep it while the head's gradient is computed
         of_states = product(gradient, ctx.head(), torch.empty(half.shape))
         ctx.head.add_gradient(gradient, half)
         return of_states, *(None,) * 5

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 
 class Embedding(torch.autograd.Function):
-    """Rows of a matrix. The gradient of a token is summed over its positions first, as autograd does."""
+    """Rows of a matrix. The backward pass first sums the gradient of a token over its positions, as autograd does."""
 
     @staticmethod
     def forward(ctx: Any, weight: nn.Parameter, tokens: Tensor, padding: int | None) -> Tensor:
@@ -42,7 +42,7 @@ class Embedding(torch.autograd.Function):
 def add_in_place(module: nn.Embedding) -> None:
     """Makes the first backward pass after `zero_grad` add the gradient in place.
 
-    Later passes are autograd's: it adds both gradients of a tied matrix before it adds them to those of earlier passes.
+    Autograd computes later passes: it sums both gradients of a tied matrix before it adds them to earlier ones.
     """
     module.forward = partial(_embedded, module, module.forward)  # type: ignore[method-assign]
 

@@ -25,7 +25,7 @@ PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 def recompute_tensors(backbone: nn.Module, model_type: str) -> None:
-    """Replaces the forward methods of attention, feed-forwards and norms of a transformers model of the FAMILIES."""
+    """Replaces the forward methods of attention, feed-forwards, norms and embeddings of a model of the FAMILIES."""
     if model_type not in FAMILIES:
         return
     for module in backbone.modules():

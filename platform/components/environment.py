@@ -64,7 +64,7 @@ class Environment:
             else None
         )
         self.normalizers = [one for one in (self.observation_normalizer, self.reward_normalizer) if one is not None]
-        if self.env.backend == "mujoco_warp":  # so that both paths of its rollouts give equal bits
+        if self.env.backend == "mujoco_warp":  # so that both paths of its rollouts have equal bits
             for normalizer in self.normalizers:
                 normalizer.use_torch()
         self.levels = action_levels(config, self.envs.spaces)
@@ -203,12 +203,12 @@ class Environment:
         return _POLICY in self.context.shared
 
     def leaves_device(self, policy: PolicyRollout | None) -> str | None:
-        """Returns why rollouts pass main memory at every step; None: they stay on the device of the environments.
+        """Returns why each step of a rollout passes through main memory; None: rollouts stay on the device.
 
-        policy: the rollout rank of this process that acts in its thread, None without one.
+        policy: the rollout rank that acts in this thread; None: there is none.
         """
         if self.env.backend != "mujoco_warp" or not is_present("rl_platform.components.device_rollout"):
-            return "the environments give and take arrays"
+            return "the environments take and return arrays"
         from rl_platform.components.device_rollout.collection import obstacle
 
         return obstacle(self, policy)
@@ -221,7 +221,7 @@ class Environment:
         reason = self.leaves_device(self.context.shared[_POLICY] if acts_here else None)
         if reason is None:
             return f"rollouts stay on {self.envs.device}, with their observations and actions"
-        return f"observations and actions of every step pass main memory: {reason}"
+        return f"observations and actions of every step pass through main memory: {reason}"
 
     def _policy_here(self) -> LocalPolicy:
         return LocalPolicy(self.context.shared[_POLICY])

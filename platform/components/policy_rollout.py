@@ -109,9 +109,12 @@ class PolicyInference:
         return actions
 
     @torch.inference_mode()
-    def act_there(self, observations: Tensor, draw: tuple[str | int, ...]) -> tuple[Tensor, Tensor, Tensor]:
-        """As `act`, with tensors of `device` and without waiting for it: observations [N,D] float32 -> actions [N,A],
-        log_probs [N], executed [N,A]. Of a policy without memory, chunks and language."""
+    def act_on_device(self, observations: Tensor, draw: tuple[str | int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        """Chooses the actions of `act` with tensors of `device`, without waiting for it.
+
+        observations [N,D] float32 -> actions [N,A], log_probs [N], executed [N,A]. For policies without memory, chunks
+        and language.
+        """
         seed = derive_seed(self.seed, "rollout", *draw)
         if self.compiled is not None:  # on a CPU, where arrays share the memory of tensors
             self.generator.manual_seed(seed)
@@ -240,7 +243,7 @@ class RemotePolicy:
 class LocalPolicy:
     """The only rollout rank, which is in this process: it acts in the thread of the caller, without a channel.
 
-    `rollout`: it, with complete weights.
+    rollout: that rank, with complete weights.
     """
 
     def __init__(self, rollout: PolicyRollout) -> None:

@@ -194,7 +194,7 @@ def _normalizers(logits: Tensor, *, entropy: bool) -> tuple[Tensor, ...]:
 class _LogProbs(torch.autograd.Function):
     """Log-probs [K] of logits [K,V], and entropies [K] without gradient.
 
-    The same operations as autograd's, with equal bits. Both passes overwrite the logits; on a CPU they allocate no
+    Computes autograd's operations, with equal bits. Both passes overwrite the logits; on a CPU they allocate no
     other tensor of that size.
     """
 

@@ -1,9 +1,8 @@
 """The environments of `NativeEnvs` as tensors of a device: a rollout of them never waits for the device.
 
-Which episode ends in which step is unknown to the host, so the start states of all episodes that may begin in a rollout
-are drawn before it. Each environment draws them from its own generator, in the order in which the host would, so the
-results equal those of `NativeEnvs`. Not covered: idle environments, and environments with a saved state while a rollout
-runs.
+The host would have to wait to read which episodes ended. The start states of all episodes that may begin in a rollout
+are therefore drawn before it. Each environment draws them from its own generator, in the order of `NativeEnvs`, so the
+results are equal. Not covered: idle environments, and saving a state during a rollout.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Starts:
-    """The next `count` start states of each environment, ahead of its generator.
+    """The next `count` start states of each environment, drawn from a copy of its generator.
 
     qpos [N,count,nq], qvel [N,count,nv] float32.
     """
@@ -46,8 +45,8 @@ class Starts:
     def count(self) -> int:
         return self.qpos.shape[1]
 
-    def used(self, index: int, number: int, rng: np.random.Generator) -> None:
-        """Removes the first `number` starts of an environment; its own generator `rng` draws them, too."""
+    def remove(self, index: int, number: int, rng: np.random.Generator) -> None:
+        """Removes the first `number` starts of an environment and appends new ones; advances its generator `rng`."""
         for _ in range(number):
             self._task.start(rng)
         for array in (self.qpos[index], self.qvel[index]):
@@ -78,7 +77,7 @@ class NativeOnDevice:
         self._task, self._limit, self._largest = native.task.on(self.device), native.limit, native.largest
         arrays = *running, native.positions, starts.qpos, starts.qvel, *bounds
         copied = on_device([torch.from_numpy(array) for array in arrays], self.device)
-        # on a CPU these are the host's arrays, which change in `finish` only
+        # on a CPU the tensors share memory with the host's arrays, which must not change before `finish`
         self._observations, self._returns, self._lengths, self._positions = (part.clone() for part in copied[:4])
         self._qpos, self._qvel, self._low, self._high = copied[4:]
         self._used = torch.zeros_like(self._lengths)
@@ -91,8 +90,8 @@ class NativeOnDevice:
     def step(self, actions: Tensor) -> DeviceStep:
         self._bad_actions |= ~_are_finite(actions).all(1)
         actions = torch.minimum(torch.maximum(actions, self._low), self._high)
-        self._physics.step_there(actions)
-        now = self._physics.there()
+        self._physics.step_on_device(actions)
+        now = self._physics.now_on_device()
         rewards, terminated = self._task.outcome(self._positions, now, actions)
         finals = self._task.observe(now).float()
         truncated = self._lengths >= self._limit - 1
@@ -111,9 +110,9 @@ class NativeOnDevice:
     def _begin(self, begins: Tensor, finals: Tensor) -> None:
         """Starts the next episode of the environments `begins` [N] bool; the others continue with `finals`."""
         place = self._used.clamp(max=self._starts.count - 1)
-        self._physics.reset_there(begins, self._qpos[self._everyone, place], self._qvel[self._everyone, place])
+        self._physics.reset_on_device(begins, self._qpos[self._everyone, place], self._qvel[self._everyone, place])
         self._used += begins
-        begun = self._physics.there()
+        begun = self._physics.now_on_device()
         first = self._task.observe(begun).float()
         self._bad_starts |= begins & ~_are_finite(first).all(1)
         self._observations = torch.where(begins[:, None], first, finals)
@@ -135,5 +134,5 @@ class NativeOnDevice:
 
 
 def _are_finite(numbers: Tensor) -> Tensor:
-    """As `torch.isfinite`, with two kernels instead of four."""
+    """Returns the result of `torch.isfinite`, with two kernels instead of four."""
     return numbers.abs() < torch.inf

@@ -58,7 +58,7 @@ class NativeEnvs:
         self.limit = time_limit(env) or sys.maxsize
         self.largest: float = mujoco.mjMAXVAL
         self._rngs: list[np.random.Generator | None] = [None] * num_envs
-        self._starts: Starts | None = None  # of the rollouts on a device; None: the generators have changed
+        self._starts: Starts | None = None  # for rollouts on a device; None: the generators have changed
         self.positions = np.zeros(num_envs)  # a step rewards their change
         self.diverged = np.zeros(num_envs, bool)
 
@@ -135,8 +135,8 @@ class NativeEnvs:
     ) -> NativeOnDevice:
         """Returns all environments as tensors of `device`, for a rollout of `steps` steps.
 
-        running: observations [N,D], returns and lengths [N] of the running episodes, which its `finish` overwrites
-        before it calls `continue_from`. bounds: lowest and highest actions [N,A].
+        running: observations [N,D], returns and lengths [N] of the running episodes. `finish` of the result overwrites
+        them, then calls `continue_from`. bounds: lowest and highest actions [N,A].
         """
         from rl_platform.envs.embodied.mujoco.device_envs import NativeOnDevice, Starts
 
@@ -151,7 +151,7 @@ class NativeEnvs:
         for index in np.flatnonzero(used).tolist():
             rng = self._rngs[index]
             assert rng is not None
-            self._starts.used(index, int(used[index]), rng)
+            self._starts.remove(index, int(used[index]), rng)
         cast("DevicePhysics", self._physics).update_now()
 
     def save(self, index: int) -> bytes:

@@ -66,9 +66,9 @@ class Physics(Protocol):
 
 
 class DevicePhysics(Physics, Protocol):
-    """Simulations whose numbers are tensors of `device`. Methods that end in `there` never wait for it.
+    """Simulations whose numbers are tensors of `device`. Methods that end in `on_device` never wait for it.
 
-    They are called within `computing`, and `update_now` before any other method is called after them.
+    Call them within `computing`, and `update_now` before the next method of `Physics`.
     """
 
     device: torch.device
@@ -76,13 +76,13 @@ class DevicePhysics(Physics, Protocol):
     def computing(self) -> AbstractContextManager[None]:
         """Orders the kernels of torch within the block and those of the simulation."""
 
-    def step_there(self, actions: Tensor) -> None:
+    def step_on_device(self, actions: Tensor) -> None:
         """Makes `frame_skip` steps of all simulations with controls [N,A] float32."""
 
-    def reset_there(self, begins: Tensor, qpos: Tensor, qvel: Tensor) -> None:
+    def reset_on_device(self, begins: Tensor, qpos: Tensor, qvel: Tensor) -> None:
         """Resets the simulations `begins` [N] bool to rows of qpos [N,nq], qvel [N,nv] float32."""
 
-    def there(self) -> Quantities:
+    def now_on_device(self) -> Quantities:
         """Returns the present numbers as float64 tensors."""
 
     def update_now(self) -> None:

@@ -62,8 +62,8 @@ def _packages() -> tuple[ModuleType, ModuleType]:
 class WarpPhysics:
     """`Physics` and `DevicePhysics` by MuJoCo Warp. `threads` is ignored.
 
-    Between steps, torch reads and writes Warp's arrays where they are. Of `Physics`, actions and the numbers that tasks
-    read pass the host.
+    Between steps, torch reads and writes Warp's arrays where they are. Methods of `Physics` copy actions from main
+    memory, and the numbers that tasks read back to it.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class WarpPhysics:
         self._arrays = {name: warp.to_torch(getattr(self._data, name)) for name in {*_STATE, "ctrl", *read}}
         self.device = self._arrays["qpos"].device
         self._begins = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
-        self._begins_there = warp.from_torch(self._begins)
+        self._warp_begins = warp.from_torch(self._begins)
         self.now = Quantities({name: self._arrays[name].cpu().double().numpy() for name in read})
 
     def step(self, actions: np.ndarray, which: np.ndarray | None = None) -> None:
         with self.computing():
             before_step = self._copies(_STATE) if which is not None else {}
-            self.step_there(torch.from_numpy(actions))
+            self.step_on_device(torch.from_numpy(actions))
             if which is not None:
                 self._restore_others(which, before_step)
             self._update_now(slice(None) if which is None else which)
@@ -102,23 +102,23 @@ class WarpPhysics:
             for name, rows in (("qpos", qpos), ("qvel", qvel)):
                 starts.append(torch.zeros_like(self._arrays[name]))
                 starts[-1][which] = torch.from_numpy(rows).to(self._arrays[name])
-            self.reset_there(begins, *starts)
+            self.reset_on_device(begins, *starts)
             self._update_now(which)
 
-    def step_there(self, actions: Tensor) -> None:
+    def step_on_device(self, actions: Tensor) -> None:
         self._arrays["ctrl"].copy_(actions)
         self._run("step", self._step)
 
-    def reset_there(self, begins: Tensor, qpos: Tensor, qvel: Tensor) -> None:
+    def reset_on_device(self, begins: Tensor, qpos: Tensor, qvel: Tensor) -> None:
         before = self._copies(("qacc_warmstart",))
         self._begins.copy_(begins)
-        self._run("reset", lambda: self._mjw.reset_data(self._model, self._data, self._begins_there))
+        self._run("reset", lambda: self._mjw.reset_data(self._model, self._data, self._warp_begins))
         self._copy_rows(begins, {"qpos": qpos, "qvel": qvel})
         # computes all simulations; the others continue as before
         self._run("forward", lambda: self._mjw.forward(self._model, self._data))
         self._copy_rows(~begins, before)
 
-    def there(self) -> Quantities:
+    def now_on_device(self) -> Quantities:
         return Quantities({name: self._arrays[name].double() for name in self._read})
 
     def update_now(self) -> None:
@@ -140,7 +140,7 @@ class WarpPhysics:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Torch computes on Warp's stream, so that kernels of each wait for those of the other."""
+        """Runs torch's kernels on Warp's stream, so that kernels of each wait for those of the other."""
         if not self._device.is_cuda:
             yield
             return

@@ -348,7 +348,7 @@ def _facts(description: EnvDescription) -> tuple[ServedFacts, bool]:
         if spaces[-1] != spaces[0]:
             message = f"task {name} has other spaces than {names[0]}"
             raise ConfigError([Problem("--tasks", message, value=str(spaces[-1]), allowed=str(spaces[0]))])
-    rate = 0 if stops or 0 in rates else rates[0]  # a robot would repeat the actions of an episode for its video
+    rate = 0 if stops or 0 in rates else rates[0]  # a video repeats the actions of an episode, which would move a robot
     return ServedFacts(description.id, spaces[0], limited, description.task_names, rate), stops
 
 

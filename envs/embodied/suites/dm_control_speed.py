@@ -52,7 +52,7 @@ def _quicken_steps() -> None:
 
 
 def _quicken_names() -> None:
-    """Stores the indices of names, as of `named.data.xmat["torso", "zz"]`."""
+    """Stores the indices of names, for example those of `named.data.xmat["torso", "zz"]`."""
     from dm_control.mujoco.index import FieldIndexer
 
     convert, stored = FieldIndexer._convert_key, {}

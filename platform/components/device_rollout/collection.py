@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def obstacle(environment: Environment, policy: PolicyInference | None) -> str | None:
     """Returns why rollouts do not stay on the device of the environments; None: they do.
 
-    policy: that of the rollout rank in this process, if it acts there.
+    policy: that of the rollout rank which acts in this thread; None: there is none.
     """
     device = environment.envs.device
     if not environment.env.on_device:
@@ -49,23 +49,23 @@ def obstacle(environment: Environment, policy: PolicyInference | None) -> str | 
 def collect_on_device(environment: Environment, policy: PolicyInference, recording: Recording, step: int) -> None:
     """Steps every environment `env.rollout_steps` times; fills `recording` and `environment.observations`."""
     steps, rows = environment.env.rollout_steps, slice(0, environment.env.num_envs)
-    there = environment.envs.to_device(steps)
+    envs = environment.envs.to_device(steps)
     recorded = []
     assert environment.observations is not None
     with ExitStack() as stack:
-        stack.enter_context(there.computing())
+        stack.enter_context(envs.computing())
         for normalizer in environment.normalizers:
-            stack.enter_context(normalizer.on(there.device))
-        current = torch.from_numpy(environment.observations).to(there.device)
+            stack.enter_context(normalizer.on(envs.device))
+        current = torch.from_numpy(environment.observations).to(envs.device)
         for position in range(steps):
             environment.context.progress.update(position, steps, "steps")
-            actions, log_probs, executed = policy.act_there(current, ("act", step, position, 0))
-            result = there.step(executed)
+            actions, log_probs, executed = policy.act_on_device(current, ("act", step, position, 0))
+            result = envs.step(executed)
             rewards, finals = environment.scaled(result, rows), environment.normalized(result.final_observations)
             ends = result.ended, result.invalid, result.terminated, result.returns, result.lengths
             recorded.append((current, actions, log_probs, rewards.float(), finals, *ends))
             current = environment.seen(result.observations)
-        there.finish()
+        envs.finish()
         arrays = [torch.stack(field, dim=1).cpu().numpy() for field in zip(*recorded, strict=True)]
         environment.observations[:] = current.cpu().numpy()
     recording.observations, recording.actions, recording.log_probs, recording.rewards, finals, *ends = arrays

@@ -52,7 +52,7 @@ class Env(Section):
     on_device: bool = key(
         True,
         "mujoco_warp: a rollout stays on the device of the simulation if the policy is there too; false: observations "
-        "and actions of every step pass main memory",
+        "and actions of every step pass through main memory",
     )
     kwargs: dict[str, object] = Field(
         default_factory=dict, description="arguments of gymnasium.make, or of the class in backend"

@@ -99,7 +99,7 @@ class Memory:
         return self.held(held) - (0 if held == "nothing" else self.graphs)
 
     def __mul__(self, factor: float) -> Memory:
-        if factor == 1:  # of nearly all devices; a search asks for some hundred thousand
+        if factor == 1:  # the usual case: a search would make some hundred thousand copies
             return self
         return Memory(*(math.ceil(getattr(self, field.name) * factor) for field in fields(self)))
 
@@ -396,7 +396,7 @@ def _forward_of_policy(shape: PolicyShape) -> int:
 
 
 def _half_copy(shape: ModelShape) -> int:
-    """Returns the bytes of the largest bfloat16 copy of a matrix that a pass multiplies with, at most a layer's."""
+    """Returns the bytes of the bfloat16 copies that exist at a time: at most those of a layer, or that of the head."""
     head = 0 if shape.value_head else shape.vocabulary * shape.hidden
     return max(shape.matrices_per_layer, head) * bytes_of("bfloat16")
 

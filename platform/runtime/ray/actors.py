@@ -39,7 +39,7 @@ class RayActors:
         self.transport = RayTransport(f"rl-platform-{uuid.uuid4().hex[:12]}")
         self._patience, self._trace = patience, trace
         self._group: PlacementGroup | None = None
-        self._class = ray.remote(HostActor)  # one for all hosts: Ray exports each class, for 20 ms
+        self._class = ray.remote(HostActor)  # one for all hosts: Ray exports each class, which takes 20 ms
         self._actors: dict[str, ActorHandle] = {}
         self._recipes: dict[str, tuple[dict[str, object], tuple[object, ...]]] = {}  # by host: of its actor
         self._visible: dict[str, str] = {}

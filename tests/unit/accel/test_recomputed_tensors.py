@@ -1,4 +1,4 @@
-"""Recomputed elementwise results: equal bits, less memory."""
+"""Recomputed tensors have equal bits and take less memory."""
 
 from __future__ import annotations
 

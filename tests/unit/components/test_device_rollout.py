@@ -1,4 +1,4 @@
-"""A rollout that stays on a device equals one whose observations and actions pass main memory."""
+"""A rollout that stays on a device equals one whose steps pass through main memory."""
 
 from __future__ import annotations
 
@@ -115,6 +115,6 @@ def test_starts_are_drawn_in_the_order_of_the_generator() -> None:
     drawn = []
     for number in (2, 0, 3, 1):
         drawn += [starts.qpos[0, place].copy() for place in range(number)]
-        starts.used(0, number, own)
+        starts.remove(0, number, own)
     np.testing.assert_array_equal(drawn, [task.start(rng)[0].astype(np.float32) for _ in range(6)])
     assert own.bit_generator.state == rng.bit_generator.state

@@ -390,7 +390,7 @@ def report(kind: str, layout: str, folder: Path) -> dict[str, Any]:
     if layout == "fused":
         return results | {"names": [name for name, _ in engine.stages[0].named_parameters()]}
     results["held"] = held(engine, batches)
-    if layout != "one" or kind not in SPLIT:  # ranks that share such a model read states too
+    if layout != "one" or kind not in SPLIT:  # models of SPLIT resume in their other layouts
         results["resumed"] = ranks.resumed(engine, batches, folder / f"torch-{kind}")
     if kind in ("actor", "deep actor", "experts") or (kind, layout) in ALSO_POISONED:
         results["poisoned"] = ranks.poisoned(megatron(kind, layout), batches)

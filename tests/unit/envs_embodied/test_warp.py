@@ -24,7 +24,7 @@ from rl_platform.metrics import read_metrics
 INSTALLED = importlib.util.find_spec("mujoco_warp") is not None
 needs_warp = pytest.mark.skipif(not INSTALLED, reason="needs `pip install 'rl-platform[warp]'`")
 NUM_ENVS, STEPS = 4, 30
-# Each of the kernels is launched a few times: optimising it takes longer than it saves.
+# Each kernel is launched a few times, so optimising it takes longer than it saves.
 QUICK = 'import warp; warp.config.optimization_level, warp.config.cpu_compiler_flags = 0, "-march=native"'
 ROOT = Path(__file__).parents[3]
 IDS = [f"{task.__name__}-v5" for task in TASKS.values() if set(task.fields) <= COVERED]

@@ -164,7 +164,7 @@ def checked() -> list[Path]:
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(ROOT)))
 def test_shipped_configs_pass(command, folder: Path, checked: list[Path], path: Path) -> None:
-    """Of configs with the same algorithm the first one; a plan looks at the environments of the others."""
+    """Checks the first config of each algorithm. `--plan` inspects the environments of the others."""
     (folder / "examples").symlink_to(ROOT / "examples")  # of a function that a config names from the checkout's folder
     ended = command(path, "--check" if path in checked else "--plan")
     assert ended.code == 0

@@ -37,7 +37,7 @@ class RunningTask(NoisyStart):
         self.terminates = bool(getattr(env, "_terminate_when_unhealthy", False))
 
     def on(self, device: torch.device) -> Self:
-        assert self.bounded is not None  # computed here, so that the copy has its tensor
+        _ = self.bounded  # stored now, so that the copy has it as a tensor
         return super().on(device)
 
     @cached_property

@@ -40,7 +40,7 @@ class Quantities:
 class MujocoTask(ABC):
     """One kind of environment. `env`: an unwrapped environment with the settings of all simulations.
 
-    `position`, `observe` and `outcome` compute with arrays, and of a task `on` a device with tensors.
+    `position`, `observe` and `outcome` compute with arrays. Those of the copy that `on` returns compute with tensors.
     """
 
     fields: ClassVar[tuple[str, ...]] = ()
