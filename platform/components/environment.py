@@ -130,7 +130,7 @@ class Environment:
         steps, failures = self.env.rollout_steps, 0
         rollout = self._recording(steps)
         acting = policy.rollout if isinstance(policy, LocalPolicy) else None
-        if acting is not None and self.leaves_device(acting) is None:
+        if acting is not None and self.device_obstacle(acting) is None:
             from rl_platform.components.device_rollout.collection import collect_on_device
 
             self._current()
@@ -202,7 +202,7 @@ class Environment:
         """Returns whether the rollout's first rank is in this process."""
         return _POLICY in self.context.shared
 
-    def leaves_device(self, policy: PolicyRollout | None) -> str | None:
+    def device_obstacle(self, policy: PolicyRollout | None) -> str | None:
         """Returns why each step of a rollout passes through main memory; None: rollouts stay on the device.
 
         policy: the rollout rank that acts in this thread; None: there is none.
@@ -218,7 +218,7 @@ class Environment:
 
         acts_here: the policy acts in the thread of this rank.
         """
-        reason = self.leaves_device(self.context.shared[_POLICY] if acts_here else None)
+        reason = self.device_obstacle(self.context.shared[_POLICY] if acts_here else None)
         if reason is None:
             return f"rollouts stay on {self.envs.device}, with their observations and actions"
         return f"observations and actions of every step pass through main memory: {reason}"

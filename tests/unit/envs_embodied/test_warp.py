@@ -115,7 +115,7 @@ def test_a_rollout_that_stays_on_the_device_is_that_of_main_memory(env_id: str) 
     batches, metrics = [], []
     for stays in (True, False):
         with on_device(device_config(id=env_id, on_device=stays), torch.device("cpu"), WarpPhysics) as (environment, _):
-            assert (environment.leaves_device(environment.context.shared["rollout[0]"]) is None) == stays
+            assert (environment.device_obstacle(environment.context.shared["rollout[0]"]) is None) == stays
             rollouts = [environment.collect(step, None) for step in range(3)]
             batches.append([batch.tensors() for batch, _ in rollouts])
             metrics.append([numbers for _, numbers in rollouts])
