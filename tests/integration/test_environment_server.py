@@ -74,6 +74,29 @@ class Goal(gymnasium.Env):
         return self.reset()[0], float(self.goal), False, False, {}
 """
 
+BLIND = """
+import os
+import gymnasium
+import numpy as np
+
+if "MUJOCO_GL" in os.environ:  # as MuJoCo's import without the library
+    raise ImportError("there is no libEGL")
+
+class Blind(gymnasium.Env):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
+    observation_space = gymnasium.spaces.Box(0, 9, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        return np.ones(1, np.float32), {}
+
+    def step(self, action):
+        return self.reset()[0], 1.0, False, False, {}
+"""
+
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,6 +275,23 @@ def test_a_run_draws_the_episodes_of_its_evaluation(command, cartpole: Served) -
         videos = [imageio.mimread(Path(name, f"{file}.mp4")) for name in ("local", "remote")]
         assert len(videos[0]) > 5
         assert np.array_equal(*videos)
+
+
+def test_a_run_goes_on_without_videos_if_the_server_has_no_graphics_library(
+    command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    (tmp_path / "blind.py").write_text(BLIND)
+    server = Served(tmp_path, "--env", "blind.py:Blind")
+    try:
+        token = server.description("x").token_file
+        settings = ["env.id=blind.py:Blind", f"env.address={server.address}", f"env.token_file={token}"]
+        settings += ["env.num_workers=1", "env.max_episode_steps=5", "env.evaluation={episodes: 2, video: true}"]
+        ended = command("embodied.yaml", "runner.max_steps=1", *settings)
+    finally:
+        server.end()
+    assert ended.code == 0, ended.err
+    assert "no video: blind.py:Blind: env.id: its module cannot be imported (there is no libEGL)" in ended.out
 
 
 def test_pictures_of_mujoco_are_those_of_this_machine(tmp_path: Path, drawing: dict[str, str], monkeypatch) -> None:

@@ -92,4 +92,5 @@ def _drawing_variables(uses_mujoco: bool) -> list[dict[str, str]]:
 
 
 def _last_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+    """Returns the last line that is not indented, as values and hints of a problem are."""
+    return ([line for line in str(error).splitlines() if line[:1].strip()] or [type(error).__name__])[-1]

@@ -121,7 +121,7 @@ class Video:
         self.pictures_per_second = rate / self.steps_per_picture
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
-        self._failure = ""
+        self._failure = self.refusal
         self.steps = (0, 0)  # drawn ones and all of the episode
 
     @property

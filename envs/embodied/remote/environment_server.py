@@ -158,7 +158,7 @@ class EnvironmentServer:
             given = value is not None or name != "max_episode_steps"
             if given and (not isinstance(value, kinds) or not least <= value < 1e9):
                 raise WireError(f"{name}: {str(value)[:80]}")
-        request["render"] = fields.get("render") is True
+        request |= {name: fields.get(name) is True for name in ("render", "draws")}
         if request["render"] and not self._facts.render_rate:
             raise Refusal("this server draws no pictures")
         if self._facts.tasks:  # the number of an environment in the run determines its task
@@ -188,7 +188,7 @@ class EnvironmentServer:
         environment = self._environment | {"max_episode_steps": request.pop("max_episode_steps")}
         request |= {"environment": environment, "facts": self._facts.fields(), "silence_s": self._silence_s}
         descriptor = sock.fileno()
-        defaults = dict.fromkeys(_THREAD_LIMITS, "1") | (_DRAWING if request["render"] else {})
+        defaults = dict.fromkeys(_THREAD_LIMITS, "1") | (_DRAWING if request.pop("draws") else {})
         variables = {name: os.environ.get(name, value) for name, value in defaults.items()}
         with self._lock:
             if self._closing:

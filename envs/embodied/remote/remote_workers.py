@@ -134,9 +134,20 @@ class RemoteWorker:
     _open: ClassVar[weakref.WeakSet[RemoteWorker]] = weakref.WeakSet()  # those of this process
 
     def __init__(
-        self, index: int, rows: tuple[int, int], address: str, setup: EnvSetup, buffers: Buffers, step_timeout_s: float
+        self,
+        index: int,
+        rows: tuple[int, int],
+        address: str,
+        setup: EnvSetup,
+        buffers: Buffers,
+        step_timeout_s: float,
+        *,
+        draws: bool,
     ) -> None:
-        """Connects, for up to RECONNECT_S. `wait("start", ...)` waits until the environments are built."""
+        """Connects, for up to RECONNECT_S. `wait("start", ...)` waits until the environments are built.
+
+        draws: the server loads its graphics library, which may be missing there.
+        """
         self._name, self._index, self._rows = f"environment server {address}", index, slice(*rows)
         self._address, self._setup, self._buffers = address, setup, buffers
         self._answer: list[bytes] | None = None
@@ -153,6 +164,7 @@ class RemoteWorker:
             "restarts": max(setup.restarts - int(buffers.failures.sum()), 0),
             "step_timeout_s": float(step_timeout_s),
             "render": setup.render_mode is not None,
+            "draws": draws,
         }
         self._socket = self._connected(request)
         self._reader = wire.Reader(self._socket)
@@ -350,4 +362,5 @@ class RemoteWorkers(EnvWorkers):
         rows, addresses = (self._bounds[index], self._bounds[index + 1]), self._remote.description.addresses
         number = self._remote.numbers[rows[0]] // (rows[1] - rows[0])  # in the run: ranks share the servers equally
         address = addresses[number % len(addresses)]
-        return RemoteWorker(index, rows, address, self._remote, self.buffers, self._timeout_s)
+        draws = bool(self._variables)  # `video.play` gives none: it steps in the render mode and draws nothing
+        return RemoteWorker(index, rows, address, self._remote, self.buffers, self._timeout_s, draws=draws)
