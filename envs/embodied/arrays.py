@@ -1,7 +1,8 @@
 """Operations on arrays of numpy and tensors of torch, for formulas that compute with both.
 
 Operators, `+=`, slices, `clip`, and `all`, `sum` and `mean` with `axis` are the same in both and need none of these
-functions. A formula of additions, products and square roots gives equal bits with both on a CPU.
+functions. A formula of additions and products gives equal bits with both on a CPU; torch may round a square root of
+many numbers differently in the last bit.
 """
 
 from __future__ import annotations
