@@ -14,6 +14,8 @@ import threading
 import time
 import venv
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import imageio.v2 as imageio
@@ -292,6 +294,25 @@ def test_a_run_goes_on_without_videos_if_the_server_has_no_graphics_library(
         server.end()
     assert ended.code == 0, ended.err
     assert "no video: blind.py:Blind: env.id: its module cannot be imported (there is no libEGL)" in ended.out
+
+
+def test_a_run_takes_the_last_environment_from_a_drawing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_workers, "RECONNECT_S", 5.0)
+    server = Served(tmp_path, "--env", CARTPOLE, "--instances", "1")
+    there, variables = server.description(CARTPOLE), {"SDL_VIDEODRIVER": "dummy"}
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            start = partial(VectorEnv, there, 1, 1, render_mode="rgb_array", worker_variables=variables)
+            drawing = thread.submit(start).result()
+            thread.submit(drawing.reset, [0]).result()
+            envs = VectorEnv(there, 1, 1)
+            envs.reset([0])
+            with pytest.raises(WorkerDied, match="during render"):
+                thread.submit(drawing.render).result()
+            _steps(envs, 1)
+            envs.close()
+    finally:
+        server.end()
 
 
 def test_pictures_of_mujoco_are_those_of_this_machine(tmp_path: Path, drawing: dict[str, str], monkeypatch) -> None:

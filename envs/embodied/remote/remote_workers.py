@@ -6,6 +6,7 @@ not send the state of its environments, so a resumed run begins new episodes.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
@@ -152,7 +153,7 @@ class RemoteWorker:
         self._address, self._setup, self._buffers = address, setup, buffers
         self._answer: list[bytes] | None = None
         self._waits = True  # whether a command has no answer yet
-        self.suspended, self._thread = False, threading.get_ident()
+        self.suspended, self._thread, self._draws = False, threading.get_ident(), draws
         buffers.busy[index] = rows[0]
         spaces, names = setup.spaces, (*self._results, *self._ends)
         self._targets = {name: getattr(buffers, name)[self._rows] for name in names}
@@ -213,15 +214,22 @@ class RemoteWorker:
         return sock
 
     def _suspend_another(self) -> bool:
-        """Closes an idle connection of this thread to the same server, as for an evaluation on the only robot.
+        """Closes a connection of this process to the same server: an idle one of this thread, as for an evaluation on
+        the only robot, or one that draws, because a run can go on without its video.
 
         Returns whether there was one.
         """
-        for other in list(self._open):
-            same = other._address == self._address and other._thread == self._thread
-            if same and not other._waits and not other.suspended:
+        others = [other for other in list(self._open) if other._address == self._address and not other.suspended]
+        for other in others:
+            if other._thread == self._thread and not other._waits:
                 other.suspended = True
                 other.hang_up()
+                return True
+        for other in others:
+            if other._draws and not self._draws:
+                self._open.discard(other)
+                with contextlib.suppress(OSError):
+                    other._socket.shutdown(socket.SHUT_RDWR)  # its own thread closes it
                 return True
         return False
 
