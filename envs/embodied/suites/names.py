@@ -10,7 +10,7 @@ from rl_platform.errors import ConfigError, Problem, shown
 
 def check_name(argument: str, name: object, known: Collection[str]) -> None:
     """Raises ConfigError, with the nearest names, if `name` of `env.kwargs.argument` is not in `known`."""
-    if name in known:
+    if name in list(known):  # a list or mapping cannot be searched for in a set
         return
     key, near = f"env.kwargs.{argument}", get_close_matches(str(name), known)
     hint = f"did you mean {', '.join(near)}? {key}={near[0]}" if near else ""

@@ -159,13 +159,16 @@ def test_a_name_is_an_environment_in_the_cache(tmp_path: Path, monkeypatch: pyte
     assert executable("mine") == str(path)
 
 
-def test_an_unknown_name_in_the_arguments_of_a_simulator_is_said_with_the_nearest(folder: Path):
+@pytest.mark.parametrize(("name", "shown"), [("Pandas", '"Pandas"'), (["Panda"], '["Panda"]')])
+def test_an_unknown_name_in_the_arguments_of_a_simulator_is_said_with_the_nearest(
+    name: object, shown: str, folder: Path
+):
     (folder / "my_arms.py").write_text(
         "from rl_platform.envs.embodied.suites.names import check_name\n"
         "def Lift(robots):\n    check_name('robots', robots, {'Panda': 1, 'Sawyer': 2})\n"
     )
     with pytest.raises(ConfigError) as caught:
-        inspect_env(EnvDescription("my_arms.py:Lift", {"robots": "Pandas"}, python=sys.executable))
+        inspect_env(EnvDescription("my_arms.py:Lift", {"robots": name}, python=sys.executable))
     (problem,) = caught.value.problems
-    assert (problem.key, problem.value, problem.allowed) == ("env.kwargs.robots", '"Pandas"', "Panda, Sawyer")
+    assert (problem.key, problem.value, problem.allowed) == ("env.kwargs.robots", shown, "Panda, Sawyer")
     assert problem.hint == "did you mean Panda? env.kwargs.robots=Panda"
