@@ -27,6 +27,8 @@ def product(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False, exac
 
     left [M,K], right [K,N]: bfloat16; either may be a transposed view. exact: not rounded where that takes longer.
     """
+    if not left.numel():  # as of a micro-batch without actions; the kernels read at least one vector
+        return out if add else out.zero_()
     if not _has_amx() and dot_kernel.covers(left, right.t(), out):
         return dot_kernel.dot(left, right.t(), out, add=add)
     gemm = _gemm() if exact or _has_amx() else None

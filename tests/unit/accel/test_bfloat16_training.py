@@ -135,6 +135,16 @@ def test_a_step_is_that_of_float32_up_to_rounding(
     assert (half.after - exact.after).norm() < 0.2 * moved, "the outputs after the step are those of old weights"
 
 
+@pytest.mark.parametrize("values", [False, True], ids=["actor", "critic"])
+def test_a_micro_batch_without_actions_changes_nothing(values: bool, batch: RolloutBatch) -> None:
+    mask = batch.action_mask.clone()
+    mask[1:3] = False
+    batch = replace(batch, action_mask=mask)
+    half, exact = (step(engine(cls, values), batch, MicroBatches(rows=1)) for cls in (Bfloat16Engine, FSDPEngine))
+    for name, gradient in exact.gradients.items():
+        assert (half.gradients[name] - gradient).norm() <= CLOSE * gradient.norm(), name
+
+
 def test_a_forward_pass_leaves_no_copies_of_matrices_and_no_padded_attention(batch: RolloutBatch) -> None:
     trained = engine(Bfloat16Engine)
     trained.model(batch, entropy=True)
