@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from rl_platform.accel.bfloat16_products import HALF, product
 from rl_platform.accel.row_kernels import CompiledRows, gated_backward, norm_backward
-from rl_platform.models.language import ROWS_AT_A_TIME
+from rl_platform.models.language import row_blocks
 from rl_platform.models.packed import Attention
 
 ROWS = CompiledRows()
@@ -200,8 +200,7 @@ class HeadLogProbs(torch.autograd.Function):
         entropies = torch.zeros_like(norm)
         log_probs = logits.gather(1, targets[:, None]).squeeze(1)
         # a few rows at a time: temporaries of all logits would raise the peak memory of a step
-        parts = max(1, -(-len(logits) // ROWS_AT_A_TIME))
-        blocks = (tensor.tensor_split(parts) for tensor in (logits, norm, entropies))
+        blocks = map(row_blocks, (logits, norm, entropies))
         for block, block_norm, block_entropies in zip(*blocks, strict=True):
             torch.logsumexp(block, dim=1, out=block_norm)
             if training or entropy:

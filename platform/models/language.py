@@ -7,7 +7,7 @@ attention only and has a linear head; `pretrained/families.py` lists them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # What is computed of each token's distribution beside a log-prob. An entropy without gradient stores nothing.
 Statistic = Literal["none", "entropy", "entropy_gradient", "squared_probs"]
-ROWS_AT_A_TIME = 16  # of logits whose log-probs are computed together
+ROWS_AT_A_TIME = 16  # of logits on a CPU
 TOKENS_PER_CHUNK = 1024  # logits [1024, vocabulary] are the most that exist at the same time
 
 
@@ -182,6 +182,11 @@ def token_log_probs(
     return log_probs, norm - (torch.exp(logits - norm[:, None]) * logits).sum(dim=-1)
 
 
+def row_blocks(rows: Tensor) -> Sequence[Tensor]:
+    """Splits logits or numbers of their rows, [K,...], into parts whose temporaries fit into a processor's cache."""
+    return rows.tensor_split(max(1, -(-len(rows) // ROWS_AT_A_TIME)))
+
+
 def _normalizers(logits: Tensor, *, entropy: bool) -> tuple[Tensor, ...]:
     """Returns logsumexp(z) of each row of logits [K,V], and its entropy if `entropy`."""
     norm = torch.logsumexp(logits, dim=-1)
@@ -203,10 +208,9 @@ class _LogProbs(torch.autograd.Function):
         ctx: Any, logits: Tensor, targets: Tensor, temperature: float, entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
         scaled = logits.detach() if temperature == 1.0 else logits.detach().div_(temperature)
-        # on a CPU a few rows at a time, so that temporaries fit into a cache
-        parts = max(1, -(-len(scaled) // ROWS_AT_A_TIME)) if scaled.device.type == "cpu" else 1
-        columns = zip(*(_normalizers(rows, entropy=entropy) for rows in scaled.tensor_split(parts)), strict=True)
-        norm, *entropies = (column[0] if parts == 1 else torch.cat(column) for column in columns)
+        blocks = row_blocks(scaled) if scaled.device.type == "cpu" else [scaled]
+        columns = zip(*(_normalizers(rows, entropy=entropy) for rows in blocks), strict=True)
+        norm, *entropies = (column[0] if len(column) == 1 else torch.cat(column) for column in columns)
         log_probs = scaled.gather(1, targets[:, None]).squeeze(1) - norm
         ctx.temperature = temperature
         ctx.save_for_backward(scaled, targets, norm)

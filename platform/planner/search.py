@@ -258,7 +258,7 @@ class Search:
             try:
                 derived = derived_memory(config, memory, order, crowds, self.device.memory or 0)
             except ConfigError:  # no room for one sequence
-                return Candidate(keys, (), _most(memory, crowds, order), False, wide, variant.changes)
+                return Candidate(keys, (), max(_peaks(memory, crowds, order), default=0), False, wide, variant.changes)
             config = with_engine_memory(config, derived)
             memory = MemoryModel(config, self.shapes, layout, on_gpu=True)
             order = resolved_order(config, memory, crowds)
@@ -267,7 +267,7 @@ class Search:
         moves, full_kl = swaps(order, memory, model.rates), config.algorithm.full_kl_in_reward
         costs = model.phases(layout)
         spans = timeline(costs, layout, streams, waves(config, layout), moves, full_kl)
-        peaks = [memory.usage(crowd, order).peak for crowd, _ in crowds]
+        peaks = _peaks(memory, crowds, order)
         limits = [device.memory for _, device in crowds]
         fits = all(limit is None or peak <= NEARLY_FULL * limit for peak, limit in zip(peaks, limits, strict=True))
         ahead = overlap(spans, layout, config.runner.max_staleness)
@@ -333,9 +333,9 @@ def search(
     return result
 
 
-def _most(memory: MemoryModel, crowds: Sequence[Crowd], order: OffloadOrder) -> int:
-    """Returns the bytes of the fullest device."""
-    return max((memory.usage(crowd, order).peak for crowd, _ in crowds), default=0)
+def _peaks(memory: MemoryModel, crowds: Sequence[Crowd], order: OffloadOrder) -> list[int]:
+    """Returns the most bytes in use on each device."""
+    return [memory.usage(crowd, order).peak for crowd, _ in crowds]
 
 
 def changed(config: Config, changes: Changes) -> Config:

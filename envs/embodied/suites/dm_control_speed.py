@@ -6,17 +6,25 @@ attribute of 1.0.28 keeps its own function. Not covered: the tasks' own observat
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from functools import cache
 
 import numpy as np
+
+from rl_platform.acceleration import VARIABLE
 
 MOST_NAMES = 4096
 
 
 @cache
 def quicken() -> None:
-    """Replaces `Physics.step`, the look-up of names in `physics.named`, and `rewards.tolerance`, once per process."""
+    """Replaces `Physics.step`, the look-up of names in `physics.named`, and `rewards.tolerance`, once per process.
+
+    Does nothing with `runner.accelerate: off`.
+    """
+    if os.environ.get(VARIABLE) == "off":
+        return
     for replace in (_quicken_steps, _quicken_names, _quicken_rewards):
         with suppress(ImportError, AttributeError):
             replace()

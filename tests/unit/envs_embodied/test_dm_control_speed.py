@@ -7,6 +7,7 @@ from types import ModuleType
 
 import pytest
 
+from rl_platform.acceleration import accelerating
 from rl_platform.envs.embodied.suites.dm_control_speed import quicken
 
 
@@ -38,3 +39,16 @@ def test_functions_of_another_version_stay(lacks: str, monkeypatch: pytest.Monke
     assert FieldIndexer()._convert_key("torso") == "torso"
     sys.modules["dm_control.utils.rewards"].tolerance(0.5)
     assert scored == [0.5]
+
+
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_the_switch_of_accelerators_keeps_the_functions(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rewards = ModuleType("dm_control.utils.rewards")
+    vars(rewards).update(tolerance=abs, _sigmoids=None, _DEFAULT_VALUE_AT_MARGIN=0.1)
+    modules = {"dm_control": ModuleType("dm_control"), "dm_control.utils": ModuleType("dm_control.utils")}
+    vars(modules["dm_control.utils"]).update(rewards=rewards)
+    for name, module in (modules | {rewards.__name__: rewards}).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    with accelerating(mode):
+        quicken.__wrapped__()
+    assert (rewards.tolerance is abs) == (mode == "off")
