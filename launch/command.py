@@ -20,8 +20,8 @@ from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import ConfigError, PlacementError, Problem
 from rl_platform.extras import required
 from rl_platform.launch import options
-from rl_platform.launch.missing import missing, unknown_env
 from rl_platform.launch.options import PlanForm
+from rl_platform.launch.start_checks.missing import missing, unknown_env
 from rl_platform.placement.compute_type import compute_types, slow_types
 from rl_platform.placement.inventory import Inventory, inventory_for
 from rl_platform.placement.scheduler import Placement, schedule
@@ -159,7 +159,7 @@ def launch(arguments: Arguments) -> None:
 def _carry_out(arguments: Arguments, placed: PlacedConfig) -> None:
     config, written = placed.config, arguments.slurm is not None or arguments.kuberay is not None
     if arguments.plan is not None or written:
-        from rl_platform.launch.env_check import check_env
+        from rl_platform.launch.start_checks.env_check import check_env
 
         check_env(config)
     if arguments.plan is not None:

@@ -22,17 +22,17 @@ from rl_platform.extras import is_present, required
 from rl_platform.garbage import collect_as_usual
 from rl_platform.interrupts import shutting_down
 from rl_platform.launch.command import PlacedConfig
-from rl_platform.launch.missing import check_present
-from rl_platform.launch.model_checks import check_architectures, check_models, policy_bytes
 from rl_platform.launch.output import OutputFolder, output_folder
 from rl_platform.launch.plain import terminal_view
-from rl_platform.launch.preflight import check_cheap
 from rl_platform.launch.run_restarts import RunRestarts
 from rl_platform.launch.runtime_choice import cluster_for, runtime_for
-from rl_platform.launch.sharding import check_kernels
-from rl_platform.launch.user_code_checks import check_tests, check_user_functions
+from rl_platform.launch.start_checks.missing import check_present
+from rl_platform.launch.start_checks.model_checks import check_architectures, check_models, policy_bytes
+from rl_platform.launch.start_checks.policy_fit import policy_problems
+from rl_platform.launch.start_checks.preflight import check_cheap
+from rl_platform.launch.start_checks.sharding import check_kernels
+from rl_platform.launch.start_checks.user_code_checks import check_tests, check_user_functions
 from rl_platform.metrics import RunLog, user_loggers
-from rl_platform.models.policy_fit import policy_problems
 from rl_platform.placement.decisions import decide, peak_flops
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement

@@ -1,6 +1,6 @@
 """Code of the user that a config names as module:Name or path/to/file.py:Name: functions, classes, environments.
 
-Every kind is one `Extension`, defined beside its protocol. launch/extensions.py lists all of them.
+Every kind is one `Extension`, defined beside its protocol. launch/start_checks/extensions.py lists all of them.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ def plan(config: Source, overrides: Mapping[str, object] | None = None) -> Plan:
     with required("rl_platform.planner", "rl.plan"):
         from rl_platform.planner.calibration import stored_basis
         from rl_platform.planner.report import plan_report
-    from rl_platform.launch.env_check import check_env
-    from rl_platform.launch.sharding import check_layout
+    from rl_platform.launch.start_checks.env_check import check_env
+    from rl_platform.launch.start_checks.sharding import check_layout
 
     with located(loaded):
         check_env(loaded.config)

@@ -29,11 +29,11 @@ from rl_platform.launch.check.credit import credit, not_asked
 from rl_platform.launch.check.property import Property, PropertyOutcome
 from rl_platform.launch.check.samples import CheckedConfig
 from rl_platform.launch.console import run_console
-from rl_platform.launch.env_check import check_env
-from rl_platform.launch.extensions import check_extensions
 from rl_platform.launch.panels import print_lines
 from rl_platform.launch.session import spaces_of
-from rl_platform.launch.user_code_checks import check_reward_functions
+from rl_platform.launch.start_checks.env_check import check_env
+from rl_platform.launch.start_checks.extensions import check_extensions
+from rl_platform.launch.start_checks.user_code_checks import check_reward_functions
 from rl_platform.runtime.cpu import one_thread
 from rl_platform.user_code import is_named
 

@@ -13,7 +13,7 @@ from rl_platform.disk import replacing_file
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.command import PlacedConfig, load
 from rl_platform.launch.options import PlanForm
-from rl_platform.launch.sharding import check_layout
+from rl_platform.launch.start_checks.sharding import check_layout
 from rl_platform.planner.plan_text import plan_search, plan_simulation, plan_text
 from rl_platform.planner.search import Candidate
 

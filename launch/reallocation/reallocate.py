@@ -26,8 +26,8 @@ from rl_platform.config import LoadedConfig
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, PlatformError, RayLost
 from rl_platform.launch.command import PlacedConfig, load
-from rl_platform.launch.preflight import placement_problems
-from rl_platform.launch.sharding import check_layout
+from rl_platform.launch.start_checks.preflight import placement_problems
+from rl_platform.launch.start_checks.sharding import check_layout
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 from rl_platform.planner.calibration import Measured, corrected_basis, measured_of

@@ -11,11 +11,11 @@ from rl_platform.config.schema.algorithm import ESTIMATORS, POLICY_LOSSES
 from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.errors import ConfigError, PlatformError, Problem, WorkerError
 from rl_platform.extras import required
-from rl_platform.launch.extensions import check_extensions
-from rl_platform.launch.preflight import rank_problems
 from rl_platform.launch.rehearse.materials import models
 from rl_platform.launch.rehearse.small_models import Architecture
-from rl_platform.launch.sharding import shape_problems, sharding_problems
+from rl_platform.launch.start_checks.extensions import check_extensions
+from rl_platform.launch.start_checks.preflight import rank_problems
+from rl_platform.launch.start_checks.sharding import shape_problems, sharding_problems
 from rl_platform.placement.scheduler import Placement
 
 TEXT = "Compute 12*(3+4)? Größe: 1,024.5 ≈ ∑ \\frac{1}{2} <|x|>\n\tdef f(): return 'ok'"
@@ -43,7 +43,7 @@ def _unfit(config: Config, placement: Placement, known: dict[str, Architecture])
     """Yields problems of the real models: families that are not computed, sharding, and sequences that are too long."""
     from transformers import AutoConfig
 
-    from rl_platform.engines.training.model_problems import model_problems
+    from rl_platform.launch.start_checks.model_problems import model_problems
     from rl_platform.models.build import readable_positions
     from rl_platform.models.pretrained.families import architecture_problems
     from rl_platform.models.pretrained.folder_files import reading

@@ -26,7 +26,6 @@ from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError, DataError, PlatformError, Problem
 from rl_platform.interrupts import shutting_down
 from rl_platform.launch.output import output_path
-from rl_platform.launch.preflight import rollout_engine_problems
 from rl_platform.launch.rehearse import findings, materials
 from rl_platform.launch.rehearse.rehearsal_report import RehearsalReport, written_lines
 from rl_platform.launch.rehearse.rehearsal_sizes import Materials
@@ -34,7 +33,8 @@ from rl_platform.launch.rehearse.rehearsed_runs import CpuSeconds, RunFailed, Ru
 from rl_platform.launch.rehearse.scores import scoring_server
 from rl_platform.launch.rehearse.shrink import Change, shrunk
 from rl_platform.launch.session import spaces_of
-from rl_platform.launch.user_code_checks import check_tests
+from rl_platform.launch.start_checks.preflight import rollout_engine_problems
+from rl_platform.launch.start_checks.user_code_checks import check_tests
 from rl_platform.placement.scheduler import Placement
 
 DEADLINE_S = 1800.0  # of one of the two runs; waits inside them have deadlines of their own

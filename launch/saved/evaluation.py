@@ -30,14 +30,14 @@ from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import CheckpointError, ConfigError, Problem
 from rl_platform.garbage import collect_as_usual
 from rl_platform.launch.console import run_console
-from rl_platform.launch.extensions import check_extensions
 from rl_platform.launch.headline import number
-from rl_platform.launch.model_checks import check_architectures, check_models
 from rl_platform.launch.plain import PlainView
 from rl_platform.launch.runtime_choice import runtime_for
 from rl_platform.launch.saved.saved_run import SavedRun
 from rl_platform.launch.session import spaces_of, task_of
-from rl_platform.launch.user_code_checks import check_reward, check_tests
+from rl_platform.launch.start_checks.extensions import check_extensions
+from rl_platform.launch.start_checks.model_checks import check_architectures, check_models
+from rl_platform.launch.start_checks.user_code_checks import check_reward, check_tests
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
 from rl_platform.redact import redacted

@@ -20,7 +20,7 @@ from rl_platform.config.schema.models import Model
 from rl_platform.config.schema.reward import RewardModel
 from rl_platform.envs.reasoning.prompts import build_prompts
 from rl_platform.envs.reasoning.question import Question
-from rl_platform.launch.model_checks import check_architectures, check_models
+from rl_platform.launch.start_checks.model_checks import check_architectures, check_models
 from rl_platform.models.build import language_model
 from rl_platform.models.pretrained.weight_parts import WeightParts
 from rl_platform.models.tokenizer import load_tokenizer

@@ -17,7 +17,7 @@ from rl_platform.config.rules import without_effect
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.config import complete_models
 from rl_platform.config.source import Tree
-from rl_platform.engines.training.model_problems import context_sizes
+from rl_platform.launch.start_checks.model_problems import context_sizes
 from rl_platform.launch.tools.convert.key_tables import KeyTable, read_table
 from rl_platform.launch.tools.convert.outcome import (
     ForeignConfig,

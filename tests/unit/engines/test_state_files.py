@@ -20,7 +20,7 @@ from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.engines.training.sharded_state import ShardedState, ShardedTensor, adam_state, state_bytes
 from rl_platform.engines.training.state_files import read, read_whole, write
 from rl_platform.errors import CheckpointError
-from rl_platform.launch.model_checks import BYTES_SAVED
+from rl_platform.launch.start_checks.model_checks import BYTES_SAVED
 from rl_platform.models.forward import TokenPolicy
 from rl_platform.models.language import LanguageModel
 

@@ -20,13 +20,13 @@ from rl_platform.config.explanations.foreign_names import translate
 from rl_platform.config.loader import load_config
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.env_facts import inspect_env
+from rl_platform.launch.start_checks.policy_fit import policy_problems
 from rl_platform.launch.tools.convert.conversion import convert
 from rl_platform.launch.tools.convert.converted_yaml import as_yaml, report
 from rl_platform.launch.tools.convert.key_tables import read_table
 from rl_platform.launch.tools.convert.outcome import Unresolved
 from rl_platform.launch.tools.convert.reading import SYSTEMS, read
 from rl_platform.launch.tools.convert.shell import commands, known
-from rl_platform.models.policy_fit import policy_problems
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "convert.md").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ import pytest
 
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.command import load
-from rl_platform.launch.sharding import check_sharding, sharding_problems
+from rl_platform.launch.start_checks.sharding import check_sharding, sharding_problems
 
 pytestmark = pytest.mark.usefixtures("folder")
 FOUR = "cluster.component_placement={'actor,critic': 'all:0-3', 'rollout,reward': all}"

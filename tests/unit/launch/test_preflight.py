@@ -19,12 +19,12 @@ from rl_platform.config import Config
 from rl_platform.errors import ConfigError, Problem, Unreachable
 from rl_platform.launch import preflight
 from rl_platform.launch.command import load
-from rl_platform.launch.extensions import check_extensions
-from rl_platform.launch.model_checks import check_architectures, check_models
 from rl_platform.launch.output import output_folder
-from rl_platform.launch.preflight import check_cheap
 from rl_platform.launch.session import checked
-from rl_platform.launch.user_code_checks import check_reward
+from rl_platform.launch.start_checks.extensions import check_extensions
+from rl_platform.launch.start_checks.model_checks import check_architectures, check_models
+from rl_platform.launch.start_checks.preflight import check_cheap
+from rl_platform.launch.start_checks.user_code_checks import check_reward
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 
@@ -140,7 +140,7 @@ def test_sglang_reports_selected_experts_on_gpus_only(folder: Path, monkeypatch:
 
 def test_sglang_of_another_version_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: object())
-    monkeypatch.setattr("rl_platform.launch.preflight.version", lambda name: "0.4.1")
+    monkeypatch.setattr("rl_platform.launch.start_checks.preflight.version", lambda name: "0.4.1")
     problem = cheap_problems("reasoning.yaml", "rollout.backend=sglang")["rollout.backend"]
     assert "sglang 0.4.1 is installed" in problem.message
 

@@ -17,7 +17,6 @@ from rl_platform.config.schema.models import Actor
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError
 from rl_platform.launch.command import load
-from rl_platform.launch.preflight import check_cheap
 from rl_platform.launch.rehearse.findings import check_sizes
 from rl_platform.launch.rehearse.materials import architectures, write_questions
 from rl_platform.launch.rehearse.rehearsal import _folder
@@ -25,6 +24,7 @@ from rl_platform.launch.rehearse.rehearsal_sizes import Materials
 from rl_platform.launch.rehearse.rehearsed_runs import CpuSeconds
 from rl_platform.launch.rehearse.shrink import flat_keys, shrunk
 from rl_platform.launch.rehearse.small_models import options_of, small_options
+from rl_platform.launch.start_checks.preflight import check_cheap
 from rl_platform.models.pretrained.families import FAMILIES as COMPUTED
 from rl_platform.models.pretrained.pretrained_lm import empty_causal_lm
 from rl_platform.placement.estimates.architectures import families, family_of, known_options

@@ -12,10 +12,10 @@ from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.config.schema.models import Model
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
 from rl_platform.launch.card.run_card import policy_card
+from rl_platform.launch.start_checks.policy_fit import policy_problems
 from rl_platform.models.embodied_policy import build_policy
 from rl_platform.models.policies.chunk_policy import ChunkPolicy
 from rl_platform.models.policy import ActorCriticPolicy
-from rl_platform.models.policy_fit import policy_problems
 
 DISCRETE = EnvSpaces((4,), ActionSpace("discrete", 2), ())
 BOUNDED = EnvSpaces((4,), ActionSpace("continuous", 1), (1,), (-3.0,), (3.0,))

@@ -19,7 +19,7 @@ from torch import Tensor
 from rl_platform.config.schema.models import Model, RandomLM
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError
-from rl_platform.models.policy_fit import policy_problems
+from rl_platform.launch.start_checks.policy_fit import policy_problems
 from rl_platform.models.vlas.build import scales
 from rl_platform.models.vlas.inputs import ActionRange, StateScale
 

@@ -12,7 +12,7 @@ from stand_ins import context
 from rl_platform.components.learner import device_of
 from rl_platform.config import load_config
 from rl_platform.config.schema import Config
-from rl_platform.launch.preflight import rank_problems
+from rl_platform.launch.start_checks.preflight import rank_problems
 from rl_platform.placement.estimates.policy_device import policy_device_text, with_policy_device
 from rl_platform.placement.inventory import Inventory, Node
 from rl_platform.placement.scheduler import Placement, schedule

@@ -9,9 +9,9 @@ from rl_platform.config.schema.reward import Scoring
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.errors import ConfigError, check_all, problems_of
 from rl_platform.extras import required
-from rl_platform.launch.extensions import check_extensions
-from rl_platform.launch.model_checks import classifier_parts
-from rl_platform.launch.preflight import removed_secrets
+from rl_platform.launch.start_checks.extensions import check_extensions
+from rl_platform.launch.start_checks.model_checks import classifier_parts
+from rl_platform.launch.start_checks.preflight import removed_secrets
 from rl_platform.user_code import is_named
 
 

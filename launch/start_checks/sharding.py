@@ -7,9 +7,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from rl_platform.config.schema import Config
-from rl_platform.engines.training.model_problems import context_problems
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.extras import is_present, required
+from rl_platform.launch.start_checks.model_problems import context_problems
 from rl_platform.placement.scheduler import Placement
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def check_layout(config: Config, placement: Placement) -> None:
 
 def check_sharding(config: Config, placement: Placement) -> None:
     """Raises ConfigError for a model that cannot be shared as its layout says. Reads the models' configs only."""
-    from rl_platform.engines.training.model_problems import model_problems
+    from rl_platform.launch.start_checks.model_problems import model_problems
 
     problems: list[Problem] = []
     for role in _placed(placement):

@@ -16,9 +16,14 @@ from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.extras import is_present, required
-from rl_platform.launch.missing import strings_of
 from rl_platform.launch.output import output_problems
-from rl_platform.launch.sharding import device_problems, sharding_problems, shares_weights, weight_sync_problems
+from rl_platform.launch.start_checks.missing import strings_of
+from rl_platform.launch.start_checks.sharding import (
+    device_problems,
+    sharding_problems,
+    shares_weights,
+    weight_sync_problems,
+)
 from rl_platform.placement.layout import LEARNERS
 from rl_platform.placement.scheduler import Placement
 from rl_platform.redact import MARK

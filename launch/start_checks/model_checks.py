@@ -14,7 +14,7 @@ from rl_platform.config.schema.reward import RewardModel
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem, check_all
 from rl_platform.extras import required
-from rl_platform.launch.sharding import check_sharding, model_config
+from rl_platform.launch.start_checks.sharding import check_sharding, model_config
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 
