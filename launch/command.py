@@ -6,7 +6,7 @@ codes are in `cli`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -18,10 +18,9 @@ from rl_platform.config import Config, LoadedConfig, load_config
 from rl_platform.config.rollout_backend import chosen_backend
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import ConfigError, PlacementError, Problem
-from rl_platform.extras import required
+from rl_platform.extras import is_present, required
 from rl_platform.launch import options
 from rl_platform.launch.options import PlanForm
-from rl_platform.launch.start_checks.missing import missing, unknown_env
 from rl_platform.placement.compute_type import compute_types, slow_types
 from rl_platform.placement.inventory import Inventory, inventory_for
 from rl_platform.placement.scheduler import Placement, schedule
@@ -29,6 +28,8 @@ from rl_platform.placement.scheduler import Placement, schedule
 if TYPE_CHECKING:
     from rl_platform.launch.jobs.kuberay import KubeRayOptions
     from rl_platform.launch.jobs.slurm import SlurmOptions
+
+START_CHECKS = "rl_platform.launch.start_checks"  # an extra
 
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["--help", "-h"]}
@@ -159,7 +160,8 @@ def launch(arguments: Arguments) -> None:
 def _carry_out(arguments: Arguments, placed: PlacedConfig) -> None:
     config, written = placed.config, arguments.slurm is not None or arguments.kuberay is not None
     if arguments.plan is not None or written:
-        from rl_platform.launch.start_checks.env_check import check_env
+        with required(START_CHECKS, "--plan" if arguments.plan is not None else "--slurm or --kuberay"):
+            from rl_platform.launch.start_checks.env_check import check_env
 
         check_env(config)
     if arguments.plan is not None:
@@ -235,7 +237,7 @@ def load(
             return [Problem("cluster.reallocate", message, value=cluster.reallocate, allowed="off")]
         return []
 
-    loaded = load_config(config, overrides, check_cluster, missing if starts else unknown_env, stored=stored)
+    loaded = load_config(config, overrides, check_cluster, _missing(starts), stored=stored)
     assert inventory is not None
     placement = schedule(loaded.config.cluster, inventory)
     on_gpus = bool(placement.accelerators.get("rollout")) and not placement.emulated
@@ -243,6 +245,15 @@ def load(
     loaded = loaded.with_types(compute_types(loaded.config, placement, inventory), slow_types(loaded.config, placement))
     chosen = chosen_backend(loaded.config.rollout.backend, on_gpus)
     return PlacedConfig(loaded.with_backend(*chosen), placement, grouped)
+
+
+def _missing(starts: bool) -> Callable[[Config], Iterator[Problem]] | None:
+    """Returns the check of what this machine lacks; None without that extra. starts: as in `load`."""
+    if not is_present(START_CHECKS):
+        return None
+    from rl_platform.launch.start_checks.missing import missing, unknown_env
+
+    return missing if starts else unknown_env
 
 
 def _slurm_options(sbatch: Sequence[str], setup: str) -> SlurmOptions:

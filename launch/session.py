@@ -17,7 +17,6 @@ from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
-from rl_platform.errors import ConfigError, Problem, check_all
 from rl_platform.extras import is_present, required
 from rl_platform.garbage import collect_as_usual
 from rl_platform.interrupts import shutting_down
@@ -26,12 +25,6 @@ from rl_platform.launch.output import OutputFolder, output_folder
 from rl_platform.launch.plain import terminal_view
 from rl_platform.launch.run_restarts import RunRestarts
 from rl_platform.launch.runtime_choice import cluster_for, runtime_for
-from rl_platform.launch.start_checks.missing import check_present
-from rl_platform.launch.start_checks.model_checks import check_architectures, check_models, policy_bytes
-from rl_platform.launch.start_checks.policy_fit import policy_problems
-from rl_platform.launch.start_checks.preflight import check_cheap
-from rl_platform.launch.start_checks.sharding import check_kernels
-from rl_platform.launch.start_checks.user_code_checks import check_tests, check_user_functions
 from rl_platform.metrics import RunLog, user_loggers
 from rl_platform.placement.decisions import decide, peak_flops
 from rl_platform.placement.inventory import Inventory
@@ -44,6 +37,8 @@ from rl_platform.runners.step_callbacks import Callback, load_callbacks
 from rl_platform.runtime import Runtime
 from rl_platform.tracing import Timeline
 from rl_platform.user_code import is_named
+
+START_CHECKS = "rl_platform.launch.start_checks"  # an extra
 
 
 def run(
@@ -59,7 +54,7 @@ def run(
     `train`. Raises PlatformErrors with an exit code.
     """
     config = placed.config
-    world = checked(config, placed.placement)
+    world = _world(config, placed.placement)
     callbacks = [*load_callbacks(config.runner.callbacks), *callbacks]
     with shutting_down(), output_folder(config, placed.loaded.resolved_yaml()) as output:
         restarts = RunRestarts(config.cluster)
@@ -67,27 +62,28 @@ def run(
         return restarts.run(partial(_run_once, placed, config_path, world, output, restarts, view, loop))
 
 
-def checked(config: Config, placement: Placement) -> EnvSpaces | Split:
-    """Returns the spaces of the environment, or the questions. Raises ConfigError with the problems of all checks, else
-    the first other error."""
-    worlds: list[EnvSpaces | Split] = []
+def _world(config: Config, placement: Placement) -> EnvSpaces | Split:
+    """Returns the spaces of the environment, or the questions, after all checks of the start if they are installed.
 
-    def questions() -> None:
-        split = build_questions(config.data, config.runner.seed)
-        check_tests(config, split)
-        worlds.append(split)
+    Without the checks, an error ends the run where it happens.
+    """
+    if is_present(START_CHECKS):
+        from rl_platform.launch.start_checks.every_check import checked
 
-    checks: list[Callable[[], object]] = [
-        partial(check_cheap, config, placement),
-        partial(check_kernels, config, placement),
-        partial(check_present, config),
-    ]
+        return checked(config, placement)
     if config.runner.task_type == "embodied":
-        checks.append(lambda: worlds.append(spaces_of(config)))
-    else:
-        checks += [questions, partial(check_architectures, config, placement)]
-    check_all(*checks, partial(check_user_functions, config))
-    return worlds[0]
+        return inspect_env(EnvDescription.of(config.env)).spaces
+    return build_questions(config.data, config.runner.seed)
+
+
+def _checkpoint_bytes(config: Config, placement: Placement, inventory: Inventory, world: EnvSpaces | Split) -> int:
+    """Returns the bytes of a checkpoint. Raises ConfigError if the models do not fit. 0 without the checks."""
+    if not is_present(START_CHECKS):
+        return 0
+    from rl_platform.launch.start_checks.model_checks import check_models, policy_bytes
+
+    embodied = isinstance(world, EnvSpaces)
+    return policy_bytes(config, world) if embodied else check_models(config, placement, inventory)
 
 
 def _run_once(
@@ -105,8 +101,7 @@ def _run_once(
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # the loop may compute in one thread
         starting = stack.enter_context(ExitStack())
         cluster_is_up = starting.enter_context(cluster_for(config.cluster, placement))  # starts while models are read
-        embodied = isinstance(world, EnvSpaces)
-        checkpoint_bytes = policy_bytes(config, world) if embodied else check_models(config, placement, inventory)
+        checkpoint_bytes = _checkpoint_bytes(config, placement, inventory, world)
         reporter, timeline = stack.enter_context(_reporting(config, output, inventory, view))
         state = RunState(config, folder, reporter, restarts.saved)
         if state.finished:
@@ -123,7 +118,12 @@ def _run_once(
         reporter.start(_info(loaded, config_path, folder, state, _plan(placement, inventory)))
         for note in (*loaded.notes, *changes, *warnings_of(config)):
             reporter.note(note)
-        if embodied and world.images and config.env.normalize_observations and not config.env.pixels:
+        if (
+            isinstance(world, EnvSpaces)
+            and world.images
+            and config.env.normalize_observations
+            and not config.env.pixels
+        ):
             reporter.note("env.normalize_observations: observations are images, which the model divides by 255 instead")
 
         def trained(
@@ -151,7 +151,8 @@ def _run_once(
             if config.cluster.reallocate == "off":
                 reason = trained(config, placement, lambda step: False, cluster_is_up)
             else:
-                from rl_platform.launch.reallocation.reallocate import reallocating
+                with required("rl_platform.launch.reallocation", "cluster.reallocate", "cluster.reallocate=off"):
+                    from rl_platform.launch.reallocation.reallocate import reallocating
 
                 reason = reallocating(trained, placed, reporter, folder, cluster_is_up)
         except BaseException as error:
@@ -235,26 +236,6 @@ def task_of(
     return EmbodiedRunner(decided.config, runtime, reporter, folder, world, placement.layout.policy)
 
 
-def spaces_of(config: Config) -> EnvSpaces:
-    """Returns the spaces of the environment. Raises ConfigError for an unknown id, and for a policy or demonstrations
-    that do not fit."""
-    description = EnvDescription.of(config.env)
-    spaces, *others = (
-        inspect_env(description.of_task(number)).spaces for number in range(max(len(config.env.tasks), 1))
-    )
-    for number, other in enumerate(others, start=1):
-        if other != spaces:
-            message = f"task {config.env.tasks[number].name} has other spaces than {config.env.tasks[0].name}"
-            raise ConfigError([Problem(f"env.tasks[{number}].kwargs", message, value=str(other), allowed=str(spaces))])
-    if problems := policy_problems(config.actor.model, spaces):
-        raise ConfigError(problems)
-    if config.runner.warm_start is not None:
-        with required("rl_platform.components.demonstrations", "runner.warm_start"):
-            from rl_platform.components.demonstrations.demonstration_files import read_demonstrations
-        read_demonstrations(config.runner.warm_start, spaces)
-    return spaces
-
-
 @contextmanager
 def _reporting(
     config: Config, output: OutputFolder, inventory: Inventory, view: Callable[[], Reporter]
@@ -264,7 +245,8 @@ def _reporting(
     backends = config.runner.logger_backends
     logs: list[Reporter] = [RunLog(output.path)]
     if trackers := [name for name in backends if not is_named(name)]:
-        from rl_platform.trackers.experiment_log import ExperimentLog
+        with required("rl_platform.trackers", "runner.logger_backends", "runner.logger_backends=[]"):
+            from rl_platform.trackers.experiment_log import ExperimentLog
 
         logs.append(ExperimentLog(output.path, trackers))
     logs += user_loggers(backends)

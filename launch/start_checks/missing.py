@@ -24,7 +24,7 @@ from rl_platform.extras import is_present
 
 _FILE = re.compile(r"([^:]+\.py):[A-Za-z_]\w*")
 _MODULE = re.compile(r"([A-Za-z_]\w*)(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-_NAMES_CODE = re.compile(  # keys of launch/start_checks/extensions.py; other keys may hold such a text with another meaning
+_NAMES_CODE = re.compile(  # keys of `extensions.USES`; other keys may hold such a text with another meaning
     r"actor\.model\.type|(env|rollout)\.backend|algorithm\.(adv_type|policy_loss|sample_filter|dynamic_sampling\.filter)"
     r"|reward(\.\w+)*(\[\d+\])?\.type|rollout\.multi_turn\.tool|rollout\.agent(\.\w+)*(\[\d+\])?\.(type|function)"
     r"|runner\.(callbacks|logger_backends)\[\d+\]"

@@ -146,7 +146,7 @@ def policy_bytes(config: Config, spaces: EnvSpaces) -> int:
         shape = next((each for each in shapes(config)[0].values() if isinstance(each, PolicyShape)), None)
         trained = 0 if shape is None else shape.trained_parameters(config.actor.lora)
     else:
-        with required("rl_platform.models.policies", "actor.model"), torch.device("meta"):
+        with torch.device("meta"):
             trained = sum(parameter.numel() for parameter in embodied_policy(config, spaces, 0).parameters())
     return trained * BYTES_SAVED + config.env.num_envs * spaces.observation_size * (1 if spaces.images else 4)
 

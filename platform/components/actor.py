@@ -183,7 +183,7 @@ def demonstrations_of(config: Config, spaces: EnvSpaces, seed: int) -> Cloning:
 def embodied_policy(config: Config, spaces: EnvSpaces, seed: int) -> EmbodiedPolicy:
     """Returns the policy of an embodied run. Equal seeds give equal policies."""
     derived = derive_seed(seed, "actor", "model")
-    with torch.random.fork_rng(devices=[]):
+    with required("rl_platform.models.policies", "actor.model"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived)
         return build_policy(config.actor.model, spaces, action_levels(config, spaces), derived, config.instructions)
 

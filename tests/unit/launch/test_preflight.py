@@ -20,7 +20,7 @@ from rl_platform.errors import ConfigError, Problem, Unreachable
 from rl_platform.launch import preflight
 from rl_platform.launch.command import load
 from rl_platform.launch.output import output_folder
-from rl_platform.launch.session import checked
+from rl_platform.launch.start_checks.every_check import checked
 from rl_platform.launch.start_checks.extensions import check_extensions
 from rl_platform.launch.start_checks.model_checks import check_architectures, check_models
 from rl_platform.launch.start_checks.preflight import check_cheap
