@@ -171,6 +171,7 @@ def import_for_runs() -> None:
 
 def main() -> None:
     from rl_platform.launch import cli, session  # noqa: F401 - what every launcher imports
+    from rl_platform.launch.start_checks import every_check  # noqa: F401 - and what every start does
 
     import_for_runs()
     gc.collect()

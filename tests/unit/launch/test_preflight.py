@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from collections import namedtuple
@@ -17,9 +18,9 @@ from transformers import LlamaConfig
 
 from rl_platform.config import Config
 from rl_platform.errors import ConfigError, Problem, Unreachable
-from rl_platform.launch import preflight
 from rl_platform.launch.command import load
 from rl_platform.launch.output import output_folder
+from rl_platform.launch.start_checks import preflight
 from rl_platform.launch.start_checks.every_check import checked
 from rl_platform.launch.start_checks.extensions import check_extensions
 from rl_platform.launch.start_checks.model_checks import check_architectures, check_models
@@ -139,7 +140,8 @@ def test_sglang_reports_selected_experts_on_gpus_only(folder: Path, monkeypatch:
 
 
 def test_sglang_of_another_version_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: object())
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "sglang" else find(name))
     monkeypatch.setattr("rl_platform.launch.start_checks.preflight.version", lambda name: "0.4.1")
     problem = cheap_problems("reasoning.yaml", "rollout.backend=sglang")["rollout.backend"]
     assert "sglang 0.4.1 is installed" in problem.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -135,9 +136,10 @@ def test_fused_layers_that_are_not_there(monkeypatch: pytest.MonkeyPatch):
     asked = "actor.kernels=transformer_engine"
     assert "needs a GPU" in problems(asked)["actor.kernels"].message
     torch = "rollout.backend=torch"  # `auto` would look for SGLang
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    find, own = importlib.util.find_spec, "rl_platform."
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: find(name) if name.startswith(own) else None)
     assert "is not installed" in problems(asked, torch, "cluster.gpus_per_node=1")["actor.kernels"].message
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: find(name) if name.startswith(own) else name)
     assert problems(asked, torch, "cluster.gpus_per_node=1") == {}
 
 
