@@ -374,6 +374,9 @@ class _Stream:
 
     def wait(self, *_: object) -> None: ...
 
+    def is_capturing(self) -> bool:
+        return False
+
     record = query = wait
 
 
@@ -440,6 +443,8 @@ def pretended_device() -> Iterator[Device]:
                 stack.enter_context(patch.object(torch.cuda.random, name, value))
         stack.enter_context(patch.object(torch.amp.autocast_mode.autocast, "__init__", autocast_on_cpu))
         stack.enter_context(patch.object(torch, "Generator", _Generator))
+        # optimizers read it if torch was built for GPUs
+        stack.enter_context(patch.object(torch.accelerator, "current_stream", lambda *_: _Stream()))
         swaps = torch.__future__.get_swap_module_params_on_conversion()
         torch.__future__.set_swap_module_params_on_conversion(True)
         stack.callback(torch.__future__.set_swap_module_params_on_conversion, swaps)

@@ -14,7 +14,12 @@ import yaml
 ROOT = Path(__file__).parents[3]
 TABLE = yaml.safe_load((Path(__file__).parent / "private_torch.yaml").read_text())
 FOLDERS = ("platform", "launch", "envs", "api")
-CDATA = "torch.UntypedStorage._cdata"
+MEMBERS = {  # private members of objects, whose classes the source does not name
+    "_cdata": "torch.UntypedStorage._cdata",
+    "_parameters": "torch.nn.Module._parameters",
+    "_buffers": "torch.nn.Module._buffers",
+    "_non_persistent_buffers_set": "torch.nn.Module._non_persistent_buffers_set",
+}
 
 
 def found(name: str) -> object:
@@ -38,13 +43,22 @@ def is_private(dotted: str) -> bool:
 
 
 def private_names(source: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    imported: dict[str, str] = {}  # by the name that the source gives it
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
+            imported |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
             yield from (name for one in node.names if is_private(name := f"{node.module}.{one.name}"))
-        elif isinstance(node, ast.Attribute) and node.attr == "_cdata":
-            yield CDATA
-        elif isinstance(node, ast.Attribute) and is_private(name := ast.unparse(node)):
-            yield name
+        elif isinstance(node, ast.Import):
+            imported |= {one.asname: one.name for one in node.names if one.asname}
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    inner = {node.value for node in attributes}  # a.b of a.b.c
+    for node in attributes:
+        first, dot, rest = ast.unparse(node).partition(".")
+        if is_private(name := f"{imported.get(first, first)}{dot}{rest}"):
+            yield from () if node in inner else (name,)
+        elif node.attr in MEMBERS and first not in ("self", "cls"):
+            yield MEMBERS[node.attr]
 
 
 def test_the_list_is_complete() -> None:
@@ -57,12 +71,17 @@ def test_the_list_is_complete() -> None:
 def test_torch_has_it(name: str) -> None:
     if ".mkldnn." in name and not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
-    if name == CDATA:
-        assert isinstance(torch.zeros(1).untyped_storage()._cdata, int)
+    owner, _, member = name.rpartition(".")
+    if name in MEMBERS.values():
+        made = torch.zeros(1).untyped_storage() if member == "_cdata" else torch.nn.Module()
+        assert isinstance(made, found(owner))  # type: ignore[arg-type]
+        assert hasattr(made, member)
         return
     assert found(name) is not None, f"torch {torch.__version__} has no {name}; tried: {TABLE['versions tried']}"
 
 
 def test_private_names_are_found() -> None:
-    source = "import torch\nfrom torch.a._b import c\ntorch.ops._x(1)\nself._own\ns._cdata\ntorch.__version__"
-    assert {*private_names(source)} == {"torch.a._b.c", "torch.ops._x", CDATA}
+    source = "import torch\nfrom torch.a._b import c\ntorch.ops._x(1)\nself._own\ns._cdata\ntorch.__version__\n"
+    source += "import torch.d as e\nfrom torch import f\ne._g(f._h)\nself._buffers"
+    expected = {"torch.a._b.c", "torch.ops._x", "torch.d._g", "torch.f._h", MEMBERS["_cdata"]}
+    assert {*private_names(source)} == expected
