@@ -25,7 +25,15 @@ from rl_platform.config.schema.models import Optim
 from rl_platform.device_copy import on_device
 from rl_platform.engines.training.base import Loss, MicroBatches, Offloadable
 from rl_platform.engines.training.sharded_state import ShardedState, ShardedTensor, adam_state
-from rl_platform.engines.training.sharing import Group, balance_metrics_of, hidden_size_of, over_ranks, part_of, shares
+from rl_platform.engines.training.sharing import (
+    Group,
+    balance_metrics_of,
+    group_along,
+    hidden_size_of,
+    over_ranks,
+    part_of,
+    shares,
+)
 from rl_platform.extras import required
 from rl_platform.records import RolloutBatch
 
@@ -65,7 +73,7 @@ class FSDPEngine:
     ) -> None:
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.device, self.horizon, self.nominal, self.balance = device, horizon, nominal, balance
-        self.data = _data_ranks(model, device, context)
+        self.data = _data_ranks(model, context)
         self.sharded = self.world_size > 1 or cpu_offload
         pretrained = getattr(getattr(model, "model", None), "pretrained", None)
         self.model = model if cpu_offload or pretrained is not None else model.to(device)
@@ -234,19 +242,18 @@ def _balanced_routers(model: nn.Module, coefficient: float, world_size: int) -> 
     return BalancedRouters(model, coefficient, world_size)
 
 
-def _data_ranks(model: nn.Module, device: torch.device, context: int) -> Group:
+def _data_ranks(model: nn.Module, context: int) -> Group:
     """Returns the data-parallel ranks; with `context` > 1 also sets the model's context-parallel group."""
     size = dist.get_world_size() if dist.is_initialized() else 1
     assert size % context == 0, (size, context)
     if context == 1:
         return Group.of(dist.group.WORLD) if dist.is_initialized() else Group(None, 0, 1)
-    from torch.distributed.device_mesh import init_device_mesh
-
     with required("rl_platform.models.context", "parallel.context"):
         from rl_platform.models.context.context_parallel import ContextParallel
-    mesh = init_device_mesh(device.type, (size // context, context), mesh_dim_names=("data", "context"))
-    model.context = ContextParallel(mesh.get_group("context"))
-    return Group.of(mesh.get_group("data"))
+    shape = (size // context, context)
+    data, neighbours = (group_along(axis, shape) for axis in range(len(shape)))
+    model.context = ContextParallel(neighbours)
+    return Group.of(data)
 
 
 def _shard(model: nn.Module, device: torch.device, dtype: torch.dtype, *, cpu_offload: bool) -> None:

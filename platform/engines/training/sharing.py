@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -14,8 +15,19 @@ from rl_platform.algorithms.balance import balance_metrics, balanced_parts, cont
 from rl_platform.algorithms.metrics import Metrics, Sums, over
 from rl_platform.engines.training.base import MicroBatches, row_lengths
 from rl_platform.records import RolloutBatch
+from rl_platform.runtime.collective_limit import collective_limit
 
 T = TypeVar("T")
+
+
+def group_along(axis: int, shape: Sequence[int]) -> dist.ProcessGroup:
+    """Forms groups of ranks; returns that of this rank. All ranks must call it in the same order.
+
+    The numbers of all ranks are laid out in an array of this shape. Ranks that differ along `axis` only form a group.
+    """
+    ranks = torch.arange(math.prod(shape)).view(*shape).movedim(axis, -1).reshape(-1, shape[axis])
+    own, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout=collective_limit())
+    return own
 
 
 @dataclass(frozen=True)

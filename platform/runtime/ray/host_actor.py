@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -81,7 +82,10 @@ class HostActor:
         os.environ[VISIBLE_DEVICES] = accelerators
 
     async def greet(self) -> Answer:
-        return await self._answer(lambda: ProcessInfo(os.getpid(), self._transport.address(), code_fingerprint()))
+        def greet() -> ProcessInfo:
+            return ProcessInfo(os.getpid(), socket.gethostname(), self._transport.address(), code_fingerprint())
+
+        return await self._answer(greet)
 
     async def build(
         self, seat: Host, packed: Packed, world_sizes: Mapping[str, int], seed: int, homes: Mapping[str, str]

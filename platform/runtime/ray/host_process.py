@@ -37,9 +37,10 @@ RankState = tuple[str, Progress]  # what a rank does, and how far it is
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """The report of a process that has started."""
+    """The report of a process that has started. machine: the name of its machine or container."""
 
     pid: int
+    machine: str
     address: str
     code: str
 

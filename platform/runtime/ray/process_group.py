@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from datetime import timedelta
+from ipaddress import ip_address
 
 import psutil
 
+from rl_platform.errors import Problem
+from rl_platform.runtime.collective_limit import set_collective_limit
 from rl_platform.runtime.weights.group import RENDEZVOUS_S
 
 
@@ -22,6 +26,21 @@ def use_interface_of(address: str) -> None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
             if not address.startswith("127."):  # NCCL refuses the loopback interface
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+
+
+def unreachable(processes: Mapping[str, tuple[str, str]]) -> list[Problem]:
+    """Returns a problem for each process of several machines whose address is of the loopback interface.
+
+    processes: by name the machine and Ray's address of its node.
+    """
+    if len({machine for machine, _ in processes.values()}) == 1:
+        return []
+    hint = "start Ray there with --node-ip-address=ADDRESS, an address of an interface that the other machines reach"
+    return [
+        Problem("cluster.address", f"other machines cannot reach {name} on {machine}", value=address, hint=hint)
+        for name, (machine, address) in processes.items()
+        if ip_address(address).is_loopback
+    ]
 
 
 class Rendezvous:
@@ -53,13 +72,11 @@ def join_group(
     if store is None:
         address, port = rendezvous  # type: ignore[misc]
         store = dist.TCPStore(address, port, world_size, is_master=False, timeout=timedelta(seconds=RENDEZVOUS_S))
+    limit = timedelta(seconds=timeout_s)
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if cuda else "gloo",
-        store=store,
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=timeout_s),
+        "cpu:gloo,cuda:nccl" if cuda else "gloo", store=store, rank=rank, world_size=world_size, timeout=limit
     )
+    set_collective_limit(limit)
 
 
 def leave_group() -> None:

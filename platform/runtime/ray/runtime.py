@@ -39,6 +39,7 @@ from rl_platform.runtime.ray.channel_proxy import ChannelAddress, ChannelProxy
 from rl_platform.runtime.ray.fingerprint import code_fingerprint
 from rl_platform.runtime.ray.host_process import Member, NamedReferences, ProcessInfo
 from rl_platform.runtime.ray.loss_watch import LauncherWatch
+from rl_platform.runtime.ray.process_group import unreachable
 from rl_platform.runtime.ray.restarts import Restarts
 from rl_platform.runtime.ray.serialization import pack_error, unpack_error
 from rl_platform.runtime.ray.worker_proxy import DEATH_NOTICE_S, ArgumentPacker, HostProxy, WorkerProxy, relay
@@ -265,6 +266,7 @@ class RayRuntime(ShutsDown):
             for name, info in greetings.items()
             if info.code != own
         ]
+        problems += unreachable({name: (info.machine, info.address) for name, info in greetings.items()})
         if problems:
             raise PlacementError(problems)
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from rl_platform.runtime.ray.process_group import use_interface_of
+from rl_platform.runtime.ray.process_group import unreachable, use_interface_of
 
 INTERFACES = {
     "lo": [SimpleNamespace(address="127.0.0.1")],
@@ -37,3 +37,14 @@ def test_the_interface_with_the_address_of_the_node(
         monkeypatch.setenv(name, value)
     use_interface_of(address)
     assert (os.environ.get("GLOO_SOCKET_IFNAME"), os.environ.get("NCCL_SOCKET_IFNAME")) == (gloo, nccl)
+
+
+def test_addresses_of_several_machines_are_not_of_the_loopback_interface() -> None:
+    here = {"host0": ("a", "127.0.0.1"), "host1": ("a", "127.0.0.1")}
+    assert unreachable(here) == []
+    assert unreachable({"host0": ("a", "10.0.0.7"), "host1": ("b", "fe80::1")}) == []
+    found = unreachable({"host0": ("a", "10.0.0.7"), "host1": ("b", "127.0.1.1"), "host2": ("c", "::1")})
+    assert [(one.message, one.value) for one in found] == [
+        ("other machines cannot reach host1 on b", "127.0.1.1"),
+        ("other machines cannot reach host2 on c", "::1"),
+    ]

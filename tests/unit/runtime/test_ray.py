@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -458,6 +459,22 @@ def test_a_process_that_runs_other_code_is_refused_and_both_are_named(start, mon
         start([("actor", 0)])
     (problem,) = refused.value.problems
     assert (problem.key, problem.value, problem.allowed) == ("cluster.address", theirs, "rl-platform 0.0 (another)")
+
+
+def test_machines_that_others_reach_by_the_loopback_interface_only_are_refused(start, monkeypatch):
+    call = ray_runtime.RayRuntime._all
+
+    def on_other_machines(self: Any, method: str, arguments: Any) -> Any:
+        """The processes of this machine report two, with addresses of the loopback interface."""
+        found = call(self, method, arguments)
+        if method != "greet":
+            return found
+        return {name: replace(info, machine=name, address="127.0.1.1") for name, info in found.items()}
+
+    monkeypatch.setattr(ray_runtime.RayRuntime, "_all", on_other_machines)
+    with pytest.raises(PlacementError, match="other machines cannot reach host1 on host1") as refused:
+        start([("actor", 0)], [("rollout", 0)])
+    assert [problem.value for problem in refused.value.problems] == ["127.0.1.1"] * 2
 
 
 def test_a_placement_that_the_cluster_cannot_hold_is_refused_at_once(start):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -31,13 +32,22 @@ from rl_platform.engines.training.megatron.supported import is_latent, unfit, us
 from rl_platform.engines.training.megatron.vocab_parallel import vocab_parallel_full_kl, vocab_parallel_log_probs
 from rl_platform.engines.training.megatron.weight_map import TensorSource, base_name, source_of
 from rl_platform.engines.training.sharded_state import ShardedState
-from rl_platform.engines.training.sharing import Group, balance_metrics_of, on_cpu, over_ranks, part_of, shares
+from rl_platform.engines.training.sharing import (
+    Group,
+    balance_metrics_of,
+    group_along,
+    on_cpu,
+    over_ranks,
+    part_of,
+    shares,
+)
 from rl_platform.errors import ConfigError, PlacementError, Problem
 from rl_platform.models.context.context_parallel import ContextParallel
 from rl_platform.models.experts.balancing_loss import RouterBalance, mean_loss, membership
 from rl_platform.models.experts.routers import packed_routes
 from rl_platform.models.forward import TokenPolicy, TokenValues
 from rl_platform.records import RolloutBatch
+from rl_platform.runtime.collective_limit import collective_limit
 
 with importing_megatron():
     from megatron.core import parallel_state, tensor_parallel
@@ -91,7 +101,7 @@ class MegatronEngine:
         self.tensor, self.pipeline, self.data = groups.tensor, groups.pipeline, groups.data
         self.context: ContextParallel | None = None
         if parallel.context > 1:
-            self.data, self.context = _data_and_context(parallel, groups, device)
+            self.data, self.context = _data_and_context(parallel, groups)
         with quiet_megatron():
             self.stages = [
                 build_stage(
@@ -374,13 +384,11 @@ class MegatronEngine:
         return hidden if self.is_value_model else tensor_parallel.copy_to_tensor_model_parallel_region(hidden, group)
 
 
-def _data_and_context(parallel: Parallel, groups: ProcessGroups, device: torch.device) -> tuple[Group, ContextParallel]:
+def _data_and_context(parallel: Parallel, groups: ProcessGroups) -> tuple[Group, ContextParallel]:
     """Divides Megatron's data-parallel ranks: neighbours split tokens, the groups of neighbours have other rows."""
-    from torch.distributed.device_mesh import init_device_mesh
-
     shape = (parallel.pipeline, groups.data.size // parallel.context, parallel.context, parallel.tensor)
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("pipeline", "data", "context", "tensor"))
-    return Group.of(mesh.get_group("data")), ContextParallel(mesh.get_group("context"))
+    data, context = 1, 2  # axes
+    return Group.of(group_along(data, shape)), ContextParallel(group_along(context, shape))
 
 
 def _start(parallel: Parallel, device: torch.device) -> None:
@@ -409,6 +417,7 @@ def _start(parallel: Parallel, device: torch.device) -> None:
         expert_model_parallel_size=parallel.expert,
         expert_tensor_parallel_size=1,
         create_gloo_process_groups=False,
+        distributed_timeout_minutes=collective_limit() / timedelta(minutes=1),
     )
     with torch.random.fork_rng(devices=[]):  # without dropout nothing is drawn, but Megatron requires a seed
         tensor_parallel.model_parallel_cuda_manual_seed(1)
