@@ -186,7 +186,7 @@ def recipe(setup: Setup, report: Report) -> None:
 
 
 def recipe_overrides(setup: Setup) -> Overrides:
-    """Writes random weights and questions; returns overrides for five steps and a checkpoint after the third."""
+    """Writes random weights and questions; returns overrides for five steps and a checkpoint after the last."""
     from _language import gpu_shape, network
 
     from rl_platform.placement.estimates.architectures import known_options
@@ -218,7 +218,7 @@ def recipe_overrides(setup: Setup) -> Overrides:
         "reward.type": "exact_match",
         "runner.max_steps": 5,
         "runner.val_check_interval": 0,
-        "runner.save_interval": 3,
+        "runner.save_interval": 5,
     }
     if setup.small:
         overrides |= {"data.train_batch_size": 4, "data.mini_batch_size": 2, "data.max_response_length": 4}

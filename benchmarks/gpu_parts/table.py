@@ -37,6 +37,6 @@ PARTS = (
     ),
     Part("sglang", "SGLang in the platform compared with SGLang alone", rollout.sglang, 300, ("sglang",)),
     Part("vllm", "vLLM in the platform", rollout.vllm, 240),
-    Part("recipe", "five steps of the recipe qwen2.5_0.5b_gsm8k, random weights", runs.recipe, 480),
+    Part("recipe", "five steps of the recipe qwen2.5_0.5b_gsm8k, random weights", runs.recipe, 300),
 )
 NAMES = tuple(part.name for part in PARTS)

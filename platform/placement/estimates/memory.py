@@ -174,8 +174,8 @@ class MemoryModel:
         published = self._published(shape) if name == self.layout.policy else 0
         if name == self.layout.policy and sent_while_gathered(self.config, self.layout, on_gpu=self.on_gpu):
             assert isinstance(shape, ModelShape)
-            # a bucket, and a tensor that is gathered and then converted
-            activations = max(activations, SENT_BUCKET + 2 * shape.largest_tensor * FLOAT)
+            # the bucket that is sent, the one that is filled, and a tensor that is gathered and then converted
+            activations = max(activations, 2 * SENT_BUCKET + 2 * shape.largest_tensor * FLOAT)
         if isinstance(shape, ModelShape) and section.training_backend == "megatron":
             kept, optimized = state_bytes(shape, section.parallel, self.config.model_of(name).dtype, ranks)
             if section.lora is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -46,26 +46,30 @@ class WeightSender:
         self._joined: dict[str, dist.ProcessGroup] = {}  # by name
 
     def send(self, values: Iterable[Tensor], tensors: Sequence[TensorShape], group: WeightGroup) -> list[bytes]:
-        """Sends the values of the distinct tensors, in order, each bucket as soon as it is full.
+        """Sends the values of the distinct tensors, in order. The next bucket is filled while one is on its way.
 
         Returns a checksum of each bucket if the group is checked. Raises WorkerError if a receiver fails.
         """
         checksums = []
         coming = iter(values)
+        sending: tuple[dist.Work, Tensor] | None = None  # NCCL: after `wait` the device waits, not the host
         try:
             if group.name not in self._joined:
                 self._joined[group.name] = join(group, 0)
             for bucket in buckets_of(tensors, group.bucket):
-                value = next(coming).detach()
-                flat, parts = flat_views(bucket, value.device)
-                for part in parts[:-1]:
-                    part.copy_(value)
-                    value = next(coming).detach()
-                parts[-1].copy_(value)
-                dist.broadcast(flat, 0, self._joined[group.name])
+                if sending is not None and sum(tensor.nbytes for tensor in bucket) > group.bucket:
+                    sending[0].wait()  # memory may not suffice for another bucket beside a large tensor
+                    sending = None
+                flat = _filled(bucket, coming)
+                if sending is not None:
+                    sending[0].wait()
+                sending = dist.broadcast(flat, 0, self._joined[group.name], async_op=True), flat
                 checksums += [checksum(flat)] if group.checked else []
-            if group.backend == "nccl":  # which sends after the call has returned
-                torch.cuda.synchronize(flat.device)
+                del flat
+            if sending is not None:
+                sending[0].wait()
+                if group.backend == "nccl":  # which sends after the wait has returned
+                    torch.cuda.synchronize(sending[1].device)
         except (RuntimeError, dist.DistError) as error:
             self.leave([group.name])
             receivers = ", ".join(sorted(group.receivers))
@@ -80,6 +84,18 @@ class WeightSender:
     @property
     def groups(self) -> set[str]:
         return set(self._joined)
+
+
+def _filled(bucket: Sequence[TensorShape], coming: Iterator[Tensor]) -> Tensor:
+    """Returns the bytes of a bucket, [N] uint8, with the next values in it."""
+    value = next(coming).detach()
+    flat, parts = flat_views(bucket, value.device)
+    parts[0].copy_(value)
+    for part in parts[1:]:
+        del value  # before the next one is gathered
+        value = next(coming).detach()
+        part.copy_(value)
+    return flat
 
 
 @dataclass

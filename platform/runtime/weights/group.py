@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 RENDEZVOUS_S = 120.0  # longest wait for the other ranks: they may still be importing libraries
 SEND_S = 120.0  # longest time for one bucket
-BUCKET = 256 * 2**20  # bytes that a sender and each receiver need beside the weights; a larger tensor is one bucket
+BUCKET = 256 * 2**20  # bytes: a receiver needs one beside the weights, a sender two; a larger tensor is one bucket
 CPU = "cpu"
 
 

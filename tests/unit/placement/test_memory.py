@@ -251,7 +251,7 @@ def test_a_sharded_learner_holds_one_publication_in_the_type_of_the_engine(
     assert estimate.rank("critic").published == estimate.rank("reference").published == 0
 
 
-def test_the_sender_needs_a_bucket_and_two_copies_of_the_largest_tensor() -> None:
+def test_the_sender_needs_two_buckets_and_two_copies_of_the_largest_tensor() -> None:
     assert SENT_BUCKET == BUCKET
     small = {"actor.max_tokens_per_micro_batch": "72", "data.max_response_length": "8"}
     where = layout({"actor,critic,reference": "0-3", "rollout,reward": "4-7"})
@@ -260,7 +260,7 @@ def test_the_sender_needs_a_bucket_and_two_copies_of_the_largest_tensor() -> Non
         for transfer in ("auto", "memory")
     )
     largest = 4 * 49_152 * 576  # the embedding of SmolLM2-135M
-    assert sent.activations == max(stored.activations, SENT_BUCKET + 2 * largest) > stored.activations
+    assert sent.activations == max(stored.activations, 2 * SENT_BUCKET + 2 * largest) > stored.activations
 
 
 def test_on_a_gpu_lasting_parts_add_up_and_the_largest_passing_one_counts() -> None:

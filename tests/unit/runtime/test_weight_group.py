@@ -92,6 +92,24 @@ def test_tensors_are_converted_to_the_type_of_the_engine(other: Any) -> None:
     assert bias == torch.ones(2).view(torch.uint8).numpy().tobytes()
 
 
+def test_the_next_bucket_is_filled_while_one_is_on_its_way(other: Any) -> None:
+    """The receiver reads the first one only after the sender has begun with the second."""
+    group, line, _ = other
+    sender = WeightSender()
+    line.send([48, 10, 48])
+    sender.send(distinct(STATE, TENSORS), TENSORS, group)
+    assert [line.recv() for _ in range(2)][0] == "joined"
+    large = {"head": torch.ones(2**22), "body": torch.arange(4.0)}  # more than the system keeps on the way
+
+    def values() -> Iterator[torch.Tensor]:
+        yield large["head"]
+        line.send([2**24, 16])
+        yield large["body"]
+
+    sender.send(values(), offer_fields(large, {})["tensors"], group)
+    assert [len(part) for part in line.recv()] == [2**24, 16]
+
+
 def test_a_receiver_that_dies_is_told(other: Any) -> None:
     group, line, process = other
     sender = WeightSender()
