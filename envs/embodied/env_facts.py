@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rl_platform.envs.embodied.descriptions import EnvDescription, check_time_limit, make_env
 from rl_platform.envs.embodied.spaces import EnvSpaces, read_spaces
-from rl_platform.envs.embodied.stepping import inspect_there, user_spaces, warp_problem
+from rl_platform.envs.embodied.stepping import inspect_external, user_spaces, warp_problem
 from rl_platform.errors import ConfigError
 
 USUAL_RATE = 30
@@ -30,7 +30,7 @@ def inspect_env(description: EnvDescription, *, limited: bool = True) -> EnvFact
     limited: an environment without a time limit is one of those, if it is of this interpreter.
     """
     if description.external:
-        return inspect_there(description, limited=limited)
+        return inspect_external(description, limited=limited)
     if description.own_backend:
         return EnvFacts(user_spaces(description, tried=True))
     env = make_env(description)

@@ -48,16 +48,16 @@ def warp_problem(env: AnyEnv) -> Problem | None:
     return problem(env)
 
 
-def inspect_there(description: EnvDescription, *, limited: bool) -> EnvFacts:
+def inspect_external(description: EnvDescription, *, limited: bool) -> EnvFacts:
     """See `processes/interpreter.py` and `remote/remote_workers.py`."""
     if description.addresses:
         with required("rl_platform.envs.embodied.remote", "env.address"):
             from rl_platform.envs.embodied.remote.remote_workers import inspect_remote
         return inspect_remote(description, limited=limited)
     with required("rl_platform.envs.embodied.processes", "env.python"):
-        from rl_platform.envs.embodied.processes.interpreter import inspect_there as inspect
+        from rl_platform.envs.embodied.processes.interpreter import inspect_in_interpreter
 
-    return inspect(description)
+    return inspect_in_interpreter(description)
 
 
 def workers_class(description: EnvDescription) -> type[EnvWorkers]:

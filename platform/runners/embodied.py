@@ -55,9 +55,9 @@ class EmbodiedRunner:
         self.simulation = RestorableEnvs(self.recovery, self.parts()["env"])
         # a single rollout rank in the process of env rank 0 would only wait for it: it acts in its thread
         alone = self.typed["rollout"].world_size == 1 and config.env.pipeline_stages == 1
-        self.acts_there: bool = alone and self.recovery.run(lambda: self.typed["env"].rank(0).finds_policy().result())
+        self.acts_in_env: bool = alone and self.recovery.run(lambda: self.typed["env"].rank(0).finds_policy().result())
         if config.env.backend == "mujoco_warp":
-            reporter.note(self.recovery.run(lambda: self.typed["env"].rank(0).rollout_path(self.acts_there).result()))
+            reporter.note(self.recovery.run(lambda: self.typed["env"].rank(0).rollout_path(self.acts_in_env).result()))
         if self.typed["env"].world_size > 1:
             self._with_peers(lambda peers: self.typed["env"].rank(0).begin(peers))
 
@@ -194,7 +194,7 @@ class EmbodiedRunner:
         The argument of `work` is None if the policy is in the process of that rank.
         """
         rollout = self.typed["rollout"]
-        if self.acts_there:
+        if self.acts_in_env:
             return work(None)
         capacity = self.config.env.pipeline_stages * rollout.world_size  # each has one message under way
         to_policy = self.runtime.channel("observations", capacity, ["env[0]"], ["rollout"])

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from rl_platform.envs.embodied.processes.interpreter import code_there, executable
+from rl_platform.envs.embodied.processes.interpreter import executable, interpreter_code
 from rl_platform.launch.tools.simulators import is_made
 
 NAME = "manipulation"
@@ -86,4 +86,4 @@ assert message() == plain
 
 @pytest.mark.parametrize("code", [EPISODES, REWARDS, FAILURE], ids=["episodes", "rewards", "diverged physics"])
 def test_results_are_bit_identical(code: str) -> None:
-    subprocess.run([executable(NAME), "-c", code_there(COMMON + code)], check=True, timeout=300)
+    subprocess.run([executable(NAME), "-c", interpreter_code(COMMON + code)], check=True, timeout=300)

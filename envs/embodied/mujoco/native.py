@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from rl_platform.envs.embodied.arrays import Array, join
 from rl_platform.envs.embodied.descriptions import time_limit
 from rl_platform.envs.embodied.env_state import NATIVE
 from rl_platform.envs.embodied.mujoco.tasks import find_task
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from rl_platform.envs.embodied.mujoco.device_envs import NativeOnDevice, Starts
     from rl_platform.envs.embodied.mujoco.physics import DevicePhysics, Physics
-    from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import MujocoTask
+    from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import MujocoTask, Quantities
     from rl_platform.envs.embodied.spaces import AnyEnv
 
 _WRAPPERS = ("TimeLimit", "OrderEnforcing")  # wrappers that `NativeEnvs` implements
@@ -108,22 +109,12 @@ class NativeEnvs:
         now, task = self._physics.now, self.task
         idle_positions = None if idle is None else self.positions[idle]
         rewards, terminated = task.outcome(self.positions, now, actions)
-        self._find_diverged(lengths)
+        self.diverged = diverged(now, lengths, task.dt, self.largest)
+        if np.count_nonzero(self._physics.warnings):
+            self.diverged |= (self._physics.warnings != 0).any(axis=1)
         if idle is not None:
             self.positions[idle], self.diverged[idle] = idle_positions, False
         return task.observe(now), rewards, terminated, lengths >= self.limit - 1
-
-    def _find_diverged(self, lengths: np.ndarray) -> None:
-        """MuJoCo counts a warning for a state that it reset, which also sets the time back; and no number may be too
-        large. lengths [N]: steps of each episode before this one."""
-        now = self._physics.now
-        bad = ~(now.time >= (lengths + 0.5) * self.task.dt)
-        if np.count_nonzero(self._physics.warnings):
-            bad |= (self._physics.warnings != 0).any(axis=1)
-        numbers = np.concatenate((now.qpos, now.qvel), axis=1)
-        if not np.vdot(numbers, numbers) < self.largest:  # else every number is at most its square root
-            bad |= ~(np.abs(numbers) < self.largest).all(axis=1)
-        self.diverged = bad
 
     @property
     def device(self) -> torch.device | None:
@@ -171,6 +162,19 @@ class NativeEnvs:
 
     def close(self) -> None:
         self._physics.close()
+
+
+def diverged(now: Quantities, lengths: Array, dt: float, largest: float) -> Array:
+    """Returns [N] bool: MuJoCo reset a bad state, which sets the time back, or a position or velocity is not finite or
+    not below `largest`.
+
+    lengths [N]: steps of each episode before the last one; dt: seconds of a step. Arrays, or tensors of a device.
+    """
+    numbers = join((now.qpos, now.qvel))
+    was_reset = ~(now.time >= (lengths + 0.5) * dt)
+    if isinstance(numbers, np.ndarray) and np.vdot(numbers, numbers) < largest:
+        return was_reset  # every number is at most the square root of that sum
+    return was_reset | ~(abs(numbers) < largest).all(1)
 
 
 def native_task(env: AnyEnv) -> type[MujocoTask] | None:

@@ -68,20 +68,20 @@ def executable(name: str) -> str:
     return str(path)
 
 
-def code_there(code: str) -> str:
+def interpreter_code(code: str) -> str:
     """Returns code that makes the modules of this installation importable, then runs `code`."""
     folders = {name: list(sys.modules[name].__path__) for name in ("rl_platform", rl_platform.envs.__name__)}
     return f"OLDEST, FOLDERS = {OLDEST}, {json.dumps(folders)}\n{_PACKAGES}{code}"
 
 
-def inspect_there(description: EnvDescription) -> EnvFacts:
+def inspect_in_interpreter(description: EnvDescription) -> EnvFacts:
     """Returns the facts of the environment, built once in its interpreter. Raises ConfigError as `inspect_env` does."""
     assert description.python is not None
     name, key = description.python, pickle.dumps(description)
     if key in _known:
         return _known[key]
     with tempfile.TemporaryFile() as output:
-        child = Child(code_there(_INSPECT), Death.HANG_UP, output=output, python=executable(name))
+        child = Child(interpreter_code(_INSPECT), Death.HANG_UP, output=output, python=executable(name))
         connection = child.connection()
         try:
             here = replace(description, python=None)
@@ -113,7 +113,7 @@ def _unusable(name: str, output: str, child: Child) -> Problem:
 
 
 def answer() -> None:
-    """The code of `inspect_there` in the other interpreter. Its argument: the descriptor of the connection."""
+    """The code of `inspect_in_interpreter` in the other interpreter. Its argument: the descriptor of the connection."""
     from rl_platform.envs.embodied.env_facts import inspect_env
 
     connection = Connection(int(sys.argv[1]))

@@ -14,7 +14,7 @@ from typing import Any
 
 from rl_platform.envs.embodied.block import failure
 from rl_platform.envs.embodied.buffers import Buffers
-from rl_platform.envs.embodied.processes.interpreter import code_there, executable
+from rl_platform.envs.embodied.processes.interpreter import executable, interpreter_code
 from rl_platform.envs.embodied.processes.worker_process import CALL, DONE, RESULT, STEP
 from rl_platform.errors import Deadline, WorkerDied
 from rl_platform.runtime.child import Child, Death
@@ -48,7 +48,7 @@ class EnvWorker:
         self._name, self._index, self._env_id = f"environment worker {index}", index, env_id
         self._first, self._last = rows
         environment = dict.fromkeys(_THREAD_LIMITS, "1") | variables
-        code, other = (_WORKER, None) if python is None else (code_there(_WORKER), executable(python))
+        code, other = (_WORKER, None) if python is None else (interpreter_code(_WORKER), executable(python))
         self._child = Child(code, Death.HANG_UP, [memory_fd], environment, [memory_fd], python=other)
         self._connection = self._child.connection()
         if cpus:
