@@ -35,9 +35,10 @@ from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.placement.scheduler import schedule
 from rl_platform.reporter import Reporters, RunInfo
 from rl_platform.runners.embodied import EmbodiedRunner
-from rl_platform.runners.ppo import TaskRunner, train
+from rl_platform.runners.ppo import train
 from rl_platform.runners.reasoning import ReasoningRunner
 from rl_platform.runners.state import RunState
+from rl_platform.runners.task_runner import TaskRunner
 from rl_platform.runtime.cpu import keep_freed_memory
 from rl_platform.tracing import recorder
 

@@ -24,7 +24,8 @@ from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import schedule
 from rl_platform.records import RolloutBatch
 from rl_platform.reporter import Reporters
-from rl_platform.runners.ppo import PPO, Learners
+from rl_platform.runners.ppo import PPO
+from rl_platform.runners.task_runner import Learners
 from rl_platform.runtime import ComponentSpec
 from rl_platform.runtime.local import LocalRuntime
 from rl_platform.runtime.worker_group import WorkerGroup

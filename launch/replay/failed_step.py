@@ -20,9 +20,9 @@ from rl_platform.launch.replay.recordings import RECORDED, VERSION
 from rl_platform.records import RolloutBatch
 from rl_platform.reporter import Reporter
 from rl_platform.run_files import CONFIG
-from rl_platform.runners.ppo import Learners, Metrics
 from rl_platform.runners.run_fingerprint import fingerprint
 from rl_platform.runners.state import shards
+from rl_platform.runners.task_runner import Learners, Metrics
 from rl_platform.runtime.worker_group import WorkerGroup
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,8 @@ from rl_platform.errors import Diverged, PlatformError
 from rl_platform.records import RolloutBatch, StateDict
 from rl_platform.reporter import Reporter
 from rl_platform.runners.phases import Phase, Phases, Results
-from rl_platform.runners.ppo import PPO, Learners, Metrics
+from rl_platform.runners.ppo import PPO
+from rl_platform.runners.task_runner import Learners, Metrics
 
 Numbers = dict[str, dict[str, Tensor]]  # of a step, by phase and name, in the order in which they are computed
 EVALUATED = {  # the phase that computes a field of the batch

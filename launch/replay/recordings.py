@@ -24,8 +24,9 @@ from rl_platform.launch.session import run
 from rl_platform.records import StateDict
 from rl_platform.reporter import Reporter
 from rl_platform.run_files import CONFIG
-from rl_platform.runners.ppo import PPO, Learners
+from rl_platform.runners.ppo import PPO
 from rl_platform.runners.state import fingerprint
+from rl_platform.runners.task_runner import Learners
 
 RECORDED = "recorded"
 VERSION = version("rl-platform")

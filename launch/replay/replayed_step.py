@@ -33,7 +33,7 @@ from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
 from rl_platform.records import StateDict
 from rl_platform.reporter import Reporters
-from rl_platform.runners.ppo import Learners
+from rl_platform.runners.task_runner import Learners
 from rl_platform.runtime import ComponentSpec, Runtime
 from rl_platform.runtime.cpu import compute_alone
 

@@ -22,10 +22,10 @@ from rl_platform.envs.embodied.success import success_rates
 from rl_platform.records import RolloutBatch, StateDict, Weights
 from rl_platform.reporter import Episode, Reporter
 from rl_platform.runners.component_groups import TypedGroups
-from rl_platform.runners.ppo import Learners
 from rl_platform.runners.recovery import EnvPart, Recovery, RestorableEnvs
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runners.sample_ledger import SampleLedger, held_rows
+from rl_platform.runners.task_runner import Learners
 from rl_platform.runtime import ComponentSpec, Runtime
 from rl_platform.runtime.weights_token import WeightsToken
 from rl_platform.runtime.worker_group import Handle, WorkerGroup

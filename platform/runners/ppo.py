@@ -5,15 +5,14 @@
                  -> validate, log, checkpoint
 
 Neighbours in brackets run side by side where their components share no device. `train` is the loop, `PPO.update` one
-step of it from a rollout batch to updated models, and `TaskRunner` what differs between the two tasks. The mathematics
+step of it from a rollout batch to updated models. `task_runner.py` has the interface of the two tasks. The mathematics
 is in `rl_platform.algorithms`; the runtime decides in which processes components run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -28,94 +27,24 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import Diverged
 from rl_platform.extras import required
 from rl_platform.interrupts import stopping_after_step
-from rl_platform.records import RolloutBatch, StateDict, Weights
-from rl_platform.reporter import Reporter
+from rl_platform.records import RolloutBatch, StateDict
+from rl_platform.reporter import Reporter, Sample
 from rl_platform.rng import generator
-from rl_platform.runners.component_groups import ActorGroup, LearnerGroup, ReferenceGroup
-from rl_platform.runners.phases import ComponentTimings, Phase, Phases, TakingTurns
-from rl_platform.runners.recovery import EnvPart
+from rl_platform.runners.component_groups import LearnerGroup
+from rl_platform.runners.phases import ComponentTimings, Phase, Phases
 from rl_platform.runners.rollouts import Collected, Rollouts
 from rl_platform.runners.state import RunState
 from rl_platform.runners.step_callbacks import Callback, stopped_by
 from rl_platform.runners.stragglers import Stragglers
+from rl_platform.runners.task_runner import Learners, Metrics, TaskRunner
 from rl_platform.runners.utilization import Utilization
 from rl_platform.runtime.cpu import compute_alone
-from rl_platform.runtime.weights_token import WeightsToken
-from rl_platform.runtime.worker_group import Handle, WorkerGroup
+from rl_platform.runtime.worker_group import Handle
 
-Metrics = dict[str, float]
-MakePPO = Callable[[Config, "Learners", Reporter], "PPO"]
+MakePPO = Callable[[Config, Learners, Reporter], "PPO"]
 LEFT = "left"  # result of `train` if the run moves to another placement
 # The tests and the guide of NeMo-RL call a run above these values unhealthy.
 MISMATCH_LIMITS = {"mismatch/prob_error": 1.05, "mismatch/k3": 1e-3}
-
-
-@dataclass(frozen=True)
-class Learners:
-    """The worker groups that hold models.
-
-    critic None: values come from the actor, or the estimator needs none. reference None: there are no KL terms, or with
-    `reference_is_base` they compare to the actor without its adapters. turns None: all are on the same devices and stay
-    there.
-    """
-
-    actor: ActorGroup
-    critic: LearnerGroup | None = None
-    reference: ReferenceGroup | None = None
-    reference_is_base: bool = False
-    turns: TakingTurns | None = None
-
-
-class TaskRunner(Protocol):
-    """The interface of the two tasks: collection of experience, validation, and parts of a checkpoint."""
-
-    learners: Learners
-    groups: Mapping[str, WorkerGroup]
-
-    def warm_start(self) -> Metrics:
-        """Trains the new models before the first step (`runner.warm_start`)."""
-
-    def publish(self, version: int) -> Weights | WeightsToken:
-        """Returns the present weights of the actor. They stay readable while the models are trained."""
-
-    def receive(self, weights: Weights | WeightsToken) -> Metrics:
-        """Sends published weights to the rollout."""
-
-    def update(self, weights: Weights | WeightsToken) -> bool:
-        """Sends published weights to the rollout while it generates; returns False if it does not generate."""
-
-    def collect(self, step: int) -> Collected:
-        """Returns one rollout batch, scored."""
-
-    def trained(self, batch: RolloutBatch) -> Metrics:
-        """Counts the rows of `batch` after its update; returns metrics of the responses that are in flight."""
-
-    def check_samples(self, waiting: Sequence[RolloutBatch]) -> None:
-        """Compares the counts while nothing is generated. waiting: rollouts that were collected and not trained on.
-
-        Raises Unaccounted if responses were lost or trained on twice.
-        """
-
-    def validate(self, step: int) -> Metrics: ...
-
-    def log_tokens(self, step: int, batch: RolloutBatch) -> None:
-        """Reports the tokens of a batch that was trained on."""
-
-    def exhausted(self) -> bool:
-        """Returns whether the data is used up (`runner.max_epochs`)."""
-
-    def learned_parts(self) -> Mapping[str, WorkerGroup]:
-        """Components that are trained, by the name of their checkpoint part: all their ranks write it."""
-
-    def parts(self) -> Mapping[str, EnvPart]:
-        """Returns the other components with state, by the name of their checkpoint part."""
-
-    def state_dict(self) -> StateDict: ...
-
-    def load_state_dict(self, state: StateDict) -> None: ...
-
-    def finish(self, step: int) -> None:
-        """Writes the trained model after the last step."""
 
 
 def train(
@@ -135,82 +64,110 @@ def train(
     Returns what ended the run: `max_steps`, `max_epochs` or `callback NAME`. After a signal or the error of a callback,
     saves the step and raises Interrupted or that error.
     """
-    if config.runner.task_type == "embodied":
-        compute_alone()  # a step computes a few thousand numbers here; starting a thread pool would take longer
-    ppo = (ppo_of or PPO)(config, runner.learners, reporter)
-    steps = config.runner.max_steps
-    rollouts = Rollouts(runner, config.runner.max_staleness, steps, config.updates_at_once)
-    with reporter.phase("load"):
-        step = state.restore(runner, ppo, rollouts)
-        runner.check_samples([rollout.batch for rollout in rollouts.ready])
-    started = runner.warm_start() if step == 0 else {}
-    with reporter.phase("sync weights"):
-        rollouts.start(step, ppo.version(step))
-    stragglers = Stragglers(runner.groups, reporter.note)
-    timings, utilization = ComponentTimings(config, runner.groups), Utilization(config, runner.groups)
-    untrained = started | validate(runner, reporter, 0) if step == 0 else None
-
-    def save() -> None:
-        with reporter.phase("checkpoint"):
-            rollouts.settle()
-            runner.check_samples([rollout.batch for rollout in rollouts.ready])
-            state.save(step, runner, ppo, rollouts)
-
-    reason = ""
-    last = not rollouts.more(step)
+    loop = _Loop(config, runner, reporter, state, (ppo_of or PPO)(config, runner.learners, reporter))
+    untrained = loop.start()
     with stopping_after_step(config.runner.stop_grace_s, reporter.note) as stop:
-        if untrained is not None:
+        if loop.step == 0:
             stop.step = 1
             reporter.step(0, untrained)
-        while not last:
-            stop.step = step + 1
-            # 1. collect a rollout; with staleness, the next ones are collected during the update
-            rollout = rollouts.take(step)
-            # 2. advantages and returns, critic epochs, actor epochs
-            metrics = rollout.metrics | ppo.update(rollout.batch, step)
-            metrics |= utilization.metrics(rollout.batch, ppo.trains_actor(step)) | runner.trained(rollout.batch)
-            step += 1
-            reporter.samples(step, rollout.samples)
-            # 3. send the new weights to the rollout
-            if ppo.trains_actor(step - 1):
-                with reporter.phase("sync weights"):
-                    metrics |= rollouts.publish(step, ppo.version(step))
-            # 4. validate, log, checkpoint
-            last = not rollouts.more(step)
-            validates = last or due(step, config.runner.val_check_interval)
-            if validates:
-                rollouts.settle()
-            if rollout.samples and ppo.logged is not None and (step == 1 or validates):
-                with reporter.phase("log tokens"):
-                    runner.log_tokens(step, ppo.logged)
-            if validates:
-                metrics |= validate(runner, reporter, step)
-            reporter.step(step, metrics | timings.since_last())
-            try:
-                if stopping := stopped_by(callbacks, step, metrics):
-                    reason, last = f"callback {', '.join(stopping)}", True
-                    reporter.note(f"stopped after step {step} by {reason}")
-            except BaseException:
-                save()
-                raise
-            stragglers.look()
-            left = not (last or stop.due()) and leaves(step)
+        while not loop.over:
+            stop.step = loop.step + 1
+            rollout = loop.rollouts.take(loop.step)  # with staleness, the next ones are collected during the update
+            metrics = rollout.metrics | loop.update(rollout)  # advantages and returns, critic epochs, actor epochs
+            metrics |= loop.sync_weights()
+            metrics |= loop.validate(rollout.samples)
+            loop.log(metrics, callbacks)
+            left = not (loop.over or stop.due()) and leaves(loop.step)
             stopped = stop.due()  # also by a signal during `leaves`, which may take seconds
-            if last or stopped or left or due(step, config.runner.save_interval):
-                save()
+            if loop.over or stopped or left or _due(loop.step, config.runner.save_interval):
+                loop.checkpoint()
             if left:
                 return LEFT
-            last = last or stopped
-    runner.finish(step)
-    return reason or ("max_steps" if step >= steps else "max_epochs")
+            loop.over = loop.over or stopped
+    runner.finish(loop.step)
+    return loop.reason or ("max_steps" if loop.step >= config.runner.max_steps else "max_epochs")
 
 
-def validate(runner: TaskRunner, reporter: Reporter, step: int) -> Metrics:
-    with reporter.phase("validate"):
-        return runner.validate(step)
+class _Loop:
+    """The parts of `train`. step: how many steps are done; over: whether the last one is; reason: of a callback."""
+
+    def __init__(self, config: Config, runner: TaskRunner, reporter: Reporter, state: RunState, ppo: PPO) -> None:
+        self.config, self.runner, self.reporter, self.state, self.ppo = config, runner, reporter, state, ppo
+        if config.runner.task_type == "embodied":
+            compute_alone()  # a step computes a few thousand numbers here; starting a thread pool would take longer
+        self.rollouts = Rollouts(runner, config.runner.max_staleness, config.runner.max_steps, config.updates_at_once)
+        self.step, self.over, self.reason = 0, False, ""
+
+    def start(self) -> Metrics:
+        """Loads the checkpoint and sends the weights to the rollout; returns metrics of models that are not trained."""
+        with self.reporter.phase("load"):
+            self.step = self.state.restore(self.runner, self.ppo, self.rollouts)
+            self._check_samples()
+        metrics = self.runner.warm_start() if self.step == 0 else {}
+        with self.reporter.phase("sync weights"):
+            self.rollouts.start(self.step, self.ppo.version(self.step))
+        self.stragglers = Stragglers(self.runner.groups, self.reporter.note)
+        self.timings = ComponentTimings(self.config, self.runner.groups)
+        self.utilization = Utilization(self.config, self.runner.groups)
+        if self.step == 0:
+            metrics |= self._validation()
+        self.over = not self.rollouts.more(self.step)
+        return metrics
+
+    def update(self, rollout: Collected) -> Metrics:
+        """Trains the models on a rollout, which makes it the next step that is done."""
+        metrics = self.ppo.update(rollout.batch, self.step)
+        metrics |= self.utilization.metrics(rollout.batch, self.ppo.trains_actor(self.step))
+        metrics |= self.runner.trained(rollout.batch)
+        self.step += 1
+        self.reporter.samples(self.step, rollout.samples)
+        return metrics
+
+    def sync_weights(self) -> Metrics:
+        """Sends the weights to the rollout if the step trained the actor."""
+        if not self.ppo.trains_actor(self.step - 1):
+            return {}
+        with self.reporter.phase("sync weights"):
+            return self.rollouts.publish(self.step, self.ppo.version(self.step))
+
+    def validate(self, samples: Sequence[Sample]) -> Metrics:
+        """Validates at its interval and after the last step; logs the tokens of the samples then and after step 1."""
+        self.over = not self.rollouts.more(self.step)
+        validates = self.over or _due(self.step, self.config.runner.val_check_interval)
+        if validates:
+            self.rollouts.settle()
+        if samples and self.ppo.logged is not None and (self.step == 1 or validates):
+            with self.reporter.phase("log tokens"):
+                self.runner.log_tokens(self.step, self.ppo.logged)
+        return self._validation() if validates else {}
+
+    def log(self, metrics: Metrics, callbacks: Sequence[Callback]) -> None:
+        """Reports the step and calls the callbacks. Saves the step before it raises the error of one."""
+        self.reporter.step(self.step, metrics | self.timings.since_last())
+        try:
+            if stopping := stopped_by(callbacks, self.step, metrics):
+                self.reason, self.over = f"callback {', '.join(stopping)}", True
+                self.reporter.note(f"stopped after step {self.step} by {self.reason}")
+        except BaseException:
+            self.checkpoint()
+            raise
+        self.stragglers.look()
+
+    def checkpoint(self) -> None:
+        with self.reporter.phase("checkpoint"):
+            self.rollouts.settle()
+            self._check_samples()
+            self.state.save(self.step, self.runner, self.ppo, self.rollouts)
+
+    def _validation(self) -> Metrics:
+        with self.reporter.phase("validate"):
+            return self.runner.validate(self.step)
+
+    def _check_samples(self) -> None:
+        self.runner.check_samples([rollout.batch for rollout in self.rollouts.ready])
 
 
-def due(step: int, interval: int) -> bool:
+def _due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
 
 

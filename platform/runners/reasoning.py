@@ -36,10 +36,10 @@ from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory, Wei
 from rl_platform.reporter import Reporter
 from rl_platform.runners.component_groups import TypedGroups
 from rl_platform.runners.phases import TakingTurns, with_turns
-from rl_platform.runners.ppo import Learners
 from rl_platform.runners.recovery import EnvPart, Recovery
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runners.sample_ledger import SampleLedger, held_rows
+from rl_platform.runners.task_runner import Learners
 from rl_platform.runners.token_log import tokens_of
 from rl_platform.runners.trajectories import (
     by_source,

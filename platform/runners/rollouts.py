@@ -20,7 +20,7 @@ from rl_platform.runtime.weights_token import WeightsToken
 from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:
-    from rl_platform.runners.ppo import TaskRunner
+    from rl_platform.runners.task_runner import TaskRunner
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from rl_platform.runners.run_fingerprint import fingerprint
 from rl_platform.runtime.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
-    from rl_platform.runners.ppo import PPO, TaskRunner
+    from rl_platform.runners.ppo import PPO
     from rl_platform.runners.rollouts import Rollouts
+    from rl_platform.runners.task_runner import TaskRunner
 
 MISTYPED = (KeyError, IndexError, TypeError, ValueError, AttributeError, AssertionError, ArithmeticError, RuntimeError)
 TRUST = "To resume from it, set runner.trust_checkpoint=true if you trust everyone who could write to its folder"

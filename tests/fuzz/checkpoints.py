@@ -24,9 +24,10 @@ from rl_platform.launch.runtime_choice import runtime_for
 from rl_platform.launch.session import run, task_of
 from rl_platform.launch.start_checks.every_check import spaces_of
 from rl_platform.reporter import Reporters
-from rl_platform.runners.ppo import PPO, TaskRunner
+from rl_platform.runners.ppo import PPO
 from rl_platform.runners.rollouts import Rollouts
 from rl_platform.runners.state import RunState
+from rl_platform.runners.task_runner import TaskRunner
 
 PARTS = (
     *("../../../../etc/passwd", "/etc/passwd", "..", ".", "", "env.pt/../../x", "link.pt", "manifest.json", "\0"),

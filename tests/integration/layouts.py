@@ -24,7 +24,8 @@ from rl_platform.components.reference import LanguageReference
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
-from rl_platform.runners.ppo import PPO, Learners
+from rl_platform.runners.ppo import PPO
+from rl_platform.runners.task_runner import Learners
 from rl_platform.runners.trajectories import rollout_batch, shaped_rewards
 from rl_platform.runtime.host import ComponentContext
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from rl_platform.config.schema import Config
 from rl_platform.errors import DataError, Diverged
 from rl_platform.records import RolloutBatch
-from rl_platform.runners.ppo import PPO, Learners
+from rl_platform.runners.ppo import PPO
+from rl_platform.runners.task_runner import Learners
 
 SHAPE = (2, 3)
 NAN = float("nan")

@@ -11,7 +11,8 @@ from stand_ins import FixedGroup, SilentReporter
 from rl_platform.algorithms.variants.importance_weights import mismatch_weights
 from rl_platform.config.schema import Config
 from rl_platform.records import RolloutBatch
-from rl_platform.runners.ppo import PPO, Learners
+from rl_platform.runners.ppo import PPO
+from rl_platform.runners.task_runner import Learners
 
 MASK = torch.tensor([[False, True, True], [True, True, False]])
 LOG_PROBS = torch.tensor([[0.0, -1.0, -2.0], [-0.5, -3.0, 0.0]])

@@ -15,7 +15,8 @@ from rl_platform.algorithms.variants.importance_weights import without_rejected
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
-from rl_platform.runners.ppo import PPO, Learners
+from rl_platform.runners.ppo import PPO
+from rl_platform.runners.task_runner import Learners
 
 SHAPE = (2, 3)
 EVERYWHERE = torch.ones(SHAPE, dtype=torch.bool)

@@ -14,7 +14,8 @@ from rl_platform.algorithms.aggregation import Denominators
 from rl_platform.algorithms.losses import ModelOutputs, actor_loss, critic_loss
 from rl_platform.config.schema import Config
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
-from rl_platform.runners.ppo import PPO, Learners
+from rl_platform.runners.ppo import PPO
+from rl_platform.runners.task_runner import Learners
 from rl_platform.runners.trajectories import rollout_batch, shaped_rewards
 
 VERSION = 7  # of the weights before the update

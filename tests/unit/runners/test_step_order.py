@@ -16,8 +16,9 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.data import Data
 from rl_platform.interrupts import Interrupted, _signals
 from rl_platform.records import RolloutBatch, Weights
-from rl_platform.runners.ppo import PPO, Learners, train
+from rl_platform.runners.ppo import PPO, train
 from rl_platform.runners.rollouts import Collected
+from rl_platform.runners.task_runner import Learners
 
 WARM_UP, STEPS, ROWS = 2, 4, 8
 TINY = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32, "max_positions": 16}
