@@ -98,7 +98,8 @@ def test_the_next_bucket_is_filled_while_one_is_on_its_way(other: Any) -> None:
     sender = WeightSender()
     line.send([48, 10, 48])
     sender.send(distinct(STATE, TENSORS), TENSORS, group)
-    assert [line.recv() for _ in range(2)][0] == "joined"
+    first, _ = line.recv(), line.recv()
+    assert first == "joined"
     large = {"head": torch.ones(2**22), "body": torch.arange(4.0)}  # more than the system keeps on the way
 
     def values() -> Iterator[torch.Tensor]:
