@@ -76,8 +76,7 @@ class WarpPhysics:
         self._model = mujoco_warp.put_model(model)
         self._data = mujoco_warp.put_data(model, data, nworld=num_envs)
         self._device = self._data.qpos.device
-        self._captures = self._device.is_cuda
-        self._graphs: dict[str, object] = {}  # CUDA graphs of kernels, whose arrays keep their addresses
+        self._graphs: dict[str, object] = {}  # graphs of kernels, whose arrays keep their addresses
         self.warnings = np.zeros((num_envs, 3), np.int64)
         read = dict.fromkeys(("qpos", "qvel", "time", *fields))
         self._read = tuple(read)
@@ -151,15 +150,17 @@ class WarpPhysics:
         outside.wait_stream(stream)
 
     def _run(self, name: str, launch: Callable[[], None]) -> None:
-        """Launches kernels. A step has hundreds, so a GPU runs them as a CUDA graph."""
+        """Launches kernels, from the second call on as one graph.
+
+        A step has hundreds of kernels. Four Hoppers on a CPU core: 84 -> 1.4 ms of processor time a step.
+        """
         if name in self._graphs:
             self._warp.capture_launch(self._graphs[name])
             return
-        launch()
-        if self._captures:  # the first call has loaded the kernels
-            with self._warp.ScopedCapture() as capture:
-                launch()
-            self._graphs[name] = capture.graph
+        launch()  # loads the kernels
+        with self._warp.ScopedCapture() as capture:
+            launch()
+        self._graphs[name] = capture.graph
 
     def _step(self) -> None:
         """Steps all worlds `frame_skip` times."""
