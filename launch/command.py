@@ -195,7 +195,8 @@ def _carry_out(arguments: Arguments, placed: PlacedConfig) -> None:
         from rl_platform.launch.session import run  # loads torch
         from rl_platform.runtime.cpu import keep_freed_memory
 
-        keep_freed_memory()
+        if not placed.placement.on_accelerators:  # a GPU leaves the CPU little to compute, and its states are large
+            keep_freed_memory()
         run(placed, arguments.config)
 
 
@@ -205,10 +206,13 @@ def evaluate_run(name: str, overrides: Sequence[str]) -> None:
         from rl_platform.launch.saved.saved_run import find_run
     run = find_run(name, "--eval")
     loaded = run.load(overrides)
-    from rl_platform.launch.saved.evaluation import evaluate_checkpoint  # loads torch
+    import torch
+
+    from rl_platform.launch.saved.evaluation import evaluate_checkpoint
     from rl_platform.runtime.cpu import keep_freed_memory
 
-    keep_freed_memory()
+    if not torch.cuda.is_available():
+        keep_freed_memory()
     evaluate_checkpoint(run, loaded, overrides)
 
 

@@ -51,7 +51,7 @@ def runtime_for(
 def _computing(config: Config, placement: Placement) -> AbstractContextManager[None]:
     """Returns a context that applies `runner.matmul_precision` and `runner.deterministic` if there are accelerators."""
     runner, precision = config.runner, config.runner.matmul_precision
-    if placement.emulated or not any(placement.accelerators.values()):
+    if not placement.on_accelerators:
         return nullcontext()
     if precision == "auto":
         precision = "high" if config.actor.model.dtype == "float32" else "highest"

@@ -234,8 +234,7 @@ def _absent(loaded: LoadedConfig, placement: Placement, missing: list[str], stan
     if stands.reward_url is not None:
         urls = ", ".join(url for _, part in config.reward.parts if (url := part.address))
         absent.append((f"reward.url: {urls}", "no answer: the rehearsal scored with a server of its own"))
-    gpus = any(placement.accelerators.values()) and not placement.emulated
-    if gpus:
+    if placement.on_accelerators:
         absent += [("NCCL, CUDA IPC", "gloo and shared memory carried tensors"), ("GPU kernels, GPU memory", "CPU")]
     nodes = {slot.node for slots in placement.components.values() for slot in slots}
     if len(nodes) > 1:

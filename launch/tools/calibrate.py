@@ -76,7 +76,8 @@ def calibrate(config: Config, inventory: Inventory) -> str:
     began, kind = time.monotonic(), device_of(inventory)
     device = _device(kind, inventory)
     file = machine_file(kind.kind)
-    keep_freed_memory()  # as a run does
+    if device.type == "cpu":
+        keep_freed_memory()  # as a run does
     known = _known(file)
     reused = bool(known) and known.get("load", 0.0) <= BUSY
     tree = known if reused else _machine(kind, device, file)

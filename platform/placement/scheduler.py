@@ -75,6 +75,11 @@ class Placement:
         }
         return {name: sets[id(slots)] for name, slots in self.components.items()}
 
+    @property
+    def on_accelerators(self) -> bool:
+        """Whether a component computes on real accelerators."""
+        return not self.emulated and any(self.accelerators.values())
+
     @cached_property
     def layout(self) -> Layout:
         """Ranks, devices and nodes of every component, and which components take turns."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ from waiting import until
 
 from rl_platform.engines.rollout.hosted.hosted_engine import HostedEngine
 from rl_platform.engines.rollout.sglang import sglang_client as hosted
-from rl_platform.engines.rollout.sglang.program import SGLangSetup
+from rl_platform.engines.rollout.sglang.program import EngineHost, SGLangSetup
 from rl_platform.engines.rollout.sglang.sglang_client import SGLangEngine
 from rl_platform.engines.rollout.vllm import client
 from rl_platform.engines.rollout.vllm.client import VLLMEngine, VLLMSetup
@@ -78,6 +81,48 @@ class Sender:
         self.groups.append(group)
         self._send(group)
         return []
+
+
+def test_it_wakes_in_stages_around_new_weights(start: Any) -> None:
+    """The memory of keys and values is allocated after the weights are loaded."""
+    engine, log = start(dies=False)
+    try:
+        engine.receive(Weights(0, STATE))
+        engine.offload()
+        engine.receive(Weights(1, STATE))
+        told = [line.split()[:2] for line in log.read_text().splitlines()]
+    finally:
+        engine.close()
+    assert [operation for operation, *_ in told] == ["load", "sleep", "wake", "load", "wake"]
+    assert [stage for operation, *stage in told if operation == "wake"] == [["weights"], ["cache"]]
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_sglang_releases_its_memory_after_its_scheduler_is_idle(idle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Manager:
+        async def flush_cache(self, timeout_s: float) -> Any:
+            calls.append(f"flush within {timeout_s:g} s")
+            return SimpleNamespace(success=idle, message="2 requests run")
+
+        async def release_memory_occupation(self, *_: object) -> None:
+            calls.append("release")
+
+    messages = ModuleType("sglang.srt.managers.io_struct")
+    messages.ReleaseMemoryOccupationReqInput = object  # type: ignore[attr-defined]
+    for name in ("sglang", "sglang.srt", "sglang.srt.managers"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["sglang.srt.managers"].io_struct = messages  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, messages.__name__, messages)
+    host = EngineHost.__new__(EngineHost)
+    host.manager = Manager()
+    if idle:
+        asyncio.run(host.sleep(1))
+    else:
+        with pytest.raises(RuntimeError, match="not idle 60 s after its last answer: 2 requests run"):
+            asyncio.run(host.sleep(1))
+    assert calls == ["flush within 60 s", "release"][: 1 + idle]
 
 
 def test_stacked_experts_are_fetched_because_sglang_reads_them_one_by_one(start: Any) -> None:

@@ -10,7 +10,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,8 +20,10 @@ import torch
 
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import PlacementError, RayLost, WorkerDied
-from rl_platform.launch.command import load
+from rl_platform.launch import session
+from rl_platform.launch.command import Arguments, _carry_out, load
 from rl_platform.launch.runtime_choice import runtime_for
+from rl_platform.runtime import cpu
 from rl_platform.runtime.ray import cluster_start
 from rl_platform.runtime.ray.cluster_start import ray_cluster
 
@@ -66,6 +70,17 @@ def test_arithmetic_of_gpus_within_a_run(
     with runtime_for(loaded.config, placement):
         assert settings() == expected
     assert settings() == before
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_freed_memory_is_kept_on_cpus_only(folder: Path, gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(cpu, "keep_freed_memory", lambda: calls.append("keep"))
+    monkeypatch.setattr(session, "run", lambda *_: calls.append("run"))
+    placed = load("embodied.yaml", [f"cluster.gpus_per_node={gpus}"])
+    given: Any = {one.name: None for one in fields(Arguments)} | {"config": "embodied.yaml", "overrides": []}
+    _carry_out(Arguments(**given), placed)
+    assert calls == (["run"] if gpus else ["keep", "run"])
 
 
 def priority_and_arenas(report: str) -> tuple[int, int]:

@@ -86,3 +86,18 @@ def test_a_host_that_begins_with_its_threads_lets_mkl_use_fewer() -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "2"}
     done = subprocess.run([sys.executable, "-c", MKL], capture_output=True, text=True, timeout=60, env=environment)
     assert done.stdout.splitlines() == ["2 1", "3 0"], done.stderr
+
+
+FREED = """
+import os, sys
+from rl_platform.runtime.ray import host_process
+
+host_process.keep_freed_memory = lambda: print("kept")
+host_process.prepare_process({}, 1, [os.getcwd()], False, sys.argv[1] == "accelerated")
+"""
+
+
+@pytest.mark.parametrize(("kind", "printed"), [("plain", "kept\n"), ("accelerated", "")])
+def test_a_host_with_accelerators_returns_freed_memory(kind: str, printed: str) -> None:
+    done = subprocess.run([sys.executable, "-c", FREED, kind], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == (printed, 0), done.stderr
