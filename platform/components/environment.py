@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from rl_platform.components.actor import action_levels, demonstrations_of
+from rl_platform.components.env_evaluation import EnvEvaluation
 from rl_platform.components.env_ranks import AllEnvs, NewEpisodes, Peers, Shares, follow_orders
 from rl_platform.components.env_tasks import EnvTasks
 from rl_platform.components.policy_rollout import Actions, LocalPolicy, Observations, Policy, PolicyRollout
@@ -20,7 +20,7 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import INSTRUCTED
 from rl_platform.envs.embodied.arrays import Array
 from rl_platform.envs.embodied.descriptions import EnvDescription
-from rl_platform.envs.embodied.evaluate import EvaluationResult, evaluate
+from rl_platform.envs.embodied.evaluate import EvaluationResult
 from rl_platform.envs.embodied.normalize import ObservationNormalizer, RewardNormalizer
 from rl_platform.envs.embodied.vector import StepResult, VectorEnv
 from rl_platform.errors import ConfigError, PlatformError, Problem
@@ -31,7 +31,6 @@ from rl_platform.runtime.host import ComponentContext, label
 
 if TYPE_CHECKING:
     from rl_platform.envs.embodied.device_step import DeviceStep
-    from rl_platform.envs.embodied.pictures.video import Video
 
 _POLICY = label("rollout", 0)
 
@@ -74,11 +73,10 @@ class Environment:
         self.episode_steps = self.env.max_episode_steps if config.whole_episodes else None
         self.groups = self.env.num_envs // config.algorithm.group_size
         self.tasks = EnvTasks(self.env, reads_instructions=model.type in INSTRUCTED)
-        self.instructions = config.instructions if model.type in INSTRUCTED else ()
+        self.instructions = config.instructions if model.type in INSTRUCTED else ()  # of videos
         self.recent = RecentEpisodes(self.tasks)
         self.observations: np.ndarray | None = None  # normalised; None before the first use
-        self.evaluated: VectorEnv | None = None  # environments of the last evaluation, where they can be used again
-        self.video: Video | None = None  # made for the first one
+        self.evaluation = EnvEvaluation(self)
 
     def _open(self, seeds: list[int]) -> VectorEnv:
         """Starts the environments of this rank. Raises ConfigError if they cannot be drawn here."""
@@ -261,88 +259,13 @@ class Environment:
     def evaluate(
         self, step: int, video: str | None, last: bool, deterministic: bool, policy: Policy | None
     ) -> EvaluationResult:
-        """Evaluates under the frozen normalisers, in environments of this rank's own.
-
-        video: a file into which the best episode is drawn after the call, and the worst one into another file
-        (`_shown`); `drawn` waits for them. A drawing under way is ended if this one is the `last`, which is left out
-        otherwise. policy None: the rollout rank of this process.
-        """
-        policy = policy or self._policy_here()
-        settings, chunked = self.env.evaluation, not self.levels.single
-        moves, over, number, memory = 0, 0, 0, None
-        values: list[float] | None = None  # of the episode that is drawn
+        """Returns the result of `EnvEvaluation.run`. policy None: the rollout rank of this process."""
         self._current()  # the normalisers count the observations after the reset
-
-        def begin(num_envs: int) -> None:
-            """Sets the hidden states to 0, because all environments begin an episode."""
-            nonlocal memory
-            memory = None if self.memory is None else HiddenStates(num_envs, self.memory.array.shape[1])
-
-        def act(observations: np.ndarray) -> np.ndarray:
-            nonlocal moves
-            moves += 1
-            self.context.progress.update(moves, 0, f"steps, {over} of {settings.episodes} episodes")
-            seen, states = self.normalized(observations), None if memory is None else memory.array
-            tasks = self.tasks.read(slice(number, number + len(observations)))
-            draw = ("evaluate", step, moves)
-            valued = values is not None
-            policy.request(Observations(seen, draw, deterministic, hidden_states=states, tasks=tasks, valued=valued))
-            chosen = policy.actions(len(observations))
-            if values is not None and chosen.values is not None:
-                values.append(float(chosen.values[0]))
-            if memory is not None:
-                memory.array = chosen.hidden_states
-            return chosen.to_execute
-
-        def count(ended: int) -> None:
-            nonlocal over
-            over = ended
-
-        envs, self.evaluated = self.evaluated or self._evaluation_envs(), None
-        try:
-            result = evaluate(envs, act, settings.episodes, settings.seed, chunked=chunked, begin=begin, on_ended=count)
-            # simulators of backends start, and JAX compiles, once for all evaluations
-            self.evaluated = envs if envs.native or self.description.own_backend else None
-        finally:
-            if self.evaluated is None:
-                envs.close()
-        if video:
-            with required("rl_platform.envs.embodied.pictures", "env.evaluation.video"):
-                from rl_platform.envs.embodied.pictures.video import Video, play
-            self.video = self.video or Video(self.description, self.env.step_timeout_s)
-            if not self.video.refusal and (last or not self.video.busy):
-                episodes = {}
-                for path, number in _shown(Path(video), result).items():
-                    values = []
-                    episode = play(
-                        self.description,
-                        act,
-                        settings.seed + number,
-                        number=number,
-                        chunked=chunked,
-                        begin=begin,
-                        num_workers=min(self.env.num_workers, 1),
-                        timeout_s=self.env.step_timeout_s,
-                        variables=self.drawing,
-                        restarts=self.env.restarts,
-                    )
-                    texts = self.instructions
-                    said = texts[number % len(texts)] if texts else ""
-                    episodes[path] = replace(episode, values=values, instruction=said)
-                self.video.start(episodes, {"step": step})
-        return result
+        return self.evaluation.run(step, video, last, deterministic, policy or self._policy_here())
 
     def drawn(self) -> str:
         """Waits for the video and says why there is none; empty: it was drawn."""
-        if (video := self.video) is None:
-            return "the process that drew it has ended"
-        return video.wait(lambda: self.context.progress.update(*video.steps, "steps of the video"))
-
-    def _evaluation_envs(self) -> VectorEnv:
-        count = self.tasks.whole_turns(min(self.env.evaluation.episodes, self.env.num_envs))
-        workers, timeout = min(self.env.num_workers, count), self.env.step_timeout_s
-        variables, restarts = self.drawing, self.env.restarts
-        return VectorEnv(self.description, count, workers, timeout, worker_variables=variables, restarts=restarts)
+        return self.evaluation.drawn()
 
     def state_dict(self) -> StateDict:
         """Returns the simulation, normalisers and the observations that await an action; on ranks above 0 the
@@ -402,10 +325,7 @@ class Environment:
 
     def close(self) -> None:
         self.envs.close()
-        if self.video is not None:
-            self.video.stop()
-        if self.evaluated is not None:
-            self.evaluated.close()
+        self.evaluation.close()
 
     def _metrics(self, rollout: Recording, failures: int) -> dict[str, float]:
         self.recent.add(rollout.episodes)
@@ -443,15 +363,3 @@ class Environment:
         if self.observation_normalizer is None or not len(observations):
             return observations
         return self.observation_normalizer(observations)
-
-
-def _shown(video: Path, result: EvaluationResult) -> dict[Path, int]:
-    """Returns the number of the episode that each file shows: the one of the highest return in `video`, that of the
-    lowest in NAME-worst unless all are equal, and the first one if all are invalid."""
-    if not result.returns:
-        return {video: 0}
-    worst, best = (pick(range(len(result.returns)), key=result.returns.__getitem__) for pick in (min, max))
-    shown = {video: result.numbers[best]}
-    if result.returns[worst] < result.returns[best]:
-        shown[video.with_name(f"{video.stem}-worst{video.suffix}")] = result.numbers[worst]
-    return shown

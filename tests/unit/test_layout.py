@@ -188,6 +188,7 @@ SEAMS = (
     "platform/placement/compute_type.py",
     "platform/placement/decisions.py",
     "platform/runners/utilization.py",
+    "platform/components/env_evaluation.py",
     "platform/components/environment.py",
     "platform/components/rollout.py",
     "platform/components/reward.py",

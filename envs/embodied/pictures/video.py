@@ -21,7 +21,7 @@ import numpy as np
 
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.env_facts import inspect_env
-from rl_platform.envs.embodied.evaluate import Begin, PolicyFunction, one_by_one
+from rl_platform.envs.embodied.evaluate import Begin, EvaluationResult, PolicyFunction, one_by_one
 from rl_platform.envs.embodied.pictures.drawing import CannotDraw, with_caption, with_drawing
 from rl_platform.envs.embodied.success import Success
 from rl_platform.envs.embodied.vector import VectorEnv
@@ -103,6 +103,18 @@ def caption(episode: RecordedEpisode, step: int) -> str:
     if episode.instruction:
         parts.append(f'"{episode.instruction}"')
     return "  ".join(parts)
+
+
+def shown_episodes(video: Path, result: EvaluationResult) -> dict[Path, int]:
+    """Returns the number of the episode that each file shows: the one of the highest return in `video`, that of the
+    lowest in NAME-worst unless all are equal, and the first one if all are invalid."""
+    if not result.returns:
+        return {video: 0}
+    worst, best = (pick(range(len(result.returns)), key=result.returns.__getitem__) for pick in (min, max))
+    shown = {video: result.numbers[best]}
+    if result.returns[worst] < result.returns[best]:
+        shown[video.with_name(f"{video.stem}-worst{video.suffix}")] = result.numbers[worst]
+    return shown
 
 
 class Video:

@@ -16,11 +16,11 @@ from stand_ins import Placed, context, embodied_config
 
 from rl_platform.components.actor import EmbodiedActor
 from rl_platform.components.env_ranks import Order, Peers, Shares
-from rl_platform.components.environment import Environment, _shown
+from rl_platform.components.environment import Environment
 from rl_platform.components.policy_rollout import LocalPolicy, Observations, PolicyRollout, RemotePolicy
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.evaluate import EvaluationResult
-from rl_platform.envs.embodied.pictures.video import RecordedEpisode
+from rl_platform.envs.embodied.pictures.video import RecordedEpisode, shown_episodes
 from rl_platform.envs.embodied.success import Success
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
@@ -211,7 +211,7 @@ def test_the_processes_of_a_backend_step_the_next_evaluation_too(tmp_path: Path)
         for step in range(2):
             found = environment.evaluate(step, None, False, True, RemotePolicy(policy, policy))
             assert found.returns == [6.0] * 3
-            pids.append(environment.evaluated.worker_pids)
+            pids.append(environment.evaluation.envs.worker_pids)
     finally:
         environment.close()
     assert pids[0] == pids[1]
@@ -379,4 +379,4 @@ def test_videos_show_the_best_and_the_worst_valid_episode() -> None:
     best, worst = Path("a/evaluation.mp4"), Path("a/evaluation-worst.mp4")
     returns = ([2.0, -1.0, 3.0], [1.0, 1.0], [])
     of = [EvaluationResult(each, [5] * len(each), 0, numbers=[1, 2, 4][: len(each)]) for each in returns]
-    assert [_shown(best, result) for result in of] == [{best: 4, worst: 2}, {best: 1}, {best: 0}]
+    assert [shown_episodes(best, result) for result in of] == [{best: 4, worst: 2}, {best: 1}, {best: 0}]
