@@ -14,8 +14,8 @@ from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.command import PlacedConfig, load
 from rl_platform.launch.options import PlanForm
 from rl_platform.launch.start_checks.sharding import check_layout
+from rl_platform.planner.candidates import Candidate
 from rl_platform.planner.plan_text import plan_search, plan_simulation, plan_text
-from rl_platform.planner.search import Candidate
 
 if TYPE_CHECKING:
     from rl_platform.launch.command import Arguments

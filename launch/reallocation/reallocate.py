@@ -31,8 +31,9 @@ from rl_platform.launch.start_checks.sharding import check_layout
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 from rl_platform.planner.calibration import Measured, corrected_basis, measured_of
+from rl_platform.planner.candidates import TRIES, Candidate
 from rl_platform.planner.report import plan_report
-from rl_platform.planner.search import TRIES, Candidate, search
+from rl_platform.planner.search import search
 from rl_platform.planner.search_text import placement_yaml
 from rl_platform.planner.step_timeline import duration
 from rl_platform.reporter import NOT_TRAINING, Reporter, Reporters

@@ -24,13 +24,12 @@ from rl_platform.placement.estimates.hardware import Devices
 from rl_platform.placement.estimates.memory import (
     LOGIT_COPIES,
     MemoryModel,
-    bytes_of,
-    saved_bytes_per_token,
     trained_parameters,
 )
 from rl_platform.placement.estimates.model_shape import FLOAT, ModelShape
 from rl_platform.placement.estimates.policy_device import with_policy_device
 from rl_platform.placement.estimates.policy_shape import PolicyShape
+from rl_platform.placement.estimates.tensor_bytes import bytes_of, saved_bytes_per_token
 from rl_platform.placement.estimates.workload import (
     copies,
     forward_rows,

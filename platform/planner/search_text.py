@@ -10,8 +10,8 @@ import yaml
 from rl_platform.placement.estimates.hardware import GIB
 from rl_platform.placement.estimates.occupancy import NEARLY_FULL
 from rl_platform.placement.inventory import Inventory
+from rl_platform.planner.candidates import Candidate, SearchResult
 from rl_platform.planner.config_variants import Changes
-from rl_platform.planner.search import Candidate, SearchResult
 from rl_platform.planner.step_timeline import duration, step_seconds
 
 

@@ -12,19 +12,29 @@ fullest phase counts.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.models import Parallel
 from rl_platform.placement.chains import micro_batch_rows
 from rl_platform.placement.estimates.component_shapes import Shape
 from rl_platform.placement.estimates.hardware import GIB
 from rl_platform.placement.estimates.model_shape import FLOAT, ModelShape
 from rl_platform.placement.estimates.policy_shape import PolicyShape
+from rl_platform.placement.estimates.tensor_bytes import (
+    ADAM_STATES,
+    adapter_bytes,
+    bytes_of,
+    forward_of_policy,
+    gathered_bytes,
+    half_copy,
+    kept_by_policy,
+    live_elements,
+    saved_bytes_per_token,
+    state_bytes,
+)
 from rl_platform.placement.estimates.weight_route import (
     held_publications,
     published_type,
@@ -35,7 +45,6 @@ from rl_platform.placement.estimates.workload import copies, forward_rows, layou
 from rl_platform.placement.layout import LEARNERS, Layout
 from rl_platform.placement.offload_order import PHASES, Held, Move, OffloadOrder
 
-ADAM_STATES = 2
 LOGIT_CHUNK = 1024  # positions whose logits exist together: models.language.TOKENS_PER_CHUNK
 LOGIT_COPIES = 3  # logits, their exponentials and a gradient
 FILTERED_COPIES = 9  # with top-k or top-p: also sorted probabilities, their order and sums
@@ -188,7 +197,7 @@ class MemoryModel:
         held = 0 if offloaded else 1  # main memory holds the state; a GPU has only the gathered layers
         weights = held * whole * FLOAT // ranks
         if ranks > 1 or offloaded:
-            weights += _gathered(shape)
+            weights += gathered_bytes(shape)
         gradients = held * trained * FLOAT // ranks
         if isinstance(shape, ModelShape) and self._alone(name, shape) and self._at_once(name):
             # the backward pass frees a layer's activations before it allocates the gradients of the layers below
@@ -224,7 +233,7 @@ class MemoryModel:
         shared = self.layout.together(self.layout.policy, "rollout") and not hosted
         if isinstance(shape, PolicyShape):
             rows = -(-self.config.env.num_envs // self.layout.parts["rollout"].ranks)
-            passing = rows * _forward_of_policy(shape) if shape.stacks else 0
+            passing = rows * forward_of_policy(shape) if shape.stacks else 0
             own = 0 if shared else shape.parameters * FLOAT
             return Memory(weights=own, published=self._stored(shape), activations=passing)
         # the built-in engine uses float32 on CPUs without fast bfloat16: the larger size counts
@@ -249,12 +258,12 @@ class MemoryModel:
         logits = slots * shape.vocabulary * FLOAT * (FILTERED_COPIES if filtered else LOGIT_COPIES)
         graphs = 0
         if self.on_gpu and not hosted and self.config.runner.max_staleness == 0:  # accel/cuda_decode.py
-            graphs = logits + slots * _live_elements(shape) * bytes_each
+            graphs = logits + slots * live_elements(shape) * bytes_each
         return Memory(
             weights=weights,
             published=self._stored(shape),
             graphs=graphs,
-            activations=packed + logits + tokens * _live_elements(shape) * (bytes_each if flash else FLOAT),
+            activations=packed + logits + tokens * live_elements(shape) * (bytes_each if flash else FLOAT),
             kv_cache=cached * slots * room * bytes_each,
         )
 
@@ -266,21 +275,21 @@ class MemoryModel:
         assert isinstance(shape, ModelShape)
         bytes_each = bytes_of(reward.model.dtype)
         tokens = reward.max_batch_size * self.config.data.longest_sequence
-        return Memory(weights=shape.parameters * bytes_each, activations=tokens * _live_elements(shape) * bytes_each)
+        return Memory(weights=shape.parameters * bytes_each, activations=tokens * live_elements(shape) * bytes_each)
 
     def _backward(self, name: str, shape: Shape) -> int:
         """Returns the bytes that a micro-batch keeps for its backward pass, and the logits of a chunk."""
         rows, section = micro_batch_rows(self.config, name, self._copies(name)), self.config.section(name)
         dtype, parallel = self.config.model_of(name).dtype, layout_of_learner(section)
         if isinstance(shape, PolicyShape):
-            return rows * _kept_by_policy(shape, dtype, checkpointed=section.gradient_checkpointing is True)
+            return rows * kept_by_policy(shape, dtype, checkpointed=section.gradient_checkpointing is True)
         tokens = -(-rows * self.config.data.longest_sequence // parallel.context)
         per_layer = saved_bytes_per_token(shape, dtype, parallel, recomputed=self._alone(name, shape))
         kept = tokens * shape.layers * per_layer  # a stage holds fewer layers, but those of more micro-batches
         if section.gradient_checkpointing is True:  # the inputs of all layers, and the recomputed tensors of one
             kept = tokens * (shape.layers * shape.hidden * FLOAT + per_layer)
         if self._copies_in_half(name, shape):
-            kept += _half_copy(shape)
+            kept += half_copy(shape)
         elif dtype != "float32" and section.training_backend == "fsdp":
             # autocast keeps a second copy of the matrices, of one layer if they are sharded
             whole = self.layout.parts[name].ranks == 1
@@ -291,11 +300,11 @@ class MemoryModel:
         """Returns the bytes of a forward pass: without a backward pass only the tensors of one layer are alive."""
         rows, section = forward_rows(self.config, name, self._copies(name)), self.config.section(name)
         if isinstance(shape, PolicyShape):
-            return rows * _forward_of_policy(shape)
+            return rows * forward_of_policy(shape)
         context = section.parallel.context
         tokens = -(-rows * self.config.data.longest_sequence // context)
-        copied = _half_copy(shape) if self._copies_in_half(name, shape) else 0
-        return copied + tokens * _live_elements(shape) * FLOAT + self._logits(shape, rows) // context
+        copied = half_copy(shape) if self._copies_in_half(name, shape) else 0
+        return copied + tokens * live_elements(shape) * FLOAT + self._logits(shape, rows) // context
 
     def _alone(self, name: str, shape: ModelShape) -> bool:
         """Returns whether a plain decoder trains on one CPU rank that neither offloads nor computes whole layers
@@ -351,99 +360,3 @@ def trained_parameters(config: Config, component: str, shape: Shape) -> int:
     if lora is None:
         return shape.parameters
     return shape.adapter_parameters(lora) + (shape.head_parameters if shape.value_head else 0)
-
-
-def saved_bytes_per_token(
-    shape: ModelShape, dtype: str, parallel: Parallel | None = None, *, recomputed: bool = False
-) -> int:
-    """Returns the bytes that one decoder layer keeps per token for its backward pass, on one tensor rank.
-
-    Two norms keep their input and its normalised form and hand their output to matrices (3 hidden each); attention
-    keeps queries, keys and values as wide as queries, its output, and that output in order again (5 widths); the gated
-    feed-forward keeps gate, activated gate, up and their product (4 widths of each expert that a token goes through);
-    one without a gate keeps 2.
-    `recomputed`: without the normalised form, the activated gate and the product; attention keeps queries, keys and
-    values without copies for other heads, and its output once (accel/recomputed_tensors.py). In bfloat16 norms do not
-    keep their output either (accel/bfloat16_layers.py).
-    """
-    norms = (2 if recomputed else 4) * shape.hidden
-    widths = 2 if recomputed or not shape.gated else 4
-    attention = 2 * (shape.attention_width + shape.kv_width) if recomputed else 5 * shape.attention_width
-    outputs = 0 if recomputed and bytes_of(dtype) < FLOAT else 2 * shape.hidden
-    rest = outputs + attention + widths * shape.feed_forward_width
-    tensor, sequence = (1, False) if parallel is None else (parallel.tensor, parallel.sequence)
-    return norms * FLOAT // (tensor if sequence else 1) + rest * bytes_of(dtype) // tensor
-
-
-def _kept_by_policy(shape: PolicyShape, dtype: str, *, checkpointed: bool) -> int:
-    """Returns the bytes that an embodied policy keeps per row for its backward pass."""
-    kept = 2 * sum(shape.elements) * FLOAT
-    for stack in shape.trained_stacks:
-        layer, per_layer = stack.shape, saved_bytes_per_token(stack.shape, dtype)
-        layers = layer.layers * layer.hidden * FLOAT + per_layer if checkpointed else layer.layers * per_layer
-        kept += stack.passes * stack.tokens * layers
-    return kept
-
-
-def _forward_of_policy(shape: PolicyShape) -> int:
-    """Returns the bytes of a row in a forward without a backward pass: the tensors of the largest layer, and the keys
-    and values that a later stack attends to."""
-    live = max((stack.tokens * _live_elements(stack.shape) for stack in shape.stacks), default=0)
-    cached = 0
-    for before, stack in itertools.pairwise(shape.stacks):
-        cached += min(stack.context, before.tokens) * before.shape.kv_elements_per_token
-    return (2 * max(shape.elements, default=0) + live + cached) * FLOAT
-
-
-def _half_copy(shape: ModelShape) -> int:
-    """Returns the bytes of the bfloat16 copies that exist at a time: at most those of a layer, or that of the head."""
-    head = 0 if shape.value_head else shape.vocabulary * shape.hidden
-    return max(shape.matrices_per_layer, head) * bytes_of("bfloat16")
-
-
-def bytes_of(dtype: str) -> int:
-    return 2 if dtype == "bfloat16" else FLOAT
-
-
-def _gathered(shape: Shape) -> int:
-    """Returns the unsharded bytes of a rank: parameters outside the layers, one layer and the one fetched ahead."""
-    if isinstance(shape, ModelShape):
-        return (shape.outer_parameters + 2 * shape.layer_parameters) * FLOAT
-    layers = sum(stack.shape.decoder_parameters for stack in shape.stacks)
-    largest = max((stack.shape.layer_parameters for stack in shape.stacks), default=0)
-    return (shape.parameters - layers + 2 * largest) * FLOAT if shape.stacks else 0
-
-
-def _live_elements(shape: ModelShape) -> int:
-    """Returns the elements per token that one layer holds at its widest point without a backward pass."""
-    return 2 * shape.hidden + max(5 * shape.attention_width, (2 + shape.gated) * shape.feed_forward_width)
-
-
-def state_bytes(shape: ModelShape, parallel: Parallel, dtype: str, ranks: int) -> tuple[int, int]:
-    """Returns the lasting bytes on one rank of the first pipeline stage: weights and optimizer state.
-
-    Optimizer state: the moments, with the optimizer's float32 weights if the model is bfloat16, sharded over the ranks
-    with copies of the same parameters; and the float32 gradients, whose buffer Megatron allocates once. Expert ranks
-    share whole experts, tensor ranks all other parameters.
-    """
-    half, experts = dtype != "float32", shape.expert_parameters / parallel.pipeline
-    outer = shape.outer_parameters if parallel.pipeline == 1 else shape.vocabulary * shape.hidden  # head: last stage
-    outside = (shape.decoder_parameters - shape.expert_parameters) / parallel.pipeline + outer
-    distributed = ranks > parallel.tensor * parallel.pipeline  # else every rank holds the moments of all its parameters
-    weights = optimizer = 0.0
-    for parameters, sharing in ((outside, parallel.tensor), (experts, parallel.expert)):
-        own = parameters / sharing
-        copies = max(1, ranks // (sharing * parallel.pipeline)) if distributed else 1
-        weights += own * (2 if half else FLOAT)
-        optimizer += own * FLOAT * (1 + (ADAM_STATES + half) / copies)
-    return int(weights), int(optimizer)
-
-
-def adapter_bytes(trained: int, parallel: Parallel, dtype: str, ranks: int) -> tuple[int, int]:
-    """Returns the lasting bytes of adapters with `trained` parameters on one rank: weights and optimizer state.
-
-    As `state_bytes`; tensor ranks split one of the two matrices of an adapter, here none.
-    """
-    own, half = trained / parallel.pipeline, dtype != "float32"
-    copies = max(1, ranks // (parallel.tensor * parallel.pipeline))
-    return int(own * bytes_of(dtype)), int(own * FLOAT * (1 + (ADAM_STATES + half) / copies))

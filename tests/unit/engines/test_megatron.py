@@ -33,8 +33,8 @@ from rl_platform.models.forward import TokenPolicy
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.pretrained.model_folder import packaged_gguf
 from rl_platform.models.tokenizer import ByteTokenizer
-from rl_platform.placement.estimates.memory import state_bytes
 from rl_platform.placement.estimates.model_shape import ModelShape
+from rl_platform.placement.estimates.tensor_bytes import state_bytes
 
 pytestmark = [
     pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo"),

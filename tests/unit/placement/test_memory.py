@@ -20,9 +20,9 @@ from rl_platform.placement.estimates.memory import (
     SENT_BUCKET,
     Memory,
     MemoryModel,
-    saved_bytes_per_token,
 )
 from rl_platform.placement.estimates.model_shape import ModelShape
+from rl_platform.placement.estimates.tensor_bytes import saved_bytes_per_token
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout
 from rl_platform.placement.scheduler import schedule

@@ -11,10 +11,11 @@ from plans import Plans
 
 from rl_platform.launch.command import load
 from rl_platform.placement.estimates.component_shapes import shapes
+from rl_platform.planner.candidates import Candidate, Keys
 from rl_platform.planner.cost import CostModel
 from rl_platform.planner.report import Report, plan_report
 from rl_platform.planner.report_text import report_text
-from rl_platform.planner.search import Candidate, Keys, Search, Variant, search
+from rl_platform.planner.search import Search, Variant, search
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = str(ROOT / "configs" / "reasoning" / "ppo.yaml")

@@ -13,8 +13,9 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
+from rl_platform.planner.candidates import Candidate, SearchResult
 from rl_platform.planner.report import Report, plan_report
-from rl_platform.planner.search import Candidate, SearchResult, search
+from rl_platform.planner.search import search
 from rl_platform.planner.search_text import search_text
 
 ROOT = Path(__file__).parents[3]
