@@ -17,7 +17,7 @@ import sys
 import traceback
 from dataclasses import asdict
 
-from rl_platform.envs.reasoning.fork import become_template
+from rl_platform.envs.reasoning.answers.fork import become_template
 from rl_platform.envs.reasoning.score import RAISED, Score, checked_reward, checked_steps, encode, unscored
 from rl_platform.envs.reasoning.verifiers import ScoreItem, Verifier, VerifierSpec
 from rl_platform.errors import ConfigError, Problem, WorkerError

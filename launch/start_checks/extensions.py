@@ -11,10 +11,10 @@ from typing import NamedTuple
 from rl_platform.algorithms.filters import GROUPS, SAMPLES
 from rl_platform.algorithms.policy_losses import LOSS
 from rl_platform.algorithms.user_estimator import ESTIMATOR
+from rl_platform.components.agents.agent_function import AGENT, AGENT_TOOL, TEXT_ENVIRONMENT, TOOL
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import ENGINE
 from rl_platform.envs.embodied.user_backend import BACKEND
-from rl_platform.envs.reasoning.agent_function import AGENT, AGENT_TOOL, TEXT_ENVIRONMENT, TOOL
 from rl_platform.envs.reasoning.verifiers import REWARD
 from rl_platform.errors import check_all
 from rl_platform.metrics import LOGGER

@@ -16,7 +16,8 @@ from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec
 # Each attack runs in a copy; the outcome is its score or the error. Afterwards an honest sample scores 0.25.
 ATTACKS = """
 import json, os, sys, time
-from rl_platform.envs.reasoning import fork, scoring_worker, verifiers
+from rl_platform.envs.reasoning import scoring_worker, verifiers
+from rl_platform.envs.reasoning.answers import fork
 
 secret = os.open(os.devnull, os.O_RDONLY)
 

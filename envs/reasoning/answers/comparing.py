@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from rl_platform.envs.reasoning.answers.arithmetic import evaluate
 from rl_platform.envs.reasoning.answers.finding import find_answer, is_hedged, is_inexact, last_number, reserved
+from rl_platform.envs.reasoning.answers.fork import in_fork
 from rl_platform.envs.reasoning.answers.notation import normalized
 from rl_platform.envs.reasoning.answers.quantity import Quantity, is_scale, is_unit, parse_quantity
-from rl_platform.envs.reasoning.fork import in_fork
 
 _LONGEST = 10_000  # characters of an answer
 

@@ -1,7 +1,7 @@
 """Scores answers to reasoning-gym questions by the data set's own function.
 
 Some of these functions evaluate the answer as Python or sympy code. Answers other than words and numbers are therefore
-scored in a process of their own (`envs/reasoning/fork.py`), and answers that could do more than arithmetic score 0.
+scored in a process of their own (`envs/reasoning/answers/fork.py`), and answers that could do more than arithmetic score 0.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import ast
 import re
 
 from rl_platform.envs.reasoning.answers.finding import find_answer, last_number, reserved
+from rl_platform.envs.reasoning.answers.fork import in_fork
 from rl_platform.envs.reasoning.answers.quantity import NUMBER, parse_number
-from rl_platform.envs.reasoning.fork import in_fork
 
 _FUNCTIONS = {
     *("abs", "Abs", "sqrt", "cbrt", "root", "exp", "log", "ln", "erf", "gamma", "factorial", "Rational", "Integer"),

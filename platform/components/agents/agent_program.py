@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from rl_platform.envs.reasoning.agent_function import AGENT, AgentFunction, JsonObject
+from rl_platform.components.agents.agent_function import AGENT, AgentFunction, JsonObject
 from rl_platform.envs.reasoning.score import checked_reward
 from rl_platform.standard_streams import never_fail
 

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rl_platform.components.agents.agent_function import JsonObject
 from rl_platform.components.agents.agent_process import AgentFailed, AgentProcess
 from rl_platform.components.agents.chat_endpoint import ChatEndpoint
 from rl_platform.components.agents.chat_session import ChatSession, Refused, SessionLimits
@@ -22,7 +23,6 @@ from rl_platform.components.agents.tool_loop import ToolLoop
 from rl_platform.components.agents.verifiers_program import TYPE, program
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import RolloutEngine
-from rl_platform.envs.reasoning.agent_function import JsonObject
 from rl_platform.envs.reasoning.prompts import messages_of
 from rl_platform.errors import WorkerError
 from rl_platform.models.tokenizer import Tokenizer

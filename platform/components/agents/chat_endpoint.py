@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from rl_platform.components.agents.agent_function import JsonObject
 from rl_platform.components.agents.chat_session import ChatSession, Refused
-from rl_platform.envs.reasoning.agent_function import JsonObject
 
 LONGEST_BODY = 16 * 2**20  # bytes
 

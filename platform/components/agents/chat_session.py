@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rl_platform.components.agents.agent_function import JsonObject
 from rl_platform.components.agents.generations import Generations, Sampled
 from rl_platform.components.agents.tool_formats import ToolFormat
-from rl_platform.envs.reasoning.agent_function import JsonObject
 from rl_platform.errors import ConfigError
 from rl_platform.models.tokenizer import Tokenizer
 from rl_platform.records import Conversation, Prompt, Trajectory

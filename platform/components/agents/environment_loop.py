@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 
+from rl_platform.components.agents.agent_function import JsonObject
 from rl_platform.components.agents.agent_process import AgentFailed
 from rl_platform.components.agents.chat_session import ChatSession
 from rl_platform.components.agents.text_environments import ENVIRONMENTS, OPENENV, environment_class
@@ -16,7 +17,6 @@ from rl_platform.components.agents.tool_loop import ToolLoop, shortened
 from rl_platform.components.agents.tool_processes import LETTERS_PER_TOKEN, Lease, ToolProcesses
 from rl_platform.components.agents.verifiers_program import TYPE, check_verifiers
 from rl_platform.config.schema.rollout import Agent
-from rl_platform.envs.reasoning.agent_function import JsonObject
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.tokenizer import Tokenizer
 

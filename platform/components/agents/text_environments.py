@@ -8,7 +8,7 @@ import threading
 from functools import cache
 from typing import Any
 
-from rl_platform.envs.reasoning.agent_function import TEXT_ENVIRONMENT, JsonObject, TextEnvironment
+from rl_platform.components.agents.agent_function import TEXT_ENVIRONMENT, JsonObject, TextEnvironment
 from rl_platform.errors import ConfigError, Problem
 
 _DEFAULTS: JsonObject = {

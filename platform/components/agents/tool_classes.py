@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
+from rl_platform.components.agents.agent_function import AGENT_TOOL, AgentTool, JsonObject
 from rl_platform.components.agents.turn_tool import calculator
-from rl_platform.envs.reasoning.agent_function import AGENT_TOOL, AgentTool, JsonObject
 from rl_platform.errors import ConfigError, Problem, problems_of
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rl_platform.components.agents.agent_function import JsonObject
 from rl_platform.config.schema.rollout import Agent
-from rl_platform.envs.reasoning.agent_function import JsonObject
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.tokenizer import Tokenizer
 

@@ -13,13 +13,13 @@ from contextlib import suppress
 
 from jsonschema import Draft202012Validator
 
+from rl_platform.components.agents.agent_function import JsonObject
 from rl_platform.components.agents.agent_process import AgentFailed
 from rl_platform.components.agents.chat_session import ChatSession, Said
 from rl_platform.components.agents.tool_classes import check_params, tool_class
 from rl_platform.components.agents.tool_formats import Called, ToolFormat
 from rl_platform.components.agents.tool_processes import LETTERS_PER_TOKEN, Lease, ToolProcesses, error_line
 from rl_platform.config.schema.rollout import Agent
-from rl_platform.envs.reasoning.agent_function import JsonObject
 from rl_platform.errors import ConfigError, Problem, check_all
 from rl_platform.models.tokenizer import Tokenizer
 

@@ -18,10 +18,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from rl_platform.components.agents.agent_function import JsonObject
 from rl_platform.components.agents.agent_program import serve
 from rl_platform.components.agents.text_environments import environment_class
 from rl_platform.components.agents.tool_classes import tool_class
-from rl_platform.envs.reasoning.agent_function import JsonObject
 from rl_platform.envs.reasoning.score import checked_reward
 from rl_platform.standard_streams import never_fail
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from rl_platform.envs.reasoning.agent_function import TOOL, Tool
+from rl_platform.components.agents.agent_function import TOOL, Tool
 from rl_platform.envs.reasoning.answers.arithmetic import evaluate
 from rl_platform.envs.reasoning.score import Score
 

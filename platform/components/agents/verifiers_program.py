@@ -18,9 +18,9 @@ from typing import Any
 
 from packaging.version import Version
 
+from rl_platform.components.agents.agent_function import JsonObject
 from rl_platform.components.agents.agent_process import AgentFailed, AgentProcess
 from rl_platform.components.agents.agent_program import serve_agent
-from rl_platform.envs.reasoning.agent_function import JsonObject
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.standard_streams import never_fail
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rl_platform.envs.reasoning import fork
+from rl_platform.envs.reasoning.answers import fork
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="others do not limit it")
