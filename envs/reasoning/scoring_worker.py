@@ -4,8 +4,8 @@ The process reads a VerifierSpec (or ToolSpec) and then lists of ScoreItem (or T
 It writes lines of JSON, which cannot carry code: first whether it is ready (`started`), then one score per item as soon
 as it is known (`score.py`). Nothing here imports torch, so a process starts quickly.
 
-Built-in verifiers evaluate text of the model only in copies of the process (`fork.py`), so no sample changes the score
-of a later one. Functions of the user run in the process itself.
+Built-in verifiers evaluate text of the model only in copies of the process (`answers/fork.py`), so no sample changes
+the score of a later one. Functions of the user run in the process itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import sys
 import traceback
 from dataclasses import asdict
 
-from rl_platform.envs.reasoning.answers.fork import become_template
 from rl_platform.envs.reasoning.score import RAISED, Score, checked_reward, checked_steps, encode, unscored
 from rl_platform.envs.reasoning.verifiers import ScoreItem, Verifier, VerifierSpec
 from rl_platform.errors import ConfigError, Problem, WorkerError
@@ -45,7 +44,9 @@ def _serve(connection: socket.socket) -> None:
     except BaseException:
         connection.sendall(_line({"error": traceback.format_exc()}))
         return
-    if isinstance(spec, VerifierSpec) and spec.built_in:
+    if isinstance(spec, VerifierSpec) and spec.evaluates:
+        from rl_platform.envs.reasoning.answers.fork import become_template
+
         become_template()
     connection.sendall(_line({"ready": True}))
     while True:

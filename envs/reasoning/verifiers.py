@@ -16,6 +16,7 @@ from typing import Protocol
 from rl_platform.user_code import Extension
 
 BUILT_IN = ("task", "math_verify", "exact_match")
+MATHEMATICS = ("jsonl", "file", "dataset")  # types of tasks whose answers are compared as numbers and formulas
 DECIDING = (*BUILT_IN, "code")  # types of reward whose full score means that the response is right
 
 
@@ -77,6 +78,13 @@ class VerifierSpec:
     def built_in(self) -> bool:
         return self.type in BUILT_IN
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether it is built in and evaluates text of the model: formulas, or answers of reasoning-gym."""
+        tasks = self.sources.values() if self.sources else [self]
+        known = (*MATHEMATICS, "reasoning_gym")
+        return self.type == "math_verify" or (self.type == "task" and any(task.task_type in known for task in tasks))
+
     def load(self) -> Verifier:
         """Returns the verifier. Raises ConfigError for a function that cannot be imported."""
         if self.type == "exact_match":
@@ -114,7 +122,7 @@ def _task_verifier(spec: VerifierSpec) -> Verifier:
     if spec.sources:
         verifiers = {label: _task_verifier(source) for label, source in spec.sources.items()}
         return lambda item: verifiers[str(item.metadata["source"])](item)
-    if spec.task_type in ("jsonl", "file", "dataset"):
+    if spec.task_type in MATHEMATICS:
         return _math_verifier()
     if spec.task_type != "reasoning_gym":
         return match_quotient if spec.task_params.get("operation") == "quotient" else match_digit

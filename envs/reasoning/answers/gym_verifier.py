@@ -1,7 +1,7 @@
 """Scores answers to reasoning-gym questions by the data set's own function.
 
 Some of these functions evaluate the answer as Python or sympy code. Answers other than words and numbers are therefore
-scored in a process of their own (`envs/reasoning/answers/fork.py`), and answers that could do more than arithmetic score 0.
+scored in a copy of the process (`fork.py`), and answers that could do more than arithmetic score 0.
 """
 
 from __future__ import annotations
