@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rl_platform.algorithms.action_levels import to_log_prob_level
 from rl_platform.algorithms.aggregation import select
-from rl_platform.algorithms.gae import decoupled_gae, length_adaptive_lambda, vtrace
+from rl_platform.algorithms.gae import decoupled_gae, length_adaptive_lambda
 from rl_platform.algorithms.groups import grpo, raw, reward_to_go, rloo
 from rl_platform.algorithms.statistics import whiten, whiten_rows
 from rl_platform.algorithms.user_estimator import Estimate, load_estimator
@@ -88,6 +88,8 @@ def _gae(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, FloatBT]:
         # delta_T = r_T + gamma V_end - V_T: the value after the end of a row is added to its last reward
         rewards = rewards + algorithm.gamma * batch.end_values
     if algorithm.rollout_is is not None and algorithm.rollout_is.vtrace and batch.loss_weights is not None:
+        with required(VARIANTS, "algorithm.rollout_is.vtrace"):
+            from rl_platform.algorithms.variants.vtrace import vtrace
         weights = batch.loss_weights
         return vtrace(rewards, batch.values, mask, algorithm.gamma, lam, weights, batch.ends, batch.end_values)
     return decoupled_gae(

@@ -1,4 +1,4 @@
-"""Generalised advantage estimation (Schulman et al. 2016) with masks carried forward: plain, decoupled, and V-trace.
+"""Generalised advantage estimation (Schulman et al. 2016) with masks carried forward: plain and decoupled.
 
 Whitening is not here, nor the choice of lambdas from a config: see advantages.py.
 """
@@ -74,35 +74,6 @@ def length_adaptive_lambda(mask: BoolBT, alpha: float) -> FloatB:
     return (1.0 - 1.0 / (alpha * mask.sum(dim=1)).clamp(min=1.0)).clamp(0.0, 1.0)
 
 
-@torch.no_grad()
-def vtrace(
-    rewards: FloatBT,
-    values: FloatBT,
-    mask: BoolBT,
-    gamma: float,
-    lam: float,
-    weights: FloatBT,
-    ends: BoolBT | None,
-    end_values: FloatBT | None,
-) -> tuple[FloatBT, FloatBT]:
-    """Advantages, and value targets v_t of the policy before the update (V-trace, Espeholt et al. 2018).
-
-    With rho_t = `weights` [B,T], the truncated importance ratios of that policy and the one that acted:
-
-        delta_t    = r_t + gamma V_{t+1} - V_t
-        v_t - V_t  = rho_t delta_t + gamma lam min(rho_t, 1) (v_{t+1} - V_{t+1})
-        A_t        = delta_t + gamma lam (v_{t+1} - V_{t+1})
-
-    The policy loss multiplies A_t by rho_t. Masks and ends as in `gae`, which it equals where all weights are 1.
-    """
-    errors, decays = _coefficients(rewards, values, mask, gamma, lam, ends, end_values)
-    rho = torch.where(mask, weights.double(), 1.0)
-    corrections = _scan(rho * errors, decays * rho.clamp(max=1.0))
-    advantages = torch.where(mask, errors + decays * F.pad(corrections[:, 1:], (0, 1)), 0.0)
-    targets = torch.where(mask, values + corrections, 0.0)
-    return advantages.to(values.dtype), targets.to(values.dtype)
-
-
 def _plain_gae(
     rewards: FloatBT,
     values: FloatBT,
@@ -112,13 +83,13 @@ def _plain_gae(
     ends: BoolBT | None,
     end_values: FloatBT | None,
 ) -> tuple[FloatBT, FloatBT]:
-    """Computes `gae` by `_scan`."""
-    estimated = _scan(*_coefficients(rewards, values, mask, gamma, lam, ends, end_values))
+    """Computes `gae` by `scan`."""
+    estimated = scan(*coefficients(rewards, values, mask, gamma, lam, ends, end_values))
     advantages = torch.where(mask, estimated, 0.0)
     return advantages.to(values.dtype), torch.where(mask, advantages + values, 0.0).to(values.dtype)
 
 
-def _coefficients(
+def coefficients(
     rewards: FloatBT,
     values: FloatBT,
     mask: BoolBT,
@@ -145,7 +116,7 @@ def _coefficients(
     return errors, torch.where(mask, decays, 1.0).masked_fill(ends, 0.0)
 
 
-def _scan(errors: FloatBT, decays: FloatBT) -> FloatBT:
+def scan(errors: FloatBT, decays: FloatBT) -> FloatBT:
     """Returns A_t = errors_t + decays_t A_{t+1} of all positions, from the last one. May overwrite `errors`."""
     estimated = errors.T.contiguous()
     columns = list(zip(estimated.unbind(), decays.T.contiguous().unbind(), strict=True))
