@@ -30,11 +30,11 @@ from rl_platform.placement.decisions import decide, peak_flops
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 from rl_platform.reporter import Reporter, Reporters, RunInfo
-from rl_platform.runners.hang_watch import hang_watch
 from rl_platform.runners.ppo import MakePPO, train
 from rl_platform.runners.state import RunState
 from rl_platform.runners.step_callbacks import Callback, load_callbacks
 from rl_platform.runners.task_runner import TaskRunner
+from rl_platform.runners.watching.hang_watch import hang_watch
 from rl_platform.runtime import Runtime
 from rl_platform.tracing import Timeline
 from rl_platform.user_code import is_named

@@ -35,9 +35,9 @@ from rl_platform.runners.phases import ComponentTimings, Phase, Phases
 from rl_platform.runners.rollouts import Collected, Rollouts
 from rl_platform.runners.state import RunState
 from rl_platform.runners.step_callbacks import Callback, stopped_by
-from rl_platform.runners.stragglers import Stragglers
 from rl_platform.runners.task_runner import Learners, Metrics, TaskRunner
-from rl_platform.runners.utilization import Utilization
+from rl_platform.runners.watching.stragglers import Stragglers
+from rl_platform.runners.watching.utilization import Utilization
 from rl_platform.runtime.cpu import compute_alone
 from rl_platform.runtime.worker_group import Handle
 

@@ -188,7 +188,7 @@ SEAMS = (
     "platform/components/learner.py",
     "platform/placement/compute_type.py",
     "platform/placement/decisions.py",
-    "platform/runners/utilization.py",
+    "platform/runners/watching/utilization.py",
     "platform/components/env_evaluation.py",
     "platform/components/environment.py",
     "platform/components/rollout.py",

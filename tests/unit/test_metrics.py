@@ -26,7 +26,7 @@ from rl_platform.errors import ConfigError, DataError
 from rl_platform.metrics import RunLog, read_metrics
 from rl_platform.placement.estimates.model_shape import ModelShape
 from rl_platform.reporter import Episode, Reporters, RunInfo, Sample, Token
-from rl_platform.runners.utilization import forward_flops
+from rl_platform.runners.watching.utilization import forward_flops
 from rl_platform.runtime.peak_memory import memory_peak
 from rl_platform.trackers.experiment_log import ExperimentLog
 

@@ -13,8 +13,8 @@ import pytest
 from stand_ins import Placed
 from waiting import HANG_S, until
 
-from rl_platform.runners import hang_watch as module
-from rl_platform.runners.hang_watch import hang_watch
+from rl_platform.runners.watching import hang_watch as module
+from rl_platform.runners.watching.hang_watch import hang_watch
 from rl_platform.runtime import ComponentSpec
 from rl_platform.runtime.host import ComponentContext
 from rl_platform.runtime.local import LocalRuntime

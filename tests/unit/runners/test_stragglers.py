@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rl_platform.runners.stragglers import Stragglers
+from rl_platform.runners.watching.stragglers import Stragglers
 
 
 class Rank:
