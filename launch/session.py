@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -34,7 +34,6 @@ from rl_platform.runners.ppo import MakePPO, train
 from rl_platform.runners.state import RunState
 from rl_platform.runners.step_callbacks import Callback, load_callbacks
 from rl_platform.runners.task_runner import TaskRunner
-from rl_platform.runners.watching.hang_watch import hang_watch
 from rl_platform.runtime import Runtime
 from rl_platform.tracing import Timeline
 from rl_platform.user_code import is_named
@@ -142,7 +141,7 @@ def _run_once(
                 collect_as_usual()
                 timeline.sources.append(runtime.spans)
                 try:
-                    with hang_watch(task.groups, folder, reporter.note, config.runner.deadline_s):
+                    with _hang_watch(task, folder, reporter, config.runner.deadline_s):
                         return loop(config, task, reporter, state, leaves=leaves)
                 finally:
                     timeline.write()  # while the processes still run
@@ -163,6 +162,15 @@ def _run_once(
             raise
         state.finish()
         return reason
+
+
+def _hang_watch(task: TaskRunner, folder: Path, reporter: Reporter, deadline_s: float) -> AbstractContextManager[None]:
+    """Returns a context that reports a run in which nothing moves, if that extra is installed."""
+    if not is_present("rl_platform.runners.watching"):
+        return nullcontext()
+    from rl_platform.runners.watching.hang_watch import hang_watch
+
+    return hang_watch(task.groups, folder, reporter.note, deadline_s)
 
 
 def _failure_recorder(config: Config, folder: Path) -> MakePPO | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,7 +26,7 @@ from rl_platform.algorithms.statistics import masked_mean
 from rl_platform.algorithms.validation import check_batch
 from rl_platform.config.schema import Config
 from rl_platform.errors import Diverged
-from rl_platform.extras import required
+from rl_platform.extras import is_present, required
 from rl_platform.interrupts import stopping_after_step
 from rl_platform.records import RolloutBatch, StateDict
 from rl_platform.reporter import Reporter, Sample
@@ -36,11 +37,14 @@ from rl_platform.runners.rollouts import Collected, Rollouts
 from rl_platform.runners.state import RunState
 from rl_platform.runners.step_callbacks import Callback, stopped_by
 from rl_platform.runners.task_runner import Learners, Metrics, TaskRunner
-from rl_platform.runners.watching.stragglers import Stragglers
-from rl_platform.runners.watching.utilization import Utilization
 from rl_platform.runtime.cpu import compute_alone
 from rl_platform.runtime.worker_group import Handle
 
+if TYPE_CHECKING:
+    from rl_platform.runners.watching.stragglers import Stragglers
+    from rl_platform.runners.watching.utilization import Utilization
+
+WATCHING = "rl_platform.runners.watching"  # an extra
 MakePPO = Callable[[Config, Learners, Reporter], "PPO"]
 LEFT = "left"  # result of `train` if the run moves to another placement
 # The tests and the guide of NeMo-RL call a run above these values unhealthy.
@@ -97,6 +101,8 @@ class _Loop:
             compute_alone()  # a step computes a few thousand numbers here; starting a thread pool would take longer
         self.rollouts = Rollouts(runner, config.runner.max_staleness, config.runner.max_steps, config.updates_at_once)
         self.step, self.over, self.reason = 0, False, ""
+        self.stragglers: Stragglers | None = None  # not installed
+        self.utilization: Utilization | None = None
 
     def start(self) -> Metrics:
         """Loads the checkpoint and sends the weights to the rollout; returns metrics of models that are not trained."""
@@ -106,9 +112,13 @@ class _Loop:
         metrics = self.runner.warm_start() if self.step == 0 else {}
         with self.reporter.phase("sync weights"):
             self.rollouts.start(self.step, self.ppo.version(self.step))
-        self.stragglers = Stragglers(self.runner.groups, self.reporter.note)
         self.timings = ComponentTimings(self.config, self.runner.groups)
-        self.utilization = Utilization(self.config, self.runner.groups)
+        if is_present(WATCHING):
+            from rl_platform.runners.watching.stragglers import Stragglers
+            from rl_platform.runners.watching.utilization import Utilization
+
+            self.stragglers = Stragglers(self.runner.groups, self.reporter.note)
+            self.utilization = Utilization(self.config, self.runner.groups)
         if self.step == 0:
             metrics |= self._validation()
         self.over = not self.rollouts.more(self.step)
@@ -117,7 +127,8 @@ class _Loop:
     def update(self, rollout: Collected) -> Metrics:
         """Trains the models on a rollout, which makes it the next step that is done."""
         metrics = self.ppo.update(rollout.batch, self.step)
-        metrics |= self.utilization.metrics(rollout.batch, self.ppo.trains_actor(self.step))
+        if self.utilization is not None:
+            metrics |= self.utilization.metrics(rollout.batch, self.ppo.trains_actor(self.step))
         metrics |= self.runner.trained(rollout.batch)
         self.step += 1
         self.reporter.samples(self.step, rollout.samples)
@@ -151,7 +162,8 @@ class _Loop:
         except BaseException:
             self.checkpoint()
             raise
-        self.stragglers.look()
+        if self.stragglers is not None:
+            self.stragglers.look()
 
     def checkpoint(self) -> None:
         with self.reporter.phase("checkpoint"):

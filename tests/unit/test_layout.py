@@ -85,6 +85,7 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.models.vlas": "platform/models/vlas",
     "rl_platform.trackers": "platform/trackers",
     "rl_platform.runners.collection": "platform/runners/collection",
+    "rl_platform.runners.watching": "platform/runners/watching",
     "rl_platform.runtime.ray": "platform/runtime/ray",
     "rl_platform.launch.jobs": "launch/jobs",
     "rl_platform.envs.embodied.pictures": "envs/embodied/pictures",
