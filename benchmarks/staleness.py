@@ -39,7 +39,7 @@ from rl_platform.launch.tools.plot import Curve, median_curve, read_curve
 from rl_platform.launch.tools.timeline import covered, read_lanes, shown
 from rl_platform.metrics import read_metrics
 from rl_platform.placement.estimates.workload import running_sequences
-from rl_platform.planner.cost import Basis
+from rl_platform.planner.basis import Basis
 from rl_platform.planner.lengths import decoding, expected, sampled
 from rl_platform.planner.report import Report, plan_report
 from rl_platform.planner.simulation import RunModel, model_of, simulate

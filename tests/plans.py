@@ -10,7 +10,7 @@ from rl_platform.config import load_config
 from rl_platform.config.schema import Config
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
-from rl_platform.planner.cost import Basis
+from rl_platform.planner.basis import Basis
 from rl_platform.planner.report import Report, plan_report
 
 ROOT = Path(__file__).parents[1]

@@ -35,8 +35,9 @@ from rl_platform.launch.tools.device_measurements import (
 )
 from rl_platform.placement.estimates.hardware import Device, device_of
 from rl_platform.placement.inventory import Inventory
+from rl_platform.planner.basis import Basis
 from rl_platform.planner.calibration import read_measured
-from rl_platform.planner.cost import ADVANTAGES, Basis
+from rl_platform.planner.cost import ADVANTAGES
 from rl_platform.planner.lengths import expected
 from rl_platform.planner.rates import FORM, Machine, Measured, cores, data_sheet, fingerprint, machine_file, unusable
 from rl_platform.planner.report import plan_report

@@ -16,8 +16,8 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import DataError
 from rl_platform.launch.tools.self_contained import filled
 from rl_platform.launch.tools.timeline import read_lanes, shown
+from rl_platform.planner.basis import Basis
 from rl_platform.planner.calibration import read_measured, stored_basis
-from rl_platform.planner.cost import Basis
 from rl_platform.planner.plan_text import Load, Planned, basis_of
 from rl_platform.planner.report import DeviceUse, Report, names_of, plan_report
 from rl_platform.planner.svg import COLOURS, report_svg

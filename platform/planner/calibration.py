@@ -18,7 +18,8 @@ from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.estimates.hardware import Device, device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
-from rl_platform.planner.cost import ADVANTAGES, Basis, Correction
+from rl_platform.planner.basis import Basis, Correction
+from rl_platform.planner.cost import ADVANTAGES
 from rl_platform.planner.lengths import of_metrics
 from rl_platform.planner.rates import stored_machine
 from rl_platform.planner.report import Report, plan_report

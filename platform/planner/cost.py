@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from rl_platform.config.rollout_backend import HOSTED
@@ -39,19 +39,17 @@ from rl_platform.placement.estimates.workload import (
 )
 from rl_platform.placement.layout import LEARNERS, Layout, Part
 from rl_platform.placement.offload_order import OffloadOrder, PhaseMoves
-from rl_platform.planner.lengths import Lengths, decoding, expected
+from rl_platform.planner.basis import Basis, Bounds, Correction
+from rl_platform.planner.lengths import decoding, expected
 from rl_platform.planner.rates import OVERHEADS, Rates, data_sheet
 
 BACKWARD = 3  # forward and backward, in forwards
 BACKWARD_OF_ADAPTERS = 2  # without gradients of the frozen matrices
 OPTIMIZER_BYTES = 7 * FLOAT  # AdamW reads weight, gradient and two moments of a parameter and writes three of them
 MESSAGE_S, MESSAGE_BETWEEN_NODES_S = 5e-4, 3e-3  # to an environment's process and back (docs/placement.md)
-COMPUTE = {"arithmetic", "memory traffic", "launches"}  # bounds of work without other devices
 ADVANTAGES = "advantages and metrics"  # the runner's work between the phases of components
 SAVED_BYTES = 3 * FLOAT  # of a trained parameter in a checkpoint: weight and two moments
 
-Bounds = dict[str, float]
-"""Seconds of a part of a phase by kind of work. The part takes as long as the slowest kind."""
 Estimate = Callable[["CostModel", Layout], list[Bounds]]
 
 
@@ -61,38 +59,6 @@ class Cost:
 
     seconds: float
     bound: str
-
-
-@dataclass(frozen=True)
-class Correction:
-    """The measured seconds of a phase in multiples of the prediction, and the bound of the prediction.
-
-    If a phase is slower than predicted, `apply` scales its bound, or all work of the device itself if the bound is of
-    this kind. If it is faster, `apply` scales everything.
-    """
-
-    factor: float
-    bound: str
-
-    def apply(self, bounds: Bounds) -> Bounds:
-        slower = COMPUTE if self.bound in COMPUTE else {self.bound}
-        return {
-            name: seconds * self.factor if name in slower or self.factor < 1 else seconds
-            for name, seconds in bounds.items()
-        }
-
-
-@dataclass(frozen=True)
-class Basis:
-    """The inputs of a prediction. None: greatest lengths, rates of the data sheet.
-
-    corrections: by phase, or by timing of other work. other_seconds: measured seconds of uncorrected other work.
-    """
-
-    lengths: Lengths | None = None
-    rates: Rates | None = None
-    corrections: Mapping[str, Correction] = field(default_factory=dict)
-    other_seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

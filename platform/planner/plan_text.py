@@ -10,9 +10,9 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
+from rl_platform.planner.basis import Basis
 from rl_platform.planner.calibration import OPTION, corrected_basis, read_measured, stored_basis
 from rl_platform.planner.candidates import Candidate
-from rl_platform.planner.cost import Basis
 from rl_platform.planner.report import Report, plan_report
 from rl_platform.planner.report_json import report_json
 from rl_platform.planner.report_text import report_text

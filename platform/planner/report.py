@@ -25,8 +25,9 @@ from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.placement.scheduler import Placement
+from rl_platform.planner.basis import Basis
 from rl_platform.planner.batches import Division, divisions
-from rl_platform.planner.cost import Basis, CostModel, OtherWork, swaps, waves
+from rl_platform.planner.cost import CostModel, OtherWork, swaps, waves
 from rl_platform.planner.lengths import Lengths
 from rl_platform.planner.overlap import Overlap, overlap
 from rl_platform.planner.placement_text import number_ranges

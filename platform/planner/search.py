@@ -30,9 +30,10 @@ from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import LEARNERS
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.placement.scheduler import schedule
+from rl_platform.planner.basis import Basis
 from rl_platform.planner.candidates import Candidate, Keys, SearchResult
 from rl_platform.planner.config_variants import Changes, Variant, contexts, layouts, micro_batches, one_update_older
-from rl_platform.planner.cost import Basis, CostModel, swaps, waves
+from rl_platform.planner.cost import CostModel, swaps, waves
 from rl_platform.planner.overlap import overlap
 from rl_platform.planner.report import check_known
 from rl_platform.planner.split_layout import layout_of_split

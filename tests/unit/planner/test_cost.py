@@ -13,8 +13,8 @@ from rl_platform.config import load_config
 from rl_platform.errors import ConfigError
 from rl_platform.placement.inventory import Inventory, Node, inventory_for
 from rl_platform.placement.scheduler import schedule
+from rl_platform.planner.basis import Basis, Correction
 from rl_platform.planner.calibration import corrections, read_measured
-from rl_platform.planner.cost import Basis, Correction
 from rl_platform.planner.rates import ENV_STEP_S
 from rl_platform.planner.report import Report, plan_report
 from rl_platform.planner.search import search

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rl_platform.planner.cost import Basis
+from rl_platform.planner.basis import Basis
 from rl_platform.planner.lengths import Lengths, decoding, expected, limits, of_metrics, sampled, spread
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,30 +23,28 @@ from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.schema.models import Optim, Parallel
 from rl_platform.device_copy import on_device
 from rl_platform.engines.training.base import Loss, MicroBatches, Offloadable
-from rl_platform.engines.training.megatron.device import importing_megatron, prepare, quiet_megatron
+from rl_platform.engines.training.megatron.device import importing_megatron, quiet_megatron
 from rl_platform.engines.training.megatron.mixture import Mixture
 from rl_platform.engines.training.megatron.model import build_stage, clipped_gradient_norm, with_optimizer
-from rl_platform.engines.training.megatron.model_state import EMBEDDING, ModelState, ProcessGroups
+from rl_platform.engines.training.megatron.model_state import EMBEDDING, ModelState
+from rl_platform.engines.training.megatron.process_groups import ProcessGroups, data_and_context, start_groups
 from rl_platform.engines.training.megatron.supported import is_latent, unfit, uses_transformer_engine
 from rl_platform.engines.training.megatron.vocab_parallel import vocab_parallel_full_kl, vocab_parallel_log_probs
 from rl_platform.engines.training.megatron.weight_map import TensorSource, base_name, source_of
 from rl_platform.engines.training.sharded_state import ShardedState
 from rl_platform.engines.training.sharing import (
-    Group,
     balance_metrics_of,
-    group_along,
     on_cpu,
     over_ranks,
     part_of,
     shares,
 )
-from rl_platform.errors import ConfigError, PlacementError, Problem
+from rl_platform.errors import ConfigError
 from rl_platform.models.context.context_parallel import ContextParallel
 from rl_platform.models.experts.balancing_loss import RouterBalance, mean_loss, membership
 from rl_platform.models.experts.routers import packed_routes
 from rl_platform.models.forward import TokenPolicy, TokenValues
 from rl_platform.records import RolloutBatch
-from rl_platform.runtime.collective_limit import collective_limit
 
 with importing_megatron():
     from megatron.core import parallel_state, tensor_parallel
@@ -95,13 +92,13 @@ class MegatronEngine:
         config = model.model.config
         if problems := [*unfit(config, parallel, "critic" if self.is_value_model else "actor", kernels)]:
             raise ConfigError(problems)
-        _start(parallel, device)
+        start_groups(parallel, device)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         groups = ProcessGroups.of_megatron()
         self.tensor, self.pipeline, self.data = groups.tensor, groups.pipeline, groups.data
         self.context: ContextParallel | None = None
         if parallel.context > 1:
-            self.data, self.context = _data_and_context(parallel, groups)
+            self.data, self.context = data_and_context(parallel, groups)
         with quiet_megatron():
             self.stages = [
                 build_stage(
@@ -382,42 +379,3 @@ class MegatronEngine:
                 hidden, tensor_parallel_output_grad=not self.is_value_model, group=group
             )
         return hidden if self.is_value_model else tensor_parallel.copy_to_tensor_model_parallel_region(hidden, group)
-
-
-def _data_and_context(parallel: Parallel, groups: ProcessGroups) -> tuple[Group, ContextParallel]:
-    """Divides Megatron's data-parallel ranks: neighbours split tokens, the groups of neighbours have other rows."""
-    shape = (parallel.pipeline, groups.data.size // parallel.context, parallel.context, parallel.tensor)
-    data, context = 1, 2  # axes
-    return Group.of(group_along(data, shape)), ContextParallel(group_along(context, shape))
-
-
-def _start(parallel: Parallel, device: torch.device) -> None:
-    """Initialises the process groups of the layout, once per process. Raises PlacementError, see `MegatronEngine`."""
-    backend = prepare(device)
-    if not dist.is_initialized():
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    wanted = parallel.ranks
-    if dist.get_world_size() % wanted:
-        message = f"{dist.get_world_size()} ranks cannot hold copies of a model that {wanted} ranks share"
-        raise PlacementError([Problem("cluster.component_placement", message, allowed=f"a multiple of {wanted} ranks")])
-    if parallel_state.model_parallel_is_initialized():
-        sizes = (
-            parallel_state.get_tensor_model_parallel_world_size(),
-            parallel_state.get_pipeline_model_parallel_world_size(),
-            parallel_state.get_expert_model_parallel_world_size(),
-        )
-        if sizes != (parallel.tensor, parallel.pipeline, parallel.expert):
-            message = "another model of this process has tensor {}, pipeline {} and expert {}".format(*sizes)
-            hint = "give them the same layout, or processes of their own: separate keys in cluster.component_placement"
-            raise PlacementError([Problem("parallel", message, value=str(parallel), hint=hint)])
-        return
-    parallel_state.initialize_model_parallel(
-        parallel.tensor,
-        parallel.pipeline,
-        expert_model_parallel_size=parallel.expert,
-        expert_tensor_parallel_size=1,
-        create_gloo_process_groups=False,
-        distributed_timeout_minutes=collective_limit() / timedelta(minutes=1),
-    )
-    with torch.random.fork_rng(devices=[]):  # without dropout nothing is drawn, but Megatron requires a seed
-        tensor_parallel.model_parallel_cuda_manual_seed(1)

@@ -13,37 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rl_platform.engines.training.megatron.process_groups import ProcessGroups
 from rl_platform.engines.training.megatron.weight_map import TensorSource, join, placed, split
 from rl_platform.engines.training.sharded_state import MOMENTS, ShardedState, ShardedTensor, adam_state
-from rl_platform.engines.training.sharing import Group
 
 HEAD, EMBEDDING = "model.head.weight", "model.backbone.embed_tokens.weight"
 VALUES = "values"
-
-
-@dataclass(frozen=True)
-class ProcessGroups:
-    """A rank's process groups. `expert`: ranks with different experts of the same layers."""
-
-    tensor: Group
-    pipeline: Group
-    data: Group
-    expert: Group
-
-    @classmethod
-    def of_megatron(cls) -> ProcessGroups:
-        from megatron.core import parallel_state
-
-        return cls(
-            Group.of(parallel_state.get_tensor_model_parallel_group()),
-            Group.of(parallel_state.get_pipeline_model_parallel_group()),
-            Group.of(parallel_state.get_data_parallel_group()),
-            Group.of(parallel_state.get_expert_model_parallel_group()),
-        )
-
-    def sharing(self, source: TensorSource) -> Group:
-        """Returns the ranks that split the tensors of `source`."""
-        return self.expert if source.sharing == "experts" else self.tensor
 
 
 @dataclass(frozen=True)
