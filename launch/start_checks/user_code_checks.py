@@ -62,20 +62,12 @@ def _check_scoring(config: Config, scoring: Scoring) -> None:
         raise ConfigError(problems)
     from rl_platform.components.reward import http_scorer, process_scorer, verifier_spec
 
-    one = scoring.model_copy(update={"num_workers": 1})
-    if scoring.type == "code":
-        with required("rl_platform.envs.reasoning.sandbox", "reward.type"):
-            process_scorer(config.data, one).close()
-    elif scoring.asks_server:
-        with (
-            required("rl_platform.envs.reasoning.servers", "reward.type"),
-            required("rl_platform.components.reward_models", "reward.type"),
-        ):
-            http_scorer(config.data, scoring).close()
+    if scoring.asks_server:
+        http_scorer(config.data, scoring).close()
     elif scoring.model is not None:
         classifier_parts(scoring.model)
-    elif not verifier_spec(config.data, scoring).built_in:
-        process_scorer(config.data, one).close()
+    elif scoring.type == "code" or not verifier_spec(config.data, scoring).built_in:
+        process_scorer(config.data, scoring.model_copy(update={"num_workers": 1})).close()
 
 
 def check_tests(config: Config, questions: Split) -> None:

@@ -27,6 +27,7 @@ from rl_platform.envs.reasoning.score import Score
 from rl_platform.envs.reasoning.scoring import ScoringPool
 from rl_platform.envs.reasoning.verifiers import DECIDING, ScoreItem, VerifierSpec
 from rl_platform.errors import ChannelClosed, problems_of
+from rl_platform.extras import required
 from rl_platform.models.tokenizer import Tokenizer, load_tokenizer
 from rl_platform.records import Trajectory
 from rl_platform.runtime.channel import Channel
@@ -174,7 +175,8 @@ def _scorer_of(context: ComponentContext, config: Config, scoring: Scoring) -> S
 def process_scorer(data: Data, scoring: Scoring) -> ScoringPool | HttpScorer:
     """Returns the scorer of a verifier or of programs. Raises ConfigError or WorkerError if it cannot be loaded."""
     if scoring.type == "code":
-        from rl_platform.envs.reasoning.sandbox.code_scorer import code_scorer
+        with required("rl_platform.envs.reasoning.sandbox", "reward.type"):
+            from rl_platform.envs.reasoning.sandbox.code_scorer import code_scorer
 
         return code_scorer(scoring)
     spec = verifier_spec(data, scoring)
@@ -183,19 +185,19 @@ def process_scorer(data: Data, scoring: Scoring) -> ScoringPool | HttpScorer:
 
 def http_scorer(data: Data, scoring: Scoring) -> HttpScorer:
     """Returns the scorer of a server. Raises Unreachable or ConfigError if no such server is at its `url`."""
-    from rl_platform.envs.reasoning.servers.http_scorer import HttpScorer
+    with required("rl_platform.envs.reasoning.servers", "reward.type"):
+        from rl_platform.envs.reasoning.servers.http_scorer import HttpScorer
+        from rl_platform.envs.reasoning.servers.judge import JudgeServer
+        from rl_platform.envs.reasoning.servers.reward_server import RewardServer
 
     if scoring.judge is not None:
-        from rl_platform.envs.reasoning.servers.judge import JudgeServer
-
         server: Server = JudgeServer(scoring.judge, scoring.timeout_s)
     elif scoring.model is not None:
-        from rl_platform.components.reward_models.classifier_server import ClassifierServer
+        with required("rl_platform.components.reward_models", "reward.type"):
+            from rl_platform.components.reward_models.classifier_server import ClassifierServer
 
         server = ClassifierServer(data, scoring.model, scoring.timeout_s)
     else:
-        from rl_platform.envs.reasoning.servers.reward_server import RewardServer
-
         server = RewardServer(scoring.url or "", scoring.timeout_s)
     size = scoring.max_batch_size if scoring.judge is None else 1
     return HttpScorer(server, batch_size=size, num_workers=scoring.num_workers, retries=scoring.retries)

@@ -18,6 +18,7 @@ from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.build import rollout_engine
 from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.errors import ChannelClosed, WorkerError
+from rl_platform.extras import required
 from rl_platform.models.causal_lm import load_config
 from rl_platform.models.tokenizer import load_tokenizer, stops
 from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights, WeightsReceived, numbered
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from rl_platform.components.agents.conversations import Conversations
     from rl_platform.runtime.weights.group import WeightsOffer
 
+AGENTS = "rl_platform.components.agents"  # an extra
 NO_DEADLINE_S = 1e8  # training may take any time until it publishes weights
 Group = Sequence[Trajectory]  # the responses to one prompt, complete or not
 
@@ -51,11 +53,13 @@ class LanguageRollout:
         self.loaded: int | None = None  # version of the weights in the engine; None: they are not complete
         self.conversations: Conversations | AgentRuns | None = None
         if config.rollout.multi_turn:
-            from rl_platform.components.agents.conversations import Conversations
+            with required(AGENTS, "rollout.multi_turn"):
+                from rl_platform.components.agents.conversations import Conversations
 
             self.conversations = Conversations(context.label, config, self.engine, self.tokenizer)
         if config.rollout.agent:
-            from rl_platform.components.agents.agent_runs import AgentRuns
+            with required(AGENTS, "rollout.agent"):
+                from rl_platform.components.agents.agent_runs import AgentRuns
 
             self.conversations = AgentRuns(context.label, config, self.engine, self.tokenizer)
 
