@@ -43,10 +43,10 @@ def test_groups_of_some_ranks() -> None:
 
 
 def test_groups_of_megatron() -> None:
-    from rl_platform.engines.training.megatron.engine import _start, parallel_state
+    from rl_platform.engines.training.megatron.process_groups import parallel_state, start_groups
 
     join_alone()
-    _start(Parallel(), CPU)
+    start_groups(Parallel(), CPU)
     for group in (parallel_state.get_tensor_model_parallel_group(), parallel_state.get_data_parallel_group()):
         assert limit_of(group) == timedelta(seconds=LIMIT_S)
 
