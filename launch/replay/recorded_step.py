@@ -25,7 +25,6 @@ EVALUATED = {  # the phase that computes a field of the batch
     "log-probs": ("log_probs", "full_kl", "squared_probs"),
     "values": ("values", "end_values"),
 }
-TRAINED = {"actor_critic": "actor", "actor": "actor", "critic": "critic"}
 PHASES = (*EVALUATED, "advantages", "critic", "actor")
 
 

@@ -37,7 +37,6 @@ EXTRAS = {  # what each extra is for
     "verifiers": "rollout.agent.environment: {type: verifiers}",
     "optuna": "rl-platform sweep --optuna",
 }
-OF_DEVELOPERS = {"bench", "crosscheck", "docs", "test"}
 _DRAW = "import mujoco\nmujoco.GLContext(8, 8).make_current()"
 _VULKAN = """
 import ctypes, sys

@@ -320,6 +320,19 @@ def test_the_core_imports_extras_within_functions_of_few_files_only():
     assert not problems, "\n".join(problems)
 
 
+def test_the_page_of_the_architecture_has_the_size_of_the_core():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    printed = re.search(r"The core has about ([\d,]+) lines in ([\d,]+) files, and extras have about ([\d,]+)", page)
+    assert printed is not None
+    lines: dict[bool, list[int]] = {True: [], False: []}
+    for path in source_files():
+        is_core = extra_of(str(path.relative_to(ROOT))) is None
+        lines[is_core].append(len(path.read_text(encoding="utf-8").splitlines()))
+    counted = sum(lines[True]), len(lines[True]), sum(lines[False])
+    for number, text in zip(counted, printed.groups(), strict=True):
+        assert abs(number - int(text.replace(",", ""))) <= 0.03 * number, f"docs/architecture.md: {counted}"
+
+
 def test_folders_of_a_level_import_each_other_without_a_cycle():
     imported: dict[str, dict[str, str]] = {area: {} for area in LEVEL}  # where an area imports another one
     for path in source_files():

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from rl_platform.launch.tools import doctor, installed
-from rl_platform.launch.tools.installed import EXTRAS, OF_DEVELOPERS, Row
+from rl_platform.launch.tools.installed import EXTRAS, Row
 
 ROOT = Path(__file__).parents[3]
 
@@ -81,7 +81,7 @@ def test_wrong_usage(tool, arguments: list[str], message: str) -> None:
 
 def test_every_extra_has_a_purpose() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert {*EXTRAS, "code"} | OF_DEVELOPERS == set(project["optional-dependencies"])
+    assert {*EXTRAS, "code", "bench", "crosscheck", "docs", "test"} == set(project["optional-dependencies"])
 
 
 Requires = Callable[[dict[str, tuple[str, list[str]]]], None]
