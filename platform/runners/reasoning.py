@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,11 +21,11 @@ from rl_platform.components.rollout import LanguageRollout
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import estimator_needs
 from rl_platform.config.schema.cluster import PLACEMENT
-from rl_platform.config.schema.rollout import CHANNEL_CAPACITY, Sampling
+from rl_platform.config.schema.rollout import Sampling
 from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.verifiers import DECIDING
-from rl_platform.errors import ChannelClosed, CheckpointError, WorkerDied
+from rl_platform.errors import CheckpointError
 from rl_platform.extras import required
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.placement.chains import part_rows, streaming_chains
@@ -39,6 +37,7 @@ from rl_platform.runners.phases import TakingTurns, with_turns
 from rl_platform.runners.recovery import EnvPart, Recovery
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runners.sample_ledger import SampleLedger, held_rows
+from rl_platform.runners.scored_responses import ScoredResponses
 from rl_platform.runners.task_runner import Learners
 from rl_platform.runners.token_log import tokens_of
 from rl_platform.runners.trajectories import (
@@ -60,7 +59,6 @@ from rl_platform.runners.trajectories import (
     with_baselines,
 )
 from rl_platform.runtime import ComponentSpec, Runtime
-from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.weights_token import WeightsToken, merge_published
 from rl_platform.runtime.worker_group import WorkerGroup
 
@@ -69,9 +67,7 @@ if TYPE_CHECKING:
     from rl_platform.runners.collection.partial_rollouts import PartialRollouts
     from rl_platform.runners.collection.streamed_evaluation import StreamedEvaluation
 
-UPDATES = 1024  # of weights, by reference
 COLLECTION = "rl_platform.runners.collection"  # an extra
-GATHER_S = 0.05  # how long scored responses wait for others, as each message interrupts the engine's process
 
 
 class ReasoningRunner:
@@ -128,8 +124,6 @@ class ReasoningRunner:
             self.typed["actor"].receive_reference_head(head).wait()
         self.warned_of_clipped_scores = False
         self.recovery = Recovery(runtime, self.typed["rollout"], self._idle)
-        self.updating = threading.Lock()
-        self.updates: Channel[Weights | WeightsToken] | None = None  # while responses are generated
         self.ledger = SampleLedger()
         self.partial: PartialRollouts | None = None
         if config.rollout.partial_rollout is not None:
@@ -139,6 +133,7 @@ class ReasoningRunner:
                 config, runtime, self.recovery, self.groups, reporter, self.loader, self.ledger
             )
         self.turns = TakingTurns(turns, self.groups)
+        self.responses = ScoredResponses(config, runtime, self.typed, self.recovery, self.turns, reporter)
         actor, critic, reference = self.typed["actor"], self.typed.get("critic"), self.typed.get("reference")
         self.learners = Learners(actor, critic, reference, config.reference_is_base, self.turns)
         self.streaming = self._streaming(turns)
@@ -171,15 +166,7 @@ class ReasoningRunner:
         return self.recovery.sync(weights)
 
     def update(self, weights: Weights | WeightsToken) -> bool:
-        """Sends weights to the rollout while it generates. Returns False if it does not generate."""
-        with self.updating:
-            if self.updates is None:
-                return False
-            with suppress(ChannelClosed, WorkerDied):  # the attempt that follows a death loads them
-                for rank in range(self.typed["rollout"].world_size):
-                    self.updates.put(weights, key=rank)
-            self.recovery.update(weights)
-            return True
+        return self.responses.update(weights)
 
     def collect(self, step: int) -> Collected:
         metrics: dict[str, float] = {}
@@ -225,7 +212,7 @@ class ReasoningRunner:
         prompts = list({trajectory.prompt.index: trajectory.prompt for trajectory in trajectories}.values())
         sampling = self.config.rollout.sampling.model_copy(update={"temperature": 0.0})
         with self.reporter.phase("generate"):
-            greedy = self._generate(prompts, 1, sampling, "baseline", step)
+            greedy = self.responses.generate(prompts, 1, sampling, "baseline", step)
         return with_baselines(batch, greedy, self._shaped(greedy))
 
     def _shaped(self, trajectories: Sequence[Trajectory], kept: Tensor | None = None) -> ShapedRewards:
@@ -247,7 +234,7 @@ class ReasoningRunner:
         if self.streaming is not None:
             self.streaming.begin(prompts, samples)
         on_arrival = None if self.streaming is None else self.streaming.add
-        trajectories = self._generate(prompts, samples, sampling, purpose, step, on_arrival)
+        trajectories = self.responses.generate(prompts, samples, sampling, purpose, step, on_arrival)
         check_any_scored(trajectories, self.config.reward)
         return trajectories
 
@@ -284,7 +271,7 @@ class ReasoningRunner:
 
     def answers(self, sampling: Sampling, step: int) -> list[Trajectory]:
         """Returns one scored response to each validation prompt, in the order of the prompts."""
-        trajectories = self._generate(self.validation, 1, sampling, "validate", step)
+        trajectories = self.responses.generate(self.validation, 1, sampling, "validate", step)
         check_any_scored(trajectories, self.config.reward)
         return trajectories
 
@@ -326,69 +313,6 @@ class ReasoningRunner:
                 f"{count} scores of a rollout were clipped: they lie outside algorithm.reward_scaling.source_min and "
                 "source_max. The metric reward/out_of_range counts them in every step"
             )
-
-    def _generate(
-        self,
-        prompts: Sequence[Prompt],
-        samples: int,
-        sampling: Sampling,
-        purpose: str,
-        step: int,
-        on_arrival: Callable[[Sequence[Trajectory]], None] | None = None,
-    ) -> list[Trajectory]:
-        """Returns scored responses in the order of prompts and samples; some are scored while others are generated.
-
-        on_arrival: called with responses as they arrive. If a process dies, the missing responses are generated again,
-        with the same random numbers.
-        """
-        self.turns.before("generate")
-        trajectories: list[Trajectory] = []
-        total = len(prompts) * samples
-
-        def fill() -> None:
-            """Adds the scored responses that are not among `trajectories` yet."""
-            generated = self.runtime.channel("trajectories", CHANNEL_CAPACITY, ["rollout"], ["reward"])
-            scored = self.runtime.channel("scored", CHANNEL_CAPACITY, ["reward"], ["runner"])
-            answered = [(trajectory.prompt.index, trajectory.sample) for trajectory in trajectories]
-            live = self.config.updates_at_once
-            updates = self.runtime.channel("updates", UPDATES, ["runner"], ["rollout"]) if live else None
-            version = self.recovery.version  # before `update` may raise it
-            with self.recovery.working(generated, scored) as calls, self._takes(updates):
-                arguments = prompts, samples, sampling, purpose, step, generated  # starts first, as it takes longest
-                calls.append(generating := self.typed["rollout"].generate(*arguments, version, answered, updates))
-                calls.append(scoring := self.typed["reward"].stream(generated, scored))
-                while len(trajectories) < total:
-                    arrived = scored.get_many(total - len(trajectories), linger=GATHER_S)
-                    trajectories.extend(arrived)
-                    if on_arrival is not None:
-                        on_arrival(arrived)
-                    self.reporter.progress(len(trajectories), total, "responses")
-                self._takes_no_more()
-                generating.wait()
-                generated.close()
-                scored.close()  # without waiting for the result of `stream`
-                scoring.wait()
-
-        self.recovery.run(fill)
-        place = {prompt.index: position for position, prompt in enumerate(prompts)}
-        return sorted(trajectories, key=lambda trajectory: (place[trajectory.prompt.index], trajectory.sample))
-
-    @contextmanager
-    def _takes(self, updates: Channel[Weights | WeightsToken] | None) -> Iterator[None]:
-        """Makes `update` send weights into this channel until `_takes_no_more`."""
-        with self.updating:
-            self.updates = updates
-        try:
-            yield
-        finally:
-            self._takes_no_more()
-
-    def _takes_no_more(self) -> None:
-        with self.updating:
-            updates, self.updates = self.updates, None
-        if updates is not None:
-            with suppress(ChannelClosed, WorkerDied):  # after a death; the calls that it broke raise its error
-                updates.close()
 
 
 def restore(partial: PartialRollouts | None, state: StateDict | None, prompts: Mapping[int, Prompt]) -> None:
