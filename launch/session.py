@@ -82,8 +82,7 @@ def _checkpoint_bytes(config: Config, placement: Placement, inventory: Inventory
         return 0
     from rl_platform.launch.start_checks.model_checks import check_models, policy_bytes
 
-    embodied = isinstance(world, EnvSpaces)
-    return policy_bytes(config, world) if embodied else check_models(config, placement, inventory)
+    return policy_bytes(config, world) if isinstance(world, EnvSpaces) else check_models(config, placement, inventory)
 
 
 def _run_once(
