@@ -69,6 +69,11 @@ def test_a_config_that_needs_a_missing_extra_is_refused(core: Path, tmp_path: Pa
         ("embodied/cartpole.yaml", ("actor.model.type=gru", no_logger), "rl_platform.models.policies"),
         ("embodied/cartpole.yaml", (), "rl_platform.trackers"),
         ("reasoning/ppo_tiny.yaml", groups, "rl_platform.runners.collection"),
+        (
+            "reasoning/ppo_tiny.yaml",
+            ("rollout.multi_turn={max_observation_tokens: 2}", "data.max_response_length=8", no_logger),
+            "rl_platform.components.agents",
+        ),
     ):
         command = [sys.executable, "-c", PROGRAM, core / "rl_platform", ROOT / "configs" / name]
         command += [f"runner.output_dir={tmp_path}", "cluster.runtime=local", *overrides]
