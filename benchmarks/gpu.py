@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import date
 from difflib import get_close_matches
 from importlib import import_module
@@ -164,7 +165,8 @@ def main(words: Sequence[str] | None = None) -> int:
 
     if options.small:
         for name in PRELOADED:
-            import_module(name)
+            with suppress(ImportError):
+                import_module(name)
     set_forkserver_preload(PRELOADED)
 
     def write() -> None:

@@ -117,7 +117,7 @@ LONGEST_S = 8 * 60
 class Part:
     """A part of the acceptance. It runs in a process of its own for at most `limit_s` seconds on a GPU.
 
-    needs: packages that it imports. what: its description on the page.
+    needs: modules of other packages that it imports, beside torch. what: its description on the page.
     """
 
     name: str
@@ -132,8 +132,8 @@ class Part:
 
     def missing(self, setup_vllm: str | None) -> str:
         """Returns why the part is left out; "" if it can run."""
-        if self.name == "vllm":
-            return "" if setup_vllm else "no --vllm-python"
+        if self.name == "vllm" and not setup_vllm:
+            return "no --vllm-python"
         absent = [name for name in self.needs if not installed(name)]
         return f"not installed: {', '.join(absent)}" if absent else ""
 

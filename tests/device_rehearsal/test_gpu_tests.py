@@ -7,10 +7,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from device_rehearsal.pretended_device import Device, in_threads
+from device_rehearsal.pretended_device import CUDA, Device, in_threads
 from device_rehearsal.runs import sharing_short_prefixes
 
 from rl_platform.components.reward_models.classifier import SequenceClassifier
+from rl_platform.launch.tools import device_measurements
 
 GPU = Path(__file__).parents[1] / "gpu"
 Script = Callable[[Path], ModuleType]
@@ -28,6 +29,14 @@ def test_offloaded_learner(script: Script, device: Device, monkeypatch: pytest.M
     monkeypatch.setattr(tests, "WORKSPACE", 1024)  # rotary frequencies, a learning rate
     with sharing_short_prefixes():
         tests.test_a_trained_model_leaves_nothing_behind_and_learns_the_same()
+
+
+def test_calibration_of_the_link(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tests/gpu/test_calibrate.py, whose bounds are those of a real link. The copies are from pinned memory."""
+    monkeypatch.setattr(device_measurements, "STREAM_BYTES", 2**12)
+    assert device_measurements.host_link_rate(CUDA) > 0
+    assert device.pinned() == 2**12
+    assert device.counts.copies.total() > 1
 
 
 def test_reward_model(script: Script, device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -155,6 +155,31 @@ def test_the_acceptance_of_a_gpu_runs_in_small(gpu: ModuleType, tmp_path: Path) 
     assert "small run on the CPU" in page
 
 
+WITH_TORCH_ONLY = """
+import importlib.abc, runpy, sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("accelerate", "gymnasium", "psutil", "pydantic", "ray", "transformers", "yaml"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+sys.argv[:] = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_an_image_with_torch_only_measures_attention_and_names_what_other_parts_need(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WITH_TORCH_ONLY, str(FOLDER / "gpu.py"), "--small", "--output", str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(FOLDER), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
+    assert [name for name, part in parts.items() if part["state"] == "passed"] == ["attention"]
+    assert parts["rollout"]["reason"] == "not installed: accelerate, psutil, pydantic, transformers, yaml"
+    assert {part["state"] for name, part in parts.items() if name != "attention"} == {"left out"}
+
+
 def test_its_words_are_checked_together(gpu: ModuleType, tmp_path: Path, capsys) -> None:
     (tmp_path / "file").touch()
     words = ["atention", "--again", "rollout", "x", "--minutes", "0", "--vllm-python", "none"]
