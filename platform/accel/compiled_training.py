@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,25 +79,24 @@ class CompiledEngine(FSDPEngine):
         return len(self._gradient) * rows <= ALONE
 
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
-        algorithm = _algorithm_of(loss)
+        compiled = _compiled(loss)
         observations = mini_batch.inputs["observations"].flatten(0, 1)
         plain = mini_batch.loss_weights is None and mini_batch.value_mask is None and micro_batches == MicroBatches()
-        every = mini_batch.action_mask.numpy().all() and mini_batch.sample_mask.numpy().all()
-        if algorithm is None or not (plain and every and observations.dtype == torch.float32):
+        every = _all(mini_batch.action_mask) and _all(mini_batch.sample_mask)
+        if compiled is None or not (plain and every and observations.dtype == torch.float32):
             return super().step(mini_batch, loss, micro_batches)
         buffers = self._buffers.get(len(mini_batch)) or _Buffers.of(len(mini_batch), self._layers)
         self._buffers[len(mini_batch)] = buffers
-        with torch.no_grad():
-            self._forward(observations, buffers)
-            entropy = self._loss(mini_batch, algorithm, buffers)
-            self._backward(observations, buffers)
-        return self._finished(algorithm, buffers, len(mini_batch), entropy)
+        self._forward(observations, buffers)  # no tensor here requires a gradient
+        entropy = self._loss(mini_batch, compiled, buffers)
+        self._backward(observations, buffers)
+        return self._finished(compiled.algorithm, buffers, len(mini_batch), entropy)
 
     def _finished(self, algorithm: Algorithm, buffers: _Buffers, rows: int, entropy: float) -> Metrics | None:
         """Updates if all is finite."""
         policy_loss = float(buffers.policy[ppo.POLICY_LOSS]) / rows
         value_loss = float(buffers.value[ppo.VALUE_LOSS]) / rows
-        finite = math.isfinite(buffers.policy.sum() + buffers.value.sum())
+        finite = math.isfinite(sum(buffers.sums.tolist()))
         norm = self._update() if finite else math.nan
         if not math.isfinite(norm):
             return None
@@ -122,14 +121,14 @@ class CompiledEngine(FSDPEngine):
                 ppo.tanh()(outputs.array)
             inputs = outputs.tensor
 
-    def _loss(self, batch: RolloutBatch, algorithm: Algorithm, buffers: _Buffers) -> float:
+    def _loss(self, batch: RolloutBatch, loss: _CompiledLoss, buffers: _Buffers) -> float:
         """Fills the gradients of the heads and of the deviations. Returns the mean entropy."""
-        heads, gradient, bonus = buffers.outputs[-1].array, buffers.gradients[-1].array, algorithm.entropy_bonus
+        heads, gradient, bonus = buffers.outputs[-1].array, buffers.gradients[-1].array, loss.algorithm.entropy_bonus
         columns = batch.log_probs, batch.advantages, batch.values, batch.returns
         old_log_probs, advantages, values, returns = (column.numpy().reshape(-1) for column in columns)
         actions = batch.inputs["actions"].numpy()
         log_probs, slopes, entropies = buffers.columns
-        surrogate = log_probs, old_log_probs, advantages, ppo.policy_limits(algorithm), slopes, buffers.policy
+        surrogate = log_probs, old_log_probs, advantages, loss.policy_limits, slopes, buffers.policy
         if self._log_stds:
             log_std, log_std_gradient = self._log_stds
             ppo.gaussian_log_probs()(heads, log_std, actions.reshape(len(heads), -1), gradient, log_probs)
@@ -143,7 +142,7 @@ class CompiledEngine(FSDPEngine):
             ppo.clipped_surrogate()(*surrogate)
             ppo.categorical_gradient()(choices, slopes, entropies, bonus, gradient)
             entropy = float(entropies.mean())
-        ppo.clipped_value()(heads, values, returns, ppo.value_limits(algorithm), gradient, buffers.value)
+        ppo.clipped_value()(heads, values, returns, loss.value_limits, gradient, buffers.value)
         return entropy
 
     def _backward(self, observations: Tensor, buffers: _Buffers) -> None:
@@ -200,12 +199,13 @@ class _Matrix(NamedTuple):
 @dataclass(frozen=True)
 class _Buffers:
     """Intermediate results of a step of B rows: outputs of every hidden layer [B,H] and of the heads [B,A+1], and the
-    gradients of their inputs to tanh. columns: log-probs, their gradient and entropies, each [B]. policy, value: sums
-    over positions, see accel/compiled_ppo.py."""
+    gradients of their inputs to tanh. columns: log-probs, their gradient and entropies, each [B]. sums: over positions,
+    those of the policy and then those of the value, see accel/compiled_ppo.py; policy, value: views of them."""
 
     outputs: list[_Matrix]
     gradients: list[_Matrix]
     columns: tuple[np.ndarray, ...]
+    sums: np.ndarray
     policy: np.ndarray
     value: np.ndarray
 
@@ -214,22 +214,36 @@ class _Buffers:
         widths = [len(bias) for _, bias in layers]
         outputs, gradients = ([_Matrix.empty(rows, width) for width in widths] for _ in range(2))
         columns = tuple(np.empty((3, rows), np.float32))
-        return cls(outputs, gradients, columns, np.zeros(ppo.RATIO_MAX + 1), np.zeros(ppo.VALUE_LOSS + 1))
+        sums = np.zeros(ppo.RATIO_MAX + ppo.VALUE_LOSS + 2)
+        return cls(outputs, gradients, columns, sums, *np.split(sums, [ppo.RATIO_MAX + 1]))
 
 
-def _algorithm_of(loss: Loss) -> Algorithm | None:
-    """Returns the algorithm of a loss that is compiled; None: it is another one."""
+class _CompiledLoss(NamedTuple):
+    algorithm: Algorithm
+    policy_limits: np.ndarray
+    value_limits: np.ndarray
+
+
+@lru_cache(maxsize=1)
+def _compiled(loss: Loss) -> _CompiledLoss | None:
+    """Returns a loss that is compiled; None: it is another one."""
     if not isinstance(loss, partial) or loss.func is not actor_critic_loss:
         return None
     algorithm: Algorithm = loss.keywords["algorithm"]
-    return algorithm if ppo.compiles(algorithm) else None
+    if not ppo.compiles(algorithm):
+        return None
+    return _CompiledLoss(algorithm, ppo.policy_limits(algorithm), ppo.value_limits(algorithm))
+
+
+def _all(mask: Tensor) -> bool:
+    return np.count_nonzero(mask.numpy()) == mask.numel()  # a third of the time of `all`
 
 
 def _metrics(buffers: _Buffers, rows: int, terms: dict[str, float], algorithm: Algorithm) -> Metrics:
     names, kept = _measured(algorithm.clip_ratio_c, algorithm.target_kl, algorithm.value_clip)
     return Metrics(
         means={
-            names: Sums(np.concatenate((buffers.policy, buffers.value))[kept], float(rows)),
+            names: Sums(buffers.sums[kept], float(rows)),
             tuple(terms): Sums(np.array(list(terms.values())), 1.0),
         },
         minima={"actor/ratio_min": float(buffers.policy[ppo.RATIO_MIN])},
