@@ -54,25 +54,26 @@ class CompiledPolicy:
         self._scratch = [np.empty((BLOCK, len(bias)), np.float32) for _, bias in self._layers]
         self._log_std = _copied(policy.log_std) if policy.action_space.kind == "continuous" else None
 
-    def act(
-        self, observations: np.ndarray, generator: torch.Generator, deterministic: bool, among: tuple[int, int]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """As `ActorCriticPolicy.act`: observations [N,D] float32 or uint8 -> actions [N,A] float32 or [N] int64 and
-        log_probs [N].
-
-        among: (first, total): the position of these rows in the whole batch of observations.
-        """
-        count, heads = len(observations), self._heads(observations)
-        drawn = torch.empty(among[1], heads.shape[1])
-        rows, log_probs = slice(among[0], among[0] + count), np.empty(count, np.float32)
+    def draw(self, rows: int, generator: torch.Generator | None) -> np.ndarray:
+        """Returns the random numbers [rows,A] of `act`. generator None: those of the most likely actions."""
+        drawn = torch.empty(rows, len(self._layers[-1][1]))
         if self._log_std is not None:
-            noise = drawn.zero_() if deterministic else drawn.normal_(generator=generator)
+            drawn = drawn.zero_() if generator is None else drawn.normal_(generator=generator)
+        else:
+            drawn = drawn.fill_(1.0) if generator is None else drawn.exponential_(generator=generator)
+        return drawn.numpy()
+
+    def act(self, observations: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `ActorCriticPolicy.act`: observations [N,D] float32 or uint8 and random numbers [N,A] -> actions [N,A]
+        float32 or [N] int64, and log_probs [N]."""
+        count, heads = len(observations), self._heads(observations)
+        log_probs = np.empty(count, np.float32)
+        if self._log_std is not None:
             actions = np.empty_like(heads)
-            gaussian_choice()(heads, self._log_std, noise.numpy()[rows], actions, log_probs)
+            gaussian_choice()(heads, self._log_std, drawn, actions, log_probs)
             return actions, log_probs
-        races = drawn.fill_(1.0) if deterministic else drawn.exponential_(generator=generator)
         choices = np.empty(count, np.int64)
-        categorical_choice()(heads, races.numpy()[rows], choices, log_probs)
+        categorical_choice()(heads, drawn, choices, log_probs)
         return choices, log_probs
 
     def _heads(self, observations: np.ndarray) -> np.ndarray:

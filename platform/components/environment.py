@@ -134,6 +134,10 @@ class Environment:
             self._current()
             collect_on_device(self, acting, rollout, step)
         else:
+            if acting is not None:
+                stages = self.env.pipeline_stages
+                choices = [(at, stage) for at in range(0, steps, self.levels.num_actions) for stage in range(stages)]
+                acting.draw_ahead([("act", step, *choice) for choice in choices], self.env.num_envs // stages)
             failures = self._collect(step, policy, peers, rollout)
         assert self.observations is not None
         batch = rollout.finish(self.observations, self.bootstrap)

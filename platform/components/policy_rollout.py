@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -31,11 +31,11 @@ from rl_platform.runtime.host import ComponentContext
 from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:
+    from rl_platform.accel.compiled_policy import CompiledPolicy
     from rl_platform.models.embodied_policy import EmbodiedPolicy
 
 
-@dataclass(frozen=True)
-class Observations:
+class Observations(NamedTuple):
     """[N,D] float32, or uint8 of images. `draw` names the random numbers of this choice; `deterministic` needs none.
 
     among: (first, total) where these are rows of a larger choice, None: they are all of it. An observation gets the
@@ -53,8 +53,7 @@ class Observations:
     valued: bool = False
 
 
-@dataclass(frozen=True)
-class Actions:
+class Actions(NamedTuple):
     """[N,A] float32 or [N] int64, and the log-probability [N] of each; of a policy that chooses chunks of K actions
     with D components [N,K,A] or [N,K], and [N,K,D].
 
@@ -85,6 +84,7 @@ class PolicyInference:
         self.policy, self.device, self.seed, self.rows = policy.to(device), device, seed, rows
         self.generator = torch.Generator(device)
         self.compiled_class = acceleration.policy_class(self.policy, device)
+        self.ahead: dict[tuple[str | int, ...], np.ndarray] = {}  # random numbers of coming choices
         self.use_parameters()
 
     def use_parameters(self) -> None:
@@ -94,19 +94,34 @@ class PolicyInference:
     def act(self, observations: Observations) -> Actions:
         began = time.monotonic()
         first, total = observations.among or (0, len(observations.array))
-        seed = derive_seed(self.seed, "rollout", *observations.draw)
         if self.compiled is not None:
-            self.generator.manual_seed(seed)
-            chosen = self.compiled.act(observations.array, self.generator, observations.deterministic, (first, total))
-            actions = Actions(*chosen)
+            drawn = self.ahead.pop(observations.draw, None)
+            if drawn is None:
+                drawn = self._drawn(self.compiled, observations.draw, total, observations.deterministic)
+            actions = Actions(*self.compiled.act(observations.array, drawn[first : first + len(observations.array)]))
         else:
-            actions = self._act(observations, seed, first, total)
+            actions = self._act(observations, self._seed(observations.draw), first, total)
         if observations.valued and type(self.policy) is ActorCriticPolicy:
             with torch.inference_mode():
                 _, values = self.policy(torch.from_numpy(observations.array).to(self.device))
-            actions = replace(actions, values=values.cpu().numpy())
+            actions = actions._replace(values=values.cpu().numpy())
         recorder.add("work", "inference", began)
         return actions
+
+    def draw_ahead(self, draws: Iterable[tuple[str | int, ...]], count: int) -> None:
+        """Draws the random numbers of coming choices for `count` observations each. All at once they take a tenth of
+        the time that they take between steps of the simulation, after which the caches have nothing of them."""
+        if self.compiled is not None:
+            self.ahead = {draw: self._drawn(self.compiled, draw, count, False) for draw in draws}
+
+    def _drawn(
+        self, compiled: CompiledPolicy, draw: tuple[str | int, ...], count: int, deterministic: bool
+    ) -> np.ndarray:
+        generator = None if deterministic else self.generator.manual_seed(self._seed(draw))
+        return compiled.draw(count, generator)
+
+    def _seed(self, draw: tuple[str | int, ...]) -> int:
+        return derive_seed(self.seed, "rollout", *draw)
 
     @torch.inference_mode()
     def act_on_device(self, observations: Tensor, draw: tuple[str | int, ...]) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,15 +130,13 @@ class PolicyInference:
         observations [N,D] float32 -> actions [N,A], log_probs [N], executed [N,A]. For policies without memory, chunks
         and language.
         """
-        seed = derive_seed(self.seed, "rollout", *draw)
+        count = len(observations)
         if self.compiled is not None:  # on a CPU, where arrays share the memory of tensors
-            self.generator.manual_seed(seed)
-            chosen = self.compiled.act(observations.numpy(), self.generator, False, (0, len(observations)))
+            chosen = self.compiled.act(observations.numpy(), self._drawn(self.compiled, draw, count, False))
             actions, log_probs = (torch.from_numpy(array) for array in chosen)
             return actions, log_probs, actions
-        actions, log_probs, _, executed = self._chosen(
-            {"observations": observations}, seed, False, 0, len(observations)
-        )
+        seen = {"observations": observations}
+        actions, log_probs, _, executed = self._chosen(seen, self._seed(draw), False, 0, count)
         return actions, log_probs, executed
 
     @torch.inference_mode()
@@ -202,7 +215,6 @@ class PolicyRollout(PolicyInference):
 
 
 BESIDE = ("hidden_states", "tasks")  # of observations, row by row
-FIELDS = tuple(field.name for field in fields(Actions))
 
 
 @dataclass(frozen=True)
@@ -221,7 +233,7 @@ class RemotePolicy:
         count = len(observations.array)
         for rank, rows in self._parts(count):
             more = {name: None if (whole := getattr(observations, name)) is None else whole[rows] for name in BESIDE}
-            part = replace(observations, array=observations.array[rows], among=(rows.start, count), **more)
+            part = observations._replace(array=observations.array[rows], among=(rows.start, count), **more)
             self.to_policy.put(part, key=rank)
 
     def actions(self, count: int) -> Actions:
@@ -229,7 +241,7 @@ class RemotePolicy:
         if self.ranks == 1:
             return self.from_policy.get()
         parts = [self.from_policy.get(key=rank) for rank, _ in self._parts(count)]
-        names = [name for name in FIELDS if getattr(parts[0], name) is not None]
+        names = [name for name in Actions._fields if getattr(parts[0], name) is not None]
         return Actions(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
     def _parts(self, count: int) -> Iterator[tuple[int, slice]]:

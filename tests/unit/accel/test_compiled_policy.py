@@ -42,7 +42,8 @@ def test_the_numbers_are_the_policys(space: ActionSpace, hidden_sizes: tuple[int
     policy, observations = policy_of(space, hidden_sizes), observations_of(203)
     assert acts_compiled(policy, CPU)
     expected = policy.act(observations, generator(), deterministic)
-    actual = CompiledPolicy(policy).act(observations.numpy(), generator(), deterministic, (0, 203))
+    compiled = CompiledPolicy(policy)
+    actual = compiled.act(observations.numpy(), compiled.draw(203, None if deterministic else generator()))
     for one, other in zip(expected, actual, strict=True):
         torch.testing.assert_close(torch.from_numpy(other), one, rtol=1e-5, atol=1e-5)
     assert len(np.unique(actual[0], axis=0)) >= (1 if deterministic and space.kind == "discrete" else 4)
@@ -51,9 +52,10 @@ def test_the_numbers_are_the_policys(space: ActionSpace, hidden_sizes: tuple[int
 @pytest.mark.parametrize("space", SPACES, ids=lambda space: space.kind)
 def test_a_row_gets_the_same_bits_in_whatever_company(space: ActionSpace) -> None:
     compiled, observations = CompiledPolicy(policy_of(space)), observations_of(11).numpy()
-    actions, log_probs = compiled.act(observations, generator(), False, (0, 11))
+    drawn = compiled.draw(11, generator())
+    actions, log_probs = compiled.act(observations, drawn)
     for first, last in [(0, 1), (1, 4), (4, 11)]:
-        part = compiled.act(observations[first:last], generator(), False, (first, 11))
+        part = compiled.act(observations[first:last], drawn[first:last])
         np.testing.assert_array_equal(part[0], actions[first:last])
         np.testing.assert_array_equal(part[1], log_probs[first:last])
 
@@ -61,18 +63,19 @@ def test_a_row_gets_the_same_bits_in_whatever_company(space: ActionSpace) -> Non
 def test_what_is_not_finite_stays_so() -> None:
     observations = observations_of(6)
     observations[3, 2] = torch.nan
-    actions, _ = CompiledPolicy(policy_of(SPACES[0])).act(observations.numpy(), generator(), False, (0, 6))
+    compiled = CompiledPolicy(policy_of(SPACES[0]))
+    actions, _ = compiled.act(observations.numpy(), compiled.draw(6, generator()))
     assert np.isfinite(actions).all(axis=1).tolist() == [True, True, True, False, True, True]
 
 
 def test_it_is_a_copy() -> None:
     policy = policy_of(SPACES[0])
     compiled, observations = CompiledPolicy(policy), observations_of(2).numpy()
-    before = compiled.act(observations, generator(), True, (0, 2))[0]
+    before = compiled.act(observations, compiled.draw(2, None))[0]
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.mul_(2.0)
-    np.testing.assert_array_equal(compiled.act(observations, generator(), True, (0, 2))[0], before)
+    np.testing.assert_array_equal(compiled.act(observations, compiled.draw(2, None))[0], before)
 
 
 @pytest.mark.parametrize(

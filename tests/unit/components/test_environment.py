@@ -285,6 +285,11 @@ def test_actions_depend_on_the_draw_and_not_on_what_was_drawn_before():
     again = rollout.act(Observations(array, ("act", 1, 2))).array
     assert first.tolist() == again.tolist()
     assert first.tolist() != other.tolist()
+    rollout.draw_ahead([("act", 1, 3), ("act", 1, 2)], 64)
+    assert len(rollout.ahead) == 2  # this policy acts in compiled loops
+    assert rollout.act(Observations(array, ("act", 1, 2))).array.tolist() == first.tolist()
+    assert rollout.act(Observations(array, ("act", 1, 3))).array.tolist() == other.tolist()
+    assert not rollout.ahead
 
 
 def test_serve_answers_until_its_source_closes():
