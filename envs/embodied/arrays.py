@@ -7,6 +7,7 @@ many numbers differently in the last bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from functools import reduce
 from operator import add
@@ -34,8 +35,7 @@ def doubles(array: Array) -> Array:
 
 def never(like: Array) -> Array:
     """Returns [N] bool, all False, for `like` [N]."""
-    module = module_of(like)
-    return module.zeros_like(like, dtype=module.bool)
+    return like < -math.inf  # a third of the time of `zeros_like`
 
 
 def squares(array: Array) -> Array:

@@ -87,7 +87,7 @@ class EnvBlock:
         self._returns = np.zeros(last - first)
         self._lengths = np.zeros(last - first, np.int64)
         self._success = SuccessCount(buffers.success_once[rows], buffers.success_at_end[rows])
-        self._none_idle, self._some_ended = bytes(last - first), False
+        self._some_ended = False
         # views in the environments' shape, so that assignments flatten
         self._shaped_observations = self._observations.reshape(-1, *spaces.observation_shape)
         self._shaped_finals = self._finals.reshape(-1, *spaces.observation_shape)
@@ -100,10 +100,11 @@ class EnvBlock:
 
     def step(self) -> None:
         """Steps all environments that are not idle, with the actions in the buffers, and resets ended episodes."""
+        idle = self._idle if np.count_nonzero(self._idle) else None
         if self._native is not None:
-            self._step_all(self._native)
+            self._step_all(self._native, idle)
         else:
-            self._step_each()
+            self._step_each(idle)
         if self._some_ended:
             ended = (self._terminated | self._truncated).nonzero()[0]
             self._ended_returns[ended] = self._returns[ended]
@@ -121,9 +122,8 @@ class EnvBlock:
         running = (self._observations, self._returns, self._lengths)
         return cast("NativeEnvs", self._native).to_device(running, (low, high), steps)
 
-    def _step_all(self, native: NativeEnvs | UserEnvs) -> None:
+    def _step_all(self, native: NativeEnvs | UserEnvs, idle: np.ndarray | None) -> None:
         self._busy[0] = self._first
-        idle = self._idle if self._idle.tobytes() != self._none_idle else None
         try:
             given = native.step(self._actions, self._lengths, idle)
         except Exception as error:
@@ -132,9 +132,9 @@ class EnvBlock:
         self._finals[:], self._rewards[:], self._terminated[:], self._truncated[:] = given
         if (success := native.success) is not None:
             self._success.step_all(success, self._idle)
-        self._finish_step(native.diverged)
+        self._finish_step(native.diverged, idle)
 
-    def _step_each(self) -> None:
+    def _step_each(self, idle: np.ndarray | None) -> None:
         """Steps one environment after the other."""
         began = time.monotonic()
         if self._spaces.action.kind == "continuous":
@@ -143,9 +143,8 @@ class EnvBlock:
             actions = list(self._spaces.environment_choices(self._actions))
         terminated, truncated, rewards = self._terminated, self._truncated, self._rewards
         finals, busy, first, success = self._shaped_finals, self._busy, self._first, self._success
-        idle = self._idle.tolist()
         for i, env in enumerate(self._envs):
-            if idle[i]:
+            if idle is not None and idle[i]:
                 continue
             busy[0] = first + i
             try:
@@ -155,18 +154,17 @@ class EnvBlock:
                 self._replace(i, "step", error)
                 rewards[i] = np.nan  # which makes the step invalid
         recorder.add("work", "physics", began)
-        self._finish_step(None)
+        self._finish_step(None, idle)
 
-    def _finish_step(self, diverged: np.ndarray | None) -> None:
+    def _finish_step(self, diverged: np.ndarray | None, idle: np.ndarray | None) -> None:
         """Turns what the environments returned into the step's results. diverged [N] bool: of native environments."""
-        idle = self._idle
-        if np.count_nonzero(idle):  # they keep their last observation and get no reward
+        if idle is not None:  # they keep their last observation and get no reward
             self._finals[idle] = self._observations[idle]
             self._rewards[idle] = 0.0
             self._terminated[idle] = self._truncated[idle] = False
         self._invalidate(diverged)
         self._returns += self._rewards
-        self._lengths += ~idle
+        self._lengths += 1 if idle is None else ~idle
         self._observations[:] = self._finals
         self._some_ended = bool(np.count_nonzero(self._terminated) or np.count_nonzero(self._truncated))
 
