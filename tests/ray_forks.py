@@ -118,7 +118,13 @@ def serve(listener: socket.socket) -> None:
         with connection:
             _, descriptors, _, _ = socket.recv_fds(connection, 1, 3)
             with connection.makefile("rb") as file:
-                words, environment, folder, blocked = json.load(file)
+                asked = file.read()
+        try:
+            words, environment, folder, blocked = json.loads(asked)
+        except ValueError:  # Ray has killed the process that asks; without this process no worker would start any more
+            for descriptor in descriptors:
+                os.close(descriptor)
+            continue
         if os.fork() == 0:
             listener.close()
             become(words, environment, folder, blocked, descriptors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -517,3 +518,17 @@ def test_shutdown_ends_every_process_and_names_the_busy_rank(start):
     with pytest.raises((WorkerDied, ChannelClosed)):
         channel.put(1)
     runtime.shutdown()
+
+
+def test_a_worker_of_these_tests_that_is_killed_while_it_starts_costs_no_other_worker(ray_forks, tmp_path: Path):
+    """Ray kills workers that it no longer needs, also while they ask for a fork."""
+    done, script = tmp_path / "done", tmp_path / "worker.py"
+    script.write_text(f"open({str(done)!r}, 'w').close()")
+    asked = json.dumps([[str(script)], dict(os.environ), str(tmp_path), []]).encode()
+    for sent in (b"", asked[:20], asked):
+        with socket.socket(socket.AF_UNIX) as connection, open(os.devnull, "r+") as nothing:
+            connection.connect(ray_forks.path)
+            if sent:
+                socket.send_fds(connection, [b"\n"], [nothing.fileno()] * 3)
+                connection.sendall(sent)
+    until(done.exists)
