@@ -16,7 +16,7 @@ from typing import Any
 import jaxtyping
 from beartype import BeartypeConf, beartype
 
-FIRST, EVERY = 20, 10
+FIRST, EVERY = 5, 40
 check = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is accepted where a float is expected
 _calls: dict[Callable[..., Any], int] = {}  # of each function, in this test
 
