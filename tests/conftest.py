@@ -366,11 +366,10 @@ def script() -> Callable[[Path], ModuleType]:
 
 
 @pytest.fixture(scope="session")
-def two_ranks() -> Callable[[Path, Path], None]:
+def two_ranks(launchers: Launchers) -> Callable[[Path, Path], None]:
     """two_ranks(script, folder): `main(rank, folder)` of the script in two processes, until both have ended well."""
 
     def run(path: Path, folder: Path) -> None:
-        with Forked(path) as forked:
-            forked.run((2, folder, []), timeout=500)
+        Forked(path, launchers).run((2, folder, []), timeout=500)
 
     return run

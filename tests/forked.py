@@ -1,9 +1,9 @@
 """Ranks of a process group as forks of one process, which has imported for all of them. No test by itself.
 
-`python forked.py SCRIPT` imports SCRIPT, calls its `preload()` if it has one, and reads lines of JSON: [world size,
-folder, arguments]. For each line it forks that many ranks, which join a process group of their own, each with one
-thread, and call the script's `main(rank, folder, *arguments)`. It prints whether all ended well. What ranks say of
-themselves stands in the error stream.
+`main` has a script and lines of JSON as its arguments: [world size, folder, arguments]. It imports the script and calls
+its `preload()` if there is one. For each line it forks that many ranks, which join a process group of their own, each
+with one thread, and call the script's `main(rank, folder, *arguments)`. It prints whether all ended well. What ranks
+say of themselves stands in the error stream.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import importlib.util
 import json
 import os
 import signal
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -22,40 +21,38 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
+from launcher_forks import Launchers
+
 WELL, BADLY = "all ended well", "a rank failed"
 
 
 class Forked:
-    """A process that forks ranks of `script`. It starts to import at once; leave the block and it is gone."""
+    """A process that forks ranks of `script`: a fork of the process of `launchers`, which has imported torch."""
 
-    def __init__(self, script: Path) -> None:
-        command = [sys.executable, "-W", "ignore", __file__, str(script)]
-        pipe = subprocess.PIPE
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-
-    def __enter__(self) -> Forked:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
+    def __init__(self, script: Path, launchers: Launchers) -> None:
+        self.script, self.launchers = script, launchers
 
     def run(self, *jobs: tuple[int, Path, list[str]], timeout: float = 500) -> None:
         """Jobs (world size, folder, arguments of the script's main), one after the other; then the process ends."""
         lines = [json.dumps([world_size, str(folder), arguments]) for world_size, folder, arguments in jobs]
-        said, errors = self.process.communicate("\n".join(lines) + "\n", timeout)
+        code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from forked import main; main()"
+        process = self.launchers.start(jobs[0][1], str(self.script), *lines, code=code)
+        try:
+            said, errors = process.communicate(timeout)
+        finally:
+            process.send_signal(signal.SIGKILL, group=True)
         assert said.splitlines() == [WELL] * len(jobs), errors
 
 
-def main(path: Path) -> None:
+def main() -> None:
     gc.disable()  # what is imported is no garbage
-    script = _imported(path)
+    path, *lines = sys.argv[1:]
+    script = _imported(Path(path))
     if hasattr(script, "preload"):
         script.preload()
     gc.freeze()  # so that ranks share it
     gc.enable()
-    for number, line in enumerate(sys.stdin):
+    for number, line in enumerate(lines):
         world_size, folder, arguments = json.loads(line)
         meeting = Path(folder) / f"rendezvous-{number}"
         pids = [_fork(partial(_rank, script, rank, world_size, meeting, arguments), rank) for rank in range(world_size)]
@@ -111,7 +108,3 @@ def _all_end_well(pids: list[int]) -> bool:
                 os.waitpid(other, 0)
             return False
     return True
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from forked import Forked
+from launcher_forks import Launchers
 from process_groups import end_process_groups
 from torch import Tensor
 
@@ -55,11 +56,10 @@ def expected(runs: ModuleType, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def found(runs: ModuleType, expected: Any, folder: Path) -> dict[str, list[dict[str, Any]]]:
+def found(runs: ModuleType, expected: Any, folder: Path, launchers: Launchers) -> dict[str, list[dict[str, Any]]]:
     """What every rank of every layout finds."""
-    with Forked(Path(str(runs.__file__))) as forked:
-        reports = {layout: [runs.report(folder, layout)] for layout in ALONE}
-        forked.run((2, folder, [*SHARED]))
+    reports = {layout: [runs.report(folder, layout)] for layout in ALONE}
+    Forked(Path(str(runs.__file__)), launchers).run((2, folder, [*SHARED]))
     for layout in SHARED:
         reports[layout] = [torch.load(folder / f"{layout}-{rank}.pt") for rank in range(2)]
     return reports

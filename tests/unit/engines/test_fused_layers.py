@@ -6,7 +6,7 @@ exported and saved, and gradient norms of what tensor ranks share. Its kernels d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from process_groups import end_process_groups
 from training_checks import assert_close, learned
 
 from rl_platform.errors import ConfigError
@@ -26,8 +27,9 @@ KINDS = ["critic", "qwen2", "qwen3", "experts", "shared experts", "qwen3 lora"]
 
 
 @pytest.fixture(scope="module")
-def runs(script: Callable[[Path], ModuleType]) -> ModuleType:
-    return script(Path(__file__).with_name("megatron_ranks.py"))
+def runs(script: Callable[[Path], ModuleType]) -> Iterator[ModuleType]:
+    yield script(Path(__file__).with_name("megatron_ranks.py"))
+    end_process_groups()
 
 
 @pytest.fixture(scope="module")

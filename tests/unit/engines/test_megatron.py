@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from forked import Forked
+from launcher_forks import Launchers
 from process_groups import end_process_groups
 from safetensors.torch import load_file
 from torch import Tensor
@@ -75,10 +76,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def forked(runs: ModuleType) -> Iterator[Forked]:
-    """It imports while this process computes what its ranks are compared to."""
-    with Forked(Path(str(runs.__file__))) as process:
-        yield process
+def forked(runs: ModuleType, launchers: Launchers) -> Forked:
+    return Forked(Path(str(runs.__file__)), launchers)
 
 
 @pytest.fixture(scope="module")
