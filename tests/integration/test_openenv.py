@@ -88,7 +88,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_the_reward_of_a_server_is_learned(command, url: str) -> None:
-    steps = ("runner.max_steps=12", "data.train_batch_size=16", "data.mini_batch_size=8", "actor.optim.lr=1.0e-2")
+    steps = ("runner.max_steps=10", "data.train_batch_size=16", "data.mini_batch_size=8", "actor.optim.lr=1.0e-2")
     ended = command("reasoning.yaml", agent(url), *KEYS, *steps)
     assert ended.code == 0, ended.err
     rows = read_metrics(Path("out"))[1:]

@@ -128,7 +128,7 @@ def agent(**arguments: object) -> str:
 
 def test_the_reward_of_a_rubric_is_learned(command) -> None:
     keys = (WIDE, "data.max_response_length=24", "rollout.sampling={max_new_tokens: 6}", "actor.optim.lr=1.0e-2")
-    steps = ("runner.max_steps=12", "data.train_batch_size=16", "data.mini_batch_size=8", "data.train_size=40")
+    steps = ("runner.max_steps=10", "data.train_batch_size=16", "data.mini_batch_size=8", "data.train_size=40")
     ended = command("reasoning.yaml", agent(kind="two turns"), *keys, *steps)
     assert ended.code == 0, ended.err
     rows = read_metrics(Path("out"))[1:]
