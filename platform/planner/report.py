@@ -21,6 +21,7 @@ from rl_platform.placement.estimates.memory import MemoryModel, Usage
 from rl_platform.placement.estimates.occupancy import NEARLY_FULL, chosen_order, occupancy_of
 from rl_platform.placement.estimates.policy_device import policy_device_text, with_policy_device
 from rl_platform.placement.estimates.recomputation import recomputation_text, with_recomputation
+from rl_platform.placement.estimates.running import running_text, with_running_sequences
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout
 from rl_platform.placement.offload_order import OffloadOrder
@@ -127,6 +128,7 @@ def plan_report(config: Config, placement: Placement, inventory: Inventory, basi
     decided = recomputation_text(placed, config), policy_device_text(asked, config)
     known_shapes, unknown = shapes(config)
     engine, config = _engine(config, placement, inventory)
+    config, fewer = with_running_sequences(config, placement, inventory), config
     order = chosen_order(config, placement, known_shapes, inventory)
     streams = frozenset(name for chain in streaming_chains(config, layout, order.leaving) for name in chain)
     memory = MemoryModel(config, known_shapes, layout, on_gpu=True)
@@ -153,7 +155,7 @@ def plan_report(config: Config, placement: Placement, inventory: Inventory, basi
         other_work=model.other_work(layout),
         lengths=model.lengths,
         source=model.rates.source,
-        decisions=tuple(text for text in (*decided, engine) if text is not None),
+        decisions=tuple(text for text in (*decided, engine, running_text(fewer, config)) if text is not None),
     )
 
 

@@ -25,6 +25,7 @@ from rl_platform.placement.estimates.occupancy import NEARLY_FULL, Crowd, resolv
 from rl_platform.placement.estimates.policy_device import with_policy_device
 from rl_platform.placement.estimates.policy_shape import PolicyShape
 from rl_platform.placement.estimates.recomputation import resolved_recomputation
+from rl_platform.placement.estimates.running import resolved_running
 from rl_platform.placement.estimates.workload import layout_of_learner
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import LEARNERS
@@ -129,6 +130,9 @@ class Search:
             if config.actor.device == "cpu":  # its memory is that of the node
                 crowds = []
         config = resolved_recomputation(config, self.shapes, layout, crowds)
+        config, fewer = resolved_running(config, self.shapes, layout, crowds), config
+        if config is not fewer:
+            model = CostModel(config, self.shapes, self.devices, self.basis)
         memory = MemoryModel(config, self.shapes, layout, on_gpu=self.per_node > 0)
         order = resolved_order(config, memory, crowds)
         if derives_memory(config, self.device, self.per_node):

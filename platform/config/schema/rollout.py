@@ -131,8 +131,8 @@ class Rollout(Section):
     )
     max_running_requests: int | None = key(
         None,
-        f"largest number of sequences decoded together; null: {RUNNING}; sglang and vllm on GPUs: as many as fit into "
-        "the memory that other components leave, up to 256",
+        f"largest number of sequences decoded together; null: {RUNNING}; on GPUs as many as fit into the memory "
+        "that other components leave, up to 256",
         ge=1,
     )
     tensor_parallel_size: int | None = key(

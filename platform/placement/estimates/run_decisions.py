@@ -8,6 +8,7 @@ from rl_platform.placement.estimates.engine_memory import engine_memory, with_en
 from rl_platform.placement.estimates.occupancy import offload_order
 from rl_platform.placement.estimates.policy_device import policy_device_text, with_policy_device
 from rl_platform.placement.estimates.recomputation import recomputation_text, with_recomputation
+from rl_platform.placement.estimates.running import running_text, with_running_sequences
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 
@@ -19,7 +20,8 @@ def from_estimates(config: Config, placement: Placement, inventory: Inventory) -
     if config.runner.task_type == "reasoning":
         memory = engine_memory(config, placement, inventory)
         notes.append(None if memory is None else str(memory))
-        config = with_engine_memory(config, memory)
+        config, asked = with_running_sequences(with_engine_memory(config, memory), placement, inventory), config
+        notes.append(running_text(asked, config))
     else:
         config, asked = with_policy_device(config, placement.layout), config
         notes.append(policy_device_text(asked, config))

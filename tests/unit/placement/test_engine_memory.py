@@ -12,6 +12,7 @@ from rl_platform.engines.rollout.sglang.program import share_of_free
 from rl_platform.errors import ConfigError
 from rl_platform.placement.estimates.engine_memory import EngineMemory, engine_memory, with_engine_memory
 from rl_platform.placement.estimates.hardware import GIB
+from rl_platform.placement.estimates.running import running_text, with_running_sequences
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
 from rl_platform.planner.report_text import report_text
@@ -114,3 +115,35 @@ def test_a_share_of_the_gpu_as_sglang_counts_it() -> None:
     assert share_of_free(0.3, [80], [0]) == pytest.approx(0.3)
     assert share_of_free(0.3, [80, 80], [20, 40]) == pytest.approx(0.6)
     assert share_of_free(0.6, [80], [70]) == 0.95
+
+
+def running(config: Config) -> int | None:
+    inventory = inventory_for(config.cluster)
+    resolved = with_running_sequences(config, schedule(config.cluster, inventory), inventory)
+    assert (running_text(config, resolved) is None) == (resolved is config)
+    return resolved.rollout.max_running_requests
+
+
+@pytest.mark.parametrize(
+    ("response", "rows", "expected"),
+    [(1000, 4096, 256), (1000, 320, 80), (31000, 4096, None), (14000, 4096, 128), (1000, 128, None)],
+    ids=["at most 256", "the rows of a rank", "the default", "what fits", "fewer rows than the default"],
+)
+def test_the_torch_engine_decodes_as_many_sequences_as_fit(
+    response: int, rows: int, expected: int | None, plans: Any, tmp_path: Path
+) -> None:
+    llama = plans.llama(tmp_path / "llama")
+    lengths = ("data.max_prompt_length=1000", f"data.max_response_length={response}", f"data.train_batch_size={rows}")
+    settings = (llama, *lengths, *WIDE, "actor.model.dtype=bfloat16", "rollout.max_running_requests=null")
+    config = plans.config(*settings, "rollout.backend=torch", placement=APART)
+    assert running(config) == expected
+    if expected is not None:
+        assert f"rollout.max_running_requests {expected}: they fit" in report_text(plans.report(config))
+
+
+def test_what_the_torch_engine_decodes_stays_as_it_is(plans: Any) -> None:
+    long = ("data.train_batch_size=4096", "rollout.backend=torch")
+    assert running(plans.config(*long, "rollout.max_running_requests=8", placement=APART)) == 8
+    assert running(plans.config(*long, "rollout.max_running_requests=null", gpus=0)) is None
+    assert running(plans.config(*long, "rollout.max_running_requests=null", placement=APART, gpu="")) is None
+    assert running(plans.config(*long, *SGLANG, "rollout.max_running_requests=null", placement=APART)) is None

@@ -181,7 +181,7 @@ def test_a_search_finds_placements_that_fit_in_turns_only(plans: Any, tmp_path: 
 
 def test_the_plan_shows_evaluations_beside_the_generation(plans: Any) -> None:
     apart: dict[str, object] = {"actor,critic": "0-3", "rollout,reward": "4-7"}
-    sizes = ("data.train_batch_size=1024", "data.mini_batch_size=256")
+    sizes = ("data.train_batch_size=4096", "data.mini_batch_size=256")
     report = plans.report(plans.config(*sizes, placement=apart))
     spans = {span.phase: span for span in report.spans}
     generation = spans["generate"]
