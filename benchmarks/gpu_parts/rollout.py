@@ -23,6 +23,7 @@ from rl_platform.records import SamplingParams, Weights
 
 NEW = 128
 CASES = ((64, 128), (64, 1024), (256, 512), (64, 8064))  # responses, tokens of a prompt
+AT_ONCE = (256, 512, 64)  # responses, tokens of a prompt, responses decoded together
 
 
 def generated(engine: RolloutEngine, rows: int, prompt: int, new: int, seed: int) -> tuple[float, int]:
@@ -62,6 +63,10 @@ def measure(setup: Setup, report: Report) -> None:
         report(f"{name}: a decoding step", 1e3 * step, "ms")
         report(f"{name}: share of the speed at which weights, keys and values are read", read / bandwidth / step)
         report(f"{name}: missing tokens", rows * new - tokens, "", at_most(0))
+    rows, prompt, engine.max_running = (4, 16, 2) if setup.small else AT_ONCE
+    seconds, tokens = generated(engine, rows, prompt, new, seed=2)
+    name = f"{rows} responses of {new} tokens to prompts of {prompt:,}, {engine.max_running} decoded together"
+    report.rate(name, tokens, seconds, "tokens/s")
 
 
 def bytes_per_second(setup: Setup) -> float:
