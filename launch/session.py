@@ -20,7 +20,7 @@ from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.extras import is_present, required
 from rl_platform.garbage import collect_as_usual
 from rl_platform.interrupts import shutting_down
-from rl_platform.launch.command import PlacedConfig
+from rl_platform.launch.command import START_CHECKS, PlacedConfig
 from rl_platform.launch.output import OutputFolder, output_folder
 from rl_platform.launch.plain import terminal_view
 from rl_platform.launch.run_restarts import RunRestarts
@@ -37,8 +37,6 @@ from rl_platform.runners.task_runner import TaskRunner
 from rl_platform.runtime import Runtime
 from rl_platform.tracing import Timeline
 from rl_platform.user_code import is_named
-
-START_CHECKS = "rl_platform.launch.start_checks"  # an extra
 
 
 def run(
@@ -72,7 +70,7 @@ def _world(config: Config, placement: Placement) -> EnvSpaces | Split:
 
         return checked(config, placement)
     if config.runner.task_type == "embodied":
-        return inspect_env(EnvDescription.of(config.env)).spaces
+        return inspect_env(EnvDescription.of(config.env).of_task(0)).spaces
     return build_questions(config.data, config.runner.seed)
 
 

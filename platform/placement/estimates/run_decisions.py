@@ -20,7 +20,8 @@ def from_estimates(config: Config, placement: Placement, inventory: Inventory) -
     if config.runner.task_type == "reasoning":
         memory = engine_memory(config, placement, inventory)
         notes.append(None if memory is None else str(memory))
-        config, asked = with_running_sequences(with_engine_memory(config, memory), placement, inventory), config
+        config = with_engine_memory(config, memory)
+        config, asked = with_running_sequences(config, placement, inventory), config
         notes.append(running_text(asked, config))
     else:
         config, asked = with_policy_device(config, placement.layout), config

@@ -39,8 +39,15 @@ def unreachable(processes: Mapping[str, tuple[str, str]]) -> list[Problem]:
     return [
         Problem("cluster.address", f"other machines cannot reach {name} on {machine}", value=address, hint=hint)
         for name, (machine, address) in processes.items()
-        if ip_address(address).is_loopback
+        if _is_loopback(address)
     ]
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:  # a host name, with which Ray may have been started
+        return False
 
 
 class Rendezvous:

@@ -12,6 +12,7 @@ from rl_platform.engines.rollout.sglang.program import share_of_free
 from rl_platform.errors import ConfigError
 from rl_platform.placement.estimates.engine_memory import EngineMemory, engine_memory, with_engine_memory
 from rl_platform.placement.estimates.hardware import GIB
+from rl_platform.placement.estimates.run_decisions import from_estimates
 from rl_platform.placement.estimates.running import running_text, with_running_sequences
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
@@ -139,6 +140,16 @@ def test_the_torch_engine_decodes_as_many_sequences_as_fit(
     assert running(config) == expected
     if expected is not None:
         assert f"rollout.max_running_requests {expected}: they fit" in report_text(plans.report(config))
+
+
+@pytest.mark.parametrize("backend", [SGLANG, ("rollout.backend=torch",)], ids=["sglang", "torch"])
+def test_a_run_notes_once_how_many_sequences_are_decoded_together(backend: tuple[str, ...], plans: Any) -> None:
+    many = ("data.train_batch_size=4096", "rollout.max_running_requests=null")
+    config = plans.config(*many, *backend, placement=APART)
+    inventory = inventory_for(config.cluster)
+    decided = from_estimates(config, schedule(config.cluster, inventory), inventory)
+    (note,) = (note for note in decided.notes if note.startswith("rollout."))
+    assert str(decided.config.rollout.max_running_requests) in note
 
 
 def test_what_the_torch_engine_decodes_stays_as_it_is(plans: Any) -> None:

@@ -42,7 +42,7 @@ def test_the_interface_with_the_address_of_the_node(
 def test_addresses_of_several_machines_are_not_of_the_loopback_interface() -> None:
     here = {"host0": ("a", "127.0.0.1"), "host1": ("a", "127.0.0.1")}
     assert unreachable(here) == []
-    assert unreachable({"host0": ("a", "10.0.0.7"), "host1": ("b", "fe80::1")}) == []
+    assert unreachable({"host0": ("a", "10.0.0.7"), "host1": ("b", "fe80::1"), "host2": ("c", "node-c")}) == []
     found = unreachable({"host0": ("a", "10.0.0.7"), "host1": ("b", "127.0.1.1"), "host2": ("c", "::1")})
     assert [(one.message, one.value) for one in found] == [
         ("other machines cannot reach host1 on b", "127.0.1.1"),
