@@ -2,8 +2,8 @@
 
 `main` has a script and lines of JSON as its arguments: [world size, folder, arguments]. It imports the script and calls
 its `preload()` if there is one. For each line it forks that many ranks, which join a process group of their own, each
-with one thread, and call the script's `main(rank, folder, *arguments)`. It prints whether all ended well. What ranks
-say of themselves stands in the error stream.
+with one thread, and call the script's `main(rank, folder, *arguments)`. It prints whether all ended well. The messages
+of ranks go to the error stream.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class EnvEvaluation:
-    """Evaluates under the frozen normalisers of env rank 0, the component `env`."""
+    """Evaluates with the frozen normalisers of `env`, which is env rank 0."""
 
     def __init__(self, env: Environment) -> None:
         self._env = env

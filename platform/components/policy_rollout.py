@@ -109,8 +109,10 @@ class PolicyInference:
         return actions
 
     def draw_ahead(self, draws: Iterable[tuple[str | int, ...]], count: int) -> None:
-        """Draws the random numbers of coming choices for `count` observations each. Drawing them one after the other
-        saves some 15 us a choice, next to drawing each between two steps of the simulation."""
+        """Draws the random numbers of coming choices for `count` observations each.
+
+        A choice then takes about 15 us less than with a draw of its own between two steps of the simulation.
+        """
         if self.compiled is not None:
             self.ahead = {draw: self._drawn(self.compiled, draw, count, False) for draw in draws}
 

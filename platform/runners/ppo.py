@@ -79,6 +79,7 @@ def train(
             rollout = loop.rollouts.take(loop.step)  # with staleness, the next ones are collected during the update
             metrics = rollout.metrics | loop.update(rollout)  # advantages and returns, critic epochs, actor epochs
             metrics |= loop.sync_weights()
+            loop.over = not loop.rollouts.more(loop.step)
             metrics |= loop.validate(rollout.samples)
             loop.log(metrics, callbacks)
             left = not (loop.over or stop.due()) and leaves(loop.step)
@@ -93,7 +94,7 @@ def train(
 
 
 class _Loop:
-    """The parts of `train`. step: how many steps are done; over: whether the last one is; reason: of a callback."""
+    """The parts of `train`. step: number of steps that are done; over: no other step follows; reason: of a callback."""
 
     def __init__(self, config: Config, runner: TaskRunner, reporter: Reporter, state: RunState, ppo: PPO) -> None:
         self.config, self.runner, self.reporter, self.state, self.ppo = config, runner, reporter, state, ppo
@@ -101,11 +102,11 @@ class _Loop:
             compute_alone()  # a step computes a few thousand numbers here; starting a thread pool would take longer
         self.rollouts = Rollouts(runner, config.runner.max_staleness, config.runner.max_steps, config.updates_at_once)
         self.step, self.over, self.reason = 0, False, ""
-        self.stragglers: Stragglers | None = None  # not installed
+        self.stragglers: Stragglers | None = None  # None: not installed
         self.utilization: Utilization | None = None
 
     def start(self) -> Metrics:
-        """Loads the checkpoint and sends the weights to the rollout; returns metrics of models that are not trained."""
+        """Loads the checkpoint and sends the weights to the rollout. Returns metrics of step 0 if the run starts there."""
         with self.reporter.phase("load"):
             self.step = self.state.restore(self.runner, self.ppo, self.rollouts)
             self._check_samples()
@@ -143,7 +144,6 @@ class _Loop:
 
     def validate(self, samples: Sequence[Sample]) -> Metrics:
         """Validates at its interval and after the last step; logs the tokens of the samples then and after step 1."""
-        self.over = not self.rollouts.more(self.step)
         validates = self.over or _due(self.step, self.config.runner.val_check_interval)
         if validates:
             self.rollouts.settle()

@@ -444,7 +444,7 @@ def pretended_device() -> Iterator[Device]:
                 stack.enter_context(patch.object(torch.cuda.random, name, value))
         stack.enter_context(patch.object(torch.amp.autocast_mode.autocast, "__init__", autocast_on_cpu))
         stack.enter_context(patch.object(torch, "Generator", _Generator))
-        # torch built for GPUs has both of these, torch built for CPUs neither
+        # torch built for CPUs has no streams and no flash attention; the build for GPUs has both
         stack.enter_context(patch.object(torch.accelerator, "current_stream", lambda *_: _Stream()))
         stack.enter_context(patch.object(torch.backends.cuda, "is_flash_attention_available", lambda: False))
         swaps = torch.__future__.get_swap_module_params_on_conversion()
