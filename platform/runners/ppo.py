@@ -106,7 +106,7 @@ class _Loop:
         self.utilization: Utilization | None = None
 
     def start(self) -> Metrics:
-        """Loads the checkpoint and sends the weights to the rollout. Returns metrics of step 0 if the run starts there."""
+        """Loads the checkpoint and sends the weights to the rollout. Returns metrics of step 0 if the run is at it."""
         with self.reporter.phase("load"):
             self.step = self.state.restore(self.runner, self.ppo, self.rollouts)
             self._check_samples()

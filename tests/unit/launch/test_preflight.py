@@ -18,6 +18,7 @@ from transformers import LlamaConfig
 
 from rl_platform.config import Config
 from rl_platform.errors import ConfigError, Problem, Unreachable
+from rl_platform.launch import session
 from rl_platform.launch.command import load
 from rl_platform.launch.output import output_folder
 from rl_platform.launch.start_checks import preflight
@@ -129,6 +130,15 @@ def test_problems_of_cheap_and_other_checks_are_told_together(
     with pytest.raises(ConfigError) as caught:
         checked(config, placement)
     assert [problem.key for problem in caught.value.problems] == keys
+
+
+def test_without_the_checks_the_spaces_are_those_of_the_first_task(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    kwargs = "kwargs: {exclude_current_positions_from_observation: false}"
+    tasks = "env.id=HalfCheetah-v5", f"env.tasks=[{{name: one, {kwargs}}}, {{name: two, {kwargs}}}]"
+    config, placement, _ = loaded("embodied.yaml", *tasks)
+    expected = checked(config, placement)
+    monkeypatch.setattr(session, "is_present", lambda extra: extra != session.START_CHECKS)
+    assert session._world(config, placement) == expected
 
 
 def test_sglang_reports_selected_experts_on_gpus_only(folder: Path, monkeypatch: pytest.MonkeyPatch):
