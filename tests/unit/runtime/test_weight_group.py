@@ -123,6 +123,24 @@ def test_a_receiver_that_dies_is_told(other: Any) -> None:
         sender.send(large.values(), offer_fields(large, {})["tensors"], group)
 
 
+def test_a_receiver_that_dies_while_the_next_bucket_is_filled_is_told(other: Any) -> None:
+    group, line, process = other
+    sender = WeightSender()
+    line.send([48, 10, 48])
+    sender.send(distinct(STATE, TENSORS), TENSORS, group)
+    large = {"head": torch.zeros(2**22), "body": torch.zeros(4)}  # more than the system keeps on the way
+
+    def values() -> Iterator[torch.Tensor]:
+        yield large["head"]
+        process.kill()
+        process.join()
+        yield large["body"]
+
+    with pytest.raises(WorkerError, match=r"weights for rollout\[0\] could not be sent"):
+        sender.send(values(), offer_fields(large, {})["tensors"], group)
+    assert not sender.groups, "the next publication forms another one"
+
+
 @pytest.fixture
 def learner() -> Iterator[SendingProcess]:
     process = SendingProcess()
