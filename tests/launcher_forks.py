@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ray_forks import fork_workers
 from waiting import HANG_S
 
 LAUNCH = "from rl_platform.launch.cli import main; main()"
@@ -27,8 +26,7 @@ LAUNCH = "from rl_platform.launch.cli import main; main()"
 @dataclass(frozen=True)
 class Job:
     """out, err: files to append to. status: a file that the end of the launcher writes. stops_at: a launcher stops
-    itself when it has renamed something to a path that matches. forked_workers: of Ray; the test has the fixture of
-    this name."""
+    itself when it has renamed something to a path that matches."""
 
     folder: str
     words: tuple[str, ...]
@@ -38,7 +36,6 @@ class Job:
     err: str
     status: str
     stops_at: str
-    forked_workers: bool
 
 
 class Launcher:
@@ -99,7 +96,6 @@ class Launchers:
         output: Path | None = None,
         code: str = LAUNCH,
         stops_at: str = "",
-        forked_workers: bool = False,
     ) -> Launcher:
         """Starts `platform-launch` with these words in the folder. output: a file for both streams."""
         assert self.process.stdin is not None
@@ -107,7 +103,7 @@ class Launchers:
         own, self._count = Path(self._ends.name, str(self._count)), self._count + 1
         out, err = (output, output) if output else (own.with_suffix(".out"), own.with_suffix(".err"))
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        job = Job(str(folder), words, code, environment, str(out), str(err), str(own), stops_at, forked_workers)
+        job = Job(str(folder), words, code, environment, str(out), str(err), str(own), stops_at)
         self.process.stdin.write(json.dumps(asdict(job)) + "\n")
         self.process.stdin.flush()
         return Launcher(int(self.process.stdout.readline()), job)
@@ -152,8 +148,6 @@ def _become(job: Job) -> None:
     sys.argv = ["platform-launch", *job.words]
     if job.stops_at:
         _stop_at(job.stops_at)
-    if job.forked_workers:
-        setattr(*fork_workers())
 
 
 def import_for_runs() -> None:

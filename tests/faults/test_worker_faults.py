@@ -609,7 +609,8 @@ import os, signal
 from pathlib import Path
 from rl_platform.components.environment import Environment
 from rl_platform.launch.cli import main
-from rl_platform.runners import embodied, hang_watch
+from rl_platform.runners import embodied
+from rl_platform.runners.watching import hang_watch
 from rl_platform.runtime import lifecycle
 
 class StopsItself(Environment):
@@ -636,13 +637,13 @@ main()
 """
 
 
-def test_a_worker_that_is_stopped_below_and_beyond_the_deadline(start, forked_workers, folder):
+def test_a_worker_that_is_stopped_below_and_beyond_the_deadline(start, folder):
     """Its process stops itself in the middle of the second rollout, and of the third. Below the deadline nothing is
     lost, and the stacks of both sides are written; beyond it the run names them and ends. The run has a Ray of its own.
     """
     settings = "runner.max_steps=3", "runner.save_interval=1", "runner.deadline_s=16", "cluster.devices_per_node=2"
     placement = "cluster.component_placement={actor_critic: 0, 'rollout,env': 1}"
-    run = start("embodied.yaml", *settings, placement, code=STOPS_ITSELF, forked_workers=True)
+    run = start("embodied.yaml", *settings, placement, code=STOPS_ITSELF)
 
     def waited_for(condition: Callable[[], bool]) -> None:
         until(lambda: condition() or run.poll() is not None, 4 * HANG_S)
