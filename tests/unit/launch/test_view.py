@@ -360,10 +360,10 @@ def test_the_plain_view_prints_by_itself_while_a_phase_lasts(monkeypatch: pytest
 
 
 def test_a_run_tells_how_far_its_evaluation_is(command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain, "QUIET_SECONDS", 0.05)
-    ended = command("embodied.yaml", "runner.max_steps=1", "env.evaluation.episodes=100")
+    monkeypatch.setattr(plain, "QUIET_SECONDS", 0.01)
+    ended = command("embodied.yaml", "runner.max_steps=1", "env.evaluation.episodes=400")
     assert ended.code == 0, ended.err
-    assert re.search(r"^  validate: \d+ steps, \d+ of 100 episodes, \d s$", ended.out, re.MULTILINE)
+    assert re.search(r"^  validate: \d+ steps, \d+ of 400 episodes, \d s$", ended.out, re.MULTILINE)
 
 
 def test_closed_output_ends_the_heartbeat_quietly(
