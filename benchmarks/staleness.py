@@ -11,7 +11,8 @@ validation. Runs stay in `--runs` and are not repeated, so another call continue
 begins. A table of the page stays as it is if `--runs` has no runs of it.
 Simulated: the run of a recipe whose rollout has half of the GPUs, by the plan with data sheets. The responses of each
 step are drawn from those in `RUN/samples.jsonl` (`runner.log_samples`), scaled so that the longest one has
-`data.max_response_length` tokens.
+`data.max_response_length` tokens. RUN of the page: six steps of `ppo_tiny.yaml` with `data.max_response_length=512
+actor.model.random_init.max_positions=640 data.train_batch_size=64 runner.log_samples=64`.
 Not covered: measurements on GPUs, and other correction than truncated importance weights.
 """
 
