@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import copy
+import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,10 @@ from rl_platform.records import SamplingParams, Weights
 PAGE = Path(__file__).parents[1] / "docs" / "families.md"
 BEGIN, END = "<!-- families -->", "<!-- /families -->"
 HEADER = (
-    "| family (`model_type`) | models | `megatron` | training | generation |",
-    "|---|---|---|---|---|",
+    "| family (`model_type`) | models | training, generation |",
+    "|---|---|---|",
 )
+MEGATRON = "`megatron` trains "
 MODELS = {
     "llama": "Llama 1 to 3, SmolLM2, DeepSeek-LLM",
     "qwen2": "Qwen1.5, Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen",
@@ -183,8 +186,14 @@ def generation_difference(network: Any, slots: int = len(SEQUENCES)) -> float:
 def rows() -> dict[str, list[str]]:
     """Returns the cells of the documented table by family."""
     table = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
-    lines = [line.strip("| ").split("|") for line in table.strip().splitlines()[2:]]
+    lines = [line.strip("| ").split("|") for line in table.splitlines() if line.startswith("| `")]
     return {cells[0].strip(" `"): [cell.strip() for cell in cells[1:]] for cells in lines}
+
+
+def of_megatron() -> set[str]:
+    """Returns the families that the documented line names for Megatron."""
+    line = PAGE.read_text(encoding="utf-8").partition(f"\n{MEGATRON}")[2].partition(".\n")[0]
+    return set(re.findall(r"`(\w+)`", line))
 
 
 def main() -> None:
@@ -193,9 +202,10 @@ def main() -> None:
     lines = [*HEADER]
     for family in FAMILIES:
         network = tiny(family)
-        numbers = f"{training_difference(network):.0e} | {generation_difference(network):.0e}"
-        megatron = "yes" if family in OF_MEGATRON else "no"
-        lines.append(f"| `{family}` | {MODELS[family]} | {megatron} | {numbers} |")
+        numbers = f"{training_difference(network):.0e}, {generation_difference(network):.0e}"
+        lines.append(f"| `{family}` | {MODELS[family]} | {numbers} |")
+    line = f"{MEGATRON}{', '.join(f'`{family}`' for family in FAMILIES if family in OF_MEGATRON)}."
+    lines += ["", *textwrap.wrap(line, 120)]
     text = PAGE.read_text(encoding="utf-8")
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
     PAGE.write_text("\n".join([before + BEGIN, *lines, END + after]), encoding="utf-8")
