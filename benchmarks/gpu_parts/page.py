@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from gpu_parts.table import PARTS
 
 Results = Mapping[str, Mapping[str, Any]]
+NO = "**no**"
 
 
 def page_of(content: Mapping[str, Any]) -> str:
@@ -55,14 +56,64 @@ def part_row(name: str, results: Results) -> tuple[str, ...]:
 def section(found: Mapping[str, Any]) -> list[str]:
     lines = [f"{found['state']}: {found['error']}".replace("\n", " "), ""] if "error" in found else []
     rows = [
-        (figure["what"], f"{number(figure['value'])} {figure['unit']}".strip(), figure["target"], verdict(figure))
+        Row(figure["what"], number(figure["value"]), figure["unit"], figure["target"], verdict(figure))
         for figure in found["figures"]
     ]
-    return [*lines, *(table(("number", "value", "target", "met"), rows) if rows else [])]
+    return lines + numbers(rows)
+
+
+class Row(NamedTuple):
+    """A measured number, as text. `what`: "CASE" or "CASE: QUANTITY"."""
+
+    what: str
+    value: str
+    unit: str
+    target: str
+    met: str
+
+    @property
+    def case(self) -> str:
+        return self.what.partition(": ")[0]
+
+    @property
+    def column(self) -> tuple[str, str, str]:
+        return self.what.partition(": ")[2], self.unit, self.target
+
+
+def numbers(rows: Sequence[Row]) -> list[str]:
+    """Returns a table of the quantities that three cases or more have, with a line for each case; then the rest."""
+    cases_of: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        cases_of.setdefault(row.column, []).append(row.case)
+    often = {column: cases for column, cases in cases_of.items() if len(cases) >= 3}
+    named = {case for (quantity, _, _), cases in often.items() if quantity for case in cases}
+    columns = [column for column, cases in often.items() if named.issuperset(cases)]
+    cells = {(row.case, row.column): row for row in rows if row.column in columns}
+    lines = []
+    if columns:
+        head = [(quantity or unit) + f" ({target})" * bool(target) for quantity, unit, target in columns]
+        cases = dict.fromkeys(case for case, _ in cells)
+        body = [(case, *(cell(cells.get((case, column))) for column in columns)) for case in cases]
+        lines += table(("case", *head), body)
+    rest = [row for row in rows if row.column not in columns]
+    if any(row.target for row in rest):
+        body = [(row.what, f"{row.value} {row.unit}".strip(), row.target, row.met) for row in rest]
+        lines += table(("number", "value", "target", "met"), body)
+    elif rest:
+        lines += table(("number", "value"), [(row.what, f"{row.value} {row.unit}".strip()) for row in rest])
+    return lines
+
+
+def cell(row: Row | None) -> str:
+    """Returns the value, with its unit unless that is the head of the column, and whether it missed the target."""
+    if row is None:
+        return ""
+    words = (row.value, row.unit if row.column[0] else "", "**missed**" if row.met == NO else "")
+    return " ".join(filter(None, words))
 
 
 def verdict(figure: Mapping[str, Any]) -> str:
-    return {True: "yes", False: "**no**", None: ""}[figure["met"]]
+    return {True: "yes", False: NO, None: ""}[figure["met"]]
 
 
 def number(value: object) -> str:

@@ -279,9 +279,38 @@ def test_a_part_that_fails_or_hangs_keeps_its_numbers_and_leaves_no_process(
     until(lambda: not is_running(child))
     page = page_of({"small": True, "machine": {"GPU": "none"}, "parts": {"tests": failed, "equality": late}})
     assert "failed: ValueError: no pears" in page
-    assert "| apples | 3 pieces |  |  |" in page
+    assert "| apples | 3 pieces |\n" in page
     assert "| worms | 1 | <= 0 | **no** |" in page
     assert "16 not run" in page
+
+
+def test_the_numbers_of_several_cases_stand_in_one_table_and_every_number_on_the_page(gpu: ModuleType) -> None:
+    from gpu_parts.page import Row, numbers
+
+    rows = [
+        row
+        for case, share, met in (("equal", "0.5", "yes"), ("mixed", "0.4", "**no**"), ("chat", "0.6", "yes"))
+        for row in (Row(case, "7", "tokens/s", "", ""), Row(f"{case}: share", share, "", ">= 0.5", met))
+    ]
+    assert numbers([*rows, Row("peak", "9", "GiB", "", "")]) == [
+        "| case | tokens/s | share (>= 0.5) |",
+        "| --- | --- | --- |",
+        "| equal | 7 | 0.5 |",
+        "| mixed | 7 | 0.4 **missed** |",
+        "| chat | 7 | 0.6 |",
+        "",
+        "| number | value |",
+        "| --- | --- |",
+        "| peak | 9 GiB |",
+        "",
+    ]
+    alone = [Row("1 GB", "4", "GB/s", "", ""), *rows[:2], Row("2 GB", "5", "GB/s", ">= 4", "yes")]
+    assert [line.partition(" |")[0] for line in numbers(alone)[2:-1]] == [
+        "| 1 GB",
+        "| equal",
+        "| equal: share",
+        "| 2 GB",
+    ]
 
 
 def is_running(process: int) -> bool:
