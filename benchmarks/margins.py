@@ -128,16 +128,16 @@ def make(claim: Claim, seed: int, variant: str, overrides: Sequence[str], folder
 def table(runs: Path) -> list[str]:
     """A line for each limit of each claim that has finished runs."""
     lines = [
-        "| claim | config | limit | runs | lowest | mean | highest | deviation | margin |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| claim | limit | runs | lowest | mean | highest | margin |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, claim in CLAIMS.items():
         found = [read_metrics(made.parent) for made in sorted(runs.glob(f"{name}/*/made.json"))]
         for limit in claim.limits if found else ():
             values = [limit.measured(rows) for rows in found]
             mean, deviation = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else math.nan
-            numbers = (f"{number:.4g}" for number in (min(values), mean, max(values), deviation))
-            cells = [name, f"`{claim.config}`", str(limit), str(len(values)), *numbers, margin(limit, mean, deviation)]
+            numbers = (f"{number:.4g}" for number in (min(values), mean, max(values)))
+            cells = [name, str(limit), str(len(values)), *numbers, margin(limit, mean, deviation)]
             lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -158,10 +158,9 @@ def page(runs: Path, packages: Sequence[str]) -> str:
         [
             "# Margins of the learning tests",
             "",
-            "How far the learning tests are from their limits. A margin is the distance from the mean of all runs to",
-            "the limit, in standard deviations of these runs. At least three are needed; `all equal` means that every",
-            "run gave the same value. The runs differ in their seed and in the settings of the processor",
-            f"([variants](../../benchmarks/margins.py): {names}).",
+            "A margin is the distance from the mean of the runs to a test's limit, in standard deviations; at least",
+            f"three are needed. The runs differ in seed and processor settings ({names}). Configs:",
+            "[margins.py](../../benchmarks/margins.py).",
             "",
             *table(runs),
             "",

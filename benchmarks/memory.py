@@ -308,7 +308,9 @@ def table(result: Result) -> Iterator[str]:
     yield "|---|---|---|"
     for owner, part in OWNERS.items():
         planned = gigabytes(result.planned_parts[part]) if part else WITH[owner]
-        yield f"| {owner} | {gigabytes(result.owners.get(owner, 0))} | {planned} |"
+        measured = gigabytes(result.owners.get(owner, 0))
+        if measured != "0.00" or (part and planned != "0.00"):  # owners of nothing have no line
+            yield f"| {owner} | {measured} | {planned} |"
     error = result.planned / result.peak - 1
     planned = f"**{gigabytes(result.planned)}** ({error:+.0%})"
     yield f"| **peak of the resident set** | **{gigabytes(result.peak)}** | {planned} |"
@@ -325,9 +327,8 @@ def page(results: Sequence[Result]) -> str:
     made += f"{where['versions']['torch']}, {datetime.now(UTC).date().isoformat()}."
     lines = ["# Memory of a run", "", made, ""]
     lines += [
-        "GB (10^9 bytes) by owner at the largest resident set of the run, beside the estimate of",
-        "[--plan](../placement.md) for the mean lengths of the run. The resident set never shrinks, so memory that is",
-        "free at its peak was in use earlier: the last row is the most that is in use at the same time.",
+        "GB (10^9 bytes) by owner at the largest resident set of the run, beside [--plan](../placement.md) for the",
+        "mean lengths of the run. The resident set never shrinks: the last row is the most that is in use at once.",
         "",
     ]
     for result in results:

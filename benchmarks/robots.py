@@ -47,7 +47,8 @@ TASKS = {  # config: suite and task
 SUCCESS, SUCCESS_AT_END, RETURN = "val/success_once", "val/success_at_end", "val/return"
 TASK_SUCCESS = re.compile(r"val/(.+)/success_once")
 HEAD = (
-    "| config | task | seeds | evaluation | environment steps | success at any step | at the end | return | minutes |",
+    "| config | task | seeds | evaluated episodes | environment steps | success at any step | at the end | return | "
+    "minutes |",
     "|---|---|---|---|---|---|---|---|---|",
 )
 SPEEDS = (
@@ -56,9 +57,9 @@ SPEEDS = (
     "environments, processes",
     "steps/s alone",
     "steps/s with the platform",
-    "ratio: median (least to most)",
+    "ratio (least to most)",
     "CPU microseconds of a step alone",
-    "CPU microseconds with the platform",
+    "with the platform",
 )
 
 Row = dict[str, float]
@@ -96,11 +97,12 @@ def span(runs: Sequence[Run], metric: str, form: str) -> str:
     if math.isnan(starts[0]):
         return ""
     of_seeds = f" ({', '.join(_formed(end, form) for end in ends)})" if len(ends) > 1 else ""
-    return f"{_formed(statistics.mean(starts), form)} -> {_formed(statistics.mean(ends), form)}{of_seeds}"
+    unit = " %" if form == "share" else ""
+    return f"{_formed(statistics.mean(starts), form)} -> {_formed(statistics.mean(ends), form)}{unit}{of_seeds}"
 
 
 def _formed(value: float, form: str) -> str:
-    return f"{100 * value:.0f} %" if form == "share" else number(value)
+    return f"{100 * value:.0f}" if form == "share" else number(value)
 
 
 def row(name: str, runs: Sequence[Run]) -> str:
@@ -111,7 +113,7 @@ def row(name: str, runs: Sequence[Run]) -> str:
         f"[{name}]({name}.md)",
         TASKS[name],
         ", ".join(str(run.seed) for run in runs),
-        f"{env.evaluation.episodes} episodes" + (f" of {length:,} steps" if length else ""),
+        f"{env.evaluation.episodes}" + (f" of {length:,} steps" if length else ""),
         f"{statistics.median(run.rows[-1]['env_steps'] for run in runs):,.0f}",
         span(runs, SUCCESS, "share"),
         span(runs, SUCCESS_AT_END, "share"),
@@ -186,8 +188,8 @@ def page(found: Mapping[str, Sequence[Run]], measured: Sequence[Sequence[str]]) 
         "",
         "![Learning curves](robots.png)",
         "",
-        "First and last evaluation with the most likely actions: start -> end, means over seeds, in parentheses the "
-        "ends of the seeds. Minutes are those of training without evaluation. The configs name the published protocol.",
+        "First -> last evaluation with the most likely actions: means over seeds, in parentheses the ends of the "
+        "seeds. Minutes are those of training. The configs name the published protocol.",
         "",
         *HEAD,
         *(row(name, runs) for name, runs in found.items()),
@@ -199,9 +201,8 @@ def page(found: Mapping[str, Sequence[Run]], measured: Sequence[Sequence[str]]) 
             "",
             "## Steps per second beside the simulator alone",
             "",
-            "Both have the same number of processes with the same number of environments each. Alone, each process "
-            "steps its environments in a loop of its own. With the platform a step waits for all environments, checks "
-            "their numbers and returns one array. The aim is a ratio of 0.9.",
+            "Alone, as many processes step their environments in loops of their own. With the platform a step waits "
+            "for all environments, checks their numbers and returns one array. The aim is a ratio of 0.9.",
             "",
             table[0],
             f"|{'---|' * len(measured[0])}",

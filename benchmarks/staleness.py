@@ -198,20 +198,17 @@ def pace_table(name: str, runs: Path) -> Iterator[str]:
     yield f"`{one.placement}`, {one.config}{', ' * bool(one.more)}{one.more}, {day}."
     yield ""
     yield (
-        "| k | step | planned | steps/s against k = 0 | planned |"
+        "| k | step | planned | steps/s against k = 0 |"
         + "".join(f" idle: {','.join(names)} | planned |" for names in one.on)
-        + " age | planned | rollouts ready |"
+        + " age | rollouts ready |"
     )
-    yield "|---|---|---|---|---|" + "---|---|" * len(one.on) + "---|---|---|"
+    yield "|---|---|---|---|" + "---|---|" * len(one.on) + "---|---|"
     for ahead, (ours, plans) in paces.items():
         cells = [str(ahead), f"{ours.seconds * 1e3:.0f} ms", f"{plans.seconds * 1e3:.0f} ms"]
-        if 0 in paces:
-            cells += [f"{first.seconds / now.seconds:.2f}" for first, now in zip(paces[0], (ours, plans), strict=True)]
-        else:
-            cells += ["", ""]
+        cells.append(f"{paces[0][0].seconds / ours.seconds:.2f}" if 0 in paces else "")
         for share, predicted in zip(ours.idle, plans.idle, strict=True):
             cells += [f"{share:.0%}", f"{predicted:.0%}"]
-        cells += [f"{ours.age:.1f}", f"{plans.age:.0f}", "" if math.isnan(ours.ready) else f"{ours.ready:.1f}"]
+        cells += [f"{ours.age:.1f}", "" if math.isnan(ours.ready) else f"{ours.ready:.1f}"]
         yield f"| {' | '.join(cells)} |"
     yield ""
 
@@ -228,7 +225,7 @@ def curve_table(name: str, runs: Path) -> Iterator[str]:
     if not found:
         return
     task = TASKS[name]
-    steps = [int(x) for x, _ in next(iter(found.values()))[0]]
+    steps = [int(x) for x, _ in next(iter(found.values()))[0] if x > 0]  # before training k changes nothing
     yield title(name)
     yield ""
     seeds = [len(curves) for curves in found.values()]
@@ -238,7 +235,7 @@ def curve_table(name: str, runs: Path) -> Iterator[str]:
         yield f"{what}one seed."
     else:
         count = f"{min(seeds)} to {max(seeds)}" if min(seeds) < max(seeds) else str(max(seeds))
-        yield f"{what}median over {count} seeds, and the lowest and highest seed in brackets."
+        yield f"{what}median over {count} seeds, with the lowest and highest if they differ."
     yield ""
     yield "| k | " + " | ".join(f"step {step}" for step in steps) + " |"
     yield "|---|" + "---|" * len(steps)
@@ -246,8 +243,8 @@ def curve_table(name: str, runs: Path) -> Iterator[str]:
         cells = []
         for step in steps:
             values = [value for curve in curves for x, value in curve if x == step]
-            spread = f" ({text(min(values))}, {text(max(values))})" if max(seeds) > 1 else ""
-            cells.append(f"{text(statistics.median(values))}{spread}")
+            lowest, middle, highest = (text(part(values)) for part in (min, statistics.median, max))
+            cells.append(middle if lowest == highest else f"{middle} ({lowest}, {highest})")
         yield f"| {ahead} | {' | '.join(cells)} |"
     yield ""
 
@@ -319,8 +316,8 @@ def simulated(run: Path) -> Iterator[str]:
     yield (
         f"`python benchmarks/staleness.py simulate --lengths RUN`, {datetime.now(UTC).date().isoformat()}: "
         f"{SIMULATED_STEPS} steps after the first {FILL} of `{RECIPE}`, by the plan with data sheets. "
-        "Nothing in this table was measured on GPUs. Half of the GPUs generate; all are equally fast, and none fails. "
-        f"The responses of each step are drawn from {len(lengths):,} that a tiny model on a CPU generated, scaled to "
+        "Nothing was measured on GPUs. Half of the GPUs generate; all are equally fast, and none fails. "
+        f"Responses are drawn from {len(lengths):,} that a tiny model on a CPU generated, scaled to "
         f"at most {most:,} tokens: mean {statistics.fmean(lengths):,.0f}, median {statistics.median(lengths):,.0f}, "
         f"{cut:.0%} of the greatest length."
     )
@@ -329,7 +326,7 @@ def simulated(run: Path) -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for devices in (64, 1024):
         longest, tokens = drawn(larger(devices, 0, lengths), lengths)
-        alternating = 0.0
+        alternating, rows = 0.0, dict[tuple[str, ...], list[int]]()
         for ahead in AHEAD:
             model = model_of(larger(devices, ahead, lengths))
             still = replace(model, mtbf=math.inf, validation=0.0, checkpoint=0.0, start=0.0, steps=len(tokens))
@@ -338,7 +335,7 @@ def simulated(run: Path) -> Iterator[str]:
             begin, end = outcome.ends[FILL - 1], outcome.ends[FILL + SIMULATED_STEPS - 1]
             took = (end - begin) / SIMULATED_STEPS
             alternating = alternating or took
-            cells = [f"{devices:,}", str(ahead), f"{took:.0f} s", f"{alternating / took:.2f}"]
+            cells = [f"{took:.0f} s", f"{alternating / took:.2f}"]
             for names in (("actor", "critic", "reference"), ("rollout",)):
                 spans = (
                     (max(event.start, begin), min(event.stop, end))
@@ -346,7 +343,9 @@ def simulated(run: Path) -> Iterator[str]:
                     if event.component in names
                 )
                 cells.append(f"{1 - covered((a, b - a) for a, b in spans if a < b) / (end - begin):.0%}")
-            yield f"| {' | '.join(cells)} |"
+            rows.setdefault(tuple(cells), []).append(ahead)
+        for cells_of, equal in rows.items():  # a line for all k with equal results
+            yield f"| {devices:,} | {', '.join(map(str, equal))} | {' | '.join(cells_of)} |"
     yield ""
 
 
@@ -423,9 +422,9 @@ def page(runs: Path, picture: str, before: str) -> str:
         lines += [
             "## Pace",
             "",
-            f"{MEASURED - 1} steps after the first {FILL}, on CPU workers that represent GPUs. Planned: `--plan` "
-            "with the rates that `--plan=calibrate` measured on this machine. Idle: share of the time without a call. "
-            "Each row is one run, so other work on the machine moves its step time more than its idle shares.",
+            f"{MEASURED - 1} steps after the first {FILL}, on CPU workers that represent GPUs, one run a row. "
+            "Planned: `--plan` with the rates of this machine (`--plan=calibrate`). Idle: share of the time without a "
+            "call. Other work moves step times more than idle shares.",
             "",
             *paces,
         ]
