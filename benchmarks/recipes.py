@@ -1,10 +1,10 @@
-"""The table of recipes in docs/recipes.md: plan, check, rehearsal and acceptance of each.
+"""The table of recipes in docs/recipes.md: plan, rehearsal and acceptance of each.
 
     python benchmarks/recipes.py                          # writes the table into docs/recipes.md
     python benchmarks/recipes.py --record qwen2_7b_8gpu   # checks and rehearses first; without a name all of them
 
-The plan is computed when the table is written. Results of `--check` and `--rehearse` are stored in recipes.json beside
-this script. Not covered: runs on GPUs.
+The plan is computed when the table is written. The CPU seconds of `--rehearse` are stored in recipes.json beside this
+script, if `--check` passes too. Not covered: runs on GPUs.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ CONFIGS, PAGE, RECORDS = ROOT / "configs", ROOT / "docs" / "recipes.md", Path(__
 BEGIN, END = "<!-- recipes -->", "<!-- /recipes -->"
 COMMAND = [sys.executable, "-c", "from rl_platform.launch.cli import main; main()"]
 HEAD = (
-    "| recipe | what it is | values from | GPUs | GiB of a GPU | step | check | rehearsal, CPU seconds | acceptance |",
-    "|---|---|---|---|---|---|---|---|---|",
+    "| recipe | what it is | values from | GPUs | GiB of a GPU | step | rehearsal, CPU seconds | acceptance |",
+    "|---|---|---|---|---|---|---|---|",
 )
 
 
@@ -75,9 +75,8 @@ def row(recipe: Recipe, records: dict[str, dict[str, str]]) -> str:
     on_gpus = [use for use in report.devices if use.number is not None and use.ranks]
     memory = "-"
     if on_gpus:
-        memory = f"{max(use.usage.peak for use in on_gpus) / GIB:.0f} of {(report.device.memory or 0) / GIB:.0f}"
+        memory = f"{max(use.usage.peak for use in on_gpus) / GIB:.0f}"
     limits = ACCEPTANCE.get(report.config.runner.experiment_name, ())
-    accepted = ", ".join(map(str, limits)) + (f" ({limits[0].source})" if limits else "-")
     cells = [
         f"[{recipe.name}](../{recipe.path.relative_to(ROOT)})",
         recipe.what,
@@ -85,9 +84,8 @@ def row(recipe: Recipe, records: dict[str, dict[str, str]]) -> str:
         f"{len(on_gpus)} {report.device.kind}" if on_gpus else "none",
         memory,
         duration(report.seconds),
-        record.get("check", "-"),
         record.get("rehearsal", "-"),
-        accepted,
+        ", ".join(map(str, limits)),
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -111,7 +109,7 @@ def record(recipe: Recipe) -> dict[str, str]:
             command = [*COMMAND, option, str(recipe.path), f"runner.output_dir={folder}/run"]
             subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=True)
         report = json.loads(Path(folder, "run-rehearsal.json").read_text(encoding="utf-8"))
-    return {"check": "passes", "rehearsal": f"{report['cpu_seconds']:.0f}"}
+    return {"rehearsal": f"{report['cpu_seconds']:.0f}"}
 
 
 def main(words: Sequence[str]) -> None:
