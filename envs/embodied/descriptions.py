@@ -15,12 +15,14 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from rl_platform.envs.embodied.build_failure import OF_PROGRAM, build_problem, machine_problem
+from rl_platform.envs.embodied.simulator_packages import SIMULATORS, simulator_of
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.extras import required
+from rl_platform.suggest import did_you_mean, nearest
 from rl_platform.user_code import import_user_module, is_named
 
 if TYPE_CHECKING:
@@ -35,8 +37,6 @@ logger = logging.getLogger(__name__)
 # model file that it reads, and child processes read the same files and inherit the variable.
 _SHOWN_DEPRECATIONS = "RL_PLATFORM_SHOWN_DEPRECATIONS"
 _USES_MUJOCO = ("gymnasium.envs.mujoco", "gymnasium_robotics", "metaworld")  # what entry points begin with
-_NEED_MUJOCO_3 = ("robosuite", "metaworld", "gymnasium_robotics", "dm_control")  # part of the ids of their tasks
-OF_PROGRAM = "function/"  # what the ids of environments begin with that exist in the program of the user only
 _warning_handler = threading.Lock()
 
 
@@ -130,25 +130,40 @@ def find_spec(description: EnvDescription) -> EnvSpec:
     module, _, name = description.id.rpartition(":")
     try:
         if module:
-            entry_point = getattr(import_user_module(module), name, None)
+            code = import_user_module(module)
+            entry_point = getattr(code, name, None)
             if name not in gymnasium.registry and callable(entry_point):
                 return EnvSpec(name, entry_point)
         return gymnasium.spec(name)
-    except ImportError as error:
-        hint = _simulator_hint(module) or f"install the package of {module}, or start where it can be imported"
-        problem = Problem("env.id", f"its module cannot be imported ({error})", value=repr(description.id), hint=hint)
-        raise ConfigError([problem]) from error
     except gymnasium.error.Error as error:
         near = _similar_ids(name, list(gymnasium.registry))
+        if module and not near:
+            near = difflib.get_close_matches(name, [each for each in vars(code) if callable(getattr(code, each))])
         register = f"write MODULE:{name} with the module whose import registers it"
         if name.startswith(OF_PROGRAM):
             register = (
                 "a program made it by a function: pass that as env=... to rl.evaluate; rl.load_policy needs model/, "
                 "which a finished run has"
             )
-        hint = f"did you mean {', '.join(near)}?" if near else register
+        full = [f"{module}:{each}" if module else each for each in near]
+        hint = f"did you mean {', '.join(near)}? env.id={full[0]}" if near else register
         problem = Problem("env.id", f"no such environment ({error})", value=repr(description.id), hint=hint)
         raise ConfigError([problem]) from error
+    except Exception as error:
+        if not isinstance(error, ImportError) and simulator_of(description.id) is None:
+            raise
+        raise ConfigError([_import_problem(description.id, module, error)]) from error
+
+
+def _import_problem(name: str, module: str, error: Exception) -> Problem:
+    """Returns the problem of an id whose module raised `error` while it was imported."""
+    message = f"its module cannot be imported ({error})"
+    if (problem := machine_problem(message, error, simulator_of(name))) is not None:
+        return replace(problem, key="env.id", value=repr(name))
+    hint = f"install the package of {module}, or start where it can be imported"
+    if near := difflib.get_close_matches(module, [each.part for each in SIMULATORS], 1):
+        hint = f"did you mean {near[0]}? env.id={near[0]}{name.removeprefix(module)}"
+    return Problem("env.id", message, value=repr(name), hint=hint)
 
 
 def _similar_ids(name: str, known: Sequence[str]) -> list[str]:
@@ -192,17 +207,7 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
         raise ConfigError([problem]) from error
     except Exception as error:
         _check_task_of_metaworld(spec, kwargs)
-        message = f"{spec.id} cannot be built ({type(error).__name__}: {error})"
-        if other := _simulator_hint(description.id):
-            raise ConfigError([Problem("env.python", message, value=sys.executable, hint=other)]) from error
-        hint = "check env.kwargs against the environment's documentation"
-        if spec.id.startswith(OF_PROGRAM):
-            hint = "the function takes env.kwargs and returns one Gymnasium environment; env.num_envs makes several"
-            raise ConfigError([Problem("env", message, value=description.id, hint=hint)]) from error
-        if isinstance(error, ModuleNotFoundError) and error.name:  # code that raises it may give no name
-            hint = f"install the package that contains {error.name}"
-            raise ConfigError([Problem("env.id", message, value=spec.id, hint=hint)]) from error
-        raise ConfigError([Problem("env.kwargs", message, value=repr(kwargs), hint=hint)]) from error
+        raise ConfigError([build_problem(description.id, spec.id, kwargs, error)]) from error
     if absent := [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]:
         hint = "set it in __init__: a space of gymnasium.spaces"
         raise ConfigError([Problem("env.id", f"{spec.id} has no {' and no '.join(absent)}", value=spec.id, hint=hint)])
@@ -223,19 +228,6 @@ def _check_task_of_metaworld(spec: EnvSpec, kwargs: Mapping[str, object]) -> Non
         with required("rl_platform.envs.embodied.suites", "env.id"):
             from rl_platform.envs.embodied.suites.names import check_name
         check_name("env_name", kwargs["env_name"], tasks)
-
-
-def _simulator_hint(env_id: str) -> str:
-    """Returns what to do if the simulator of `env_id` is not in this interpreter, or fails with its MuJoCo; else ''."""
-    simulator = next((name for name in _NEED_MUJOCO_3 if name in env_id), None)
-    if simulator is None:
-        return ""
-    remedy = "run `rl-platform environment manipulation` once, then set env.python=manipulation"
-    try:
-        versions = f"{simulator} {version(simulator)} does not work with MuJoCo {version('mujoco')}"
-    except PackageNotFoundError:
-        return remedy
-    return f"{versions}: {remedy}" if int(version("mujoco").partition(".")[0]) > 3 else ""
 
 
 def time_limit(env: AnyEnv) -> int | None:
@@ -264,6 +256,20 @@ def no_time_limit(env_id: str) -> Problem:
         "environment with max_episode_steps"
     )
     return Problem("env.max_episode_steps", message, value="null", allowed="at least 1", hint=hint)
+
+
+def check_camera(env: AnyEnv, camera: object, key: str) -> None:
+    """Raises ConfigError for an unknown camera of a MuJoCo environment, for which Gymnasium would use its default
+    view. key: of the camera in the config."""
+    model: Any = getattr(env.unwrapped, "model", None)
+    if not isinstance(camera, str) or not hasattr(model, "ncam"):
+        return
+    names = [name for index in range(model.ncam) if (name := model.camera(index).name)]
+    if camera not in names:
+        message, allowed = "the model has no such camera", ", ".join(names) or "null: it has none"
+        near = did_you_mean(camera, names)
+        hint = f"{near} {key}={nearest(camera, names)}" if near else ""
+        raise ConfigError([Problem(key, message, value=camera, allowed=allowed, hint=hint)])
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rl_platform.envs.embodied.descriptions import EnvDescription, check_time_limit, make_env
+from rl_platform.envs.embodied.descriptions import EnvDescription, check_camera, check_time_limit, make_env
 from rl_platform.envs.embodied.spaces import EnvSpaces, read_spaces
 from rl_platform.envs.embodied.stepping import inspect_external, user_spaces, warp_problem
 from rl_platform.errors import ConfigError
@@ -37,6 +37,7 @@ def inspect_env(description: EnvDescription, *, limited: bool = True) -> EnvFact
     try:
         if description.backend == "mujoco_warp" and (problem := warp_problem(env)) is not None:
             raise ConfigError([problem])
+        check_camera(env, description.of_task(0).kwargs.get("camera_name"), "env.kwargs.camera_name")
         spaces = read_spaces(env, description.id)
         if limited:
             check_time_limit(env, description.id)

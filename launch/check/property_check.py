@@ -30,12 +30,10 @@ from rl_platform.launch.check.property import Property, PropertyOutcome
 from rl_platform.launch.check.samples import CheckedConfig
 from rl_platform.launch.console import run_console
 from rl_platform.launch.panels import print_lines
-from rl_platform.launch.start_checks.env_check import check_env
-from rl_platform.launch.start_checks.every_check import spaces_of
+from rl_platform.launch.start_checks.env_check import check_env_and_code
 from rl_platform.launch.start_checks.extensions import check_extensions
 from rl_platform.launch.start_checks.user_code_checks import check_reward_functions
 from rl_platform.runtime.cpu import one_thread
-from rl_platform.user_code import is_named
 
 PROPERTIES = [
     *invariance.PROPERTIES,
@@ -58,17 +56,18 @@ def check(loaded: LoadedConfig, console: Console | None = None) -> list[Property
     """Returns the outcome of each property; prints them and the algorithm card. Raises PropertyFailed if one does not
     hold."""
     config, console, began = loaded.config, console or run_console(), time.monotonic()
+    reasons: list[str] = []
     check_all(
         partial(check_extensions, config),
         partial(check_reward_functions, config),
-        partial(check_env, config, imports=True),
+        lambda: reasons.append(check_env_and_code(config)),
     )
-    if config.runner.task_type == "embodied" and (is_named(config.actor.model.type) or is_named(config.env.backend)):
-        spaces_of(config)  # calls the network and the backend once
     print_lines(console, f"{config.runner.experiment_name}: algorithm", run_card(config))
     with console.status("checking"), _own_folder(config) as apart:
         outcomes = outcomes_of(apart)
     print_outcomes(console, outcomes, config.runner.seed, time.monotonic() - began)
+    for reason in filter(None, reasons):
+        console.print(Text(f"the environment was not checked: {reason}"), soft_wrap=True)
     failed = [outcome for outcome in outcomes if outcome.failed]
     if failed:
         raise PropertyFailed(_explanation(config, failed))

@@ -100,13 +100,21 @@ def _simulation(config: Config) -> Iterator[Problem]:
 
         if (problem := absent(config.runner.warm_start)) is not None:
             yield problem
-    if config.env.python is not None and is_present("rl_platform.envs.embodied.processes"):
-        from rl_platform.envs.embodied.processes.interpreter import executable
+    if (problem := absent_interpreter(config)) is not None:
+        yield problem
 
-        try:
-            executable(config.env.python)
-        except ConfigError as error:
-            yield from error.problems
+
+def absent_interpreter(config: Config) -> Problem | None:
+    """Returns the problem of an `env.python` that this machine lacks."""
+    if config.env.python is None or not is_present("rl_platform.envs.embodied.processes"):
+        return None
+    from rl_platform.envs.embodied.processes.interpreter import executable
+
+    try:
+        executable(config.env.python, config.env.name)
+    except ConfigError as error:
+        return error.problems[0]
+    return None
 
 
 def _code(config: dict[str, object]) -> Iterator[Problem]:

@@ -218,7 +218,11 @@ def test_robosuite_is_seen_by_cameras_and_as_a_state(drawing: dict[str, str]) ->
         ("robosuite_lift", ["~runner.warm_start", "env.kwargs.task=Lift2"], "did you mean Lift? env.kwargs.task=Lift"),
         ("robosuite_lift", ["~runner.warm_start", "env.kwargs.robots=Pandas"], "env.kwargs.robots=Panda"),
         ("robosuite_lift", ["~runner.warm_start", "env.kwargs.robots=[Panda, Sawyre]"], 'value: "Sawyre"'),
-        ("robosuite_lift", ["~runner.warm_start", "env.kwargs.observations=[cube]"], "Lift does not observe cube"),
+        (
+            "robosuite_lift",
+            ["~runner.warm_start", "env.kwargs.observations=[cube]"],
+            "the simulator has nothing of this name",
+        ),
         ("robosuite_lift", ["~runner.warm_start", "env.kwargs.cameras=[agentviw]"], "did you mean agentview"),
         ("robosuite_lift", ["runner.warm_start.demonstrations=nothing.hdf5"], "no such file or folder"),
         ("fetch_push", [], "python examples/demonstrations.py fetch_push.hdf5"),
@@ -228,6 +232,7 @@ def test_robosuite_is_seen_by_cameras_and_as_a_state(drawing: dict[str, str]) ->
         ("dm_cheetah", ["env.kwargs.task=rum"], "did you mean run"),
         ("metaworld_reach", ["env.kwargs.env_name=reach"], "did you mean reach-v3"),
         ("adroit_pen", ["env.id=gymnasium_robotics:AdroitHandPn-v1"], "did you mean AdroitHandPen-v1"),
+        ("metaworld_reach", ["env.kwargs.camera_name=cornr"], "did you mean corner? env.kwargs.camera_name=corner"),
         ("adroit_pen", ["env.kwargs.reward_type=dens"], "expected `dense` or `sparse` but got dens"),
     ],
 )
@@ -237,6 +242,31 @@ def test_wrong_input_is_refused_before_the_run(
     ended = command(CONFIGS / f"{name}.yaml", *settings, "runner.output_dir=runs/robot")
     assert (ended.code, text in ended.err) == (2, True), ended.err
     assert not (folder / "runs" / "robot").exists()
+
+
+@pytest.mark.parametrize("mode", ["--check", "--plan"])
+@pytest.mark.parametrize(
+    ("name", "settings", "text"),
+    [
+        ("metaworld_reach", ["env.kwargs.env_name=reach-v4"], "did you mean reach-v3"),
+        ("metaworld_reach", ["env.id=metaworld:Meta-World/MT2"], "env.id=metaworld:Meta-World/MT25"),
+        (
+            "fetch_reach",
+            ["env.id=gymnasium_robotics:FetchReachDens-v4"],
+            "env.id=gymnasium_robotics:FetchReachDense-v4",
+        ),
+        ("dm_walker", ["env.kwargs.domain=wlker"], "env.kwargs.domain=walker"),
+        ("dm_reach", ["env.kwargs.task=reach_site_feature"], "env.kwargs.task=reach_site_features"),
+        ("robosuite_lift", ["env.kwargs.task=Lift2"], "env.kwargs.task=Lift"),
+        ("robosuite_lift_camera", ["env.kwargs.cameras=[agentviw]"], "env.kwargs.cameras='[agentview]'"),
+        ("robosuite_lift_camera", ["actor.model.type=mlp"], "actor.model.type: cnn"),
+    ],
+)
+def test_the_check_and_the_plan_refuse_what_a_start_refuses(
+    mode: str, name: str, settings: list[str], text: str, command, folder: Path
+) -> None:
+    ended = command(CONFIGS / f"{name}.yaml", *settings, mode)
+    assert (ended.code, text in ended.err) == (2, True), ended.err
 
 
 def test_an_episode_of_each_suite_ends_by_its_limit() -> None:

@@ -10,7 +10,7 @@ import mujoco
 import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from rl_platform.envs.embodied.descriptions import EnvDescription, PixelFormat
+from rl_platform.envs.embodied.descriptions import EnvDescription, PixelFormat, check_camera
 from rl_platform.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, object, object])
     def __init__(self, env: AnyEnv, pixels: PixelFormat) -> None:
         """Raises ConfigError for a camera that the model does not have."""
         super().__init__(env)
-        _check_camera(env, pixels.camera)
+        check_camera(env, pixels.camera, "env.pixels.camera")
         visual: mujoco.MjVisual = env.unwrapped.model.vis  # type: ignore[attr-defined]
         visual.quality.shadowsize = min(visual.quality.shadowsize, _SHADOW_SIZE)
         visual.global_.offwidth, visual.global_.offheight = pixels.width, pixels.height
@@ -73,15 +73,6 @@ class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, object, object])
         mujoco.mj_forward(inner.model, inner.data)
         self.env.render()
         mujoco.mj_copyData(inner.data, inner.model, before)
-
-
-def _check_camera(env: AnyEnv, camera: str | None) -> None:
-    """Raises ConfigError for an unknown camera, for which Gymnasium would use its default view."""
-    model: mujoco.MjModel = env.unwrapped.model  # type: ignore[attr-defined]
-    names = [model.camera(index).name for index in range(model.ncam)]
-    if camera is not None and camera not in names:
-        message, allowed = "the model has no such camera", ", ".join(filter(None, names)) or "null: it has none"
-        raise ConfigError([Problem("env.pixels.camera", message, value=camera, allowed=allowed)])
 
 
 def drawing_kwargs(description: EnvDescription, spec: EnvSpec) -> dict[str, object]:

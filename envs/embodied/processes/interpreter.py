@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING
 
 import rl_platform.envs
 from rl_platform.disk import cache_folder
+from rl_platform.envs.embodied.simulator_packages import MANIPULATION, simulator_of
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.runtime.child import Child, Death
+from rl_platform.suggest import did_you_mean, nearest
 from rl_platform.user_code import files_behind, import_user_module
 
 if TYPE_CHECKING:
@@ -50,21 +52,26 @@ def environments_folder() -> Path:
     return cache_folder() / "environments"
 
 
-def executable(name: str) -> str:
+def executable(name: str, simulates: str = "") -> str:
     """Returns the path of an interpreter: `name` itself, or that of the virtual environment with this name.
 
-    Raises ConfigError if there is none.
+    simulates: the id or backend that it is for, whose packages the error names. Raises ConfigError if there is none.
     """
     if os.sep in name:
         if shutil.which(name) is None:
-            raise ConfigError([Problem(KEY, "no such interpreter", value=name, hint="as path/to/venv/bin/python")])
+            wanted = simulator_of(simulates)
+            hint = "as path/to/venv/bin/python" if wanted is None else wanted.install_line(name)
+            raise ConfigError([Problem(KEY, "no such interpreter", value=name, hint=hint)])
         return os.path.abspath(name)  # not its target: a link in a virtual environment makes it that environment's
     path = environments_folder() / name / "bin" / "python"
     if not path.exists():
-        hint = "`rl-platform environment manipulation` makes that of this name; or a path, as path/to/venv/bin/python"
-        raise ConfigError(
-            [Problem(KEY, f"there is no environment of this name in {path.parents[2]}", value=name, hint=hint)]
-        )
+        folder = path.parents[2]
+        made = {each.parents[1].name for each in folder.glob("*/bin/python")} | {MANIPULATION}
+        hint = f"`rl-platform environment {MANIPULATION}` makes {MANIPULATION}; or a path, as path/to/venv/bin/python"
+        if near := did_you_mean(name, made - {name}):
+            hint = f"{near} {KEY}={nearest(name, made)}"
+        message = f"there is no environment of this name in {folder}"
+        raise ConfigError([Problem(KEY, message, value=name, allowed=", ".join(sorted(made)), hint=hint)])
     return str(path)
 
 
@@ -81,14 +88,15 @@ def inspect_in_interpreter(description: EnvDescription) -> EnvFacts:
     if key in _known:
         return _known[key]
     with tempfile.TemporaryFile() as output:
-        child = Child(interpreter_code(_INSPECT), Death.HANG_UP, output=output, python=executable(name))
+        child = Child(interpreter_code(_INSPECT), Death.HANG_UP, output=output, python=executable(name, description.id))
         connection = child.connection()
         try:
             here = replace(description, python=None)
             connection.send_bytes(pickle.dumps((files_behind(pickle.dumps(here)), here)))
             if not connection.poll(INSPECTION_TIMEOUT_S):
                 message = f"{description.id} was not built within {INSPECTION_TIMEOUT_S:g} s"
-                raise ConfigError([Problem(KEY, message, value=name)])
+                hint = "a simulator may download or compile at its first use: start again, it continues there"
+                raise ConfigError([Problem(KEY, message, value=name, hint=hint)])
             facts, problems, failure = pickle.loads(connection.recv_bytes())
         except (EOFError, OSError) as error:
             output.seek(0)

@@ -28,7 +28,6 @@ from rl_platform.envs.embodied.suites.packages import installed
 from rl_platform.envs.embodied.user_backend import EnvBackend, StepArrays
 from rl_platform.errors import ConfigError, Problem
 
-INSTALL = "install Isaac Lab (https://isaac-sim.github.io/IsaacLab), and set env.python to its interpreter"
 GROUP = "policy"  # the observations for the policy
 
 
@@ -55,7 +54,7 @@ class IsaacLab(EnvBackend):
         package: str = "isaaclab_tasks",
         launcher: dict[str, Any] | None = None,
     ) -> None:
-        with installed("Isaac Lab", "env.backend", INSTALL):
+        with installed("isaac_lab", "env.backend"):
             _launch(json.dumps({"headless": True, "device": device} | (launcher or {})))
             import_module(package)
             from isaaclab_tasks.utils import parse_env_cfg

@@ -7,7 +7,10 @@ and textures. It was tried with boxes in their place; tests use a stand-in of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium
@@ -19,8 +22,7 @@ from rl_platform.envs.embodied.suites.names import check_name
 from rl_platform.envs.embodied.suites.packages import installed
 from rl_platform.errors import ConfigError, Problem
 
-INSTALL = "pip install hf-libero==0.1.4 in an environment of its own, and env.python: path/to/its/bin/python"
-CHOOSE = "echo n | path/to/its/bin/python -c 'from libero.libero import get_assets_path as a; a()' makes it"
+DOWNLOAD = f"echo n | {sys.executable} -c 'from libero.libero import get_assets_path as a; a()'"
 WAIT = np.array([0.0] * 6 + [-1.0])  # an action that moves nothing and opens the gripper
 
 
@@ -49,11 +51,13 @@ class LiberoTask(gymnasium.Env[Any, np.ndarray]):
         render_mode: str | None = None,
     ) -> None:
         try:
-            with installed("LIBERO", "env.id", INSTALL):
+            with installed("libero", "env.id"):
                 from libero.libero import benchmark
                 from libero.libero.envs import OffScreenRenderEnv
         except EOFError as error:  # its first import asks for the folder of data sets
-            raise ConfigError([Problem("env.id", "LIBERO has no file of its folders yet", hint=CHOOSE)]) from error
+            raise ConfigError(
+                [Problem("env.id", "LIBERO has no file of its folders yet", hint=f"with network: `{DOWNLOAD}`")]
+            ) from error
         select_egl_device()
         suites = benchmark.get_benchmark_dict()
         check_name("suite", suite, suites)
@@ -64,13 +68,14 @@ class LiberoTask(gymnasium.Env[Any, np.ndarray]):
         self.instruction = tasks.get_task(number).language
         self.render_mode, self._cameras, self._state, self._settle = render_mode, tuple(cameras), state, settle
         self._starts = np.asarray(tasks.get_task_init_states(number))
-        self._env = OffScreenRenderEnv(
-            bddl_file_name=tasks.get_task_bddl_file_path(number),
-            camera_names=list(cameras),
-            camera_heights=size,
-            camera_widths=size,
-            ignore_done=True,  # the run has the time limit
-        )
+        with _named_problems(self._cameras):
+            self._env = OffScreenRenderEnv(
+                bddl_file_name=tasks.get_task_bddl_file_path(number),
+                camera_names=list(cameras),
+                camera_heights=size,
+                camera_widths=size,
+                ignore_done=True,  # the run has the time limit
+            )
         spaces = {camera: Box(0, 255, (size, size, 3), np.uint8) for camera in cameras}
         if state:
             spaces["state"] = Box(-np.inf, np.inf, (8,), np.float32)
@@ -108,6 +113,26 @@ class LiberoTask(gymnasium.Env[Any, np.ndarray]):
             hand = observed["robot0_eef_pos"], axis_angle(observed["robot0_eef_quat"]), observed["robot0_gripper_qpos"]
             parts["state"] = np.concatenate(hand).astype(np.float32)
         return parts if isinstance(self.observation_space, Dict) else next(iter(parts.values()))
+
+
+@contextmanager
+def _named_problems(cameras: Sequence[str]) -> Iterator[None]:
+    """Turns errors about missing meshes and unknown cameras into ConfigError."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        hint = f"the meshes are downloaded once, with network: `{DOWNLOAD}`"
+        raise ConfigError([Problem("env.id", f"LIBERO has no file {error.filename}", hint=hint)]) from error
+    except ValueError as error:
+        # as MuJoCo's bindings in robosuite say it
+        if (
+            found := re.search(r'No "camera" with name .* exists\. Available "camera" names = (.*)\.', str(error))
+        ) is None:
+            raise
+        known = re.findall(r"[\w-]+", found[1])
+        for camera in cameras:
+            check_name("cameras", camera, known, cameras)
+        raise
 
 
 def axis_angle(quaternion: np.ndarray) -> np.ndarray:

@@ -18,7 +18,6 @@ from rl_platform.envs.embodied.suites.names import check_name
 from rl_platform.envs.embodied.suites.packages import installed
 from rl_platform.errors import ConfigError, Problem
 
-INSTALL = "pip install mani-skill==3.0.1 in an environment of its own, and env.python: path/to/its/bin/python"
 OF_VULKAN = ("vk::", "Vulkan", "failed to find device")  # parts of the messages without a device
 VULKAN = "ManiSkill needs Vulkan, for states too; docs/maniskill.md has the setup of Mesa's lavapipe for a CPU"
 
@@ -36,7 +35,7 @@ class ManiSkillTask(gymnasium.Env[Any, np.ndarray]):
         self, task: str, observations: str = "state", size: int = 128, render_mode: str | None = None, **options: Any
     ) -> None:
         check_name("observations", observations, ("state", "rgb"))
-        with installed("ManiSkill", "env.id", INSTALL):
+        with installed("maniskill", "env.id"):
             import mani_skill.envs  # noqa: F401 - registers the tasks
             import torch
             from mani_skill.utils.registration import REGISTERED_ENVS

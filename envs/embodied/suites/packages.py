@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rl_platform.envs.embodied.simulator_packages import simulator
 from rl_platform.errors import ConfigError, Problem
 
 
 @contextmanager
-def installed(simulator: str, key: str, hint: str) -> Iterator[None]:
-    """Turns a failed import into ConfigError. key: of the config; hint: how to install the simulator."""
+def installed(part: str, key: str) -> Iterator[None]:
+    """Turns a failed import into ConfigError. part: of the simulator; key: of the config."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise ConfigError([Problem(key, f"{simulator} is not installed here ({error})", hint=hint)]) from error
+        missing = simulator(part)
+        problem = Problem(key, f"{missing.name} is not installed here ({error})", hint=missing.install_line())
+        raise ConfigError([problem]) from error

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from functools import cache
+from subprocess import CalledProcessError
 from typing import Any
 
 import numpy as np
@@ -21,8 +23,9 @@ from gymnasium.spaces import Box
 from rl_platform.envs.embodied.suites.names import check_name
 from rl_platform.envs.embodied.suites.packages import installed
 from rl_platform.envs.embodied.user_backend import EnvBackend, StepArrays
+from rl_platform.errors import ConfigError, Problem
 
-INSTALL = "pip install playground==0.2.0 gymnasium in an environment of its own, and env.python: its bin/python"
+_DOWNLOAD = 'from mujoco_playground import registry; registry.load("{task}")'
 
 
 class Playground(EnvBackend):
@@ -112,7 +115,23 @@ class Playground(EnvBackend):
 def _loaded(task: str, options: str) -> Any:
     """Returns the task of Playground's registry. options: JSON."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else JAX takes most of the GPU's memory
-    with installed("MuJoCo Playground", "env.backend", INSTALL):
+    with installed("playground", "env.backend"):
         from mujoco_playground import registry
     check_name("task", task, registry.ALL_ENVS)
-    return registry.load(task, config_overrides=json.loads(options))
+    changes, config = json.loads(options), registry.get_default_config(task)
+    for name in changes:
+        _check_option(name, config)
+    try:
+        return registry.load(task, config_overrides=changes)
+    except (OSError, CalledProcessError) as error:
+        message = f"the models of {task} cannot be downloaded ({type(error).__name__}: {error})"
+        hint = f"with network: `{sys.executable} -c '{_DOWNLOAD.format(task=task)}'`"
+        raise ConfigError([Problem("env.kwargs.task", message, value=task, hint=hint)]) from error
+
+
+def _check_option(name: str, config: Any) -> None:
+    """Raises ConfigError if the task's config has no such option. name: with points between its parts."""
+    for part in name.split("."):
+        known = list(config) if hasattr(config, "keys") else []
+        check_name(name, part, known)
+        config = config[part]

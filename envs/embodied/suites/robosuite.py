@@ -53,7 +53,7 @@ class Task(gymnasium.Env[Any, np.ndarray]):
         select_egl_device()
         check_name("task", task, robosuite.ALL_ENVIRONMENTS)
         for robot in robots if isinstance(robots, list | tuple) else (robots,):
-            check_name("robots", robot, robosuite.robots.ROBOT_CLASS_MAPPING)
+            check_name("robots", robot, robosuite.robots.ROBOT_CLASS_MAPPING, robots)
         self.render_mode, self._parts, self.max_path_length = render_mode, tuple(observations), horizon
         self._cameras, self._size = tuple(cameras), size
         draws = render_mode is not None or bool(cameras)
@@ -67,10 +67,10 @@ class Task(gymnasium.Env[Any, np.ndarray]):
             **{"reward_shaping": True, "control_freq": 20, "hard_reset": False, "seed": 0} | options,
         )
         first = self._env.reset()
-        if unknown := [name for name in self._parts if name not in first]:
-            raise ValueError(f"{task} does not observe {', '.join(unknown)}; it observes {', '.join(first)}")
+        for name in self._parts:
+            check_name("observations", name, first, self._parts)
         for camera in cameras:
-            check_name("cameras", camera, self._env.sim.model.camera_names)
+            check_name("cameras", camera, self._env.sim.model.camera_names, cameras)
         spaces = {camera: Box(0, 255, (size, size, 3), np.uint8) for camera in cameras}
         if self._parts:
             spaces["state"] = Box(-np.inf, np.inf, self._joined(first).shape, np.float32)

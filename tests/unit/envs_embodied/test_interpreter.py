@@ -117,7 +117,7 @@ def test_what_is_wrong_with_an_interpreter_is_said(bare: str, tmp_path: Path, mo
 def test_an_environment_that_cannot_be_built_there_is_the_users_problem():
     for description, key in (
         (EnvDescription("Nope-v1", python=sys.executable), "env.id"),
-        (EnvDescription("CartPole-v1", {"nope": 1}, python=sys.executable), "env.kwargs"),
+        (EnvDescription("CartPole-v1", {"nope": 1}, python=sys.executable), "env.kwargs.nope"),
     ):
         with pytest.raises(ConfigError) as caught:
             inspect_env(description)
@@ -128,7 +128,11 @@ def test_an_environment_that_cannot_be_built_there_is_the_users_problem():
     ("versions", "key", "expected"),
     [
         ({}, "env.python", "run `rl-platform environment manipulation` once"),
-        ({"metaworld": "3.1.1", "mujoco": "4.0.0"}, "env.python", "metaworld 3.1.1 does not work with MuJoCo 4.0.0"),
+        (
+            {"metaworld": "3.1.1", "mujoco": "4.0.0"},
+            "env.python",
+            "not tried with mujoco 4.0.0: run `rl-platform",
+        ),
         ({"metaworld": "3.1.1", "mujoco": "3.3.0"}, "env.kwargs", "check env.kwargs"),
     ],
 )
@@ -143,7 +147,7 @@ def test_a_simulator_that_needs_other_packages_is_named(
         return versions[name]
 
     (folder / "my_metaworld.py").write_text("def Reach(**_):\n    raise AssertionError")
-    monkeypatch.setattr("rl_platform.envs.embodied.descriptions.version", version)
+    monkeypatch.setattr("rl_platform.envs.embodied.simulator_packages.version", version)
     with pytest.raises(ConfigError) as caught:
         inspect_env(EnvDescription("my_metaworld:Reach"))
     (problem,) = caught.value.problems

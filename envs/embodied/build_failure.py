@@ -1,0 +1,72 @@
+"""The problem of an environment that cannot be built: its key, and the line to type.
+
+Simulators raise exceptions of many types for arguments, packages, libraries and files that are missing.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError
+
+from rl_platform.envs.embodied.simulator_packages import Simulator, simulator_of
+from rl_platform.errors import ConfigError, Problem
+
+OF_PROGRAM = "function/"  # what the ids of environments begin with that exist in the program of the user only
+_LIBRARY = re.compile(r"(lib[\w+-]+)\.so[.\d]*")
+_DEBIAN = {  # packages of libraries that simulators load
+    "libGL": "libgl1",
+    "libEGL": "libegl1",
+    "libOSMesa": "libosmesa6",
+    "libOpenGL": "libopengl0",
+    "libvulkan": "libvulkan1",
+    "libglib-2": "libglib2.0-0",
+}
+_DRAWING = re.compile(r"\b(?i:egl|osmesa|opengl|glfw)|\bgl[A-Z]\w")  # parts of errors of libraries that draw
+_FILE = re.compile(r"(?:No such file or directory|Error opening file|could not open)\W*([^'\"\n]*)", re.IGNORECASE)
+_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
+
+
+def build_problem(name: str, env_id: str, kwargs: Mapping[str, object], error: Exception) -> Problem:
+    """Returns the problem. name: `env.id`, maybe with its module; env_id: as Gymnasium registers it; error: raised by
+    `gymnasium.make` with `kwargs`."""
+    message = f"{env_id} cannot be built ({type(error).__name__}: {error})"
+    if env_id.startswith(OF_PROGRAM):
+        hint = "the function takes env.kwargs and returns one Gymnasium environment; env.num_envs makes several"
+        return Problem("env", message, value=name, hint=hint)
+    if (found := _ARGUMENT.search(str(error))) and found[1] in kwargs:
+        key = f"env.kwargs.{found[1]}"
+        return Problem(key, message, value=repr(kwargs[found[1]]), hint=f"~{key} removes it")
+    if (problem := machine_problem(message, error, simulator_of(name))) is not None:
+        return problem
+    hint = "check env.kwargs against the environment's documentation"
+    if isinstance(error, ModuleNotFoundError) and error.name:  # code that raises it may give no name
+        return Problem("env.id", message, value=env_id, hint=f"install the package that contains {error.name}")
+    return Problem("env.kwargs", message, value=repr(kwargs), hint=hint)
+
+
+def machine_problem(message: str, error: BaseException, simulator: Simulator | None) -> Problem | None:
+    """Returns the problem of an interpreter, library or file that a simulator lacks; None: another one."""
+    text = f"{type(error).__name__}: {error}"
+    here = sys.executable
+    if simulator is not None:
+        try:
+            others = simulator.other_versions()
+        except PackageNotFoundError:
+            return Problem("env.python", message, value=here, hint=simulator.install_line())
+        if others and not (isinstance(error, ConfigError) or _DRAWING.search(text)):
+            hint = f"{simulator.name} was not tried with {' and '.join(others)}: {simulator.install_line()}"
+            return Problem("env.python", message, value=here, hint=hint)
+    if library := _LIBRARY.search(text):
+        package = _DEBIAN.get(library[1])
+        hint = f"install {library[0]}" + (f", on Debian: `apt install {package}`" if package else "")
+        return Problem("env.python", message, value=here, hint=hint)
+    if _DRAWING.search(text):
+        hint = "install a library that draws, on Debian: `apt install libegl1 libgl1`, or `apt install libosmesa6` and "
+        return Problem("env.python", message, value=here, hint=f"{hint}MUJOCO_GL=osmesa")
+    if isinstance(error, FileNotFoundError) or _FILE.search(text):
+        packages = "" if simulator is None else simulator.packages.partition(" ")[0]
+        hint = f"`{here} -m pip install --force-reinstall --no-deps {packages}`" if packages else ""
+        return Problem("env.python", message, value=here, hint=hint and f"a file of the simulator is missing: {hint}")
+    return None
