@@ -137,6 +137,12 @@ LONG = (
     "integration/test_placement_shapes.py",
     "integration/test_resharding.py",
 )
+# What environment workers of tests import. Without the library that is to draw, MuJoCo is imported by the worker.
+ENVIRONMENT_IMPORTS = """
+import contextlib, gymnasium.envs.classic_control.cartpole, rl_platform.envs.embodied.processes.worker_process
+with contextlib.suppress(Exception):
+    import gymnasium.envs.mujoco.mujoco_env
+"""
 MISSING = [name for name in (*FAST, *NOT_FAST, *LONG) if not (TESTS / name).exists()]
 assert not MISSING, MISSING
 
@@ -320,6 +326,13 @@ def address(forked_workers: None) -> Iterator[str]:
 def joins(address: str) -> str:
     """Of a run that joins this cluster."""
     return f"cluster.address={address}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_environments() -> Iterator[None]:
+    """Environment workers that this process starts are forks of one that has imported gymnasium and MuJoCo."""
+    with forked_children("processes.worker_process", ENVIRONMENT_IMPORTS):
+        yield
 
 
 @pytest.fixture(scope="session")
