@@ -6,17 +6,21 @@ its own waits for the launcher's end and writes the wait status to a file.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NoReturn
 
 from waiting import HANG_S
 
@@ -150,6 +154,35 @@ def _become(job: Job) -> None:
         _stop_at(job.stops_at)
 
 
+def _run(code: str) -> NoReturn:
+    """Runs a program and ends this process as the interpreter does, but leaves its modules to the kernel.
+
+    The interpreter would clear every module, for which a fork copies all of its memory.
+    """
+    status = 1
+    try:
+        exec(code, {"__name__": "__main__"})
+        status = 0
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+        else:
+            status = int(ended.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    leave(status)
+
+
+def leave(status: int) -> NoReturn:
+    """Waits for threads, calls what is registered for the end and collects garbage; `sys.exit` would do so, too."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    gc.collect()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 def import_for_runs() -> None:
     """Imports what runs use, before they are forked."""
     import torch.distributed.checkpoint  # noqa: F401
@@ -179,8 +212,7 @@ def main() -> None:
             if pid := os.fork():
                 _watch(pid, Path(job.status))
             _become(job)
-            exec(job.code, {"__name__": "__main__"})  # its end is that of this process
-            return
+            _run(job.code)
 
 
 if __name__ == "__main__":
