@@ -22,6 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
+from ray_forks import fork_workers
 from waiting import HANG_S
 
 LAUNCH = "from rl_platform.launch.cli import main; main()"
@@ -30,7 +31,8 @@ LAUNCH = "from rl_platform.launch.cli import main; main()"
 @dataclass(frozen=True)
 class Job:
     """out, err: files to append to. status: a file that the end of the launcher writes. stops_at: a launcher stops
-    itself when it has renamed something to a path that matches."""
+    itself when it has renamed something to a path that matches. forked_workers: of a Ray that the run starts; the test
+    has the fixture of this name."""
 
     folder: str
     words: tuple[str, ...]
@@ -40,6 +42,7 @@ class Job:
     err: str
     status: str
     stops_at: str
+    forked_workers: bool
 
 
 class Launcher:
@@ -100,6 +103,7 @@ class Launchers:
         output: Path | None = None,
         code: str = LAUNCH,
         stops_at: str = "",
+        forked_workers: bool = False,
     ) -> Launcher:
         """Starts `platform-launch` with these words in the folder. output: a file for both streams."""
         assert self.process.stdin is not None
@@ -107,7 +111,7 @@ class Launchers:
         own, self._count = Path(self._ends.name, str(self._count)), self._count + 1
         out, err = (output, output) if output else (own.with_suffix(".out"), own.with_suffix(".err"))
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        job = Job(str(folder), words, code, environment, str(out), str(err), str(own), stops_at)
+        job = Job(str(folder), words, code, environment, str(out), str(err), str(own), stops_at, forked_workers)
         self.process.stdin.write(json.dumps(asdict(job)) + "\n")
         self.process.stdin.flush()
         return Launcher(int(self.process.stdout.readline()), job)
@@ -152,6 +156,8 @@ def _become(job: Job) -> None:
     sys.argv = ["platform-launch", *job.words]
     if job.stops_at:
         _stop_at(job.stops_at)
+    if job.forked_workers:
+        setattr(*fork_workers())
 
 
 def _run(code: str) -> NoReturn:

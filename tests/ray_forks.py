@@ -2,7 +2,8 @@
 
 A worker imports for three seconds, and tests start hundreds of them. A node of Ray that starts in the block of
 `RayForks.start_workers` runs this file to start a worker: it gives its words, environment and streams to the process
-that forks, and ends. Commands that tests start as processes of their own have Ray's usual workers.
+that forks, and ends. Commands that tests start as processes of their own have Ray's usual workers, unless a test sets
+`forked_workers` (tests/launcher_forks.py). Ray does not end a fork that is stopped.
 """
 
 from __future__ import annotations
@@ -66,12 +67,15 @@ class RayForks:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(SOCKET, self.path)
-            patch.setattr(*_fork_workers())
+            patch.setattr(*fork_workers())
             yield
 
 
-def _fork_workers() -> tuple[Any, str, Any]:
-    """Returns an attribute of Ray and its value, with which workers of nodes that this process starts are forks."""
+def fork_workers() -> tuple[Any, str, Any]:
+    """Returns an attribute of Ray and its value, with which workers of nodes that this process starts are forks.
+
+    The environment holds `SOCKET`.
+    """
     from ray._private.parameter import RayParams
 
     update = RayParams.update_if_absent

@@ -206,9 +206,9 @@ def launched(start, folder: Path, processes_of) -> Launched:
     """
     (folder / "pause.py").write_text("import time\n\ndef pause(step, metrics):\n    time.sleep(0.5)\n")
 
-    def run(*overrides: str) -> tuple[Any, list[psutil.Process]]:
+    def run(*overrides: str, forked_workers: bool = True) -> tuple[Any, list[psutil.Process]]:
         endless = "embodied.yaml", "runner.max_steps=100000", "runner.save_interval=1", "runner.callbacks=[pause:pause]"
-        process = start(*endless, *overrides)
+        process = start(*endless, *overrides, forked_workers=forked_workers)
         until(lambda: list(folder.glob("out/checkpoints/step-*")) or process.poll() is not None, 4 * HANG_S)
         assert process.poll() is None, process.communicate()[1]
         return process, processes_of(process)
@@ -316,7 +316,7 @@ def test_another_user_reaches_nothing_of_a_run_and_nothing_outlives_its_launcher
         for name in ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
             environment.delenv(name, raising=False)
         placement = "cluster.component_placement={actor_critic: 0-1, 'rollout,env': 2}"
-        process, started = launched("cluster.devices_per_node=3", placement)
+        process, started = launched("cluster.devices_per_node=3", placement, forked_workers=False)
     assert not (home / ".ray").exists()
     assert len(hosts_of(started)) == 3
 
