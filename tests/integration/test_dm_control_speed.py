@@ -55,7 +55,10 @@ for sigmoid in ("gaussian", "hyperbolic", "long_tail", "reciprocal", "cosine", "
         lower, upper = sorted(draw.normal(size=2))
         given = {"bounds": (lower, draw.choice([upper, np.inf, lower])), "margin": float(draw.choice([0, 1e-3, 0.5]))}
         given |= {"sigmoid": sigmoid, "value_at_margin": draw.uniform(0.01, 0.99)}
-        for x in (np.float64(draw.normal()), float(draw.normal()), lower, float("nan"), draw.normal(size=3)):
+        if sigmoid in ("linear", "quadratic") and draw.random() < 0.3:
+            given["value_at_margin"] = 0
+        numbers = (np.float64(draw.normal()), float(draw.normal()), lower, float("nan"), 1e300, -np.inf)
+        for x in (*numbers, draw.normal(size=3)):
             ours, theirs = rewards.tolerance(x, **given), plain(x, **given)
             assert type(ours) is type(theirs) and np.array(ours).tobytes() == np.array(theirs).tobytes(), (x, given)
 for wrong in ({"bounds": (1, 0)}, {"margin": -1.0}):
