@@ -303,8 +303,8 @@ def start(folder: Path, launchers: Launchers) -> Iterator[Callable[..., Launcher
 
 
 @pytest.fixture(scope="session")
-def ray_forks() -> Iterator[RayForks]:
-    with RayForks() as forks:
+def ray_forks(launchers: Launchers) -> Iterator[RayForks]:
+    with RayForks(launchers) as forks:
         yield forks
 
 

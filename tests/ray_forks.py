@@ -16,13 +16,16 @@ import runpy
 import select
 import signal
 import socket
-import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # launcher_forks imports this module
+    from launcher_forks import Launchers
 
 SOCKET = "RL_PLATFORM_TEST_RAY_FORKS"
 # Packages that Ray's workers import. They take half of the time of `import ray`. Ray itself is not among them.
@@ -34,24 +37,27 @@ LANGUAGE, CONTEXT = "--language=", "--serialized-runtime-env-context="
 
 
 class RayForks:
-    """The process that forks. It starts to import at once; leave the block and it is gone."""
+    """The process that forks, itself a fork of the process of `launchers`; leave the block and it is gone."""
+
+    def __init__(self, launchers: Launchers) -> None:
+        self._launchers = launchers
 
     def __enter__(self) -> RayForks:
         self._folder = TemporaryDirectory(dir="/tmp")
         self.path = str(Path(self._folder.name, "socket"))
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(self.path)
-            listener.listen(128)
-            command = [sys.executable, "-W", "ignore", __file__, str(listener.fileno())]
-            environment = os.environ | {"OMP_NUM_THREADS": "1"}
-            self._process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.PIPE, pass_fds=[listener.fileno()], start_new_session=True
-            )
+        code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from ray_forks import main; main()"
+        self._process = self._launchers.start(Path("/tmp"), self.path, code=code)
+        while not os.path.exists(self.path):
+            assert self._process.poll() is None, self._process.communicate()[1]
+            time.sleep(0.02)
+        self._alive = socket.socket(socket.AF_UNIX)
+        self._alive.connect(self.path)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+        self._alive.close()
         self._folder.cleanup()
 
     def workers(self) -> set[Any]:
@@ -99,20 +105,28 @@ def ask(words: list[str]) -> None:
         connection.sendall(json.dumps([words, dict(os.environ), os.getcwd(), blocked]).encode())
 
 
-def serve(listener: socket.socket) -> None:
-    """Forks workers until the test process has ended."""
-    from launcher_forks import import_for_runs
-
-    import_for_runs()
+def main() -> None:
+    """Imports what Ray's workers need, then forks them. Its argument is the path of the socket."""
     for name in IMPORTED_BY_RAY:
         importlib.import_module(name)
     assert "ray" not in sys.modules, "it reads its settings from the environment when it is imported"
     gc.collect()
     gc.freeze()
+    path = sys.argv[1]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path + ".part")
+        listener.listen(128)
+        os.rename(path + ".part", path)
+        test_process, _ = listener.accept()
+        serve(listener, test_process)
+
+
+def serve(listener: socket.socket, test_process: socket.socket) -> None:
+    """Forks workers until the test process has ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
-        ready, _, _ = select.select([listener, sys.stdin], [], [])
-        if sys.stdin in ready:
+        ready, _, _ = select.select([listener, test_process], [], [])
+        if test_process in ready:
             return
         connection, _ = listener.accept()
         with connection:
@@ -127,6 +141,7 @@ def serve(listener: socket.socket) -> None:
             continue
         if os.fork() == 0:
             listener.close()
+            test_process.close()
             become(words, environment, folder, blocked, descriptors)
             return
         for descriptor in descriptors:
@@ -148,7 +163,4 @@ def become(words: list[str], environment: dict[str, str], folder: str, blocked: 
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2:
-        serve(socket.socket(fileno=int(sys.argv[1])))
-    else:
-        ask(sys.argv[1:])
+    ask(sys.argv[1:])
