@@ -176,6 +176,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("fast")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Compiles the test files as pytest does, before several processes start, each of which would compile all."""
+    from _pytest.assertion import rewrite
+
+    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS or sys.dont_write_bytecode:
+        return
+    for path in TESTS.rglob("test_*.py"):
+        folder = rewrite.get_cache_dir(path)
+        compiled = folder / (path.stem + rewrite.PYC_TAIL)
+        if rewrite.try_makedirs(folder) and rewrite._read_pyc(path, compiled) is None:
+            status, code = rewrite._rewrite_test(path, config)
+            rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, status, compiled)
+
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Processes for `pytest` and `pytest -m fast` without paths, each file in one of them; otherwise this one.
 
