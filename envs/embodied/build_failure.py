@@ -36,8 +36,7 @@ def build_problem(name: str, env_id: str, kwargs: Mapping[str, object], error: E
         hint = "the function takes env.kwargs and returns one Gymnasium environment; env.num_envs makes several"
         return Problem("env", message, value=name, hint=hint)
     if (found := _ARGUMENT.search(str(error))) and found[1] in kwargs:
-        key = f"env.kwargs.{found[1]}"
-        return Problem(key, message, value=repr(kwargs[found[1]]), hint=f"~{key} removes it")
+        return Problem("env.kwargs", message, value=repr(kwargs), hint=f"remove it: ~env.kwargs.{found[1]}")
     if (problem := machine_problem(message, error, simulator_of(name))) is not None:
         return problem
     hint = "check env.kwargs against the environment's documentation"

@@ -99,7 +99,7 @@ REFUSED = {
             ["env.id=no_such_module:CartPole-v1"],
             ["env.id: its module cannot be imported", "install the package of no_such_module"],
         ),
-        (["env.kwargs={gravity: 0}"], ["command line: env.kwargs.gravity: CartPole-v1 cannot be built", "gravity"]),
+        (["env.kwargs={gravity: 0}"], ["command line: env.kwargs: CartPole-v1 cannot be built", "gravity"]),
         (
             ["algorithm.group_size=2"],
             ["algorithm.group_size: loss_type actor_critic continues episodes from rollout to rollout", "env.num_envs"],

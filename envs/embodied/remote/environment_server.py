@@ -378,7 +378,12 @@ def _facts(environment: Mapping[str, object], parser: argparse.ArgumentParser) -
         child.kill()
     if facts is None:
         reason = str(message.fields.get("reason"))
-        for key, option in (("env.id", "--env"), ("env.kwargs", "--kwargs"), ("env.pixels", "--pixels")):
+        for key, option in (
+            ("~env.kwargs.", ""),
+            ("env.id", "--env"),
+            ("env.kwargs", "--kwargs"),
+            ("env.pixels", "--pixels"),
+        ):
             reason = reason.replace(key, option)
         _wrong(parser, reason)
     return facts, message.fields.get("stops") is True

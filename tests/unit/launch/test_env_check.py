@@ -54,7 +54,7 @@ def test_a_name_that_the_simulator_lacks_is_refused(mode: str, command) -> None:
     ("settings", "key", "text"),
     [
         (["env.kwargs.cameras=[side, fron]"], "env.kwargs.cameras", "env.kwargs.cameras='[side, front]'"),
-        (["env.kwargs.speed=1"], "env.kwargs.speed", "~env.kwargs.speed removes it"),
+        (["env.kwargs.speed=1"], "env.kwargs", "remove it: ~env.kwargs.speed"),
         (["env.id=arm.py:Amr"], "env.id", "did you mean Arm? env.id=arm.py:Arm"),
         (["env.kwargs.file=mesh.stl"], "env.python", "No such file or directory: 'mesh.stl'"),
         (["actor.model.action_distribution=squashed"], "actor.model.action_distribution", "have none"),
