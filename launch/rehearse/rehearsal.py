@@ -32,7 +32,7 @@ from rl_platform.launch.rehearse.rehearsal_sizes import Materials
 from rl_platform.launch.rehearse.rehearsed_runs import CpuSeconds, RunFailed, Runs, Timed
 from rl_platform.launch.rehearse.scores import scoring_server
 from rl_platform.launch.rehearse.shrink import Change, shrunk
-from rl_platform.launch.start_checks.every_check import spaces_of
+from rl_platform.launch.start_checks.env_spaces import spaces_of
 from rl_platform.launch.start_checks.preflight import rollout_engine_problems
 from rl_platform.launch.start_checks.user_code_checks import check_tests
 from rl_platform.placement.scheduler import Placement

@@ -26,7 +26,7 @@ from rl_platform.launch.replay.engine_difference import ComparedActor, LayerDiff
 from rl_platform.launch.replay.recorded_step import EVALUATED, PHASES, Numbers, RecordedPPO, batch_of, without_phases
 from rl_platform.launch.replay.recordings import StepRecording
 from rl_platform.launch.runtime_choice import runtime_for
-from rl_platform.launch.start_checks.every_check import spaces_of
+from rl_platform.launch.start_checks.env_spaces import spaces_of
 from rl_platform.placement.estimates.recomputation import with_recomputation
 from rl_platform.placement.grammar import read
 from rl_platform.placement.inventory import inventory_for

@@ -35,7 +35,7 @@ from rl_platform.launch.plain import PlainView
 from rl_platform.launch.runtime_choice import runtime_for
 from rl_platform.launch.saved.saved_run import SavedRun
 from rl_platform.launch.session import task_of
-from rl_platform.launch.start_checks.every_check import spaces_of
+from rl_platform.launch.start_checks.env_spaces import spaces_of
 from rl_platform.launch.start_checks.extensions import check_extensions
 from rl_platform.launch.start_checks.model_checks import check_architectures, check_models
 from rl_platform.launch.start_checks.user_code_checks import check_reward, check_tests

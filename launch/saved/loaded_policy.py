@@ -226,7 +226,7 @@ def policy_of(run: SavedRun) -> SavedPolicy:
     Builds an environment to get its spaces. If a function of a program made the environment, the spaces come from the
     run's `model`.
     """
-    from rl_platform.launch.start_checks.every_check import spaces_of
+    from rl_platform.launch.start_checks.env_spaces import spaces_of
 
     config = run.load([]).config
     if config.runner.task_type == "reasoning":

@@ -17,7 +17,7 @@ from rl_platform.envs.embodied import descriptions
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.errors import ConfigError
-from rl_platform.launch.start_checks.every_check import fitting_spaces, spaces_of
+from rl_platform.launch.start_checks.env_spaces import fitting_spaces, spaces_of
 from rl_platform.launch.start_checks.missing import absent_interpreter, missing
 from rl_platform.launch.start_checks.policy_fit import policy_problems
 from rl_platform.user_code import is_named

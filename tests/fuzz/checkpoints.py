@@ -22,7 +22,7 @@ from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.launch import command
 from rl_platform.launch.runtime_choice import runtime_for
 from rl_platform.launch.session import run, task_of
-from rl_platform.launch.start_checks.every_check import spaces_of
+from rl_platform.launch.start_checks.env_spaces import spaces_of
 from rl_platform.reporter import Reporters
 from rl_platform.runners.ppo import PPO
 from rl_platform.runners.rollouts import Rollouts

@@ -218,7 +218,7 @@ SEAMS = (
     "launch/command.py",
     "launch/start_checks/missing.py",
     "launch/plain.py",
-    "launch/start_checks/every_check.py",
+    "launch/start_checks/env_spaces.py",
     "launch/start_checks/model_checks.py",
     "launch/start_checks/preflight.py",
     "launch/start_checks/user_code_checks.py",
