@@ -127,7 +127,7 @@ def _unknown(key: str, value: object, where: Where) -> Iterator[Problem]:
         hint = f"did you mean {parent + '.' if parent else ''}{close}?"
     else:
         far = nearest(name, {path.rpartition(".")[2] for path in _our_keys()}, SURE)
-        hint = f"did you mean {_keys_named(far)}?" if far else ""
+        hint = f"did you mean {_keys_named(f'{parent}.{far}')}?" if far else ""
     yield Problem(key, f"unknown {'key' if parent else 'section'}", where(key), allowed=", ".join(names), hint=hint)
 
 

@@ -77,6 +77,7 @@ def test_whole_numbers_are_numbers(load: Any) -> None:
         ("algorithm.gae_lamda", "did you mean algorithm.gae_lambda?"),
         ("env.nmu_envs", "did you mean env.num_envs?"),
         ("env.NUM-ENVS", "did you mean env.num_envs?"),
+        ("actor.lrr", "did you mean actor.optim.lr?"),
         ("runer", "did you mean runner?"),
         ("env.gae_lamda", "did you mean algorithm.gae_lambda?"),
     ],
