@@ -161,7 +161,7 @@ def _import_problem(name: str, module: str, error: Exception) -> Problem:
     if (problem := machine_problem(message, error, simulator_of(name))) is not None:
         return replace(problem, key="env.id", value=repr(name))
     hint = f"install the package of {module}, or start where it can be imported"
-    if near := difflib.get_close_matches(module, [each.part for each in SIMULATORS], 1):
+    if near := difflib.get_close_matches(module, SIMULATORS, 1):
         hint = f"did you mean {near[0]}? env.id={near[0]}{name.removeprefix(module)}"
     return Problem("env.id", message, value=repr(name), hint=hint)
 

@@ -58,7 +58,7 @@ class Simulator:
                 yield f"{package} {number}"
 
 
-SIMULATORS = (
+_ALL = (
     Simulator("robosuite", "robosuite", {"robosuite": "1.5.2"} | _MUJOCO_3, made=True),
     Simulator("Meta-World", "metaworld", {"metaworld": "3.1.1"} | _MUJOCO_3, made=True),
     Simulator("Gymnasium-Robotics", "gymnasium_robotics", {"gymnasium-robotics": "1.4.2"} | _MUJOCO_3, made=True),
@@ -68,13 +68,9 @@ SIMULATORS = (
     Simulator("MuJoCo Playground", "playground", {"playground": "0.2.0"}, also="gymnasium"),
     Simulator("Isaac Lab", "isaac_lab", page="https://isaac-sim.github.io/IsaacLab"),
 )
+SIMULATORS = {simulator.part: simulator for simulator in _ALL}
 
 
 def simulator_of(name: str) -> Simulator | None:
     """Returns the simulator of an id or backend; None: none of these."""
-    return next((simulator for simulator in SIMULATORS if simulator.part in name), None)
-
-
-def simulator(part: str) -> Simulator:
-    """Returns the simulator with this part."""
-    return next(simulator for simulator in SIMULATORS if simulator.part == part)
+    return next((simulator for part, simulator in SIMULATORS.items() if part in name), None)

@@ -18,7 +18,7 @@ from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.errors import ConfigError
 from rl_platform.launch.start_checks.env_spaces import fitting_spaces, spaces_of
-from rl_platform.launch.start_checks.missing import absent_interpreter, missing
+from rl_platform.launch.start_checks.missing import absent_interpreter, missing, names_nearly_one
 from rl_platform.launch.start_checks.policy_fit import policy_problems
 from rl_platform.user_code import is_named
 
@@ -79,7 +79,7 @@ def unbuilt(config: Config) -> str:
     if config.env.address is not None:
         return f"the servers {config.env.address} build it, and a start asks them"
     problem = absent_interpreter(config)
-    if problem is not None and problem.hint.startswith("did you mean"):
+    if problem is not None and names_nearly_one(config):
         raise ConfigError([problem])
     return "" if problem is None else str(problem)
 

@@ -104,6 +104,13 @@ def _simulation(config: Config) -> Iterator[Problem]:
         yield problem
 
 
+def names_nearly_one(config: Config) -> bool:
+    """Returns whether `env.python`, which this machine lacks, is nearly the name of an environment."""
+    from rl_platform.envs.embodied.processes.interpreter import meant
+
+    return config.env.python is not None and meant(config.env.python) is not None
+
+
 def absent_interpreter(config: Config) -> Problem | None:
     """Returns the problem of an `env.python` that this machine lacks."""
     if config.env.python is None or not is_present("rl_platform.envs.embodied.processes"):

@@ -23,7 +23,7 @@ from rl_platform.disk import cache_folder
 from rl_platform.envs.embodied.simulator_packages import MANIPULATION, simulator_of
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.runtime.child import Child, Death
-from rl_platform.suggest import did_you_mean, nearest
+from rl_platform.suggest import nearest
 from rl_platform.user_code import files_behind, import_user_module
 
 if TYPE_CHECKING:
@@ -52,6 +52,16 @@ def environments_folder() -> Path:
     return cache_folder() / "environments"
 
 
+def _names() -> set[str]:
+    """Returns the names of the environments of this machine, and of the one that a command makes."""
+    return {each.parents[1].name for each in environments_folder().glob("*/bin/python")} | {MANIPULATION}
+
+
+def meant(name: str) -> str | None:
+    """Returns the environment whose name is nearly `name`. None: there is none, or `name` is its name or a path."""
+    return None if os.sep in name else nearest(name, _names() - {name})
+
+
 def executable(name: str, simulates: str = "") -> str:
     """Returns the path of an interpreter: `name` itself, or that of the virtual environment with this name.
 
@@ -66,10 +76,10 @@ def executable(name: str, simulates: str = "") -> str:
     path = environments_folder() / name / "bin" / "python"
     if not path.exists():
         folder = path.parents[2]
-        made = {each.parents[1].name for each in folder.glob("*/bin/python")} | {MANIPULATION}
+        made = _names()
         hint = f"`rl-platform environment {MANIPULATION}` makes {MANIPULATION}; or a path, as path/to/venv/bin/python"
-        if near := did_you_mean(name, made - {name}):
-            hint = f"{near} {KEY}={nearest(name, made)}"
+        if near := meant(name):
+            hint = f"did you mean {near}? {KEY}={near}"
         message = f"there is no environment of this name in {folder}"
         raise ConfigError([Problem(KEY, message, value=name, allowed=", ".join(sorted(made)), hint=hint)])
     return str(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rl_platform.envs.embodied.simulator_packages import simulator
+from rl_platform.envs.embodied.simulator_packages import SIMULATORS
 from rl_platform.errors import ConfigError, Problem
 
 
@@ -15,6 +15,6 @@ def installed(part: str, key: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        missing = simulator(part)
+        missing = SIMULATORS[part]
         problem = Problem(key, f"{missing.name} is not installed here ({error})", hint=missing.install_line())
         raise ConfigError([problem]) from error

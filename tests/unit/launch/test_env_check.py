@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rl_platform.envs.embodied.build_failure import build_problem
-from rl_platform.envs.embodied.simulator_packages import SIMULATORS, simulator, simulator_of
+from rl_platform.envs.embodied.simulator_packages import SIMULATORS, simulator_of
 
 ROOT = Path(__file__).parents[3]
 CARTPOLE = ROOT / "configs" / "embodied" / "cartpole.yaml"
@@ -77,6 +77,7 @@ def test_the_check_refuses_with_the_key_and_the_line_to_type(
     [
         ("manipulation", "`rl-platform environment manipulation` makes manipulation"),
         ("no/bin/python", "no such interpreter"),
+        ("manipulation/bin/python", "no such interpreter"),  # a path is no misspelt name
     ],
 )
 def test_the_check_says_that_an_interpreter_is_not_there(
@@ -98,7 +99,7 @@ def test_a_simulator_that_is_not_installed_here_is_not_checked(command) -> None:
     assert "run `rl-platform environment manipulation` once" in ended.out
 
 
-@pytest.mark.parametrize("known", SIMULATORS, ids=lambda known: known.part)
+@pytest.mark.parametrize("known", SIMULATORS.values(), ids=SIMULATORS)
 def test_each_simulator_has_the_line_that_installs_it(known, monkeypatch: pytest.MonkeyPatch) -> None:
     def version(package: str) -> str:
         raise PackageNotFoundError(package)
@@ -127,7 +128,7 @@ def test_each_simulator_has_the_line_that_installs_it(known, monkeypatch: pytest
 def test_a_library_or_file_that_is_missing_has_the_line_that_installs_it(
     error: Exception, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    versions = simulator("robosuite").versions
+    versions = SIMULATORS["robosuite"].versions
     monkeypatch.setattr("rl_platform.envs.embodied.simulator_packages.version", versions.__getitem__)
     problem = build_problem("rl_platform.envs.embodied.suites.robosuite:Task", "Task", {"task": "Lift"}, error)
     assert (problem.key, text in problem.hint) == ("env.python", True), problem
