@@ -19,19 +19,17 @@ Not covered: measurements on GPUs, and other correction than truncated importanc
 from __future__ import annotations
 
 import argparse
-import heapq
 import json
 import math
-import random
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 from _common import machine
+from _simulated_clusters import FILL, SIMULATED, simulated
 from plan_accuracy import ROOT, Case, cache, folder_of, measure, run, settings_of, workers
 
 from rl_platform.launch.command import load
@@ -39,18 +37,10 @@ from rl_platform.launch.plans.plan_forms import plan
 from rl_platform.launch.tools.plot import Curve, median_curve, read_curve
 from rl_platform.launch.tools.timeline import covered, read_lanes, shown
 from rl_platform.metrics import read_metrics
-from rl_platform.placement.estimates.workload import running_sequences
-from rl_platform.planner.basis import Basis
-from rl_platform.planner.lengths import decoding, expected, sampled
-from rl_platform.planner.report import Report, plan_report
-from rl_platform.planner.simulation import RunModel, model_of, simulate
 
 AHEAD = (0, 1, 2, 4, 8)
-SIMULATED = "## Simulated clusters"
-SIMULATED_STEPS = 50  # that count: before them the buffer fills, after them nothing is left to generate
-RECIPE = "reasoning/recipes/deepseek_r1_7b_dapo_64gpu.yaml"
 SEEDS = (1, 2, 3)
-FILL, MEASURED = 10, 16  # steps: the first ones only fill the buffer
+MEASURED = 16  # steps after those that fill the buffer
 CORRECTED = "algorithm.rollout_is={}"
 REWARD = "def score(response, answer, metadata):\n    return float(len(response.encode()) % 2 == 0)\n"
 TINY, ROBOT = "reasoning/ppo_tiny.yaml", "embodied/ppo.yaml"
@@ -249,111 +239,6 @@ def curve_table(name: str, runs: Path) -> Iterator[str]:
     yield ""
 
 
-def lengths_of(run: Path, most: int) -> tuple[int, ...]:
-    """Returns the characters of the responses that a run logged, as shares of the longest one times `most`.
-
-    A response that was cut at the limit has `most`.
-    """
-    lines = [json.loads(line) for line in (run / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
-    rows = [line for line in lines if "response" in line]
-    longest = max(1, max(len(row["response"]) for row in rows))
-    scaled = (max(1, round(len(row["response"]) * most / longest)) for row in rows)
-    cut = [row.get("finish_reason") == "length" for row in rows]
-    return tuple(sorted(most if ended else length for length, ended in zip(scaled, cut, strict=True)))
-
-
-def larger(devices: int, ahead: int, lengths: Sequence[int]) -> Report:
-    """The plan of the recipe on so many GPUs, half of which generate. lengths: of responses, in tokens."""
-    nodes, half, factor = devices // 8, devices // 2, devices // 64
-    halves = {
-        "actor,critic,reference": f"0-{half - 1}",
-        "rollout": f"{half}-{devices - 1}",
-        "reward": {"node_group": "node", "placement": f"0-{nodes - 1}:0-{nodes * 8 - 1}"},
-    }
-    keys = [
-        f"cluster.inventory={{nodes: {nodes}, gpus_per_node: 8, gpu: h100}}",
-        f"cluster.component_placement={json.dumps(halves)}",
-        f"data.train_batch_size={2048 * factor}",
-        f"data.mini_batch_size={512 * factor}",
-        f"runner.max_staleness={ahead}",
-    ]
-    loaded, placement, inventory = load(str(ROOT / "configs" / RECIPE), keys)
-    known = replace(expected(loaded.config), responses=sampled(lengths))
-    return plan_report(loaded.config, placement, inventory, Basis(lengths=known))
-
-
-def drawn(report: Report, lengths: Sequence[int]) -> tuple[list[float], list[float]]:
-    """Seconds of generation and of the learners in each simulated step, in multiples of those of the plan.
-
-    The slot of a finished response takes the next one, as in `planner.lengths.decoding`, and the slowest rank decides.
-    """
-    draw, ranks = random.Random(0), report.layout.parts["rollout"].ranks
-    share = -(-report.config.rows_per_step // ranks)
-    running = min(running_sequences(report.config, ranks), share)
-    planned = sum(steps for _, steps in decoding(report.lengths.responses, share, running))
-    longest, tokens = [], []
-    for _ in range(FILL + SIMULATED_STEPS + max(AHEAD)):
-        rows = draw.choices(lengths, k=ranks * share)
-        ends = []
-        for first in range(0, len(rows), share):
-            slots = rows[first : first + running]
-            heapq.heapify(slots)
-            for row in rows[first + running : first + share]:
-                heapq.heapreplace(slots, slots[0] + row)
-            ends.append(max(slots))
-        longest.append(max(ends) / planned)
-        tokens.append(statistics.fmean(rows) / report.lengths.response)
-    return longest, tokens
-
-
-def simulated(run: Path) -> Iterator[str]:
-    """The section of the page."""
-    most = load(str(ROOT / "configs" / RECIPE), [])[0].config.data.max_response_length
-    lengths = lengths_of(run, most)
-    cut = sum(length == most for length in lengths) / len(lengths)
-    yield SIMULATED
-    yield ""
-    yield (
-        f"`python benchmarks/staleness.py simulate --lengths RUN`, {datetime.now(UTC).date().isoformat()}: "
-        f"{SIMULATED_STEPS} steps after the first {FILL} of `{RECIPE}`, by the plan with data sheets. "
-        "Nothing was measured on GPUs. Half of the GPUs generate; all are equally fast, and none fails. "
-        f"Responses are drawn from {len(lengths):,} that a tiny model on a CPU generated, scaled to "
-        f"at most {most:,} tokens: mean {statistics.fmean(lengths):,.0f}, median {statistics.median(lengths):,.0f}, "
-        f"{cut:.0%} of the greatest length."
-    )
-    yield ""
-    yield "| GPUs | k | step | steps/s against k = 0 | idle: actor, critic, reference | idle: rollout |"
-    yield "|---|---|---|---|---|---|"
-    for devices in (64, 1024):
-        longest, tokens = drawn(larger(devices, 0, lengths), lengths)
-        alternating, rows = 0.0, dict[tuple[str, ...], list[int]]()
-        for ahead in AHEAD:
-            model = model_of(larger(devices, ahead, lengths))
-            still = replace(model, mtbf=math.inf, validation=0.0, checkpoint=0.0, start=0.0, steps=len(tokens))
-            factors = {name: longest if name == "generate" else tokens for name in model.works} | {"sync weights": None}
-            outcome = simulate(still, 1, partial(seconds_of, model, factors))
-            begin, end = outcome.ends[FILL - 1], outcome.ends[FILL + SIMULATED_STEPS - 1]
-            took = (end - begin) / SIMULATED_STEPS
-            alternating = alternating or took
-            cells = [f"{took:.0f} s", f"{alternating / took:.2f}"]
-            for names in (("actor", "critic", "reference"), ("rollout",)):
-                spans = (
-                    (max(event.start, begin), min(event.stop, end))
-                    for event in outcome.events
-                    if event.component in names
-                )
-                cells.append(f"{1 - covered((a, b - a) for a, b in spans if a < b) / (end - begin):.0%}")
-            rows.setdefault(tuple(cells), []).append(ahead)
-        for cells_of, equal in rows.items():  # a line for all k with equal results
-            yield f"| {devices:,} | {', '.join(map(str, equal))} | {' | '.join(cells_of)} |"
-    yield ""
-
-
-def seconds_of(model: RunModel, factors: Mapping[str, Sequence[float] | None], phase: str, step: int) -> float:
-    factor = factors[phase]
-    return model.works[phase].seconds * (1.0 if factor is None else factor[step])
-
-
 def section_of(page: str) -> str:
     """The simulated section of a page; empty if it has none."""
     _, found, rest = page.partition(SIMULATED)
@@ -456,7 +341,7 @@ def main() -> None:
     if given.part == "simulate":
         if given.lengths is None or not (given.lengths / "samples.jsonl").is_file():
             raise SystemExit(f"--lengths {given.lengths}: no folder of a run with samples.jsonl")
-        section, old = "\n".join(simulated(given.lengths)), section_of(before)
+        section, old = "\n".join(simulated(given.lengths, AHEAD)), section_of(before)
         print(section)
         page_now = before.replace(old, section) if old else f"{before.rstrip()}\n\n{section}"
         given.output.write_text(page_now, encoding="utf-8")

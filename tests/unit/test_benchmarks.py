@@ -478,7 +478,7 @@ def test_the_runs_of_staleness_are_valid(staleness: ModuleType, tmp_path: Path) 
 
 
 def test_clusters_are_simulated_with_the_lengths_of_a_run(staleness, tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(staleness, "SIMULATED_STEPS", 4)
+    monkeypatch.setattr("_simulated_clusters.SIMULATED_STEPS", 4)
     output = tmp_path / "page.md"
     output.write_text("# Title\n\n## Learning\n\nCurves.\n")
 
