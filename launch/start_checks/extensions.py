@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from rl_platform.algorithms.filters import GROUPS, SAMPLES
-from rl_platform.algorithms.policy_losses import LOSS
-from rl_platform.algorithms.user_estimator import ESTIMATOR
+from rl_platform.algorithms.variants.user_estimator import ESTIMATOR
+from rl_platform.algorithms.variants.user_policy_loss import LOSS
 from rl_platform.components.agents.agent_function import AGENT, AGENT_TOOL, TEXT_ENVIRONMENT, TOOL
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import ENGINE

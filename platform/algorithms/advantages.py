@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from rl_platform.algorithms.action_levels import to_log_prob_level
 from rl_platform.algorithms.aggregation import select
-from rl_platform.algorithms.gae import decoupled_gae, length_adaptive_lambda
-from rl_platform.algorithms.groups import grpo, raw, reward_to_go, rloo
+from rl_platform.algorithms.gae import decoupled_gae
 from rl_platform.algorithms.statistics import whiten, whiten_rows
-from rl_platform.algorithms.user_estimator import Estimate, load_estimator
 from rl_platform.algorithms.validation import check_finite
 from rl_platform.config.schema.algorithm import ESTIMATORS, Algorithm, estimator_needs
 from rl_platform.extras import required
@@ -24,6 +21,7 @@ from rl_platform.records import RolloutBatch
 
 if TYPE_CHECKING:
     from rl_platform.algorithms.shapes import FloatBT
+    from rl_platform.algorithms.variants.user_estimator import Estimate
 
 VARIANTS = "rl_platform.algorithms.variants"  # an extra
 
@@ -69,11 +67,10 @@ def estimator(adv_type: str) -> Estimate:
     """Returns the function of `adv_type`. Raises ConfigError for a user's function that cannot be imported."""
     if adv_type in BUILT_IN_ESTIMATORS:
         return BUILT_IN_ESTIMATORS[adv_type]
-    if adv_type not in ESTIMATORS:
-        return load_estimator(adv_type)
     with required(VARIANTS, "algorithm.adv_type"):
         from rl_platform.algorithms.variants.estimator_kinds import KINDS
-    return KINDS[adv_type]
+        from rl_platform.algorithms.variants.user_estimator import load_estimator
+    return KINDS[adv_type] if adv_type in ESTIMATORS else load_estimator(adv_type)
 
 
 def _gae(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, FloatBT]:
@@ -82,6 +79,8 @@ def _gae(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, FloatBT]:
     lam, lam_value = algorithm.gae_lambda, algorithm.gae_lambda_value
     lam_policy: float | Tensor | None = algorithm.gae_lambda_policy
     if algorithm.length_adaptive_alpha > 0:
+        with required(VARIANTS, "algorithm.length_adaptive_alpha"):
+            from rl_platform.algorithms.variants.length_adaptive import length_adaptive_lambda
         lam_policy = length_adaptive_lambda(mask, algorithm.length_adaptive_alpha)
     rewards = batch.rewards
     if batch.ends is None and batch.end_values is not None:
@@ -104,29 +103,4 @@ def _gae(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, FloatBT]:
     )
 
 
-def _grpo(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, None]:
-    arguments = batch.rewards, batch.mask, batch.group_ids
-    if algorithm.grpo_leave_one_out:
-        with required(VARIANTS, "algorithm.grpo_leave_one_out"):
-            from rl_platform.algorithms.variants.estimator_kinds import leave_one_out
-        return leave_one_out(*arguments, batch.baseline_mask), None
-    return grpo(*arguments, algorithm.grpo_std_normalization, batch.baseline_mask), None
-
-
-def _reinforce_plus_plus(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, None]:
-    if algorithm.reinforce_kl_credit == "local" and batch.kl_penalties is not None:
-        with required(VARIANTS, "algorithm.reinforce_kl_credit"):
-            from rl_platform.algorithms.variants.estimator_kinds import local_penalties
-        return local_penalties(batch.rewards, batch.kl_penalties, batch.mask, algorithm.gamma), None
-    return reward_to_go(batch.rewards, batch.value_positions, algorithm.gamma), None
-
-
-BUILT_IN_ESTIMATORS: dict[str, Estimate] = {
-    "gae": _gae,
-    "grpo": _grpo,
-    "rloo": lambda b, _: (rloo(b.rewards, b.mask, b.group_ids, b.baseline_mask), None),
-    "reinforce_plus_plus": _reinforce_plus_plus,
-    "reinforce_plus_plus_baseline": lambda b, _: (grpo(b.rewards, b.mask, b.group_ids, False, b.baseline_mask), None),
-    "raw": lambda b, _: (raw(b.rewards, b.mask), None),
-    "distillation": lambda b, _: (torch.zeros_like(b.rewards), None),
-}
+BUILT_IN_ESTIMATORS: dict[str, Estimate] = {"gae": _gae}  # of the core; the others are `KINDS` of the extra

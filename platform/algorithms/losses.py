@@ -18,8 +18,9 @@ from torch.nn import functional as F
 from rl_platform.algorithms.aggregation import Denominators, aggregate, select
 from rl_platform.algorithms.kl import kl_loss_estimate
 from rl_platform.algorithms.metrics import Metrics, active_positions, over
-from rl_platform.algorithms.policy_losses import LOG_RATIO_LIMIT, policy_loss_function, positive_nll
+from rl_platform.algorithms.policy_losses import LOG_RATIO_LIMIT, policy_loss_function
 from rl_platform.config.schema.algorithm import Algorithm
+from rl_platform.extras import required
 from rl_platform.records import RolloutBatch
 
 if TYPE_CHECKING:
@@ -140,6 +141,8 @@ def actor_loss(
         terms["actor/kl_loss"] = aggregate(kl, mask, denominators, algorithm.loss_agg_func)
         loss = loss + algorithm.kl_loss_coef * terms["actor/kl_loss"]  # + beta KL(pi || pi_ref)
     if algorithm.positive_nll_coef:
+        with required("rl_platform.algorithms.variants", "algorithm.positive_nll_coef"):
+            from rl_platform.algorithms.variants.positive_nll import positive_nll
         assert batch.correct is not None
         nll = positive_nll(outputs.log_probs, batch.correct, mask, denominators, algorithm.positive_nll_norm)
         terms["actor/positive_nll"] = nll

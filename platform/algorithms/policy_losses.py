@@ -1,6 +1,6 @@
 """The policy loss: the loss of the actor at each position, by the name of `algorithm.policy_loss`.
 
-PPO's clipped surrogate is here; `variants/policy_loss_kinds.py` has the others. Every function takes (log_probs,
+PPO's clipped surrogate is here; variants/ has the others, and those of users. Every function takes (log_probs,
 old_log_probs, advantages, mask, algorithm): tensors [B,T], and a bool `mask` or None, which stands for all positions.
 It returns a loss per position [B,T] and its metrics. Gradient flows to `log_probs` only; positions outside the mask may
 hold anything: loss and gradient are 0 there. Aggregation to one number is in aggregation.py.
@@ -10,47 +10,25 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differentiable
 
-from rl_platform.algorithms.aggregation import Denominators, select
+from rl_platform.algorithms.aggregation import select
 from rl_platform.algorithms.metrics import Metrics, active_positions, over
-from rl_platform.config.schema.algorithm import POLICY_LOSSES, Algorithm, PositiveNLLNorm
+from rl_platform.config.schema.algorithm import POLICY_LOSSES, Algorithm
 from rl_platform.extras import required
-from rl_platform.user_code import Extension
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Int
 
-    from rl_platform.algorithms.shapes import BoolB, BoolBT, FloatBT
+    from rl_platform.algorithms.shapes import BoolBT, FloatBT
+    from rl_platform.algorithms.variants.user_policy_loss import PolicyLoss
 
 LOG_RATIO_LIMIT = 20.0
 SMALLEST_RATIO, LARGEST_RATIO = math.exp(-LOG_RATIO_LIMIT), math.exp(LOG_RATIO_LIMIT)
-
-
-@runtime_checkable
-class PolicyLoss(Protocol):
-    """A policy loss, of either task."""
-
-    def __call__(
-        self, log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor | None, algorithm: Algorithm, /
-    ) -> tuple[Tensor, Metrics]:
-        """Returns the loss of each position [B,T] and metrics.
-
-        Called for each micro-batch with tensors [B,T] that are 0 outside the mask, of which `log_probs` has a gradient.
-        mask [B,T] bool; None: every position counts. `algorithm`: the section of the config.
-        """
-
-
-LOSS = Extension(
-    "policy loss",
-    "algorithm.policy_loss",
-    PolicyLoss,
-    "function(log_probs, old_log_probs, advantages, mask, algorithm) -> (loss [B,T], Metrics)",
-)
 
 
 def ppo_clip(
@@ -70,49 +48,10 @@ def policy_loss_function(name: str) -> PolicyLoss:
     """
     if name == "ppo_clip":
         return ppo_clip
-    if name not in POLICY_LOSSES:
-        return _user_policy_loss(name)
     with required("rl_platform.algorithms.variants", "algorithm.policy_loss"):
         from rl_platform.algorithms.variants.policy_loss_kinds import KINDS
-    return KINDS[name]
-
-
-def _user_policy_loss(name: str) -> PolicyLoss:
-    """Returns the user's function, with inputs that are 0 outside the mask, so that its gradient is finite there."""
-    function = LOSS.load(name)
-
-    def loss(
-        log_probs: FloatBT, old_log_probs: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
-    ) -> tuple[FloatBT, Metrics]:
-        tensors = (select(x, mask) for x in (log_probs, old_log_probs, advantages))
-        with LOSS.running(name):
-            result = function(*tensors, mask, algorithm)
-        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Metrics)):
-            raise LOSS.misfit(name, f"returned {type(result).__name__}")
-        if not isinstance(result[0], Tensor) or result[0].shape != log_probs.shape:
-            shape = list(result[0].shape) if isinstance(result[0], Tensor) else type(result[0]).__name__
-            raise LOSS.misfit(name, f"the loss it returned is {shape}, not one number per position")
-        return select(result[0], mask), result[1]
-
-    return loss
-
-
-def positive_nll(
-    log_probs: FloatBT,
-    correct: BoolB,
-    mask: BoolBT | None,
-    denominators: Denominators,
-    norm: PositiveNLLNorm = "correct_tokens",
-) -> Float[Tensor, ""]:
-    """Returns the mean of -log_probs over all active positions of the `correct` [B] rows of the mini-batch, a scalar.
-
-    The positive-example loss of VAPO (Yue et al. 2025, eq. 10). No correct row: 0 that still has a graph. `norm`
-    all_tokens divides by the active positions of every row, so that the term weighs less where few rows are correct.
-    """
-    counted = correct[:, None] if mask is None else mask & correct[:, None]
-    tokens = denominators.correct_tokens if norm == "correct_tokens" else denominators.tokens
-    # L_NLL = -1 / sum_{i correct} |o_i| sum_{i correct} sum_t log pi
-    return -torch.where(counted, log_probs, 0.0).sum() / max(tokens, 1.0)
+        from rl_platform.algorithms.variants.user_policy_loss import load_policy_loss
+    return KINDS[name] if name in POLICY_LOSSES else load_policy_loss(name)
 
 
 @torch.no_grad()

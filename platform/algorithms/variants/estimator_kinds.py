@@ -1,4 +1,4 @@
-"""Advantage estimators beside GAE, GRPO, RLOO and REINFORCE++. Notation: see `algorithms/groups.py`."""
+"""Advantage estimators beside GAE, by their name in `algorithm.adv_type`. Notation: see group_estimators.py."""
 
 from __future__ import annotations
 
@@ -6,13 +6,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rl_platform.algorithms.groups import NO_SPREAD, STD_EPSILON, Groups, on_actions, reward_to_go
+from rl_platform.algorithms.groups import reward_to_go
+from rl_platform.algorithms.variants.group_estimators import (
+    NO_SPREAD,
+    STD_EPSILON,
+    Groups,
+    grpo,
+    on_actions,
+    raw,
+    rloo,
+)
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
 
 if TYPE_CHECKING:
     from rl_platform.algorithms.shapes import BoolBT, FloatB, FloatBT, IntB
-    from rl_platform.algorithms.user_estimator import Estimate
+    from rl_platform.algorithms.variants.user_estimator import Estimate
 
 
 @torch.no_grad()
@@ -126,6 +135,19 @@ def of_the_others(groups: Groups) -> tuple[FloatB, FloatB]:
     return means.squeeze(2)[where], deviations.squeeze(2)[where]
 
 
+def _grpo(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, None]:
+    arguments = batch.rewards, batch.mask, batch.group_ids
+    if algorithm.grpo_leave_one_out:
+        return leave_one_out(*arguments, batch.baseline_mask), None
+    return grpo(*arguments, algorithm.grpo_std_normalization, batch.baseline_mask), None
+
+
+def _reinforce_plus_plus(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, None]:
+    if algorithm.reinforce_kl_credit == "local" and batch.kl_penalties is not None:
+        return local_penalties(batch.rewards, batch.kl_penalties, batch.mask, algorithm.gamma), None
+    return reward_to_go(batch.rewards, batch.value_positions, algorithm.gamma), None
+
+
 def _opo(batch: RolloutBatch, _: Algorithm) -> tuple[FloatBT, None]:
     return opo(batch.rewards, batch.mask, batch.group_ids, batch.baseline_mask), None
 
@@ -142,4 +164,14 @@ def _remax(batch: RolloutBatch, _: Algorithm) -> tuple[FloatBT, None]:
     return remax(batch.rewards, batch.mask, batch.baselines), None
 
 
-KINDS: dict[str, Estimate] = {"opo": _opo, "optimal_token_baseline": _optimal_token_baseline, "remax": _remax}
+KINDS: dict[str, Estimate] = {
+    "grpo": _grpo,
+    "rloo": lambda b, _: (rloo(b.rewards, b.mask, b.group_ids, b.baseline_mask), None),
+    "reinforce_plus_plus": _reinforce_plus_plus,
+    "reinforce_plus_plus_baseline": lambda b, _: (grpo(b.rewards, b.mask, b.group_ids, False, b.baseline_mask), None),
+    "raw": lambda b, _: (raw(b.rewards, b.mask), None),
+    "distillation": lambda b, _: (torch.zeros_like(b.rewards), None),
+    "opo": _opo,
+    "optimal_token_baseline": _optimal_token_baseline,
+    "remax": _remax,
+}

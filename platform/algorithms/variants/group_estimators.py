@@ -3,7 +3,7 @@
 A group is the samples of one prompt, with its id. S is the score of a row, mu and sigma are mean and standard deviation
 of the scores of its group, n is the size of the group. Statistics are in float64. Rows without an active position in
 `mask` take no part, except those in `compared` (None: `mask`): the others are compared to their score, but they are not
-trained on. Whitening over the batch is not here, nor are the estimators of variants/estimator_kinds.py.
+trained on. Whitening over the batch is not here, nor are the estimators of estimator_kinds.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rl_platform.algorithms.gae import gae
+from rl_platform.algorithms.groups import outcome_scores
 
 if TYPE_CHECKING:
     from rl_platform.algorithms.shapes import BoolBT, FloatB, FloatBT, IntB
@@ -50,19 +50,6 @@ def rloo(rewards: FloatBT, mask: BoolBT, group_ids: IntB, compared: BoolBT | Non
 def raw(rewards: FloatBT, mask: BoolBT) -> FloatBT:
     """Returns S itself on the active positions."""
     return on_actions(outcome_scores(rewards, mask), mask, rewards)
-
-
-def reward_to_go(rewards: FloatBT, mask: BoolBT, gamma: float) -> FloatBT:
-    """Returns G_t = r_t + gamma G_next over active positions: REINFORCE++ (Hu 2025) before its whitening.
-
-    Positions before an observation get the rewards after it. Equal to the returns of GAE with lambda 1 and values 0.
-    """
-    return gae(rewards, torch.zeros_like(rewards), mask, gamma, 1.0)[1]
-
-
-def outcome_scores(rewards: FloatBT, mask: BoolBT) -> FloatB:
-    """Returns [B] float64: S = sum of r_t over the active positions."""
-    return torch.where(mask, rewards, 0.0).sum(dim=1, dtype=torch.float64)
 
 
 class Groups:

@@ -14,13 +14,13 @@ from rl_platform.algorithms.metrics import Metrics
 from rl_platform.algorithms.policy_losses import (
     LARGEST_RATIO,
     LOG_RATIO_LIMIT,
-    PolicyLoss,
     clip_counts,
     clipped_surrogate,
     ppo_clip,
     ratio_metrics,
     with_gradient,
 )
+from rl_platform.algorithms.variants.user_policy_loss import PolicyLoss
 from rl_platform.config.schema.algorithm import Algorithm
 
 if TYPE_CHECKING:

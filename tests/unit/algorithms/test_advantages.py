@@ -11,9 +11,10 @@ from torch import Tensor
 
 from rl_platform.algorithms import gae as module
 from rl_platform.algorithms.advantages import advantages
-from rl_platform.algorithms.gae import _plain_gae, decoupled_gae, gae, length_adaptive_lambda
+from rl_platform.algorithms.gae import _plain_gae, decoupled_gae, gae
 from rl_platform.algorithms.rewards import place_outcome_rewards
 from rl_platform.algorithms.statistics import whiten
+from rl_platform.algorithms.variants.length_adaptive import length_adaptive_lambda
 from rl_platform.algorithms.variants.vtrace import vtrace
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import RolloutBatch

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rl_platform.algorithms.advantages import BUILT_IN_ESTIMATORS, advantages, estimator
-from rl_platform.algorithms.groups import grpo, reward_to_go, rloo
+from rl_platform.algorithms.groups import reward_to_go
 from rl_platform.algorithms.rewards import place_outcome_rewards
 from rl_platform.algorithms.statistics import whiten, whiten_rows
 from rl_platform.algorithms.variants.estimator_kinds import KINDS, leave_one_out, local_penalties
+from rl_platform.algorithms.variants.group_estimators import grpo, rloo
 from rl_platform.config.schema.algorithm import ESTIMATORS, Algorithm
 from rl_platform.errors import Diverged
 from rl_platform.records import RolloutBatch

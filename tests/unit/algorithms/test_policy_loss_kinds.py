@@ -15,8 +15,9 @@ from torch import Tensor
 from rl_platform.algorithms.aggregation import Denominators, aggregate
 from rl_platform.algorithms.losses import ModelOutputs, actor_loss
 from rl_platform.algorithms.metrics import Metrics
-from rl_platform.algorithms.policy_losses import policy_loss_function, positive_nll, ppo_clip
+from rl_platform.algorithms.policy_losses import policy_loss_function, ppo_clip
 from rl_platform.algorithms.variants import policy_loss_kinds
+from rl_platform.algorithms.variants.positive_nll import positive_nll
 from rl_platform.config.schema.algorithm import POLICY_LOSSES, Algorithm
 from rl_platform.errors import ConfigError
 from rl_platform.records import RolloutBatch
