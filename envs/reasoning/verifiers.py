@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rl_platform.user_code import Extension
+from rl_platform.envs.reasoning.foreign_rewards import RewardExtension
 
 BUILT_IN = ("task", "math_verify", "exact_match")
 MATHEMATICS = ("jsonl", "file", "dataset")  # types of tasks whose answers are compared as numbers and formulas
@@ -50,7 +50,7 @@ class RewardFunction(Protocol):
         """Returns the score, or the score and the rewards of steps. answer, metadata: of the question."""
 
 
-REWARD = Extension(
+REWARD = RewardExtension(
     "reward",
     "reward.type",
     RewardFunction,

@@ -47,7 +47,15 @@ WRONG = {  # of each kind: its source, and a part of the message
         ("class own:\n  def reset(self, question, seed): ...", "has no method step"),
         ("class own:\n  def reset(self, seed): ...\n  def step(self, text): ...", "reset() is called with"),
     ],
-    "reward": [(function("response"), "too many"), (function("a", "b", "c", "d"), "'d'")],
+    "reward": [
+        (function("response"), "too many"),
+        (function("a", "b", "c", "d"), "'d'"),
+        (function("data_source", "solution_str", "ground_truth", "extra_info=None"), "are verl's"),
+        (function("completions", "**kwargs"), "are TRL's"),
+        (function("prompts", "completions", "answer"), "are TRL's"),
+        ("class own:\n  def __call__(self, prompts, completions, answer): ...", "are TRL's"),
+        (function("prompt", "response", "answer"), "are in another order"),
+    ],
     "callback": [(function("step"), "too many"), ("class own:\n  def __call__(self): ...", "too many")],
     "policy network": [
         ("class own:\n  def __init__(self, spaces): ...", "has no method forward"),

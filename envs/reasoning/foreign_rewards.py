@@ -1,0 +1,65 @@
+"""Recognises reward functions of verl and TRL by the names of their parameters.
+
+Their arguments come in another order than here. A function whose number of parameters fits would score garbage, so it
+is refused before the start, with the line that adapts it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from rl_platform.user_code import Extension
+
+_PLACES = {"response": 0, "solution_str": 0, "ground_truth": 1, "metadata": 2, "extra_info": 2}  # names, in our order
+_VERL = {"data_source", "solution_str", "ground_truth", "extra_info"}
+_TRL = {"completions", "prompts", "completion_ids"}
+_DOCS = "docs/reasoning.md#functions-of-verl-and-trl"
+
+
+class RewardExtension(Extension):
+    """The kind of user code that scores responses."""
+
+    def function(self, name: str, loaded: object) -> Callable[..., Any]:
+        """Returns the function. Raises ConfigError if it cannot be called as the protocol says, or if the names of its
+        parameters belong to another order of arguments."""
+        names = _names(loaded)
+        if _TRL & {*names}:
+            own = name.rpartition(":")[2]
+            keywords = [f"{key}={value}" for key, value in _trl_arguments(names).items()]
+            line = f"return {own}({', '.join(keywords)})[0]"
+            raise self._foreign(name, "TRL's, which scores lists", names, line)
+        if any(_PLACES.get(each, place) != place or each == "data_source" for place, each in enumerate(names[:3])):
+            whose = "verl's" if _VERL & {*names} else "in another order"
+            raise self._foreign(name, whose, names, f"return {name.rpartition(':')[2]}({_verl_arguments(names)})")
+        return super().function(name, loaded)
+
+    def _foreign(self, name: str, whose: str, names: list[str], line: str) -> Exception:
+        message = f"its parameters ({', '.join(names)}) are {whose}; it is called with (response, answer, metadata)"
+        hint = f"name a function that adapts it: def reward(response, answer, metadata): {line} ({_DOCS})"
+        return self.misfit(name, message, hint)
+
+
+def _trl_arguments(names: list[str]) -> dict[str, str]:
+    """Returns the arguments of a function of TRL for one response. Columns of the data set are lists there."""
+    known = {"prompts": '[metadata.get("prompt")]', "completions": "[response]", "answer": "[answer]"}
+    columns = {each: known.get(each, f'[metadata.get("{each}")]') for each in names}
+    return {"completions": "[response]", **columns}
+
+
+def _verl_arguments(names: list[str]) -> str:
+    known = {"response": "response", "solution_str": "response", "answer": "answer", "ground_truth": "answer"}
+    return ", ".join(known.get(each, "metadata" if each == "metadata" else f'metadata.get("{each}")') for each in names)
+
+
+def _names(loaded: object) -> list[str]:
+    """Returns the names of the parameters that take one argument each; none for what has no signature."""
+    if inspect.isclass(loaded):
+        loaded = getattr(loaded, "__call__", loaded)  # noqa: B004  the method of its instances, not of the class
+    try:
+        parameters = inspect.signature(loaded).parameters.values()  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return []
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each.name for each in parameters if each.kind not in several and each.name != "self"]
