@@ -38,7 +38,9 @@ class StopAt:
             if validated:
                 hint = f"did you mean {close}?" if (close := nearest(self.metric, validated)) else ""
                 message = "a validation of this run has no such metric"
-                raise ConfigError([Problem("StopAt.metric", message, "", self.metric, ", ".join(validated), hint)])
+                raise ConfigError(
+                    [Problem("StopAt.metric", message, value=self.metric, allowed=", ".join(validated), hint=hint)]
+                )
         elif self.metric not in metrics and (close := nearest(self.metric, self._alike(metrics), SURE)):
             # it may come in later steps; Python shows the same warning once
             warnings.warn(f"StopAt: no metric {self.metric} so far; did you mean {close}?", stacklevel=2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 from rl_platform.redact import MARK, is_secret, redacted
 
@@ -24,11 +24,13 @@ class Problem:
     """One thing wrong with a config or placement.
 
     key: dotted path; where: `file:line` or "command line"; value: the given one; allowed: the possible ones; hint: the
-    nearest name or the next action. Empty strings are left out of the message.
+    nearest name or the next action. Empty strings are left out of the message. All but key and message are keywords, as
+    a value in the place of `where` would be printed as a file.
     """
 
     key: str
     message: str
+    _: KW_ONLY
     where: str = ""
     value: str = ""
     allowed: str = ""

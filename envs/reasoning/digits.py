@@ -33,7 +33,9 @@ def digit_questions(data: Data, task: QuestionTask, seed: int) -> Split:
         message = f"there are only {existing} questions of {length} digits"
         value = f"train_size {data.train_size} + val_size {data.val_size} = {wanted}"
         hint = "lower the sizes, or raise data.task.params.length"
-        raise ConfigError([Problem("data.train_size", message, value, allowed=f"up to {existing} in all", hint=hint)])
+        raise ConfigError(
+            [Problem("data.train_size", message, value=value, allowed=f"up to {existing} in all", hint=hint)]
+        )
     numbers = random.Random(seed).sample(range(existing), wanted)
     if operation == QUOTIENT:
         questions = [_division(number, length, seed) for number in numbers]

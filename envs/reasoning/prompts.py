@@ -76,7 +76,9 @@ def _check_template(data: Data, questions: Sequence[Question]) -> None:
             ("prompt_template", data.prompt_template, PLACEHOLDER),
         ):
             if value != default:
-                problems.append(Problem(f"data.{key}", message, repr(value), hint="put the text into the messages"))
+                problems.append(
+                    Problem(f"data.{key}", message, value=repr(value), hint="put the text into the messages")
+                )
     if problems:
         raise ConfigError(problems)
 

@@ -161,7 +161,7 @@ def _output(run: SavedRun) -> Path:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         message = f"{folder} cannot be made: {error.strerror}"
-        raise ConfigError([Problem("--eval", message, COMMAND_LINE, value=str(run.folder))]) from error
+        raise ConfigError([Problem("--eval", message, where=COMMAND_LINE, value=str(run.folder))]) from error
     return folder / run.checkpoint.name
 
 

@@ -69,7 +69,7 @@ class SavedRun:
         allowed = KEYS[loaded.config.runner.task_type]
         message = "belongs to the model or its training, which an evaluation cannot change"
         problems = [
-            Problem(key, message, place, allowed=", ".join(allowed))
+            Problem(key, message, where=place, allowed=", ".join(allowed))
             for key in keys
             if not any(f"{key}.".startswith(f"{name}.") for name in allowed)
         ]

@@ -89,12 +89,12 @@ def _base(path: str | Path, name: object, place: str, opened: list[Path], proble
 
 
 def _broken(message: str, place: str, value: str, hint: str = "") -> Problem:
-    return Problem(EXTENDS, message, place, value, hint=hint)
+    return Problem(EXTENDS, message, where=place, value=value, hint=hint)
 
 
 def _no_mapping(path: str | Path, tree: object) -> Problem:
     message = "the file is empty" if tree is None else "the file contains no mapping"
-    return Problem("config", message, str(path), hint="it needs at least the sections runner and cluster")
+    return Problem("config", message, where=str(path), hint="it needs at least the sections runner and cluster")
 
 
 def _text_of(path: str | Path) -> str:
@@ -107,7 +107,9 @@ def _text_of(path: str | Path) -> str:
         elif isinstance(error, UnicodeDecodeError):
             reason = "it is not UTF-8 text"
         hint = _file_near(Path(path))
-        raise ConfigError([Problem("config", f"the file cannot be read: {reason}", str(path), hint=hint)]) from error
+        raise ConfigError(
+            [Problem("config", f"the file cannot be read: {reason}", where=str(path), hint=hint)]
+        ) from error
 
 
 def _file_near(path: Path) -> str:

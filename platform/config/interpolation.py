@@ -154,7 +154,7 @@ class _Resolver:
 
     def _give_up(self, path: tuple[str, ...], message: str) -> NoReturn:
         key = ".".join(path)
-        raise ConfigError([*self.problems, Problem(key, message, self.where(key))])
+        raise ConfigError([*self.problems, Problem(key, message, where=self.where(key))])
 
     def _complain(self, path: tuple[str, ...], text: str, message: str, hint: str = "") -> None:
         self._failures += 1

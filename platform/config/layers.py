@@ -67,7 +67,7 @@ class Layers:
                 message, hint = "only an inherited key can be taken away, and this one is not inherited", "remove it"
                 if close := nearest(name, section):
                     hint = f"did you mean {key.removesuffix(name)}{close}?"
-                self.problems.append(Problem(key, message, where.get(key, ""), "!unset", hint=hint))
+                self.problems.append(Problem(key, message, where=where.get(key, ""), value="!unset", hint=hint))
             section.pop(name, None)
         elif isinstance(value, dict):
             section[name] = {}
@@ -87,7 +87,9 @@ class Layers:
             key = f"{path}.{name}" if path else name
             if isinstance(value, Replacement) and name not in below:
                 message = "!replace keeps a section from being merged with an inherited one, and there is none"
-                self.problems.append(Problem(key, message, where.get(key, ""), "!replace", hint="remove the tag"))
+                self.problems.append(
+                    Problem(key, message, where=where.get(key, ""), value="!replace", hint="remove the tag")
+                )
             merged = isinstance(value, dict) and not isinstance(value, Replacement) and key not in _REPLACED
             if merged and isinstance(below.get(name), dict):
                 self._merge(below[name], value, key, where)

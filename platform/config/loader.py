@@ -209,7 +209,7 @@ def _explained(error: ValidationError, where: Callable[[str], str]) -> list[Prob
 
         return explain(error, where)
     keys = [(dotted(detail["loc"]), detail["msg"]) for detail in error.errors(include_url=False)]
-    return [Problem(key, message, where(key)) for key, message in keys]
+    return [Problem(key, message, where=where(key)) for key, message in keys]
 
 
 def _remove(tree: object, path: Sequence[str | int]) -> None:

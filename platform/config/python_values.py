@@ -49,7 +49,7 @@ def _plain(value: object, key: str, place: str, problems: list[Problem], depth: 
     """Returns `value` in the types of YAML: tuples as lists, paths as text, NumPy's numbers as Python's."""
     if depth > MAX_DEPTH:
         message = f"more than {MAX_DEPTH} dicts and lists inside each other"
-        problems.append(Problem(key.partition(".")[0], message, place))
+        problems.append(Problem(key.partition(".")[0], message, where=place))
         return None
     if isinstance(value, Mapping):
         below = f"{key}." if key else ""
@@ -68,9 +68,11 @@ def _plain(value: object, key: str, place: str, problems: list[Problem], depth: 
         if isinstance(value, kind):
             return kind(value)  # of a subclass, for which YAML has no tag
     message, hint = "no config can hold this value", "name a function as module:function" if callable(value) else ""
-    problems.append(Problem(key or DICT, message, place, shortened(repr(value)), ALLOWED, hint))
+    problems.append(
+        Problem(key or DICT, message, where=place, value=shortened(repr(value)), allowed=ALLOWED, hint=hint)
+    )
     return None
 
 
 def _no_key(key: str, place: str, name: object) -> Problem:
-    return Problem(key, "a key must be text", place, shortened(repr(name)))
+    return Problem(key, "a key must be text", where=place, value=shortened(repr(name)))

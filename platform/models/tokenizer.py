@@ -126,4 +126,4 @@ def stops(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[list[int], list[s
 
 def no_template(name: str) -> ConfigError:
     hint = "set data.use_chat_template: false"
-    return ConfigError([Problem("data.use_chat_template", "the tokenizer has no chat template", name, hint=hint)])
+    return ConfigError([Problem("data.use_chat_template", "the tokenizer has no chat template", value=name, hint=hint)])

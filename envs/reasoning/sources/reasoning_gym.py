@@ -66,7 +66,9 @@ def _create(task: QuestionTask, seed: int) -> ProceduralDataset:
 def _unknown_parameter(task: QuestionTask, name: str, allowed: list[str]) -> Problem:
     hint = "reduce data.train_size and data.val_size" if name == "size" else did_you_mean(name, allowed)
     message = f"dataset {task.name} has no such parameter"
-    return Problem(f"data.task.params.{name}", message, str(task.params[name]), ", ".join(allowed), hint)
+    return Problem(
+        f"data.task.params.{name}", message, value=str(task.params[name]), allowed=", ".join(allowed), hint=hint
+    )
 
 
 def _draw(dataset: ProceduralDataset, index: int, task: QuestionTask) -> Question:

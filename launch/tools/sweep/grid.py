@@ -79,27 +79,29 @@ def read_arguments(arguments: Sequence[str]) -> Varied:
         key, equals, value = key_of(text), *text.partition("=")[1:]
         if not equals and not text.startswith("~"):
             message, hint = "is neither KEY=VALUE nor ~KEY", "separate several values by commas: runner.seed=1,2,3"
-            problems.append(Problem(text, message, COMMAND_LINE, hint=hint))
+            problems.append(Problem(text, message, where=COMMAND_LINE, hint=hint))
             continue
         try:
             texts = values_of(value)
         except yaml.YAMLError:
             message = "the values cannot be told apart: they are separated by commas, as in a list of YAML"
             hint = 'quote a text that holds a comma, a bracket or a reference: \'key="a,b","c,d"\''
-            problems.append(Problem(key, message, COMMAND_LINE, value=text, hint=hint))
+            problems.append(Problem(key, message, where=COMMAND_LINE, value=text, hint=hint))
             continue
         if key in RESERVED:
-            problems.append(Problem(key, f"cannot be set: {RESERVED[key]}", COMMAND_LINE, value=text))
+            problems.append(Problem(key, f"cannot be set: {RESERVED[key]}", where=COMMAND_LINE, value=text))
         elif len(texts) < 2:
             fixed.append(text)
         elif key in axes:
-            problems.append(Problem(key, "is varied twice", COMMAND_LINE, value=text, hint="list all values once"))
+            problems.append(
+                Problem(key, "is varied twice", where=COMMAND_LINE, value=text, hint="list all values once")
+            )
         else:
             axes[key] = texts
             if repeated := [each for number, each in enumerate(texts) if each in texts[:number]]:
-                problems.append(Problem(key, f"{repeated[0]} is listed twice", COMMAND_LINE, value=text))
+                problems.append(Problem(key, f"{repeated[0]} is listed twice", where=COMMAND_LINE, value=text))
     problems += [
-        Problem(key, "is varied and set to one value", COMMAND_LINE, value=text, hint="remove one of the two")
+        Problem(key, "is varied and set to one value", where=COMMAND_LINE, value=text, hint="remove one of the two")
         for text in fixed
         if (key := key_of(text)) in axes
     ]
@@ -108,7 +110,7 @@ def read_arguments(arguments: Sequence[str]) -> Varied:
         counts = " x ".join(f"{len(texts)} {key}" for key, texts in axes.items())
         message = f"{varied.size:,} points ({counts})"
         hint = "list fewer values, or search with --optuna"
-        problems.append(Problem("sweep", message, COMMAND_LINE, allowed=f"at most {MOST_POINTS:,}", hint=hint))
+        problems.append(Problem("sweep", message, where=COMMAND_LINE, allowed=f"at most {MOST_POINTS:,}", hint=hint))
     if problems:
         raise ConfigError(problems)
     return varied

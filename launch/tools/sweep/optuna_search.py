@@ -142,7 +142,7 @@ def read_spec(path: str) -> Spec:
         section = key
         while section and section not in reader.where:
             section = section.rpartition(".")[0]
-        return Problem(key, message, reader.where.get(section, path), value, allowed, hint)
+        return Problem(key, message, where=reader.where.get(section, path), value=value, allowed=allowed, hint=hint)
 
     problems = []
     parameters = tree.get("parameters")

@@ -154,7 +154,7 @@ def check(config: str, arguments: Sequence[str], optuna: str | None, metric: str
     elif not varied.axes and not problems:
         message = "no key has several values, so there is nothing to compare"
         hint = "separate values by commas, without brackets, as runner.seed=1,2,3"
-        problems.append(Problem("sweep", message, COMMAND_LINE, hint=hint))
+        problems.append(Problem("sweep", message, where=COMMAND_LINE, hint=hint))
     if problems:
         raise ConfigError(problems)
     points = varied.points() if spec is None else _samples(spec, varied)
@@ -165,9 +165,9 @@ def _of_search(varied: Varied, spec: Spec | None, metric: str) -> Iterator[Probl
     for key in varied.axes:
         if key != SEED:
             message = "a search varies the parameters of its file, and runner.seed"
-            yield Problem(key, message, COMMAND_LINE, hint=f"parameters: {{{key}: {{choices: [...]}}}}")
+            yield Problem(key, message, where=COMMAND_LINE, hint=f"parameters: {{{key}: {{choices: [...]}}}}")
     if metric:
-        yield Problem("--metric", "a search has its metric in the file of --optuna", COMMAND_LINE, value=metric)
+        yield Problem("--metric", "a search has its metric in the file of --optuna", where=COMMAND_LINE, value=metric)
     if spec is not None and spec.pruner is not None and SEED in varied.axes:
         message = "a pruner stops single runs, and a trial has several here"
         yield Problem("pruner", message, hint="remove the pruner, or set one runner.seed")
@@ -194,7 +194,7 @@ def _load_all(config: str, varied: Varied, points: Sequence[SweepPoint]) -> list
         text = configs[-1].config.model_dump_json()
         if text in same:
             message = f"has the same config as {same[text]}"
-            refused[point.name] = Problem(point.name, message, COMMAND_LINE), []
+            refused[point.name] = Problem(point.name, message, where=COMMAND_LINE), []
         same[text] = point.name
     if refused:
         raise ConfigError([_with_points(*each, len(points)) for each in refused.values()])

@@ -41,13 +41,13 @@ def explain(error: ValidationError, where: Where) -> list[Problem]:
 def _missing(detail: ErrorDetails, key: str, where: Where) -> Problem:
     if isinstance(detail["loc"][-1], int):
         parent = dotted(detail["loc"][:-1])
-        return Problem(parent, "too few entries", where(parent), allowed=_allowed(parent))
+        return Problem(parent, "too few entries", where=where(parent), allowed=_allowed(parent))
     field = field_at(key)
     meaning = f" ({field.description})" if field is not None and field.description else ""
     place, section, hint = where(key), key.rpartition(".")[0], ""
     if section and place in (COMMAND_LINE, OVERRIDES):
         hint = f"a value of {section} replaces the whole section; {section}.KEY sets one key of it"
-    return Problem(key, f"this key is required{meaning}", place, allowed=_allowed(key), hint=hint)
+    return Problem(key, f"this key is required{meaning}", where=place, allowed=_allowed(key), hint=hint)
 
 
 def _wrong(detail: ErrorDetails, key: str, where: Where) -> Problem:
@@ -70,7 +70,7 @@ def _wrong(detail: ErrorDetails, key: str, where: Where) -> Problem:
         message = "too many entries"
     else:
         message = detail["msg"]
-    return Problem(key, message, where(key), shown(value), _allowed(key), hint)
+    return Problem(key, message, where=where(key), value=shown(value), allowed=_allowed(key), hint=hint)
 
 
 def _allowed(key: str) -> str:
@@ -107,7 +107,7 @@ def _unknown(key: str, value: object, where: Where) -> Iterator[Problem]:
     if key in foreign_sections():
         system, target = foreign_sections()[key]
         told = f"`{name}` is {system}'s section; here its keys go to {target}"
-        yield from inside or [Problem(key, told, where(key))]
+        yield from inside or [Problem(key, told, where=where(key))]
         return
     foreign = translate(key)
     if foreign is not None and not (inside and foreign.here):
@@ -128,7 +128,9 @@ def _unknown(key: str, value: object, where: Where) -> Iterator[Problem]:
     else:
         far = nearest(name, {path.rpartition(".")[2] for path in _our_keys()}, SURE)
         hint = f"did you mean {_keys_named(f'{parent}.{far}')}?" if far else ""
-    yield Problem(key, f"unknown {'key' if parent else 'section'}", where(key), allowed=", ".join(names), hint=hint)
+    yield Problem(
+        key, f"unknown {'key' if parent else 'section'}", where=where(key), allowed=", ".join(names), hint=hint
+    )
 
 
 def _inside(key: str, value: object, where: Where) -> Iterator[Problem]:
@@ -140,9 +142,9 @@ def _inside(key: str, value: object, where: Where) -> Iterator[Problem]:
     if (foreign := translate(key)) is not None:
         yield _foreign(key, foreign, where)
     elif ours := _keys_named(key, together=1 if "_" in key.rpartition(".")[2] else 2):  # `name` alone says nothing
-        yield Problem(key, f"unknown key; here it is {ours}", where(key))
+        yield Problem(key, f"unknown key; here it is {ours}", where=where(key))
     else:
-        yield Problem(key, "unknown key", where(key), hint=_around(key))
+        yield Problem(key, "unknown key", where=where(key), hint=_around(key))
 
 
 def _around(key: str) -> str:
@@ -159,7 +161,7 @@ def _around(key: str) -> str:
 def _foreign(key: str, foreign: ForeignName, where: Where) -> Problem:
     name = key.rpartition(".")[2]
     here = f"here it is {' and '.join(foreign.here)}" if foreign.here else "there is no such key here"
-    return Problem(key, f"`{name}` is {foreign.system}'s name; {here}", where(key), hint=foreign.note)
+    return Problem(key, f"`{name}` is {foreign.system}'s name; {here}", where=where(key), hint=foreign.note)
 
 
 @cache

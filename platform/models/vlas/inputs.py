@@ -128,7 +128,9 @@ def action_range(model: Model, spaces: EnvSpaces) -> ActionRange:
         scaled = action.get("mask", [True] * len(low))
         ends = [(float(a), float(b)) if one else (-1.0, 1.0) for a, b, one in zip(low, high, scaled, strict=True)]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError([Problem(_KEY, f"{file} has no usable norm_stats: {error!r}", model.unnorm_key)]) from error
+        raise ConfigError(
+            [Problem(_KEY, f"{file} has no usable norm_stats: {error!r}", value=model.unnorm_key)]
+        ) from error
     if len(ends) != spaces.action.size:
         message = f"these statistics have {len(ends)} numbers per action, the environment has {spaces.action.size}"
         raise ConfigError([Problem(_KEY, message, value=model.unnorm_key)])
