@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rl_platform.acceleration import wait_passively_when_crowded
+from rl_platform import acceleration
 from rl_platform.config import load_config
 from rl_platform.envs.embodied.descriptions import EnvDescription, make_env
 from rl_platform.envs.embodied.spaces import read_spaces
@@ -159,7 +159,7 @@ def _lap(line: Connection, name: str) -> Lap:
 def prepare_cpu() -> None:
     """What a run does before it computes."""
     keep_freed_memory()
-    wait_passively_when_crowded()
+    acceleration.find("wait_passively_when_crowded")
 
 
 def train_ours(

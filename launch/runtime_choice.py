@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
-from rl_platform.acceleration import accelerating, wait_passively_when_crowded
+from rl_platform import acceleration
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import RayLost
@@ -33,9 +33,10 @@ def runtime_for(
     """
     with ExitStack() as stack:
         (cluster_is_up or stack.enter_context(cluster_for(config.cluster, placement)))()
-        stack.enter_context(accelerating(config.runner.accelerate))
+        stack.enter_context(acceleration.accelerating(config.runner.accelerate))
         stack.enter_context(_computing(config, placement))
-        stack.callback(wait_passively_when_crowded())
+        if (stop_waiting_passively := acceleration.find("wait_passively_when_crowded")) is not None:
+            stack.callback(stop_waiting_passively)
         deadline_s, seed, start_s = config.runner.deadline_s, config.runner.seed, config.cluster.start_timeout_s
         if not placement.uses_ray(config.cluster):
             yield stack.enter_context(LocalRuntime(placement, deadline_s, seed, start_s))

@@ -34,7 +34,7 @@ class RunningMoments:
         self.count = 0
         self.mean: Array = np.zeros(shape)
         self.variance: Array = np.ones(shape)
-        loops = acceleration.normalizing_loops()
+        loops = acceleration.find("normalizing_loops")
         self._update = update_moments if loops is None else loops.update_moments()
 
     def use_torch(self) -> None:
@@ -81,7 +81,7 @@ class ObservationNormalizer:
         self._moments = RunningMoments(observation_shape)
         self.clip = clip
         self._kept = ~np.asarray(normalized, bool) if len(normalized) else None
-        loops = acceleration.normalizing_loops()
+        loops = acceleration.find("normalizing_loops")
         self._normalize = normalize_rows if loops is None else loops.normalize_rows()
 
     def use_torch(self) -> None:
@@ -139,7 +139,7 @@ class RewardNormalizer:
         self._returns: Array = np.zeros(num_envs)
         self._gamma = gamma
         self._clip = clip
-        loops = acceleration.normalizing_loops()
+        loops = acceleration.find("normalizing_loops")
         self._normalize = normalize_rewards if loops is None else loops.normalize_rewards()
 
     def use_torch(self) -> None:

@@ -45,7 +45,7 @@ def gae(
     """
     compiled = None
     if ends is not None or mask.numel() >= COMPILE_FROM:  # an embodied run, which has ends, compiles other loops anyway
-        compiled = acceleration.gae_function(values)
+        compiled = acceleration.find("gae_function", values)
     return (compiled or _plain_gae)(rewards, values, mask, gamma, lam, ends, end_values)
 
 

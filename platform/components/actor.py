@@ -111,7 +111,7 @@ class EmbodiedActor(Learner):
         if config.runner.warm_start is not None:
             self.cloning = demonstrations_of(config, spaces, context.seed)
             self.loss = self.cloning.loss(self.loss, self.engine.model)
-        if acceleration.fastest_alone(self.engine, config.data.mini_batch_size):
+        if acceleration.find("fastest_alone", self.engine, config.data.mini_batch_size):
             compute_alone()
 
     def warm_start(self) -> dict[str, float]:

@@ -83,7 +83,7 @@ class PolicyInference:
     def __init__(self, policy: EmbodiedPolicy, device: torch.device, seed: int, rows: int | None) -> None:
         self.policy, self.device, self.seed, self.rows = policy.to(device), device, seed, rows
         self.generator = torch.Generator(device)
-        self.compiled_class = acceleration.policy_class(self.policy, device)
+        self.compiled_class = acceleration.find("policy_class", self.policy, device)
         self.ahead: dict[tuple[str | int, ...], np.ndarray] = {}  # random numbers of coming choices
         self.use_parameters()
 

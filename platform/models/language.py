@@ -110,8 +110,8 @@ class LanguageModel(nn.Module):
         Logits are divided by `temperature` and computed for TOKENS_PER_CHUNK positions at a time.
         """
         shared = (self.head.weight, temperature, statistic, self.logit_transform)
-        several = len(states) > TOKENS_PER_CHUNK
-        if several and statistic != "squared_probs" and (fused := acceleration.log_probs_function(states.device)):
+        fusable = len(states) > TOKENS_PER_CHUNK and statistic != "squared_probs"
+        if fusable and (fused := acceleration.find("log_probs_function", states.device)):
             fused_parts: tuple[Tensor, Tensor | None] = fused(states, targets, *shared)
             return fused_parts
         parts = in_chunks(token_log_probs, (states, targets), *shared)

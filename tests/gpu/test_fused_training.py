@@ -67,7 +67,7 @@ def test_log_probs_and_gradients(model_type: str, statistic: Statistic, monkeypa
     for lengths in ((300, 41, 220), (130, 500)):
         plain = language_model(model_type)
         fused = copy.deepcopy(plain)
-        acceleration.fuse_layers(TokenPolicy(fused, 1.0), DEVICE, torch.bfloat16)
+        acceleration.find("fuse_layers", TokenPolicy(fused, 1.0), DEVICE, torch.bfloat16)
         assert "forward" in vars(fused.backbone.layers[0].mlp)
         with acceleration.accelerating("off"):
             exact = trained(plain, torch.float32, statistic, lengths)

@@ -193,6 +193,5 @@ def decoder_for(model: LanguageModel, device: torch.device, dtype: torch.dtype) 
     fused = config.model_type in FAMILIES and config.hidden_act == "silu"
     if not fused:
         return TransformersDecoder(model)
-    return FusedDecoder(
-        model, acceleration.row_operations(device, dtype), acceleration.float32_head(model.head, device, dtype)
-    )
+    head = acceleration.find("float32_head", model.head, device, dtype)
+    return FusedDecoder(model, acceleration.find("row_operations", device, dtype), head)

@@ -260,7 +260,7 @@ def decode_attention(cache: KVCache, *, plain: bool = True) -> tuple[Any, Any]:
     """
     compiled = None
     if plain and cache.tails.device.type == "cpu" and cache.tails.dtype in (torch.float32, torch.bfloat16):
-        compiled = acceleration.decode_attention()
+        compiled = acceleration.find("decode_attention")
     return compiled or (Readers, DecodeAttention)
 
 

@@ -24,7 +24,7 @@ def sampler(
     device: torch.device, dtype: torch.dtype, sampling: SamplingParams
 ) -> Callable[[Tensor, Tensor, SamplingParams], tuple[Tensor, Tensor]]:
     """Returns `sample`, or its compiled equivalent, for the logits of a model whose weights have this type."""
-    return acceleration.sampling_function(device, dtype, sampling) or sample
+    return acceleration.find("sampling_function", device, dtype, sampling) or sample
 
 
 def sample(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:

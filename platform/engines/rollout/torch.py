@@ -82,7 +82,7 @@ class TorchRolloutEngine:
         self._turn = threading.Lock()  # held by a waiting update, else decoding would take `_lock` again at once
         self._again = self._aborted = False
         self._decoder = decoder_for(self.model, device, dtype)
-        self._decoding = acceleration.decoding_step(self._decoder, max_running, device, dtype, graphs=alone)
+        self._decoding = acceleration.find("decoding_step", self._decoder, max_running, device, dtype, graphs=alone)
         self._recorder: RecordedRouters | None = None
         if records_routes:
             with required("rl_platform.models.experts", "actor.router_replay"):
@@ -109,7 +109,7 @@ class TorchRolloutEngine:
 
     def _pack(self) -> None:
         """Packs the matrices that are not packed. 135 M parameters take 0.15 s on two cores."""
-        packed = acceleration.packed_linear_class(self.device, self.dtype)
+        packed = acceleration.find("packed_linear_class", self.device, self.dtype)
         if packed is not None:
             for linear in self._decoder.linears:
                 if linear.packed is None:
@@ -163,7 +163,7 @@ class TorchRolloutEngine:
 
     def _only_packed(self) -> set[str]:
         """Returns the names of matrices that are read only to pack them, so that their type does not matter."""
-        decoder, packed = self._decoder, acceleration.packed_linear_class(self.device, self.dtype)
+        decoder, packed = self._decoder, acceleration.find("packed_linear_class", self.device, self.dtype)
         if packed is None or not isinstance(decoder, FusedDecoder):
             return set()
         matrices = {linear.weight for layer in decoder.layers for joined in layer.linears for linear in joined.layers}

@@ -42,12 +42,12 @@ def training_engine(
             router_aux_loss_coef=section.router_aux_loss_coef,
             **options,
         )
-    elif _plain(section) and (compiled := acceleration.training_engine_class(model, device, dtype)) is not None:
+    elif _plain(section) and (compiled := acceleration.find("training_engine_class", model, device, dtype)) is not None:
         engine = compiled(model, section.optim, **options)
     else:
         if _plain(section):
-            acceleration.recompute_tensors(model, device, dtype)
-        acceleration.fuse_layers(model, device, dtype)
+            acceleration.find("recompute_tensors", model, device, dtype)
+        acceleration.find("fuse_layers", model, device, dtype)
         engine = FSDPEngine(
             model,
             section.optim,

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rl_platform import numerics
-from rl_platform.acceleration import wait_passively_when_crowded
+from rl_platform import acceleration, numerics
 from rl_platform.garbage import collect_rarely
 from rl_platform.records import Weights
 from rl_platform.runtime.channel import Channel
@@ -106,7 +105,7 @@ def prepare_process(
         numerics.apply()
     else:
         keep_freed_memory()
-    wait_passively_when_crowded()
+    acceleration.find("wait_passively_when_crowded")
     recorder.on = trace
     sys.path += [path for path in paths if path not in sys.path]
     if Path(paths[0]).is_dir():

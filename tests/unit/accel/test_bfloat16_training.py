@@ -302,7 +302,7 @@ def test_logits_of_generation_are_not_rounded(amx: bool, monkeypatch: pytest.Mon
     layer = nn.Linear(64, 100, bias=False).to(HALF).requires_grad_(False)
     layer.weight.copy_(torch.randn(100, 64, generator=draw))
     states = torch.randn(5, 64, generator=draw).to(HALF)
-    head = acceleration.float32_head(layer, CPU, HALF)
+    head = acceleration.find("float32_head", layer, CPU, HALF)
     assert head is not None
     expected = states.float() @ layer.weight.float().t()
     torch.testing.assert_close(head(states), expected, rtol=1e-5, atol=1e-4)

@@ -75,7 +75,7 @@ def test_large_batches_and_batches_with_ends_are_compiled(monkeypatch: pytest.Mo
         calls.append("compiled")
         return compiled_gae(*arguments)
 
-    monkeypatch.setattr(acceleration, "gae_function", lambda values: counted)
+    monkeypatch.setattr("rl_platform.accel.build.gae_function", lambda values: counted)
     monkeypatch.setattr(module, "COMPILE_FROM", 3 * 64)
     arguments = case(3, 64, 0.5)
     gae(*(x[:, :63] for x in arguments), 1.0, 0.95)
@@ -88,8 +88,9 @@ def test_large_batches_and_batches_with_ends_are_compiled(monkeypatch: pytest.Mo
 
 def test_only_float32_and_float64_on_a_cpu_are_compiled() -> None:
     values = torch.zeros(2, 3)
-    assert acceleration.gae_function(values) is acceleration.gae_function(values.double()) is compiled_gae
-    assert acceleration.gae_function(values.bfloat16()) is None
-    assert acceleration.gae_function(values.to("meta")) is None
+    assert acceleration.find("gae_function", values) is compiled_gae
+    assert acceleration.find("gae_function", values.double()) is compiled_gae
+    assert acceleration.find("gae_function", values.bfloat16()) is None
+    assert acceleration.find("gae_function", values.to("meta")) is None
     rewards, values, mask = case(3, 64, 0.5)
     assert gae(rewards.bfloat16(), values.bfloat16(), mask, 1.0, 0.95)[0].dtype == torch.bfloat16

@@ -273,24 +273,24 @@ def test_which_gpus_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
     decoder: Any = engine_for(causal_lm(), CPU, fast=False)._decoder
     gpu, compared = torch.device("cuda", 0), []
-    monkeypatch.setattr(acceleration, "_has_triton", lambda device: True)
+    monkeypatch.setattr("rl_platform.accel.build._has_triton", lambda device: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(cuda_decode, "CudaDecoding", lambda *given, graphs: given)
     monkeypatch.setattr(cuda_check, "agrees", lambda *given, flash: compared.append(given) or True)
-    assert acceleration.decoding_step(decoder, 4, gpu, torch.float32, graphs=True) is not None
+    assert acceleration.find("decoding_step", decoder, 4, gpu, torch.float32, graphs=True) is not None
     assert len(compared) == 1
-    assert acceleration.decoding_step(object(), 4, gpu, torch.float32, graphs=True) is None
+    assert acceleration.find("decoding_step", object(), 4, gpu, torch.float32, graphs=True) is None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert acceleration.decoding_step(decoder, 4, gpu, torch.float32, graphs=True) is None
+    assert acceleration.find("decoding_step", decoder, 4, gpu, torch.float32, graphs=True) is None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(cuda_check, "agrees", lambda *given, flash: False)
-    assert acceleration.decoding_step(decoder, 4, gpu, torch.float32, graphs=True) is None
+    assert acceleration.find("decoding_step", decoder, 4, gpu, torch.float32, graphs=True) is None
     assert len(compared) == 1
 
 
 def test_only_gpus_have_it() -> None:
     decoder: Any = engine_for(causal_lm(), CPU, fast=False)._decoder
-    assert acceleration.decoding_step(decoder, 4, CPU, torch.float32, graphs=True) is None
+    assert acceleration.find("decoding_step", decoder, 4, CPU, torch.float32, graphs=True) is None
 
 
 @compiled

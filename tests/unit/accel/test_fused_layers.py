@@ -70,7 +70,7 @@ def test_what_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def is_fused(model_type: str = "qwen2", device: torch.device = GPU, dtype: torch.dtype = torch.bfloat16) -> bool:
         model = language_model(model_type)
-        acceleration.fuse_layers(TokenPolicy(model, 1.0), device, dtype)
+        acceleration.find("fuse_layers", TokenPolicy(model, 1.0), device, dtype)
         return "forward" in vars(model.backbone.layers[0].self_attn)
 
     assert is_fused()

@@ -87,7 +87,7 @@ def test_products_are_computed_in_the_precision_of_autocast() -> None:
 
 def test_a_cpu_and_a_run_without_accelerators_use_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda", 0)
-    assert acceleration.log_probs_function(torch.device("cpu")) is None
-    assert acceleration.log_probs_function(gpu) is fused_log_probs
+    assert acceleration.find("log_probs_function", torch.device("cpu")) is None
+    assert acceleration.find("log_probs_function", gpu) is fused_log_probs
     monkeypatch.setenv(acceleration.VARIABLE, "off")
-    assert acceleration.log_probs_function(gpu) is None
+    assert acceleration.find("log_probs_function", gpu) is None

@@ -52,7 +52,7 @@ def trained(model: Any) -> tuple[int, Tensor, list[Tensor]]:
 def test_states_and_gradients_have_the_same_bits(model_type: str) -> None:
     plain = language_model(model_type)
     lean = copy.deepcopy(plain)
-    acceleration.recompute_tensors(TokenPolicy(lean, 1.0), CPU, torch.float32)
+    acceleration.find("recompute_tensors", TokenPolicy(lean, 1.0), CPU, torch.float32)
     (_, states, gradients), (_, lean_states, lean_gradients) = trained(plain), trained(lean)
     assert torch.equal(states, lean_states)
     assert len(gradients) == len(lean_gradients)
@@ -75,15 +75,15 @@ def kept_bytes(model: Any) -> int:
 def test_the_backward_pass_keeps_less() -> None:
     plain = language_model("llama")
     lean = copy.deepcopy(plain)
-    acceleration.recompute_tensors(TokenPolicy(lean, 1.0), CPU, torch.float32)
+    acceleration.find("recompute_tensors", TokenPolicy(lean, 1.0), CPU, torch.float32)
     assert kept_bytes(lean) < 0.6 * kept_bytes(plain)
 
 
 def test_it_is_for_float32_on_a_cpu_unless_acceleration_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     for device, dtype in ((torch.device("cuda"), torch.float32), (CPU, torch.bfloat16)):
         model = language_model("llama")
-        acceleration.recompute_tensors(TokenPolicy(model, 1.0), device, dtype)
+        acceleration.find("recompute_tensors", TokenPolicy(model, 1.0), device, dtype)
         assert not any("forward" in vars(module) for module in model.modules())
     monkeypatch.setenv(acceleration.VARIABLE, "off")
-    acceleration.recompute_tensors(TokenPolicy(model, 1.0), CPU, torch.float32)
+    acceleration.find("recompute_tensors", TokenPolicy(model, 1.0), CPU, torch.float32)
     assert not any("forward" in vars(module) for module in model.modules())

@@ -21,7 +21,7 @@ ROWS = (1, 5, 300)  # computed by one thread, and by several
 
 
 def compiled() -> RowOperations:
-    found = acceleration.row_operations(CPU, torch.bfloat16)
+    found = acceleration.find("row_operations", CPU, torch.bfloat16)
     assert found is not None
     return found
 
@@ -107,7 +107,7 @@ def test_rows_do_not_depend_on_each_other_or_on_threads() -> None:
 
 
 def test_only_bfloat16_on_a_cpu_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert acceleration.row_operations(CPU, torch.float32) is None
-    assert acceleration.row_operations(torch.device("meta"), torch.bfloat16) is None
+    assert acceleration.find("row_operations", CPU, torch.float32) is None
+    assert acceleration.find("row_operations", torch.device("meta"), torch.bfloat16) is None
     monkeypatch.setenv(acceleration.VARIABLE, "off")
-    assert acceleration.row_operations(CPU, torch.bfloat16) is None
+    assert acceleration.find("row_operations", CPU, torch.bfloat16) is None

@@ -39,7 +39,7 @@ def page(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     size, compiled = request.param
     monkeypatch.setattr("rl_platform.engines.rollout.kv_cache.PAGE", size)
     if not compiled:
-        monkeypatch.setattr("rl_platform.acceleration.decode_attention", lambda: None)
+        monkeypatch.setattr("rl_platform.accel.build.decode_attention", lambda: None)
 
 
 def causal_lm(kind: str = "llama", tied: bool = True, head_dim: int = 8) -> Any:
@@ -279,7 +279,7 @@ class TestWeights:
     def test_weights_of_another_type_are_converted_and_follow_updates(self, tied: bool) -> None:
         """Matrices of layers are converted when they are packed, and are references until then."""
         plain, requests = causal_lm(tied=tied), prompts()
-        packs = acceleration.packed_linear_class(torch.device("cpu"), torch.bfloat16) is not None
+        packs = acceleration.find("packed_linear_class", torch.device("cpu"), torch.bfloat16) is not None
         engine = TorchRolloutEngine(copy.deepcopy(plain.config), (NEVER,), 4, torch.device("cpu"), torch.bfloat16)
         for version in range(2):
             for parameter in plain.parameters():

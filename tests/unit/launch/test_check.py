@@ -441,7 +441,13 @@ def test_the_list_of_wrong_functions_has_every_property() -> None:
 @pytest.mark.parametrize("mode", ["auto", "off"])
 def test_the_switch_of_the_accelerators_holds(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(acceleration, "training_engine_class", lambda *arguments: asked.append(acceleration.enabled()))
+    find = acceleration.find
+
+    def counted(name: str, *arguments: object) -> object:
+        asked.extend([acceleration.enabled()] if name == "training_engine_class" else [])
+        return find(name, *arguments) if name != "training_engine_class" else None
+
+    monkeypatch.setattr(acceleration, "find", counted)
     outcomes = outcomes_of(load_config(ROOT / EMBODIED, [f"runner.accelerate={mode}"]).config)
     assert not any(outcome.failed for outcome in outcomes)
     assert set(asked) == {mode == "auto"}
