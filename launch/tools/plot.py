@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rl_platform.errors import ConfigError, DataError, Problem, check_all
 from rl_platform.launch.tools.named_runs import check_runs
-from rl_platform.launch.tools.run_groups import group_by_config
+from rl_platform.launch.tools.run_groups import group_by_config, group_by_task
 from rl_platform.launch.tools.run_headline import headline_of_run
 from rl_platform.launch.tools.written import PICTURES, check_output, writing
 from rl_platform.metrics import read_metrics
@@ -33,6 +33,9 @@ AXES = {
     "minutes": ("time/step", "minutes"),
 }
 """Name of an x axis: the metric that is summed up (none: the step itself) and the label."""
+
+UNITS = {1e9: "G", 1e6: "M", 1e3: "k"}
+LARGE = 10_000  # of an axis, for labels with a unit
 
 Curve = list[tuple[float, float]]
 """(x, value) in ascending x."""
@@ -53,12 +56,13 @@ def plot(
 ) -> None:
     """Writes one chart per metric, side by side, to `output`. A run is an output folder or a metrics.jsonl.
 
-    band: None draws each run and the median. compare: a colour per config, whatever the seed is. Raises ConfigError
+    band: None draws each run and the median. compare: a colour per config, whatever the seed is; without it, runs of
+    different tasks have a colour and a median for each task. Raises ConfigError
     without matplotlib, for a folder without a run, a metric that no run has, and a file that cannot be written.
     DataError: damaged metrics.
     """
     check_all(partial(require_matplotlib, "plot"), partial(check_runs, runs), partial(check_output, output, PICTURES))
-    groups = group_by_config(runs) if compare else {"": list(runs)}
+    groups = group_by_config(runs) if compare else group_by_task(runs)
     draw_groups(groups, output, metrics, x, title, band or ("std" if compare else None))
 
 
@@ -197,11 +201,22 @@ def _draw(axes: Axes, curves: Sequence[Curve], colour: object, name: str, band: 
     axes.fill_between(positions, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
+def with_unit(value: float) -> str:
+    """Returns a number as the label of an axis: `2 M`, `-50 k`, `0`."""
+    for scale, unit in UNITS.items():
+        if abs(value) >= scale:
+            return f"{value / scale:g} {unit}"
+    return f"{value:g}"
+
+
 def _finish(axes: Axes, title: str, x_label: str) -> None:
     if labels := axes.get_legend_handles_labels()[1]:
         crowded = len(labels) > 4 or max(map(len, labels)) > 25
         axes.legend(frameon=False, fontsize="small" if crowded else None, ncols=1 + len(labels) // 12)
     axes.set_title(title)
     axes.set_xlabel(x_label)
+    for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        if max(map(abs, limits)) >= LARGE:
+            axis.set_major_formatter(lambda value, _: with_unit(value))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

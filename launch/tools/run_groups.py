@@ -9,6 +9,8 @@ import yaml
 
 from rl_platform.config.differences import flat_values, shown
 from rl_platform.errors import DataError
+from rl_platform.launch.tools.run_headline import task_of_run
+from rl_platform.metrics import read_metrics
 from rl_platform.run_files import CONFIG
 
 SEED = "runner.seed"
@@ -43,6 +45,18 @@ def group_by_config(runs: Sequence[Path]) -> dict[str, list[Path]]:
         name = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
         named[name if name not in named else f"{name} [{len(named) + 1}]"] = members
     return named
+
+
+def group_by_task(runs: Sequence[Path]) -> dict[str, list[Path]]:
+    """Returns the runs of each `runner.task_type` by its name; one group without a name if all have the same.
+
+    The metrics of a run tell its task if its config cannot be read.
+    """
+    groups: dict[str, list[Path]] = {}
+    for run in runs:
+        names = {name for row in read_metrics(run) for name in row}
+        groups.setdefault(task_of_run(run, names), []).append(run)
+    return groups if len(groups) > 1 else {"": list(runs)}
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:

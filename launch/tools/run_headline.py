@@ -22,3 +22,8 @@ def headline_of_run(run: Path, metrics: Container[str]) -> Headline:
         if any(name in metrics for name in ("perf/env_steps", "episode/return", "val/return")):
             return HEADLINES["embodied"]
         return OWN_REWARD if "val/score" in metrics else HEADLINES["reasoning"]
+
+
+def task_of_run(run: Path, metrics: Container[str]) -> str:
+    """Returns `runner.task_type` of a run, read as `headline_of_run` reads its headline."""
+    return "embodied" if headline_of_run(run, metrics) == HEADLINES["embodied"] else "reasoning"

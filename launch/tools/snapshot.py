@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections import deque
 from pathlib import Path
 
@@ -39,4 +40,5 @@ def snapshot(run: Path, title: str, width: int = 100) -> str:
             case {"prompt": str(prompt), "response": str(response), "reward": int(reward) | float(reward)}:
                 view.samples(last, [Sample(prompt, response, reward)])
     console.print(view)
-    return console.export_svg(title=title)
+    # rich loads a font from a CDN; without it viewers show their monospaced font in the same places
+    return re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title=title), flags=re.DOTALL)

@@ -70,7 +70,15 @@ def draw(run: Path, output: Path, steps: int = 2, title: str = "") -> None:
             for event in bars if kind == "phase" else ():
                 if event["dur"] > WIDE_ENOUGH * (end - begin):
                     middle = (event["ts"] + event["dur"] / 2 - begin) / 1e6
-                    axes.text(middle, row, event["name"], ha="center", va="center", color="white", fontsize="small")
+                    axes.text(
+                        middle,
+                        row,
+                        event["name"],
+                        ha="center",
+                        va="center",
+                        color=text_color(PHASE_COLOR),
+                        fontsize="small",
+                    )
     axes.set_yticks(range(len(rows)), rows)
     axes.invert_yaxis()
     axes.set_xlim(0, (end - begin) / 1e6)
@@ -81,6 +89,15 @@ def draw(run: Path, output: Path, steps: int = 2, title: str = "") -> None:
     axes.set_title(title)
     with writing(output, PICTURES) as stage:
         figure.savefig(stage, dpi=150)
+
+
+def text_color(fill: str) -> str:
+    """Returns black or white, whichever has the larger contrast on `fill`, a colour as #rrggbb (WCAG 2.1)."""
+    shares = [int(fill[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    # contrast of two luminances: (lighter + 0.05) / (darker + 0.05)
+    return "black" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "white"
 
 
 def check_traced(run: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from rl_platform.launch.command import load
 from rl_platform.launch.headline import headline_of
-from rl_platform.launch.tools.plot import _default_metrics, aligned, median_curve, read_curve
-from rl_platform.launch.tools.run_groups import group_by_config
+from rl_platform.launch.tools.plot import _default_metrics, _finish, aligned, median_curve, read_curve, with_unit
+from rl_platform.launch.tools.run_groups import group_by_config, group_by_task
 from rl_platform.launch.tools.snapshot import snapshot
 from rl_platform.metrics import RunLog, read_metrics
 from rl_platform.reporter import RunInfo
@@ -114,6 +114,36 @@ def test_png(tmp_path: Path, tool) -> None:
     ended = tool("plot", *runs, "-o", target, "-x", "env_steps", "--title", "three seeds")
     assert (ended.code, ended.out) == (0, f"{target}\n"), ended.err
     assert target.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
+def test_axes_of_large_numbers_have_k_and_m() -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    axes = figure.subplots()
+    axes.plot([0, 1e7], [-20_000, 5_000])
+    _finish(axes, "val/return", "environment steps")
+    figure.canvas.draw()
+    assert {"2 M", "4 M"} <= {label.get_text() for label in axes.get_xticklabels()}
+    assert {"-20 k", "0", "5 k"} <= {label.get_text() for label in axes.get_yticklabels()}
+    assert axes.xaxis.get_offset_text().get_text() == ""
+    assert [with_unit(value) for value in (999, 2500, 1.5e9, 0.25)] == ["999", "2.5 k", "1.5 G", "0.25"]
+
+
+def test_runs_of_two_tasks_have_no_common_median(tmp_path: Path) -> None:
+    embodied = [configured(tmp_path, f"e{n}", f"runner: {{task_type: embodied, seed: {n}}}") for n in range(2)]
+    text = "runner: {task_type: reasoning}\nreward: {type: exact_match}"
+    reasoning = configured(tmp_path, "r", text)
+    assert group_by_task([*embodied, reasoning]) == {"embodied": embodied, "reasoning": [reasoning]}
+    assert group_by_task(embodied) == {"": embodied}
+
+
+def test_a_snapshot_loads_nothing(tmp_path: Path) -> None:
+    picture = snapshot(Path(run(tmp_path / "a", 0)), "x")
+    assert "url(http" not in picture
+    assert "@font-face" not in picture
+    assert "monospace" in picture
 
 
 def configured(folder: Path, name: str, text: str) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.launch.tools.timeline import read_lanes, shown
+from rl_platform.launch.tools.timeline import PHASE_COLOR, read_lanes, shown, text_color
 from rl_platform.tracing import TraceSpan, trace_events
 
 needs_matplotlib = pytest.mark.skipif(
@@ -55,3 +55,8 @@ def test_a_file_that_is_no_timeline_is_refused(content: str | None, tmp_path: Pa
     ended = tool("timeline", tmp_path, "-o", tmp_path / "x.png")
     assert ended.code == (2 if content is None else 65)
     assert "trace" in ended.err or "timeline" in ended.err
+
+
+def test_text_is_readable_on_its_fill() -> None:
+    assert text_color("#ffffff") == text_color(PHASE_COLOR) == "black"
+    assert text_color("#000000") == text_color("#1f4e79") == "white"
