@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _HEADLESS = ("egl", "osmesa")
 _SHADOW_SIZE = 1024
 _LINE, _MARGIN = 14, 4  # pixels of a caption
+_NARROWEST = 100  # pixels of a picture with a caption: `return -1.234e+04` and most words fit
 
 Result = TypeVar("Result")
 
@@ -40,11 +41,36 @@ def with_drawing(uses_mujoco: bool, start: Callable[[dict[str, str]], Result]) -
     raise CannotDraw("; ".join(notes))
 
 
-def with_caption(picture: np.ndarray, text: str) -> np.ndarray:
-    """Returns the picture [height,width,3] with `text` in white on black under it, in lines that fit its width."""
+def with_captions(pictures: Iterable[np.ndarray], texts: Sequence[str]) -> Iterator[np.ndarray]:
+    """Yields the pictures [height,width,3] with their captions, all in the size of the one with the most lines.
+
+    A video needs pictures of one size, and captions of a narrow picture differ in their number of lines.
+    """
+    lines = 0
+    for picture, text in zip(pictures, texts, strict=False):  # the pictures of a drawing that is stopped are fewer
+        lines = lines or max(len(caption_lines(each, _captioned_width(picture))) for each in texts)
+        yield with_caption(picture, text, lines)
+
+
+def with_caption(picture: np.ndarray, text: str, num_lines: int = 0) -> np.ndarray:
+    """Returns the picture [height,width,3] with `text` in white on black under it, in lines that fit its width.
+
+    A picture too narrow for the words of a caption gets a black margin at its right. num_lines: the least of them.
+    """
     from PIL import Image, ImageDraw
 
-    width = picture.shape[1]
+    width = _captioned_width(picture)
+    lines = caption_lines(text, width)
+    strip = Image.new("RGB", (width, max(len(lines), num_lines) * _LINE + 2 * _MARGIN))
+    ImageDraw.Draw(strip).multiline_text((_MARGIN, _MARGIN), "\n".join(lines), fill="white", spacing=2)
+    widened = np.pad(picture, ((0, 0), (0, width - picture.shape[1]), (0, 0)))
+    return np.concatenate([widened, np.asarray(strip)])
+
+
+def caption_lines(text: str, width: int) -> list[str]:
+    """Returns `text` in lines that fit `width` pixels. Parts stand two spaces apart; a long part is broken at words."""
+    from PIL import Image, ImageDraw
+
     room, draw = width - 2 * _MARGIN, ImageDraw.Draw(Image.new("RGB", (1, 1)))
     lines = [""]
     for part in text.split("  "):
@@ -55,9 +81,11 @@ def with_caption(picture: np.ndarray, text: str) -> np.ndarray:
                 lines.append(word)
             else:
                 lines[-1] = longer
-    strip = Image.new("RGB", (width, len(lines) * _LINE + 2 * _MARGIN))
-    ImageDraw.Draw(strip).multiline_text((_MARGIN, _MARGIN), "\n".join(lines), fill="white", spacing=2)
-    return np.concatenate([picture, np.asarray(strip)])
+    return lines
+
+
+def _captioned_width(picture: np.ndarray) -> int:
+    return max(picture.shape[1], _NARROWEST)
 
 
 def draw_quickly(env: AnyEnv) -> None:

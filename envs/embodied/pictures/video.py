@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,7 +22,7 @@ import numpy as np
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.evaluate import Begin, EvaluationResult, PolicyFunction, one_by_one
-from rl_platform.envs.embodied.pictures.drawing import CannotDraw, with_caption, with_drawing
+from rl_platform.envs.embodied.pictures.drawing import CannotDraw, with_captions, with_drawing
 from rl_platform.envs.embodied.success import Success
 from rl_platform.envs.embodied.vector import VectorEnv
 
@@ -190,13 +190,12 @@ class Video:
             # the pixel format needs even sizes only; a larger block size would resize pictures
             rate, size = self.pictures_per_second, 2
             with imageio.get_writer(unfinished, format="FFMPEG", fps=rate, macro_block_size=size) as writer:  # type: ignore[arg-type]
-                for number, action in enumerate(episode.actions):
-                    self.steps = number, len(episode.actions)
-                    if self._stopped.is_set():
-                        return
-                    if number % self.steps_per_picture == 0:
-                        writer.append_data(with_caption(envs.render(), caption(episode, number)))
-                    envs.step(action)
+                drawn = range(0, len(episode.actions), self.steps_per_picture)
+                captions = [caption(episode, number) for number in drawn]
+                for picture in with_captions(self._pictures(envs, episode), captions):
+                    writer.append_data(picture)
+            if self._stopped.is_set():
+                return
             shown = {"steps_per_picture": self.steps_per_picture, "pictures_per_second": self.pictures_per_second}
             content = facts | {"seed": episode.seed, **shown, "rewards": episode.rewards}
             if episode.values:
@@ -211,3 +210,13 @@ class Video:
             envs.close()
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)
+
+    def _pictures(self, envs: VectorEnv, episode: RecordedEpisode) -> Iterator[np.ndarray]:
+        """Steps through the episode and yields its pictures; ends early once the drawing is stopped."""
+        for number, action in enumerate(episode.actions):
+            self.steps = number, len(episode.actions)
+            if self._stopped.is_set():
+                return
+            if number % self.steps_per_picture == 0:
+                yield envs.render()
+            envs.step(action)

@@ -11,7 +11,7 @@ import pytest
 
 from rl_platform.envs.embodied.descriptions import EnvDescription, make_env
 from rl_platform.envs.embodied.evaluate import PolicyFunction, evaluate
-from rl_platform.envs.embodied.pictures.drawing import with_caption
+from rl_platform.envs.embodied.pictures.drawing import with_caption, with_captions
 from rl_platform.envs.embodied.pictures.video import RecordedEpisode, Video, caption, play
 from rl_platform.envs.embodied.success import Success
 from rl_platform.envs.embodied.vector import VectorEnv
@@ -152,6 +152,21 @@ def test_a_caption_is_under_the_picture_in_lines_that_fit() -> None:
     assert len(two) > len(one)
     words = '"Put the red block on the blue plate, then open the drawer."'
     assert len(with_caption(picture, words)) > len(with_caption(picture, words[:15])), "a long part is broken at words"
+
+
+@pytest.mark.parametrize("width", [1, 32, 45, 64, 99, 100, 131])
+def test_pictures_with_captions_of_different_lengths_make_a_video(width: int, tmp_path: Path) -> None:
+    import imageio.v2 as imageio
+
+    picture = np.full((33, width, 3), 7, np.uint8)
+    texts = ["seed 3  step 0  reward 0  return 0", 'seed 3  step 1  reward -0.00123  return -1.235e+04  "Open it."']
+    drawn = list(with_captions([picture, picture], texts))
+    assert drawn[0].shape == drawn[1].shape
+    assert all(np.array_equal(each[:33, :width], picture) for each in drawn)
+    with imageio.get_writer(tmp_path / "a.mp4", format="FFMPEG", fps=10, macro_block_size=2) as writer:  # type: ignore[arg-type]
+        for each in drawn:
+            writer.append_data(each)
+    assert (tmp_path / "a.mp4").stat().st_size > 0
 
 
 def test_a_drawing_library_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
