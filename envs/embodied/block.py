@@ -148,8 +148,12 @@ class EnvBlock:
                 continue
             busy[0] = first + i
             try:
-                finals[i], rewards[i], terminated[i], truncated[i], info = env.step(actions[i])
+                observation, rewards[i], terminated[i], truncated[i], info = env.step(actions[i])
+                self._check_shape(i, observation, "step")
+                finals[i] = observation
                 success.step(i, info)
+            except EnvFailure:
+                raise
             except Exception as error:
                 self._replace(i, "step", error)
                 rewards[i] = np.nan  # which makes the step invalid
@@ -176,12 +180,12 @@ class EnvBlock:
             raise EnvFailure(self._first + i, doing, traceback.format_exc()) from reason
         self._find_physics_failures()
 
-    def _check_shape(self, i: int, observation: object) -> None:
+    def _check_shape(self, i: int, observation: object, doing: str) -> None:
         """Raises EnvFailure for a wrong shape, which NumPy would broadcast silently."""
         expected = self._spaces.observation_shape
         if np.shape(observation) != expected:
             message = f"an observation of shape {np.shape(observation)}; its observation_space has shape {expected}"
-            raise EnvFailure(self._first + i, "reset", message)
+            raise EnvFailure(self._first + i, doing, message)
 
     def _find_physics_failures(self) -> None:
         self._physics_failures = [counters for env in self._envs if (counters := _physics_failures(env)) is not None]
@@ -218,7 +222,7 @@ class EnvBlock:
                     except Exception as error:
                         self._replace(i, "reset", error)
                         observation = reset_env(self._envs[i], self._spares.seed_of_new(i))
-                    self._check_shape(i, observation)
+                    self._check_shape(i, observation, "reset")
                     self._shaped_observations[i] = observation
         except EnvFailure:
             raise

@@ -126,6 +126,17 @@ def test_two_runs_and_an_episode(browser: Any, tmp_path: Path) -> None:
     assert [text for text in opened.problems if "ERR_" not in text and "media" not in text.lower()] == []
 
 
+def test_labels_of_large_negative_numbers_keep_their_sign(browser: Any, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", task="embodied")
+    rows = [{"step": step, "episode/return": -12_000.0 * step} for step in range(1, 9)]
+    write_lines(run / "metrics.jsonl", rows)
+    write(collect([run], tmp_path / "report.html"), tmp_path / "report.html")
+    page = Opened(browser, tmp_path / "report.html").page
+    labels = page.locator("#curves svg[aria-label='episode/return'] text[text-anchor=end]")
+    assert any(text.startswith("-") for text in labels.all_text_contents())
+    assert all(left >= 0 for left in labels.evaluate_all("all => all.map(each => each.getBBox().x)"))
+
+
 def test_a_narrow_page_scrolls_tables_and_pictures_alone(browser: Any, tmp_path: Path) -> None:
     names = ["a_run_with_a_name", "another_run_with_a_name", "third_run"]
     runs = [make_run(tmp_path / name, task="embodied", name=name) for name in names]

@@ -127,6 +127,12 @@ class OtherShape(Toy):
         return super().observe()[0, :1]
 
 
+class OtherStep(Toy):
+    def step(self, action):
+        observation, *rest = super().step(action)
+        return observation[0, :1], *rest
+
+
 class WholeActions(Toy):
     action_space = Box(0, 3, (2, 1), np.int64)
 
@@ -187,8 +193,8 @@ class OwnSeed(Toy):
 
 
 for name in (
-    "Toy", "Started", "Flaky", "BadReset", "Unsavable", "OddSpaces", "OtherShape", "WholeActions", "Goals", "OwnSeed",
-    "Choices", "Pictured", "Drawing"
+    "Toy", "Started", "Flaky", "BadReset", "Unsavable", "OddSpaces", "OtherShape", "OtherStep", "WholeActions", "Goals",
+    "OwnSeed", "Choices", "Pictured", "Drawing"
 ):
     gymnasium.register(f"{name}-v0", entry_point=f"{__name__}:{name}", max_episode_steps=5)
 '''

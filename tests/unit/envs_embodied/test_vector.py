@@ -295,6 +295,11 @@ def test_an_observation_that_is_not_of_its_space_is_named(make, num_workers: int
     envs = make("toy_envs:OtherShape-v0", 2, num_workers)
     with pytest.raises(WorkerError, match=r"environment 0 .* in reset:\nan observation of shape \(1,\).*\(1, 2\)"):
         envs.reset([0, 1])
+    envs = make("toy_envs:OtherStep-v0", 2, num_workers)
+    envs.reset([0, 1])
+    shapes = r"an observation of shape \(1,\); its observation_space has shape \(1, 2\)"
+    with pytest.raises(WorkerError, match=rf"environment 0 \(toy_envs:OtherStep-v0\) failed in step:\n{shapes}"):
+        envs.step(_actions(envs))
 
 
 @pytest.mark.parametrize(
