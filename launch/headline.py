@@ -177,9 +177,7 @@ class History:
         rates = [name for name in self.headline.rates.values() if name.startswith("val/")]
         for name in (self.headline.validation, *rates):
             if (curve := self._curves[name]).first is not None:
-                points = {"best": curve.best, "last": curve.last}
-                texts = (f"{which} {number(value)} (step {step})" for which, (step, value) in points.items())
-                lines.append((name, ", ".join(texts)))
+                lines.append((name, _best_and_last(curve)))
         objective = self._curves[self.headline.objective]
         if objective.first is not None:
             first, last = objective.first[1], objective.last[1]
@@ -188,6 +186,14 @@ class History:
         for name, verb in (("curves", "plot"), ("what happened", "report")):
             lines.append((name, shlex.join(["rl-platform", verb, str(info.output_dir)])))
         return lines
+
+
+def _best_and_last(curve: Curve) -> str:
+    """Returns both values with their steps; step 0 alone says nothing about training."""
+    if curve.last[0] == 0:
+        return f"{number(curve.last[1])} before training (step 0), not measured since"
+    points = {"best": curve.best, "last": curve.last}
+    return ", ".join(f"{which} {number(value)} (step {step})" for which, (step, value) in points.items())
 
 
 def number(value: float) -> str:

@@ -55,6 +55,7 @@ from rl_platform.runners.trajectories import (
     source_metrics,
     training_rows,
     trajectory_metrics,
+    unscored_notes,
     validation_metrics,
     with_baselines,
 )
@@ -123,6 +124,7 @@ class ReasoningRunner:
             head = self.typed["reference"].head().wait()[0]
             self.typed["actor"].receive_reference_head(head).wait()
         self.warned_of_clipped_scores = False
+        self.noted_causes: set[str] = set()  # of responses without a score
         self.recovery = Recovery(runtime, self.typed["rollout"], self._idle)
         self.ledger = SampleLedger()
         self.partial: PartialRollouts | None = None
@@ -174,7 +176,7 @@ class ReasoningRunner:
             if self.partial is not None:
                 self.turns.before("generate")
                 trajectories, metrics = self.partial.collect(step)
-                check_any_scored(trajectories, self.config.reward)
+                self._check_scores(trajectories)
             elif self.sampler is None:
                 trajectories = self._round(step, 0)
             else:
@@ -235,8 +237,16 @@ class ReasoningRunner:
             self.streaming.begin(prompts, samples)
         on_arrival = None if self.streaming is None else self.streaming.add
         trajectories = self.responses.generate(prompts, samples, sampling, purpose, step, on_arrival)
-        check_any_scored(trajectories, self.config.reward)
+        self._check_scores(trajectories)
         return trajectories
+
+    def _check_scores(self, trajectories: Sequence[Trajectory]) -> None:
+        """Raises as `check_any_scored`. Reports the first response without a score of every cause."""
+        check_any_scored(trajectories, self.config.reward)
+        for cause, text in unscored_notes(trajectories).items():
+            if cause not in self.noted_causes:
+                self.noted_causes.add(cause)
+                self.reporter.note(text)
 
     def trained(self, batch: RolloutBatch) -> dict[str, float]:
         self.ledger.trained(batch.trajectory_ids)
@@ -272,7 +282,7 @@ class ReasoningRunner:
     def answers(self, sampling: Sampling, step: int) -> list[Trajectory]:
         """Returns one scored response to each validation prompt, in the order of the prompts."""
         trajectories = self.responses.generate(self.validation, 1, sampling, "validate", step)
-        check_any_scored(trajectories, self.config.reward)
+        self._check_scores(trajectories)
         return trajectories
 
     def exhausted(self) -> bool:

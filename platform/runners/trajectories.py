@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -156,6 +157,22 @@ def check_any_scored(trajectories: Sequence[Trajectory], reward: Reward) -> None
     raise (Unreachable if silent else WorkerError)(
         f"{what} scored none of the {len(trajectories)} responses of a step ({counts}). The last one:\n{last}"
     )
+
+
+def unscored_notes(trajectories: Sequence[Trajectory]) -> dict[str, str]:
+    """Returns for each cause a message about the responses without a score, with the error of the first of them: the
+    last line of its traceback, and the innermost place in the code."""
+    notes: dict[str, str] = {}
+    causes = Counter(one.outcome for one in trajectories if not one.valid)
+    for one in trajectories:
+        if one.valid or not one.verdict or one.outcome in notes:
+            continue
+        places = re.findall(r'^ *File "(.+)", line (\d+), in ', one.verdict, re.MULTILINE)
+        at = f" ({places[-1][0]}:{places[-1][1]})" if places else ""
+        count = f"{causes[one.outcome]} of {len(trajectories)} responses have no score ({one.outcome})"
+        error = one.verdict.strip().splitlines()[-1]
+        notes[one.outcome] = f"{count} and do not count, see metric reward/unscored. The first: {error}{at}"
+    return notes
 
 
 def trajectory_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -274,6 +274,9 @@ def test_responses_without_a_score_are_masked_and_counted(command, name: str):
     rows = read_metrics("out")[1:]
     assert sum(row["reward/unscored"] for row in rows) > 0
     assert {row["reward/raw_mean"] for row in rows} == {1.0}  # the others never count as zero
+    assert ended.out.count("have no score (") == 1  # the first one, once
+    if name == "sometimes":
+        assert "see metric reward/unscored. The first: KeyError: 'my own mistake' (" in " ".join(ended.out.split())
 
 
 @pytest.mark.usefixtures("rewards")

@@ -30,6 +30,8 @@ class HFTokenizer:
                 raise ValueError(f"model_max_length is {self._tokenizer.model_max_length!r}")
             ends = {self._tokenizer.eos_token_id, *_generation_eos(folder)} - {None}
         self._folder = folder
+        if len(self._tokenizer) <= len(getattr(self._tokenizer, "added_tokens_decoder", ())):
+            raise ConfigError([_without_vocabulary(folder, key)])
         if not ends:
             raise ConfigError([Problem(key, "the tokenizer has no EOS token: responses would never end", value=folder)])
         self.eos_token_ids: tuple[int, ...] = tuple(sorted(ends))
@@ -93,6 +95,16 @@ def _stamp(folder: str) -> tuple[tuple[str, int, int], ...]:
     """Returns names, times and sizes of the files of a folder; nothing for a hub id."""
     files = (file for file in Path(folder).glob("*.*") if file.is_file())  # no links to nothing
     return tuple(sorted((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files))
+
+
+def _without_vocabulary(folder: str, key: str) -> Problem:
+    """Returns the problem of a folder from which transformers builds a tokenizer of special tokens alone."""
+    missing = [name for name in ("tokenizer.json", "tokenizer_config.json") if not (Path(folder) / name).is_file()]
+    files = f": {' and '.join(missing)} missing" if missing else ""
+    hint = "copy the tokenizer files of the model there (save_pretrained of its tokenizer)"
+    if not key.endswith(".tokenizer"):
+        hint += f", or set {key.rpartition('.')[0]}.tokenizer"
+    return Problem(key, f"the tokenizer has no vocabulary{files}", value=folder, hint=hint)
 
 
 def tokenizer_folder(name: str, key: str) -> str:

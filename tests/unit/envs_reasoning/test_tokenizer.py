@@ -49,6 +49,24 @@ def test_hugging_face_tokenizer(folder: Path) -> None:
     assert tokenizer.apply_chat([{"role": "user", "content": "one"}]) == [1, 4, 7, 2, 1, 6]
 
 
+@pytest.mark.parametrize("with_config", [False, True])
+@pytest.mark.parametrize("family", ["Qwen2", "GPT2"])
+def test_a_folder_without_a_vocabulary_is_refused(family: str, with_config: bool, tmp_path: Path) -> None:
+    """transformers makes a tokenizer of it, which encodes every text as nothing."""
+    import transformers
+
+    getattr(transformers, f"{family}Config")().save_pretrained(tmp_path)
+    if with_config:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": f"{family}Tokenizer"}))
+    with pytest.raises(ConfigError) as failed:
+        load_tokenizer(Model(path=str(tmp_path)))
+    (problem,) = failed.value.problems
+    missing = "tokenizer.json" if with_config else "tokenizer.json and tokenizer_config.json"
+    assert (problem.key, problem.value) == ("actor.model.path", str(tmp_path))
+    assert problem.message == f"the tokenizer has no vocabulary: {missing} missing"
+    assert problem.hint.endswith("or set actor.model.tokenizer")
+
+
 def test_components_share_what_is_read_until_the_files_change(folder: Path) -> None:
     first, second = (load_tokenizer(Model(tokenizer=str(folder))) for _ in range(2))
     assert vars(first)["_tokenizer"] is vars(second)["_tokenizer"]

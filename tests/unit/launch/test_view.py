@@ -160,6 +160,17 @@ def test_card_and_placement_notes_and_prints_above_and_the_summary_at_the_end(tm
         assert part in text
 
 
+def test_the_summary_calls_a_validation_before_training_no_best(tmp_path: Path) -> None:
+    history = History.of(info(tmp_path))
+    history.add(0, {"val/accuracy": 0.25})
+    history.add(1, {"reward/mean": 0.5})
+    summary = dict(history.summary(info(tmp_path)))
+    assert summary["val/accuracy"] == "0.250 before training (step 0), not measured since"
+    history.add(2, {"val/accuracy": 0.125})
+    summary = dict(history.summary(info(tmp_path)))
+    assert summary["val/accuracy"] == "best 0.250 (step 0), last 0.125 (step 2)"
+
+
 def test_history_goes_on_after_resume(tmp_path: Path) -> None:
     log = RunLog(tmp_path)
     log.start(info(tmp_path))

@@ -8,7 +8,14 @@ import pytest
 
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import Conversation, Prompt, RolloutBatch, Trajectory
-from rl_platform.runners.trajectories import cut_ends, rollout_batch, shaped_rewards, trajectory_metrics, with_baselines
+from rl_platform.runners.trajectories import (
+    cut_ends,
+    rollout_batch,
+    shaped_rewards,
+    trajectory_metrics,
+    unscored_notes,
+    with_baselines,
+)
 
 PROMPT = Prompt(index=7, text="?", answer="!", token_ids=(1, 2))
 
@@ -64,6 +71,21 @@ def test_correctness_and_raw_rewards_are_not_shaped() -> None:
     metrics = trajectory_metrics(TRAJECTORIES)
     assert metrics["reward/raw_mean"] == pytest.approx(2 / 3)
     assert metrics["len/response_clip_frac"] == 0.25
+
+
+def test_the_first_error_of_a_cause_is_reported_with_its_place() -> None:
+    traceback = 'Traceback:\n  File "a.py", line 3, in score_one\n    x\n  File "/my/own.py", line 7, in own\n    y\n'
+    first = replace(trajectory(1, 0.0, valid=False), outcome="raised", verdict=f"{traceback}KeyError: 'mine'")
+    slow = replace(first, outcome="timeout", verdict="not scored within 5 s")
+    notes = unscored_notes([trajectory(1, 1.0), first, slow, replace(first, verdict="other")])
+    ends = {"raised": "The first: KeyError: 'mine' (/my/own.py:7)", "timeout": "The first: not scored within 5 s"}
+    counts = {
+        "raised": "2 of 4 responses have no score (raised)",
+        "timeout": "1 of 4 responses have no score (timeout)",
+    }
+    assert notes == {
+        cause: f"{counts[cause]} and do not count, see metric reward/unscored. {ends[cause]}" for cause in ends
+    }
 
 
 @pytest.mark.parametrize(("ignore", "compared"), [(False, [0, 1, 3]), (True, [0, 3])])
