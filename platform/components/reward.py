@@ -2,7 +2,7 @@
 
 A `Scorer` scores responses: processes with a verifier (`envs/reasoning/scoring.py`, `verifiers.py`), a reward model
 (`reward_models/`), a server or a judge (`envs/reasoning/servers/`), or several of them
-(`weighted_scorer.py`). Shaping of rewards (KL, length, whitening) belongs to the algorithm, not here.
+(`weighted_rewards/`). Shaping of rewards (KL, length, whitening) belongs to the algorithm, not here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from rl_platform.components.read_ahead import ReadAhead
-from rl_platform.components.weighted_scorer import WeightedScorer
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.data import Data, QuestionTask
 from rl_platform.config.schema.reward import Scoring
@@ -151,6 +150,9 @@ def _scorer(context: ComponentContext, config: Config) -> Scorer:
     reward = config.reward
     if not reward.functions:
         return _scorer_of(context, config, reward)
+    with required("rl_platform.components.weighted_rewards", "reward.functions"):
+        from rl_platform.components.weighted_rewards.weighted_scorer import WeightedScorer
+
     with ExitStack() as made:  # closes the first ones if a later one cannot be built
         scorers: dict[str, Scorer] = {}
         for (key, function), label in zip(reward.parts, reward.labels, strict=True):

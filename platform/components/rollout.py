@@ -16,7 +16,6 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.rollout import Sampling
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.build import rollout_engine
-from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.errors import ChannelClosed, WorkerError
 from rl_platform.extras import required
 from rl_platform.models.causal_lm import load_config
@@ -45,7 +44,12 @@ class LanguageRollout:
         eos = self.tokenizer.eos_token_ids
         tokens, texts = stops(self.tokenizer, config.rollout.stop)
         self.ends = (*eos, *tokens)
-        stop_texts = StopTexts(texts, self.tokenizer.decode) if texts else None
+        stop_texts: StopTexts | None = None
+        if texts:
+            with required("rl_platform.engines.rollout.stopping", "rollout.stop"):
+                from rl_platform.engines.rollout.stopping.stop_texts import StopTexts
+
+            stop_texts = StopTexts(texts, self.tokenizer.decode)
         model_config = load_config(config.actor.model, self.tokenizer.vocab_size, eos[0])
         self.engine = rollout_engine(
             config, context.label, model_config, self.ends, context.accelerators, context.seed, stop_texts

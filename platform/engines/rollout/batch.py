@@ -24,12 +24,12 @@ from rl_platform.engines.rollout.paged_attention import (
 )
 from rl_platform.engines.rollout.prefill import PartialPrompt, Prefill
 from rl_platform.engines.rollout.sampling import sampler, uniforms
-from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.models.packed import Attention
 from rl_platform.records import SamplingParams
 
 if TYPE_CHECKING:
     from rl_platform.accel.cuda_decode import CudaDecoding
+    from rl_platform.engines.rollout.stopping.stop_texts import StopTexts
     from rl_platform.models.experts.routers import RecordedRouters
 
 

@@ -9,13 +9,14 @@ import torch
 from rl_platform.config.rollout_backend import HOSTED, chosen_backend, gathers_as_engine
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import ENGINE, EngineSetup, RolloutEngine
-from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.extras import required
 from rl_platform.user_code import is_named
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+    from rl_platform.engines.rollout.stopping.stop_texts import StopTexts
 
 
 def rollout_engine(

@@ -27,7 +27,6 @@ from rl_platform.engines.rollout.base import Arrivals, Completion, Request
 from rl_platform.engines.rollout.batch import ContinuousBatch
 from rl_platform.engines.rollout.decoder import FusedDecoder, decoder_for
 from rl_platform.engines.rollout.kv_cache import KVCache
-from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.engines.rollout.unfinished import UnfinishedResponses
 from rl_platform.extras import required
 from rl_platform.models.attention import cached_heads, is_plain
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from rl_platform.engines.offloading.swap import Swap
+    from rl_platform.engines.rollout.stopping.stop_texts import StopTexts
     from rl_platform.models.experts.routers import RecordedRouters
     from rl_platform.runtime.weights.group import WeightReceiver, WeightsOffer
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from reward_parts import SHORT_S, HungRewards
 
-from rl_platform.components.weighted_scorer import WeightedScorer
+from rl_platform.components.weighted_rewards.weighted_scorer import WeightedScorer
 from rl_platform.config.rules.reward import TAKEN
 from rl_platform.envs.reasoning.score import RAISED, TIMEOUT, Score, unscored
 from rl_platform.envs.reasoning.verifiers import ScoreItem

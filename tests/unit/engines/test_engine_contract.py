@@ -29,7 +29,7 @@ from rl_platform.engines.rollout.hosted.hosted_engine import HostedEngine
 from rl_platform.engines.rollout.sglang.program import SGLangSetup
 from rl_platform.engines.rollout.sglang.sglang_client import SGLangEngine
 from rl_platform.engines.rollout.sglang.shared_weights import SharedWeights
-from rl_platform.engines.rollout.stop_texts import StopTexts
+from rl_platform.engines.rollout.stopping.stop_texts import StopTexts
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.engines.rollout.vllm.client import VLLMEngine, VLLMSetup
 from rl_platform.errors import ConfigError

@@ -9,7 +9,7 @@ import torch
 
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.hosted.hosted_engine import decoded_routes
-from rl_platform.engines.rollout.stop_texts import StopTexts
+from rl_platform.engines.rollout.stopping.stop_texts import StopTexts
 from rl_platform.errors import WorkerError
 
 ROUTES = torch.arange(5 * 2 * 3, dtype=torch.int32).view(5, 2, 3)  # 5 tokens, 2 layers, 3 experts each

@@ -21,18 +21,20 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rl_platform.engines.rollout.base import Arrivals, Completion, Request
-from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.errors import ConfigError, Deadline, Problem, WorkerDied, WorkerError
 from rl_platform.records import SamplingParams, Weights, WeightsReceived
 from rl_platform.runtime.child import Child, Death
 from rl_platform.runtime.weights.group import WeightsOffer
+
+if TYPE_CHECKING:
+    from rl_platform.engines.rollout.stopping.stop_texts import StopTexts
 
 logger = logging.getLogger(__name__)
 
