@@ -69,6 +69,13 @@ def test_a_config_that_needs_a_missing_extra_is_refused(core: Path, tmp_path: Pa
         ("embodied/cartpole.yaml", ("actor.model.type=gru", no_logger), "rl_platform.models.policies"),
         ("embodied/cartpole.yaml", (), "rl_platform.trackers"),
         ("reasoning/ppo_tiny.yaml", groups, "rl_platform.runners.collection"),
+        ("embodied/cartpole.yaml", ("algorithm.policy_loss=sapo", no_logger), "rl_platform.algorithms.variants"),
+        ("reasoning/ppo_tiny.yaml", ("rollout.stop=[xy]", no_logger), "rl_platform.engines.rollout.stopping"),
+        (
+            "reasoning/ppo_tiny.yaml",
+            ("reward.functions=[{type: task}, {type: exact_match, weight: 0.5}]", no_logger),
+            "rl_platform.components.weighted_rewards",
+        ),
         (
             "reasoning/ppo_tiny.yaml",
             ("rollout.multi_turn={max_observation_tokens: 2}", "data.max_response_length=8", no_logger),
