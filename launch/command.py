@@ -138,10 +138,24 @@ def parse(
 
 def execute(words: Sequence[str]) -> None:
     """Runs the command line `words`. Errors are raised as they are; `cli` prints them."""
-    # an option with an optional value would take CONFIG as that value
-    arguments = app(["--plan=text" if word == "--plan" else word for word in words], standalone_mode=False)
+    try:
+        # an option with an optional value would take CONFIG as that value
+        arguments = app(["--plan=text" if word == "--plan" else word for word in words], standalone_mode=False)
+    except Exception as error:
+        if (option := getattr(error, "option_name", None)) and (instead := _key_instead(option)):
+            raise typer.BadParameter(f"no such option: {option}. Write {instead}") from error
+        raise
     if isinstance(arguments, Arguments):  # --help gives a number
         launch(arguments)
+
+
+def _key_instead(option: str) -> str:
+    """Returns how a config key is set that was written as an option; "" for other options."""
+    if option == "--resume":
+        return "runner.resume=auto, or runner.resume=CHECKPOINT"
+    if option == "--set":
+        return "KEY=VALUE without --set, as runner.max_steps=10"
+    return f"{option.lstrip('-')}=VALUE" if "." in option else ""
 
 
 def launch(arguments: Arguments) -> None:

@@ -78,11 +78,14 @@ class OutputFolder:
     def __init__(self, path: Path, new: bool) -> None:
         self.path, self.new = path, new
         self.kept = not new
+        self._earlier: str | None = None  # config.yaml of the earlier steps, until this launch has made a step
+        self._stepped = False
         self._found = path.stat()
 
     def keep(self) -> None:
         """Keeps the files of the run, however it ends. Raises DataError if the folder has been removed."""
-        self.kept = True
+        self.kept = self._stepped = True
+        self._earlier = None
         try:
             moved = not os.path.samestat(self.path.stat(), self._found)
         except FileNotFoundError:
@@ -99,6 +102,8 @@ class OutputFolder:
         If the config of the earlier steps differs, it is kept as config-step-N.yaml. Returns the differences as notes.
         """
         notes: list[str] = []
+        if not self.new and not self._stepped and self._earlier is None:
+            self._earlier = (self.path / CONFIG).read_text(encoding="utf-8", errors="surrogateescape")
         before = "" if resumed is None else _config_of(resumed)
         if resumed is not None and (notes := differences(before, text)):
             kept = self.path / f"config-step-{resumed.step}.yaml"
@@ -107,6 +112,14 @@ class OutputFolder:
             notes = [f"the config changed at step {resumed.step}; the earlier one is {kept.name}", *notes]
         _replace(self.path / CONFIG, text)
         return notes
+
+    def restore_config(self) -> None:
+        """Writes config.yaml as it was before a launch that was refused before its first step.
+
+        The checkpoints of the folder are of that config, and `rl-platform export` and `--eval` read both.
+        """
+        if self._earlier is not None:
+            _replace(self.path / CONFIG, self._earlier)
 
     def discard(self) -> None:
         """Removes the files of a launch that failed before its first step, unless the folder holds other files."""
@@ -144,6 +157,9 @@ def output_folder(config: Config, resolved_yaml: str) -> Iterator[OutputFolder]:
         try:
             yield folder
         except BaseException as error:
+            if isinstance(error, ConfigError | DataError):
+                with suppress(OSError):
+                    folder.restore_config()
             if not folder.kept:
                 with suppress(OSError):
                     folder.discard()

@@ -171,7 +171,7 @@ def environment_server(
     from rl_platform.envs.embodied.remote import single_file
     from rl_platform.launch.tools.written import writing
 
-    with writing(output, (".pyz",)) as stage:
+    with writing(output, (".pyz",), "FILE") as stage:
         single_file.write(stage)
     print(output)
 

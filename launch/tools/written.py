@@ -13,12 +13,13 @@ PICTURES = (".png", ".svg", ".pdf", ".jpg")
 
 
 @contextmanager
-def writing(path: Path, endings: Sequence[str]) -> Iterator[Path]:
+def writing(path: Path, endings: Sequence[str], option: str = "--output") -> Iterator[Path]:
     """Yields an empty file beside `path`, which becomes `path` if the block ends without an error.
 
-    Folders that are missing are made. Raises ConfigError if `path` cannot be written; see `check_output`.
+    option: names the path on the command line. Folders that are missing are made. Raises ConfigError if `path` cannot
+    be written; see `check_output`.
     """
-    check_output(path, endings)
+    check_output(path, endings, option)
     missing = [folder for folder in path.parents if not folder.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -26,14 +27,14 @@ def writing(path: Path, endings: Sequence[str]) -> Iterator[Path]:
             yield stage
     except OSError as error:
         message = f"cannot be written: {error.strerror or error}"
-        raise ConfigError([Problem("--output", message, value=str(path), hint="name another place")]) from error
+        raise ConfigError([Problem(option, message, value=str(path), hint="name another place")]) from error
     finally:
         with suppress(OSError):  # of folders that hold the file
             for folder in missing:
                 folder.rmdir()
 
 
-def check_output(path: Path, endings: Sequence[str]) -> None:
+def check_output(path: Path, endings: Sequence[str], option: str = "--output") -> None:
     """Raises ConfigError for a folder, for a place inside a file, and for a name without one of the endings.
 
     endings: as `.png`; hints have the first one.
@@ -41,12 +42,12 @@ def check_output(path: Path, endings: Sequence[str]) -> None:
     value, allowed = str(path), f"*{', *'.join(endings)}"
     above = next(folder for folder in path.absolute().parents if folder.exists())
     if path.is_dir():
-        problem = Problem("--output", "is a folder", value=value, allowed=allowed)
+        problem = Problem(option, "is a folder", value=value, allowed=allowed)
     elif not above.is_dir():
-        problem = Problem("--output", f"{above} is a file", value=value, hint="name another place")
+        problem = Problem(option, f"{above} is a file", value=value, hint="name another place")
     elif path.suffix not in endings:
         hint = f"did you mean {path.with_suffix(endings[0])}?"
-        problem = Problem("--output", "has the wrong ending", value=value, allowed=allowed, hint=hint)
+        problem = Problem(option, "has the wrong ending", value=value, allowed=allowed, hint=hint)
     else:
         return
     raise ConfigError([problem])

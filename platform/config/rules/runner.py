@@ -14,6 +14,10 @@ from rl_platform.user_code import is_named
 
 def refused(config: Config) -> Iterator[Problem]:
     runner, algorithm = config.runner, config.algorithm
+    if when(lambda: runner.experiment_name in (".", "..") or {"/", "\\"} & {*runner.experiment_name}):
+        message = "a name, which becomes a folder in runs/, has no path separators and is neither `.` nor `..`"
+        hint = "set runner.output_dir to write to another folder"
+        yield Problem("runner.experiment_name", message, value=runner.experiment_name, hint=hint)
     if when(lambda: runner.resume not in ("auto", "never") and not Path(runner.resume).exists()):
         yield Problem("runner.resume", "neither auto nor never, and there is no checkpoint at this path")
     for index, name in enumerate(when(lambda: runner.logger_backends) or ()):

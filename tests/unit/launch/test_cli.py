@@ -50,6 +50,21 @@ def test_wrong_usage(command, arguments: list[str], message: str):
 
 
 @pytest.mark.parametrize(
+    ("option", "instead"),
+    [
+        ("--resume", "runner.resume=auto"),
+        ("--set", "KEY=VALUE without --set"),
+        ("--runner.max_steps=1", "runner.max_steps=VALUE"),
+    ],
+)
+def test_a_key_written_as_an_option_is_named_as_it_is_set(command, option: str, instead: str):
+    ended = command("reasoning.yaml", option)
+    assert ended.code == 2
+    assert f"Write {instead}" in ended.err
+    assert "--submit" not in ended.err
+
+
+@pytest.mark.parametrize(
     ("name", "reason"),
     [("nowhere.yaml", "No such file or directory"), (".", "Is a directory"), ("latin.yaml", "it is not UTF-8 text")],
 )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rl_platform.config.schema import Config
+from rl_platform.errors import DataError
 from rl_platform.launch.output import output_folder
 
 
@@ -47,6 +48,25 @@ def test_a_shared_folder_stays_shared(config: Config) -> None:
         folder.write_config("a: 2\n", None)
         assert (mode(folder.path), mode(folder.path / "config.yaml")) == (0o750, 0o640)
         assert (folder.path / "config.yaml").read_text() == "a: 2\n"
+
+
+@pytest.mark.parametrize(("steps", "left"), [(0, "a: 1\n"), (1, "a: 2\n")])
+def test_a_launch_that_is_refused_before_its_first_step_leaves_the_config(
+    config: Config, steps: int, left: str
+) -> None:
+    with output_folder(config, "a: 1\n") as folder:
+        folder.keep()
+    with pytest.raises(DataError):
+        _refused(config, steps)
+    assert (folder.path / "config.yaml").read_text() == left
+
+
+def _refused(config: Config, steps: int) -> None:
+    with output_folder(config, "a: 2\n") as folder:
+        folder.write_config("a: 2\n", None)
+        for _ in range(steps):
+            folder.keep()
+        raise DataError("the checkpoint is of another model")
 
 
 def _recording(real: Any, modes: list[int]) -> Any:

@@ -50,9 +50,9 @@ CASES: dict[str, list[Case]] = {
     ],
     "environment-server": [
         ("", 2, ("FILE", USAGE)),
-        ("server.py", 2, ("has the wrong ending", "did you mean server.pyz?")),
-        ("runs", 2, (A_FOLDER, "*.pyz")),
-        ("embodied.yaml/server.pyz", 2, (INSIDE,)),
+        ("server.py", 2, ("FILE: has the wrong ending", "did you mean server.pyz?")),
+        ("runs", 2, ("FILE: is a folder", "*.pyz")),
+        ("embodied.yaml/server.pyz", 2, ("FILE: ", "is a file")),
         ("server.pyz CartPole-v1", 2, (USAGE,)),
         ("server.pyz --env CartPole-v1", 2, (USAGE,)),
     ],
