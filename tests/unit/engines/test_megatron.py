@@ -126,8 +126,9 @@ def test_parameters_and_outputs(runs, results, expected, layout: str) -> None:
 def test_every_rank_reports_losses_and_gradient_norms_of_the_whole_mini_batch(results, expected, layout: str) -> None:
     for rank in results[layout]:
         for kind, report in rank.items():
-            # after several optimizer steps; the rounding of products differs between processors by more than 1e-5
-            assert learned(report) == [pytest.approx(one, rel=1e-4, abs=1e-6) for one in learned(expected[kind])]
+            # the gradient norm of a mixture differs by 1.01e-5 after three optimizer steps on an AMD EPYC
+            rel = 2e-5 if kind in MIXTURES else 1e-5
+            assert learned(report) == [pytest.approx(one, rel=rel, abs=1e-6) for one in learned(expected[kind])]
             *shared, one_row = [*report["metrics"], *report["odd"]]
             assert min(metrics["grad_norm"] for metrics in (*shared, one_row)) > 1e-3
             if layout in SPREAD:  # one row cannot be shared
