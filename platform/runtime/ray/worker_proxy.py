@@ -88,6 +88,7 @@ class WorkerProxy:
         self._timings: dict[str, tuple[int, float]] = {}
         self._memory_peak = 0
         self._latest = -1  # number of the latest result: results may overtake each other
+        self._finished = ""  # the method of the last result
 
     def submit(self, method: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Future[object]:
         """Raises what pickling raises for arguments that cannot travel."""
@@ -112,7 +113,9 @@ class WorkerProxy:
 
     def doing(self) -> str:
         state, calls = self._host.doing(self.label), list(self._open.values())
-        if state != "idle" or not calls:
+        finished = self._finished
+        outdated = state.startswith(f"busy in {finished} ") and all(method != finished for method, _ in calls)
+        if not calls or (state != "idle" and not outdated):
             return state
         method, since = calls[0]  # a process that stops soon after a call never reports it
         return f"silent since the call of {method} {time.monotonic() - since:.3g} s ago"
@@ -137,7 +140,7 @@ class WorkerProxy:
         return self._host.progress(self.label)
 
     def _finish(self, host: HostProxy, number: int, done: Future[CallResult], future: Future[object]) -> None:
-        self._open.pop(future, None)
+        self._finished, _ = self._open.pop(future, ("", 0.0))
         try:
             error = done.exception()
             if error is not None:
