@@ -42,8 +42,11 @@ class RewardExtension(Extension):
 
 
 def _trl_arguments(names: list[str]) -> dict[str, str]:
-    """Returns the arguments of a function of TRL for one response. Columns of the data set are lists there."""
-    known = {"prompts": '[metadata.get("prompt")]', "completions": "[response]", "answer": "[answer]"}
+    """Returns the arguments of a function of TRL for one response. Columns of the data set are lists there.
+
+    The prompt is not among what a reward function gets here.
+    """
+    known = {"prompts": "[None]", "completions": "[response]", "answer": "[answer]"}
     columns = {each: known.get(each, f'[metadata.get("{each}")]') for each in names}
     return {"completions": "[response]", **columns}
 

@@ -57,9 +57,8 @@ def plot(
     """Writes one chart per metric, side by side, to `output`. A run is an output folder or a metrics.jsonl.
 
     band: None draws each run and the median. compare: a colour per config, whatever the seed is; without it, runs of
-    different tasks have a colour and a median for each task. Raises ConfigError
-    without matplotlib, for a folder without a run, a metric that no run has, and a file that cannot be written.
-    DataError: damaged metrics.
+    different tasks have a colour and a median for each task. Raises ConfigError without matplotlib, for a folder
+    without a run, a metric that no run has, and a file that cannot be written. DataError: damaged metrics.
     """
     check_all(partial(require_matplotlib, "plot"), partial(check_runs, runs), partial(check_output, output, PICTURES))
     groups = group_by_config(runs) if compare else group_by_task(runs)

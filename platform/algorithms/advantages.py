@@ -65,8 +65,8 @@ def reverse_kl(batch: RolloutBatch) -> FloatBT:
 
 def estimator(adv_type: str) -> Estimate:
     """Returns the function of `adv_type`. Raises ConfigError for a user's function that cannot be imported."""
-    if adv_type in BUILT_IN_ESTIMATORS:
-        return BUILT_IN_ESTIMATORS[adv_type]
+    if adv_type == "gae":
+        return _gae
     with required(VARIANTS, "algorithm.adv_type"):
         from rl_platform.algorithms.variants.estimator_kinds import KINDS
         from rl_platform.algorithms.variants.user_estimator import load_estimator
@@ -101,6 +101,3 @@ def _gae(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, FloatBT]:
         batch.ends,
         batch.end_values,
     )
-
-
-BUILT_IN_ESTIMATORS: dict[str, Estimate] = {"gae": _gae}  # of the core; the others are `KINDS` of the extra

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from rl_platform.algorithms.advantages import VARIANTS, advantages, reverse_kl
-from rl_platform.algorithms.groups import outcome_scores
 from rl_platform.algorithms.kl import KLController, sequence_mean_kl
+from rl_platform.algorithms.reward_sums import outcome_scores
 from rl_platform.algorithms.rewards import penalized
 from rl_platform.algorithms.rollout_metrics import rollout_metrics
 from rl_platform.algorithms.statistics import masked_mean

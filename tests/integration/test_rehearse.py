@@ -71,7 +71,7 @@ def test_a_rehearsal_reports_and_leaves_only_its_report(command, folder):
 
 FUNCTIONS = """\
 import torch
-from rl_platform.algorithms.advantages import BUILT_IN_ESTIMATORS
+from rl_platform.algorithms.advantages import estimator
 
 
 def text(response, answer, metadata):
@@ -79,7 +79,7 @@ def text(response, answer, metadata):
 
 
 def shifted(batch, algorithm):
-    advantages, returns = BUILT_IN_ESTIMATORS["gae"](batch, algorithm)
+    advantages, returns = estimator("gae")(batch, algorithm)
     return advantages.roll(1, dims=1), returns
 """
 

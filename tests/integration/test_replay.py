@@ -183,10 +183,10 @@ def test_a_difference_of_other_weights_is_no_difference_of_layers(recorded, tool
 
 
 LATE = """
-from rl_platform.algorithms.advantages import BUILT_IN_ESTIMATORS
+from rl_platform.algorithms.advantages import estimator
 
 def late(batch, algorithm):
-    advantages, returns = BUILT_IN_ESTIMATORS["gae"](batch, algorithm)
+    advantages, returns = estimator("gae")(batch, algorithm)
     with open("calls", "a") as calls:
         calls.write("x")
     if len(open("calls").read()) == 3:

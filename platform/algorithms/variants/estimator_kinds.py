@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rl_platform.algorithms.groups import reward_to_go
+from rl_platform.algorithms.reward_sums import reward_to_go
 from rl_platform.algorithms.variants.group_estimators import (
     NO_SPREAD,
     STD_EPSILON,

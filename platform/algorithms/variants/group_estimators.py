@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rl_platform.algorithms.groups import outcome_scores
+from rl_platform.algorithms.reward_sums import outcome_scores
 
 if TYPE_CHECKING:
     from rl_platform.algorithms.shapes import BoolBT, FloatB, FloatBT, IntB

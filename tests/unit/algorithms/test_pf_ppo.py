@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rl_platform.algorithms.aggregation import Denominators
-from rl_platform.algorithms.groups import outcome_scores
 from rl_platform.algorithms.losses import ModelOutputs, actor_loss
+from rl_platform.algorithms.reward_sums import outcome_scores
 from rl_platform.algorithms.variants.pf_ppo import apply_pf_ppo, row_probabilities
 from rl_platform.config.schema.algorithm import PFPPO, Algorithm
 from rl_platform.errors import DataError

@@ -15,7 +15,7 @@ from plans import different_mathematics
 from rich.console import Console
 
 from rl_platform import acceleration
-from rl_platform.algorithms.advantages import BUILT_IN_ESTIMATORS, advantages
+from rl_platform.algorithms.advantages import advantages, estimator
 from rl_platform.algorithms.aggregation import Denominators
 from rl_platform.algorithms.losses import actor_critic_loss, actor_loss
 from rl_platform.algorithms.policy_losses import policy_loss_function
@@ -30,7 +30,7 @@ from rl_platform.launch.check.property_check import NOTHING, PROPERTIES, outcome
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted((ROOT / "configs").glob("*/*.yaml"))  # those in placements/ have the same mathematics
-ESTIMATE = BUILT_IN_ESTIMATORS["gae"]
+ESTIMATE = estimator("gae")
 REASONING, EMBODIED = "configs/reasoning/ppo.yaml", "configs/embodied/ppo.yaml"
 
 WITH_REFERENCE = ["cluster.component_placement={'actor,critic,rollout,reward,reference': all}"]
@@ -49,12 +49,12 @@ def without_critic(keys: str) -> list[str]:
 
 FUNCTIONS = """\
 import torch
-from rl_platform.algorithms.advantages import BUILT_IN_ESTIMATORS
-from rl_platform.algorithms.groups import reward_to_go
+from rl_platform.algorithms.advantages import estimator
+from rl_platform.algorithms.reward_sums import reward_to_go
 from rl_platform.algorithms.metrics import Metrics
 from rl_platform.algorithms.statistics import whiten
 
-advantages_of = BUILT_IN_ESTIMATORS["gae"]
+advantages_of = estimator("gae")
 
 
 def median(batch, algorithm):
