@@ -83,7 +83,7 @@ def row(recipe: Recipe, records: dict[str, dict[str, str]]) -> str:
         recipe.source or "-",
         f"{len(on_gpus)} {report.device.kind}" if on_gpus else "none",
         memory,
-        duration(report.seconds),
+        duration(report.seconds) if on_gpus else "-",  # without GPUs it depends on the processor of this machine
         record.get("rehearsal", "-"),
         ", ".join(map(str, limits)),
     ]
