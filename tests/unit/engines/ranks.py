@@ -257,7 +257,8 @@ def offloaded() -> dict[str, Any]:
         trained.offload(weights=True)
         here = storages([tensor for part in trained.offloadable() for tensor in part], torch.device("cpu"))
         held.append(sum(storage.nbytes() for storage in here.values()))
-    return {"metrics": metrics, "held": held, "outputs": outputs(trained, "actor"), "parameters": parameters(trained)}
+    evaluated = outputs(trained, "actor", MicroBatches(rows=2))  # as in `run`: other rows may round otherwise
+    return {"metrics": metrics, "held": held, "outputs": evaluated, "parameters": parameters(trained)}
 
 
 def exchanged_attention(features: Features | None) -> dict[str, Tensor]:
