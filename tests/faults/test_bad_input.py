@@ -105,7 +105,7 @@ REFUSED = {
             ["algorithm.group_size: loss_type actor_critic continues episodes from rollout to rollout", "env.num_envs"],
         ),
         (["runner.output_dir=mine"], ["runner.output_dir: is not empty and contains no run of this platform"]),
-        (["runner.experiment_name=../../x"], ["command line: runner.experiment_name", "no path separators"]),
+        (["runner.experiment_name=../../x"], ["command line: runner.experiment_name", "has no part `..`"]),
         (["runner.output_dir=file/run"], ["runner.output_dir", "file is a file"]),
         (["runner.output_dir=/proc/no/run"], ["runner.output_dir: cannot be made"]),
         (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from rl_platform.config.rules.rule import CHUNKS, TASK, Unread, embodied, reasoning, unknown_name, unread_keys, when
 from rl_platform.config.schema import Config
@@ -12,10 +12,15 @@ from rl_platform.errors import Problem
 from rl_platform.user_code import is_named
 
 
+def _leaves_its_folder(name: str) -> bool:
+    path = PurePath(name)
+    return path.is_absolute() or ".." in path.parts or not path.parts
+
+
 def refused(config: Config) -> Iterator[Problem]:
     runner, algorithm = config.runner, config.algorithm
-    if when(lambda: runner.experiment_name in (".", "..") or {"/", "\\"} & {*runner.experiment_name}):
-        message = "a name, which becomes a folder in runs/, has no path separators and is neither `.` nor `..`"
+    if when(lambda: _leaves_its_folder(runner.experiment_name)):
+        message = "becomes a folder in runs/, so it is no absolute path and has no part `..`"
         hint = "set runner.output_dir to write to another folder"
         yield Problem("runner.experiment_name", message, value=runner.experiment_name, hint=hint)
     if when(lambda: runner.resume not in ("auto", "never") and not Path(runner.resume).exists()):
