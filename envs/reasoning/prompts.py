@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from rl_platform.config.schema.data import Data
-from rl_platform.envs.reasoning.question import Question
+from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.errors import CheckpointError, ConfigError, DataError, Problem
 from rl_platform.records import Message, Prompt, StateDict
 
@@ -53,14 +53,34 @@ def build_prompts(questions: Sequence[Question], tokenizer: PromptEncoder, data:
     problems = []
     for source in {question.source for question in questions} - {prompt.source for prompt in prompts}:
         lengths = [
-            len(tokens) for question, tokens in zip(questions, encoded, strict=True) if question.source == source
+            (len(tokens), question.where)
+            for question, tokens in zip(questions, encoded, strict=True)
+            if question.source == source
         ]
         of = f" of source {source}" if source else ""
-        message = f"not one of {len(lengths)} prompts{of} is that short; the shortest has {min(lengths)} tokens"
+        shortest, where = min(lengths)
+        at = f" ({where})" if where else ""
+        message = f"not one of {len(lengths)} prompts{of} is that short; the shortest has {shortest} tokens{at}"
         problems.append(Problem("data.max_prompt_length", message, value=str(data.max_prompt_length)))
     if problems:
         raise ConfigError(problems)
     return PromptSet(prompts, too_long=len(encoded) - len(prompts))
+
+
+def left_out(questions: Split, train: PromptSet, validation: PromptSet) -> list[str]:
+    """Returns a note for the user about each kind of question that the run does not use."""
+    notes = [
+        f"{count} {what} prompts are longer than data.max_prompt_length and were left out"
+        for what, count in (("training", train.too_long), ("validation", validation.too_long))
+        if count
+    ]
+    if questions.repeated:
+        equal = "training questions equal a validation question, up to case and spacing,"
+        notes.append(f"{questions.repeated} {equal} and were left out")
+    if questions.unused:
+        used, rows = len(questions.validation), questions.unused
+        notes.append(f"validation uses {used} questions and leaves out {rows} more of its files: data.val_size")
+    return notes
 
 
 def _check_template(data: Data, questions: Sequence[Question]) -> None:

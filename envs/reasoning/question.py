@@ -33,8 +33,10 @@ class Question:
 
 @dataclass(frozen=True)
 class Split:
-    """Disjoint training and validation questions. unused: rows of a validation file beyond data.val_size."""
+    """Disjoint training and validation questions. unused: rows of a validation file beyond data.val_size. repeated:
+    training questions that were removed, because they are also validation questions."""
 
     train: list[Question]
     validation: list[Question]
     unused: int = 0
+    repeated: int = 0

@@ -21,13 +21,18 @@ def build_questions(data: Data, seed: int) -> Split:
     validation = [question for _, split in splits for question in split.validation]
     held_out = {question.key for question in validation}
     train: list[Question] = []
+    repeated = 0
     for task, split in splits:
         distinct = [question for question in split.train if question.key not in held_out]
         if split.train and not distinct:
             place = task.path or task.name or task.type
-            raise DataError(f"{place}: all {len(split.train)} training questions are also validation questions.")
+            raise DataError(
+                f"{place}: all {len(split.train)} training questions are also validation questions, up to case and "
+                "spacing. The prompts of training and validation must differ."
+            )
         train += distinct
-    return Split(train, validation, unused=sum(split.unused for _, split in splits))
+        repeated += len(split.train) - len(distinct)
+    return Split(train, validation, sum(split.unused for _, split in splits), repeated)
 
 
 def _split(data: Data, key: str, task: QuestionTask, seed: int) -> Split:

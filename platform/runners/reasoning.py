@@ -22,7 +22,7 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import estimator_needs
 from rl_platform.config.schema.cluster import PLACEMENT
 from rl_platform.config.schema.rollout import Sampling
-from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
+from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts, left_out
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.verifiers import DECIDING
 from rl_platform.errors import CheckpointError
@@ -88,12 +88,8 @@ class ReasoningRunner:
         self.tokenizer = load_tokenizer(config.actor.model)
         train = build_prompts(questions.train, self.tokenizer, config.data)
         validation = build_prompts(questions.validation, self.tokenizer, config.data)
-        for what, count in (("training", train.too_long), ("validation", validation.too_long)):
-            if count:
-                reporter.note(f"{count} {what} prompts are longer than data.max_prompt_length and were left out")
-        if questions.unused:
-            used, rows = len(questions.validation), questions.unused
-            reporter.note(f"validation uses {used} questions and leaves out {rows} more of its files: data.val_size")
+        for note in left_out(questions, train, validation):
+            reporter.note(note)
         self.validation = validation.prompts
         self.prompts = {prompt.index: prompt for prompt in train.prompts}
         data, options = config.data, config.algorithm.dynamic_sampling

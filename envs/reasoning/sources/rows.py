@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -126,7 +127,9 @@ def _columns(row: dict[str, object]) -> Iterator[str]:
 
 
 def _answer(answer: object, column: str, where: str) -> str:
-    if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not final_answer(str(answer)):
+    typed = isinstance(answer, str | int | float) and not isinstance(answer, bool)
+    missing = isinstance(answer, float) and not math.isfinite(answer)  # pandas and json.dumps write a gap as NaN
+    if not typed or missing or not final_answer(str(answer)):
         raise DataError(f"{where}: column '{column}' must be a text or a number, not {shown(answer)}.")
     return final_answer(str(answer))
 

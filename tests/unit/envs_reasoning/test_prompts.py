@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rl_platform.config.schema.data import Data
-from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
-from rl_platform.envs.reasoning.question import Question
+from rl_platform.envs.reasoning.prompts import PromptLoader, PromptSet, build_prompts, left_out
+from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.errors import CheckpointError, ConfigError
 from rl_platform.models.tokenizer import ByteTokenizer
 from rl_platform.records import Message, Prompt
@@ -53,6 +53,23 @@ def test_long_prompts_are_left_out_and_counted() -> None:
     built = build_prompts(questions, ByteTokenizer(), Data(use_chat_template=False, max_prompt_length=3))
     assert [(p.index, len(p.token_ids)) for p in built.prompts] == [(0, 3), (3, 2)]
     assert built.too_long == 2
+
+
+def test_each_kind_of_question_without_use_is_reported() -> None:
+    one = [Question("1", "1")]
+    assert left_out(Split(one, one), PromptSet([], 0), PromptSet([], 0)) == []
+    assert left_out(Split(one, one, unused=3, repeated=4), PromptSet([], 2), PromptSet([], 1)) == [
+        "2 training prompts are longer than data.max_prompt_length and were left out",
+        "1 validation prompts are longer than data.max_prompt_length and were left out",
+        "4 training questions equal a validation question, up to case and spacing, and were left out",
+        "validation uses 1 questions and leaves out 3 more of its files: data.val_size",
+    ]
+
+
+def test_the_shortest_of_the_long_prompts_is_shown_with_its_place() -> None:
+    questions = [Question("12345", "1", where="v.jsonl:1"), Question("1234", "1", where="v.jsonl:2")]
+    with pytest.raises(ConfigError, match=r"shortest has 4 tokens \(v\.jsonl:2\)"):
+        build_prompts(questions, ByteTokenizer(), Data(use_chat_template=False, max_prompt_length=3))
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,7 @@ def test_jsonl_holds_out_the_last_lines_and_removes_duplicates_from_training(tmp
     split = build_questions(jsonl(path), seed=1)
     assert [q.answer for q in split.train] == ["1", "2", "3"]
     assert [q.answer for q in split.validation] == ["8", "9"]
+    assert split.repeated == 1
 
 
 def test_jsonl_with_a_validation_file(tmp_path: Path) -> None:
@@ -145,6 +146,7 @@ def test_gold_answer_of_gsm8k(solution: str, answer: str) -> None:
         ([{"question": "", "answer": "1"}], r"a\.jsonl:1: column 'question'"),
         ([{"question": "x", "answer": None}], r"a\.jsonl:1: column 'answer' .* not null"),
         ([{"question": "x", "answer": "####"}], r"a\.jsonl:1: column 'answer'"),
+        (['{"question": "x", "answer": NaN}'], r"a\.jsonl:1: column 'answer' .* number, not NaN"),
         (rows(1, 2), r"2 questions, of which data.val_size: 2"),
         (rows(2, 1, 2)[1:] + rows(1, 2), r"all 2 training questions are also validation questions"),
     ],
