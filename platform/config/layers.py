@@ -1,14 +1,14 @@
 """The layers of a config: files that extend each other, then the command line, each laid over those below it.
 
 `!unset` takes an inherited key away and `!replace` keeps a section from being merged. Reading text is in `source.py`;
-which inherited keys a changed choice takes away is in `inheritance.py`.
+which inherited keys a changed choice takes away is in `rules/inheritance.py`.
 """
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,3 +119,8 @@ def value_at(tree: object, path: Sequence[str | int], default: object = None) ->
         except (KeyError, IndexError, TypeError):
             return default
     return tree
+
+
+def is_within_any(key: str, sections: Collection[str]) -> bool:
+    """Returns whether `key` is one of `sections` or a key inside one."""
+    return any(key == section or key.startswith(f"{section}.") for section in sections)

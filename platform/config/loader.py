@@ -15,15 +15,12 @@ from typing import Literal, get_args, get_origin
 import yaml
 from pydantic import ValidationError
 
-from rl_platform.config.checks import check, is_within_any, without
 from rl_platform.config.describe import default_tree, field_at, is_known
 from rl_platform.config.extends import read_config
-from rl_platform.config.inheritance import stale_keys
 from rl_platform.config.interpolation import resolve_references
-from rl_platform.config.layers import Layers, dotted, steps_of, value_at
+from rl_platform.config.layers import Layers, dotted, is_within_any, steps_of, value_at
 from rl_platform.config.overrides import apply_overrides
 from rl_platform.config.python_values import OVERRIDES, Dumper, as_arguments
-from rl_platform.config.rules import without_effect
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import PLACEMENT, Cluster
 from rl_platform.config.schema.config import complete_models
@@ -33,6 +30,7 @@ from rl_platform.errors import ConfigError, Problem
 from rl_platform.extras import is_present
 from rl_platform.redact import without_secrets
 
+RULES = "rl_platform.config.rules"  # an extra
 Resolved = tuple[Tree, Config, list[Problem], set[str], dict[str, str]]
 
 
@@ -91,8 +89,8 @@ class LoadedConfig:
         tree = _escaped(self.config.model_dump(mode="json") if with_secrets else self.shown(references=False))
         for key, text in self.from_environment.items():
             _set(tree, steps_of(key), text)
-        for unread in without_effect(self.config):
-            _remove(tree, steps_of(unread.key))
+        for key in _unread_keys(self.config):
+            _remove(tree, steps_of(key))
         return yaml.dump(tree, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -128,10 +126,13 @@ def load_config(
     if check_cluster is not None and not any(problem.key.partition(".")[0] == "cluster" for problem in problems):
         problems += [replace(problem, where=where(problem.key)) for problem in check_cluster(config.cluster)]
     if stored:
-        unread = [rule.key for rule in without_effect(config) if where(rule.key) not in (COMMAND_LINE, OVERRIDES)]
-        for key in unread:
-            _remove(tree, steps_of(key))
-    problems += check(config, tree, where, _doubtful(problems) | failed)
+        for key in _unread_keys(config):
+            if where(key) not in (COMMAND_LINE, OVERRIDES):
+                _remove(tree, steps_of(key))
+    if is_present(RULES):
+        from rl_platform.config.rules.checks import check
+
+        problems += check(config, tree, where, _doubtful(problems) | failed)
     doubtful = _doubtful(problems) | failed
     if problems and missing is not None and not doubtful & {"runner", "runner.task_type"}:
         absent = [each for each in missing(config) if not is_within_any(each.key, doubtful)]
@@ -141,16 +142,27 @@ def load_config(
     return LoadedConfig(config, layers.where, tuple(dropped), from_environment)
 
 
+def _unread_keys(config: Config) -> list[str]:
+    """Returns the keys that `config` does not read; none if the rules are not installed."""
+    if not is_present(RULES):
+        return []
+    from rl_platform.config.rules import without_effect
+
+    return [unread.key for unread in without_effect(config)]
+
+
 def _settle(layers: Layers) -> tuple[Resolved, list[str]]:
     """Returns the result of `_resolved` for all layers, and notes on what is not inherited.
 
     Keys that only a former choice reads are taken out of `layers`.
     """
     resolved = _resolved(layers)
+    if not is_present(RULES):
+        return resolved, []
+    from rl_platform.config.rules.inheritance import stale_keys
+
     _, config, problems, failed, _ = resolved
-    doubtful = _doubtful(problems) | failed
-    candidates = stale_keys(without(config, doubtful), layers)
-    stale = {key: switch for key, switch in candidates if not {key, switch} & doubtful}
+    stale = stale_keys(config, layers, _doubtful(problems) | failed)
     if not stale:
         return resolved, []
     notes = [f"{key} ({layers.where[key]}) is not inherited: {switch} is another" for key, switch in stale.items()]

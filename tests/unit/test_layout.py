@@ -72,6 +72,7 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.algorithms.variants": "platform/algorithms/variants",
     "rl_platform.launch.plans": "launch/plans",
     "rl_platform.config.explanations": "platform/config/explanations",
+    "rl_platform.config.rules": "platform/config/rules",
     "rl_platform.models.pretrained": "platform/models/pretrained",
     "rl_platform.components.agents": "platform/components/agents",
     "rl_platform.components.demonstrations": "platform/components/demonstrations",
@@ -163,6 +164,7 @@ NEEDS = {  # extras that an extra imports freely
     ),
     "rl_platform.launch.tools": (
         "rl_platform.config.explanations",
+        "rl_platform.config.rules",
         "rl_platform.envs.embodied.pictures",
         "rl_platform.envs.embodied.processes",
         "rl_platform.envs.embodied.remote",

@@ -1,6 +1,6 @@
 """The rules between keys, in a file per section: what is refused, and which keys have no effect.
 
-The schema has the types and ranges of single keys.
+The schema has the types and ranges of single keys. Without this extra, every config with valid keys is accepted.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ import pytest
 from problem_sites import Sites, recorded_sites, unreached
 
 from rl_platform.config import rules
-from rl_platform.config.checks import without
 from rl_platform.config.describe import field_at
 from rl_platform.config.explanations.accepted_values import choices, walk
 from rl_platform.config.rules import broken, without_effect
+from rl_platform.config.rules.checks import without
 from rl_platform.config.schema.algorithm import ESTIMATORS, POLICY_LOSSES, KLLossType, KLPenalty, LossAggregation
 
 PLACED = "cluster.component_placement"

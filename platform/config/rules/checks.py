@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from rl_platform.config.layers import steps_of, value_at
+from rl_platform.config.layers import is_within_any, steps_of, value_at
 from rl_platform.config.rules import broken, without_effect
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.section import Section
@@ -46,11 +46,6 @@ def without(config: Config, keys: Collection[str]) -> Config:
         elif isinstance(inner, Section):
             vars(inner).pop(str(path[-1]), None)
     return copied
-
-
-def is_within_any(key: str, sections: Collection[str]) -> bool:
-    """Returns whether `key` is one of `sections` or a key inside one."""
-    return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
 def _unread(config: Config, written: Tree) -> list[Problem]:

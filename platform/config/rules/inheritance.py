@@ -6,27 +6,32 @@ writes are kept, so that the rules can refuse them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import get_args
 
 from rl_platform.config.describe import default_tree, field_at
 from rl_platform.config.layers import Layers, steps_of, value_at
 from rl_platform.config.rules import without_effect
+from rl_platform.config.rules.checks import without
 from rl_platform.config.rules.env import WARP_CANNOT
 from rl_platform.config.rules.rule import when
 from rl_platform.config.schema import Config
 from rl_platform.config.source import Tree
 
 
-def stale_keys(config: Config, layers: Layers) -> Iterator[tuple[str, str]]:
-    """Yields the inherited keys that `config`, made of `layers`, no longer reads, each with the changed choice."""
-    defaults = default_tree()
-    for key, switches in _bound(config):
+def stale_keys(config: Config, layers: Layers, doubtful: Collection[str]) -> dict[str, str]:
+    """Returns the inherited keys that `config`, made of `layers`, no longer reads, each with the changed choice.
+
+    doubtful: as in `check`; such keys are neither stale nor a choice.
+    """
+    defaults, stale = default_tree(), dict[str, str]()
+    for key, switches in _bound(without(config, doubtful)):
         for switch in switches:
             changed = _last_change(switch, layers, defaults) if _is_choice(switch) else 0
             for leaf in _leaves(key, value_at(layers.tree, steps_of(key))):
-                if layers.written.get(leaf, 0) < changed:
-                    yield leaf, switch
+                if layers.written.get(leaf, 0) < changed and leaf not in doubtful and switch not in doubtful:
+                    stale[leaf] = switch
+    return stale
 
 
 def _bound(config: Config) -> Iterator[tuple[str, tuple[str, ...]]]:
