@@ -1,7 +1,7 @@
 """Advantage estimators: from the rewards of one whole rollout batch to advantages and returns, without gradient.
 
-They run once per rollout batch, before the first update, and their results stay the same in all epochs. A position that
-the policy did not choose costs no discount and contributes no temporal-difference error.
+They run once per rollout batch, before the first update; all epochs use the same results. A position that the policy
+did not choose is skipped: it adds no discount and no temporal-difference error.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ VARIANTS = "rl_platform.algorithms.variants"  # an extra
 
 
 def advantages(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, FloatBT | None]:
-    """Computes advantages and returns [B,T] of the batch, 0 outside `batch.mask`; returns None without a critic.
+    """Returns advantages and returns [B,T] of the batch, 0 outside `batch.mask`. Returns are None without a critic.
 
-    Advantages are whitened over all active positions of the batch if the estimator always whitens; for other
-    estimators, `algorithm.normalize_advantages` decides. With `distillation_coef` the reverse KL to the teacher is
+    Advantages are whitened over active positions, or over rows (`whiten_over`), if the estimator always whitens; for
+    other estimators `normalize_advantages` decides. With `distillation_coef` the reverse KL to the teacher is
     subtracted, and `advantage_clip` bounds the result. None of this changes the returns. If values exist at some
     positions only (`batch.value_mask`), those are the time steps, and each advantage is repeated at the positions that
     follow it. Raises Diverged for rewards or values that are not finite.
@@ -84,7 +84,7 @@ def _gae(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, FloatBT]:
         lam_policy = length_adaptive_lambda(mask, algorithm.length_adaptive_alpha)
     rewards = batch.rewards
     if batch.ends is None and batch.end_values is not None:
-        # delta_T = r_T + gamma V_end - V_T: the value after the end of a row is added to its last reward
+        # delta_T = r_T + gamma V_end - V_T: the last reward of a row includes the value after its end
         rewards = rewards + algorithm.gamma * batch.end_values
     if algorithm.rollout_is is not None and algorithm.rollout_is.vtrace and batch.loss_weights is not None:
         with required(VARIANTS, "algorithm.rollout_is.vtrace"):

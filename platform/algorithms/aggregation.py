@@ -25,11 +25,10 @@ if TYPE_CHECKING:
 class Denominators:
     """The denominators of the losses of one mini-batch.
 
-    tokens: active positions; sequences: rows with at least one, or all rows (`nominal`); horizon: constant H of
-    seq-mean-token-sum-norm, never the padded width; full: every position is active, so there is nothing to guard and a
-    third of the small operations can be left out; correct_tokens: active positions of correct rows. A rank that sees a
-    part of the mini-batch only adds up `tokens`, `sequences` and `correct_tokens` over the ranks. values, entropy: the
-    denominators of value loss and entropy where their level is not that of the log-probs (action_levels.py).
+    tokens: active positions. sequences: rows with at least one, or all rows (`nominal`). horizon: the constant H of
+    seq-mean-token-sum-norm, never the padded width. full: every position is active, so the losses skip all masking.
+    correct_tokens: active positions of correct rows. values, entropy: denominators of value loss and entropy, where
+    their level is not that of the log-probs (action_levels.py).
     """
 
     tokens: float
@@ -59,14 +58,14 @@ def aggregate(
     mask: BoolBT | None,
     denominators: Denominators,
     mode: LossAggregation,
-    sequence_lengths: Shaped[Tensor, " batch"] | None = None,
+    row_denominators: Shaped[Tensor, " batch"] | None = None,
     zero_outside: bool = False,
 ) -> Float[Tensor, ""]:
-    """Returns the part of the mini-batch's loss of these positions [B,T], as a scalar with gradient.
+    """Returns the share of these positions [B,T] in the mini-batch's loss, as a scalar with gradient.
 
-    `mask` None: every position counts. `sequence_lengths` [B]: active positions of each whole row, where the rows here
-    are cut; None: counted from `mask`. `zero_outside`: losses and their gradients are 0 outside the mask as they come.
-    Nothing active gives 0 that still has a graph, so that every rank runs backward.
+    `mask` None: every position counts. `row_denominators` [B]: those of the row means; None: active positions of
+    each row. `zero_outside`: the given losses and their gradients are already 0 outside the mask. Without an
+    active position the result is 0 that still has a graph, so that every rank runs backward.
     """
     loss = per_token_loss if zero_outside else select(per_token_loss, mask)
     tokens, sequences = max(denominators.tokens, 1.0), max(denominators.sequences, 1.0)
@@ -76,9 +75,9 @@ def aggregate(
         case "seq-mean-token-sum":  # 1/N sum_i sum_t L_it
             return loss.sum() / sequences
         case "seq-mean-token-mean":  # 1/N sum_i 1/|o_i| sum_t L_it  (GRPO)
-            if sequence_lengths is None:
-                sequence_lengths = loss.new_tensor(loss.shape[1]) if mask is None else mask.sum(dim=1)
-            return (loss.sum(dim=1) / sequence_lengths.clamp(min=1)).sum() / sequences
+            if row_denominators is None:
+                row_denominators = loss.new_tensor(loss.shape[1]) if mask is None else mask.sum(dim=1)
+            return (loss.sum(dim=1) / row_denominators.clamp(min=1)).sum() / sequences
         case "seq-mean-token-sum-norm":  # 1/(N H) sum_i sum_t L_it  (Dr. GRPO)
             return loss.sum() / (sequences * denominators.horizon)
         case "token-sum":

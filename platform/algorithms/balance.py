@@ -45,7 +45,7 @@ def balance_metrics(lengths: Sequence[int], parts: Sequence[Sequence[int]], hidd
 
 
 def balanced_parts(costs: Sequence[int], parts: int) -> list[list[int]]:
-    """Indices of `costs` in `parts` ascending lists of similar sum, whose sizes differ by at most one.
+    """Returns the indices of `costs` in `parts` ascending lists of similar sum, whose sizes differ by at most one.
 
     Largest differencing with equal counts (Karmarkar and Karp 1982, Michiels et al. 2003): the sorted numbers are cut
     into tuples with one number for each part; the two tuples that differ most within are joined, the largest part of

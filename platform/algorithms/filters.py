@@ -22,7 +22,7 @@ class GroupFilter(Protocol):
 
 @runtime_checkable
 class SampleFilter(Protocol):
-    """Selects responses. One that it drops is still compared to by its group, unless `group_ignore_masked`."""
+    """Selects responses. The group still compares itself to a dropped one, unless `group_ignore_masked` is set."""
 
     def __call__(self, response: Trajectory, /) -> bool:
         """Returns True if the scored response is trained on, False if it is masked out of the losses."""
@@ -37,7 +37,7 @@ SAMPLES = Extension(
 
 
 def decision(kind: Extension, name: str, function: Callable[..., object], item: object) -> bool:
-    """Returns the answer of a filter. Raises ConfigError for one that is no bool, WorkerError for its errors."""
+    """Returns whether a filter keeps `item`. Raises ConfigError if it returns no bool, WorkerError if it fails."""
     with kind.running(name):
         keeps = function(item)
     if not isinstance(keeps, bool):

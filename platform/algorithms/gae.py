@@ -30,7 +30,7 @@ def gae(
     ends: BoolBT | None = None,
     end_values: FloatBT | None = None,
 ) -> tuple[FloatBT, FloatBT]:
-    """Advantages and returns.
+    """Returns advantages and returns [B,T], both 0 outside `mask`.
 
     Scanning each row from its end with v_next = 0 and g = 0:
 
@@ -41,7 +41,7 @@ def gae(
     and returns = (A + V) * mask. Equal to the textbook recursion on the active positions alone. `lam` is a number or
     one per row [B]. `ends`, `end_values`: an episode or the rollout ends after this position, and the value of the
     state that follows (0 if the episode terminated); None: one episode per row, worth 0 after its end. Values outside
-    `mask`, and end values where nothing ends, may be anything.
+    `mask`, and end values where nothing ends, may be anything. Schulman et al. 2016, arXiv 1506.02438, eq. 16.
     """
     compiled = None
     if ends is not None or mask.numel() >= COMPILE_FROM:  # an embodied run, which has ends, compiles other loops anyway
@@ -59,7 +59,7 @@ def decoupled_gae(
     ends: BoolBT | None = None,
     end_values: FloatBT | None = None,
 ) -> tuple[FloatBT, FloatBT]:
-    """Computes advantages with `lam_policy` and returns with `lam_value` (VAPO, Yue et al. 2025); else as `gae`."""
+    """Returns `gae` with `lam_policy` for the advantages and `lam_value` for the returns (VAPO, Yue et al. 2025)."""
     estimated, returns = gae(rewards, values, mask, gamma, lam_policy, ends, end_values)
     if isinstance(lam_policy, Tensor) or lam_policy != lam_value:
         returns = gae(rewards, values, mask, gamma, lam_value, ends, end_values)[1]
@@ -90,9 +90,9 @@ def coefficients(
     ends: BoolBT | None,
     end_values: FloatBT | None,
 ) -> tuple[FloatBT, FloatBT]:
-    """Returns b_t and a_t of the linear recursion A_t = b_t + a_t A_{t+1}.
+    """Returns b_t and a_t [B,T] of the linear recursion A_t = b_t + a_t A_{t+1}.
 
-    float64: in float32 an advantage is rounded at the size of V, such as 10^4.
+    Both are float64, because a float32 difference of values near 10^4 has an error near 10^-3.
     """
     if ends is None or end_values is None:
         ends, end_values = torch.zeros_like(mask), torch.zeros_like(values)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rl_platform.algorithms.aggregation import select
+from rl_platform.algorithms.ratios import k3, ratio_of
 from rl_platform.config.schema.algorithm import KLControl, KLGradient, KLLossEstimator
 from rl_platform.errors import CheckpointError
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from rl_platform.algorithms.shapes import BoolBT, FloatBT
 
-EXPONENT_LIMIT = 20.0  # exp of a larger |d| would overflow or dominate every sum
 ADAPTIVE_LIMIT = 0.2  # the relative error the adaptive controller reacts to at most
 
 
@@ -49,10 +49,8 @@ def kl_estimate(
             estimate = difference.abs()
         case "k2" | "mse":  # d^2 / 2
             estimate = 0.5 * difference.square()
-        case "k3" | "low_var_kl" | "k3+" | "low_var_kl+":
-            # exp(-d) - 1 + d; expm1 keeps the digits that exp(-d) - 1 loses near d = 0, the clamp avoids an overflow
-            opposite = (-difference).clamp(max=EXPONENT_LIMIT)
-            estimate = torch.expm1(opposite) - opposite
+        case "k3" | "low_var_kl" | "k3+" | "low_var_kl+":  # exp(-d) - 1 + d
+            estimate = k3(-difference)
             estimate = estimate if output_clip is None else estimate.clamp(max=output_clip)
     return _with_gradient_of_k2(estimate, difference) if estimator.endswith("+") else estimate
 
@@ -76,10 +74,10 @@ def kl_loss_estimate(
 ) -> Float[Tensor, "*shape"]:
     """Returns the KL term of a loss for each element, 0 outside `mask` bool (None: all positions).
 
-    path: the gradient of the estimator itself. k2: its value with the gradient of k2. score: rho K with rho = pi /
-    pi_old, the policy gradient of the expected K, off-policy too; in the first update rho is 1 and the form is exp(log
-    pi - stop(log pi)) K. `old_log_probs` are those of the weights that the batch was sampled with. `output_clip`: see
-    `kl_estimate`, which says why a loss is better without.
+    `gradient` path: the gradient of the estimator itself. k2: the value of the estimator with the gradient of k2.
+    score: rho K with rho = pi / pi_old, whose mean gradient is that of the expected K, off-policy too. `old_log_probs`
+    are those of the weights that the batch was sampled with. `output_clip`: see `kl_estimate`, which gives the reason
+    why a loss is better without it.
     """
     kl = kl_estimate(log_probs, reference_log_probs, mask, estimator, output_clip)
     match gradient:
@@ -89,7 +87,7 @@ def kl_loss_estimate(
             return _with_gradient_of_k2(kl, select(log_probs - reference_log_probs, mask))
         case "score":
             log_ratio = select(log_probs - old_log_probs, mask)
-            return log_ratio.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT).exp() * kl
+            return ratio_of(log_ratio) * kl
 
 
 def full_kl(
@@ -106,8 +104,10 @@ def full_kl(
 
 
 def sequence_mean_kl(kl: FloatBT, mask: BoolBT) -> float:
-    """Returns the mean over the rows with an action of each row's mean K, for the adaptive controller. `kl`, `mask`
-    [B,T]."""
+    """Returns the mean of K [B,T] over the active positions of each row, averaged over the rows that have one.
+
+    The input of the adaptive controller. `mask` [B,T] bool.
+    """
     lengths = mask.sum(dim=1)
     row_means = torch.where(mask, kl, 0.0).sum(dim=1) / lengths.clamp(min=1)
     return float(row_means.sum() / (lengths > 0).sum().clamp(min=1))

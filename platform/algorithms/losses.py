@@ -18,7 +18,8 @@ from torch.nn import functional as F
 from rl_platform.algorithms.aggregation import Denominators, aggregate, select
 from rl_platform.algorithms.kl import kl_loss_estimate
 from rl_platform.algorithms.metrics import Metrics, active_positions, over
-from rl_platform.algorithms.policy_losses import LOG_RATIO_LIMIT, policy_loss_function
+from rl_platform.algorithms.policy_losses import policy_loss_function
+from rl_platform.algorithms.ratios import k3
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.extras import required
 from rl_platform.records import RolloutBatch
@@ -48,15 +49,12 @@ class ModelOutputs:
 
 @torch.no_grad()
 def drift_metrics(log_probs: FloatBT, old_log_probs: FloatBT, mask: BoolBT | None) -> Metrics:
-    """Returns `actor/approx_kl_k3`, the mean of rho - 1 - log rho >= 0 over active positions: how far the policy has
-    moved.
+    """Returns `actor/approx_kl_k3`, the mean `k3` of pi / pi_old over active positions.
 
-    An estimate of KL(pi_old || pi) with little variance (Schulman, "Approximating KL divergence", 2020).
+    An estimate of KL(pi_old || pi): how far the policy has moved since the rollout.
     """
-    # k3 = rho - 1 - log rho, rho = pi / pi_old
-    log_ratio = select(log_probs - old_log_probs, mask).clamp(max=LOG_RATIO_LIMIT)
-    drift = torch.expm1(log_ratio) - log_ratio
-    return Metrics(means=over(active_positions(log_ratio, mask), {"actor/approx_kl_k3": drift.sum()}))
+    drift = k3(select(log_probs - old_log_probs, mask))
+    return Metrics(means=over(active_positions(drift, mask), {"actor/approx_kl_k3": drift.sum()}))
 
 
 def value_loss(
@@ -67,13 +65,11 @@ def value_loss(
     clip: float | None = None,
     huber_delta: float | None = None,
 ) -> tuple[FloatBT, Metrics]:
-    """Returns max(phi(V - R), phi(V_clipped - R)) per position [B,T], and metrics.
+    """Returns max(phi(V - R), phi(V_clipped - R)) per position [B,T], 0 outside `mask`, and metrics.
 
-    V_clipped = V_old + clip(V - V_old, -clip, clip).
-
-    phi(e) = e^2 / 2, or with `huber_delta` e^2 / 2 up to delta and delta (|e| - delta / 2) beyond.
-    `clip` None: phi(V - R). `mask` None: all positions. `old_values` are those the estimator used. Gradient flows to
-    `values` only.
+    V_clipped = V_old + clip(V - V_old, -clip, clip), as in OpenAI's baselines `ppo2`. phi(e) = e^2 / 2; with
+    `huber_delta` (Huber 1964) phi(e) = delta (|e| - delta / 2) where |e| > delta. `clip` None: phi(V - R). `mask` None:
+    all positions. `old_values` are those of the advantage estimator. Gradient flows to `values` only.
     """
     values, returns = select(values, mask), select(returns, mask)
     error = values - returns
@@ -100,29 +96,18 @@ def value_loss(
 def actor_loss(
     outputs: ModelOutputs, batch: RolloutBatch, denominators: Denominators, algorithm: Algorithm
 ) -> tuple[Float[Tensor, ""], Metrics]:
-    """Returns policy loss - entropy_bonus * entropy + kl_loss_coef * KL + positive_nll_coef * NLL of correct rows, of a
-    micro-batch: its part of the mini-batch's loss.
+    """Returns a micro-batch's part of the mini-batch's loss, as a scalar with gradient, and metrics.
 
-    `batch` needs advantages, log_probs but with `old_log_probs: current`, reference_log_probs with `use_kl_loss`,
-    correct with a `positive_nll_coef`, covariant with clip_cov and kl_cov; its loss_weights, if it has them, multiply
-    the policy loss of every position and nothing else. `outputs` needs log_probs, entropy with an `entropy_bonus`, and
-    full_kl with `kl_loss_type: full`.
+    The loss is policy loss - entropy_bonus * entropy + kl_loss_coef * KL + positive_nll_coef * NLL of correct rows.
+
+    `batch` needs advantages; log_probs unless `old_log_probs` is current; reference_log_probs with `use_kl_loss`;
+    correct with a `positive_nll_coef`; covariant with clip_cov and kl_cov. Its loss_weights, if any, multiply the
+    policy loss of every position and nothing else. `outputs` needs log_probs; entropy with an `entropy_bonus`; full_kl
+    with `kl_loss_type: full`.
     """
     mask = None if denominators.full else batch.mask  # None: every position is active
     assert outputs.log_probs is not None
-    assert batch.advantages is not None
-    old_log_probs = _old_log_probs(outputs, batch, algorithm)
-    policy_loss = policy_loss_function(algorithm.policy_loss)
-    per_token, metrics = policy_loss(outputs.log_probs, old_log_probs, batch.advantages, mask, algorithm)
-    if batch.covariant is not None:
-        from rl_platform.algorithms.variants.policy_loss_kinds import at_covariant
-
-        covariant = batch.covariant & batch.mask  # a row may be masked out for a rank without work
-        per_token = at_covariant(per_token, outputs.log_probs, old_log_probs, covariant, algorithm)
-    if batch.loss_weights is not None:
-        per_token = per_token * select(batch.loss_weights, mask)
-    if algorithm.target_kl is not None:
-        metrics = metrics.merge(drift_metrics(outputs.log_probs, old_log_probs, mask))
+    per_token, metrics = _policy_term(outputs, batch, mask, algorithm)
     loss = aggregate(per_token, mask, denominators, algorithm.loss_agg_func, zero_outside=True)
     terms = {"actor/pg_loss": loss}
     if outputs.entropy is not None:
@@ -154,7 +139,10 @@ def actor_loss(
 def critic_loss(
     outputs: ModelOutputs, batch: RolloutBatch, denominators: Denominators, algorithm: Algorithm
 ) -> tuple[Float[Tensor, ""], Metrics]:
-    """Returns value_loss_scale * value loss of a micro-batch. `batch` needs values and returns, `outputs` values."""
+    """Returns value_loss_scale * value loss of a micro-batch, as a scalar with gradient, and metrics.
+
+    `batch` needs values and returns, `outputs` needs values.
+    """
     mask = None if denominators.full else batch.mask  # None: every position is active
     assert outputs.values is not None
     assert batch.values is not None
@@ -173,14 +161,36 @@ def critic_loss(
 def actor_critic_loss(
     outputs: ModelOutputs, batch: RolloutBatch, denominators: Denominators, algorithm: Algorithm
 ) -> tuple[Float[Tensor, ""], Metrics]:
-    """Returns `actor_loss` + `critic_loss`, for a model with policy and value heads and one backward."""
+    """Returns `actor_loss` + `critic_loss`, for a model with policy and value heads and one backward pass."""
     actor, actor_metrics = actor_loss(outputs, batch, denominators, algorithm)
     critic, critic_metrics = critic_loss(outputs, batch, denominators, algorithm)
     return actor + critic, actor_metrics.merge(critic_metrics)
 
 
+def _policy_term(
+    outputs: ModelOutputs, batch: RolloutBatch, mask: BoolBT | None, algorithm: Algorithm
+) -> tuple[FloatBT, Metrics]:
+    """Returns the policy loss per position [B,T], 0 outside `mask`, and its metrics."""
+    assert outputs.log_probs is not None
+    assert batch.advantages is not None
+    log_probs = outputs.log_probs
+    old_log_probs = _old_log_probs(outputs, batch, algorithm)
+    policy_loss = policy_loss_function(algorithm.policy_loss)
+    per_token, metrics = policy_loss(log_probs, old_log_probs, batch.advantages, mask, algorithm)
+    if batch.covariant is not None:
+        from rl_platform.algorithms.variants.policy_loss_kinds import at_covariant
+
+        covariant = batch.covariant & batch.mask  # a row may be masked out for a rank without work
+        per_token = at_covariant(per_token, log_probs, old_log_probs, covariant, algorithm)
+    if batch.loss_weights is not None:
+        per_token = per_token * select(batch.loss_weights, mask)
+    if algorithm.target_kl is not None:
+        metrics = metrics.merge(drift_metrics(log_probs, old_log_probs, mask))
+    return per_token, metrics
+
+
 def _old_log_probs(outputs: ModelOutputs, batch: RolloutBatch, algorithm: Algorithm) -> FloatBT:
-    """Returns log pi_old [B,T]. `current` is right as long as no step has changed the model since the rollout."""
+    """Returns log pi_old [B,T]. `current` requires that no step has changed the model since the rollout."""
     if algorithm.old_log_probs == "current":
         assert outputs.log_probs is not None
         return outputs.log_probs.detach()
@@ -209,6 +219,9 @@ def _kl_term(outputs: ModelOutputs, batch: RolloutBatch, mask: BoolBT | None, al
 def _loss_metrics(
     terms: dict[str, Float[Tensor, ""]], like: FloatBT, mask: BoolBT | None, denominators: Denominators
 ) -> Metrics:
-    """Returns parts of mini-batch losses, weighted by their share of the mini-batch: the mean is over mini-batches."""
+    """Returns `terms`, parts of mini-batch losses, as metrics whose mean is that of the whole mini-batch losses.
+
+    The count of a part is its share of the mini-batch's active positions, so the counts of a mini-batch add up to 1.
+    """
     share = active_positions(like, mask) / max(denominators.tokens, 1.0)
     return Metrics(means=over(share, {name: term.detach() for name, term in terms.items()}))

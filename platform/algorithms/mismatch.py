@@ -1,5 +1,4 @@
-"""Metrics of the difference between rollout engine and training engine, which give the same token slightly different
-log-probs.
+"""Metrics of the mismatch: rollout engine and training engine give the same token slightly different log-probs.
 
 Always u = log pi_train - log pi_rollout on the active positions. Computed once per rollout batch, before it is split.
 Weights that correct for the difference are in variants/importance_weights.py.
@@ -12,12 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from rl_platform.algorithms.aggregation import select
+from rl_platform.algorithms.ratios import LOG_RATIO_LIMIT, k3
 from rl_platform.algorithms.statistics import active_numbers
 
 if TYPE_CHECKING:
     from rl_platform.algorithms.shapes import BoolBT, FloatBT
-
-EXPONENT_LIMIT = 20.0
 
 
 @torch.no_grad()
@@ -28,9 +26,9 @@ def mismatch_metrics(log_probs: FloatBT, rollout_log_probs: FloatBT, mask: BoolB
     k3 = mean(exp(u) - 1 - u), two estimates of KL(rollout || training).
     """
     active = active_numbers(mask)
-    u = (active(log_probs).float() - active(rollout_log_probs)).clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT)
+    u = (active(log_probs).float() - active(rollout_log_probs)).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     size = u.abs()
-    each = {"prob_error": size.exp(), "abs_logp": size, "kl": -u, "k3": torch.expm1(u) - u}
+    each = {"prob_error": size.exp(), "abs_logp": size, "kl": -u, "k3": k3(u)}
     count = max(len(u), 1)
     return {f"mismatch/{name}": float(x.sum(dtype=torch.float64)) / count for name, x in each.items()}
 
@@ -47,7 +45,7 @@ def token_mismatch_metrics(log_probs: FloatBT, rollout_log_probs: FloatBT, mask:
     if not bool(mask.any()):
         return {}
     trained, rolled = (select(x, mask).double() for x in (log_probs, rollout_log_probs))
-    u = (trained - rolled).clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT)
+    u = (trained - rolled).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     rows = mask.any(dim=1)
     lengths = mask.sum(dim=1)[rows]
     row_sums = u.sum(dim=1)[rows]
@@ -57,7 +55,7 @@ def token_mismatch_metrics(log_probs: FloatBT, rollout_log_probs: FloatBT, mask:
         "mismatch/prob_diff_mean": float((p - q).abs().mean()),
         "mismatch/prob_diff_max": float((p - q).abs().max()),
         "mismatch/chi2_token": float(torch.expm1(2.0 * u[mask]).mean()),
-        "mismatch/chi2_seq": float(torch.expm1(2.0 * row_sums.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT)).mean()),
+        "mismatch/chi2_seq": float(torch.expm1(2.0 * row_sums.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)).mean()),
         "mismatch/ppl_ratio": float((-row_sums / lengths).exp().mean()),
         "mismatch/seq_prob_error_max": float(row_errors.max()),
         "mismatch/seq_prob_error_mean": float(row_errors.mean()),

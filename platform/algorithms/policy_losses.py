@@ -18,6 +18,7 @@ from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differe
 
 from rl_platform.algorithms.aggregation import select
 from rl_platform.algorithms.metrics import Metrics, active_positions, over
+from rl_platform.algorithms.ratios import LOG_RATIO_LIMIT
 from rl_platform.config.schema.algorithm import POLICY_LOSSES, Algorithm
 from rl_platform.extras import required
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from rl_platform.algorithms.shapes import BoolBT, FloatBT
     from rl_platform.algorithms.variants.user_policy_loss import PolicyLoss
 
-LOG_RATIO_LIMIT = 20.0
 SMALLEST_RATIO, LARGEST_RATIO = math.exp(-LOG_RATIO_LIMIT), math.exp(LOG_RATIO_LIMIT)
 
 
@@ -107,7 +107,10 @@ class _KnownGradient(torch.autograd.Function):
 
 
 def clip_counts(high: BoolBT, low: BoolBT) -> dict[str, Int[Tensor, ""]]:
-    """Counts flags [B,T], which are False outside the mask and never both True."""
+    """Returns how many positions are clipped above (`high`) and below (`low`).
+
+    Both [B,T] bool; they are False outside the mask and never both True.
+    """
     above, below = torch.count_nonzero(high), torch.count_nonzero(low)
     return {"actor/clip_frac": above + below, "actor/clip_frac_high": above, "actor/clip_frac_low": below}
 
@@ -115,7 +118,10 @@ def clip_counts(high: BoolBT, low: BoolBT) -> dict[str, Int[Tensor, ""]]:
 def ratio_metrics(
     log_ratio: FloatBT, ratio: FloatBT, clipped: dict[str, Int[Tensor, ""]], mask: BoolBT | None
 ) -> Metrics:
-    """`log_ratio` is 0 outside `mask`; `clipped`: numbers of positions."""
+    """Returns mean, minimum and maximum of `ratio` [B,T], the mean of -log_ratio, and the shares of clipped positions.
+
+    `log_ratio` [B,T] is 0 outside `mask`; `clipped`: name -> number of positions.
+    """
     ratio = ratio.clamp(SMALLEST_RATIO, LARGEST_RATIO)
     active = select(ratio, mask)
     count = active_positions(ratio, mask)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def place_outcome_rewards(scores: Shaped[Tensor, " batch"], action_mask: BoolBT) -> FloatBT:
-    """[B] scores -> [B,T] rewards: each score on the last position with `action_mask` [B,T] set, 0 elsewhere.
+    """Returns rewards [B,T]: each of the `scores` [B] on the last position of `action_mask` [B,T], 0 elsewhere.
 
     The last action, not the last token: a trajectory that ends with an observation or with padding keeps its reward.
     A row without any action gets no reward.
@@ -61,11 +61,10 @@ def penalize_kl(
     full_kl: FloatBT | None = None,
     output_clip: float | None = 10.0,
 ) -> tuple[FloatBT, FloatBT]:
-    """Returns rewards_t - coefficient * K_t on the positions of `mask`; all tensors [B,T].
+    """Returns rewards_t - coefficient * K_t on the positions of `mask`, and K (0 outside `mask`); all tensors [B,T].
 
     `log_probs` are those of the policy before the update; `full_kl` [B,T] is K for the estimator full; `output_clip`
-    bounds k3. Returns the new rewards and K (0 outside `mask`).
-    Advantages and the critic's returns must both be built from these rewards.
+    bounds k3. Advantages and the critic's returns must both be built from these rewards.
     """
     if estimator == "full":
         assert full_kl is not None

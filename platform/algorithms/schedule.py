@@ -23,8 +23,11 @@ Orders = Callable[[int], torch.Generator | None]
 
 @dataclass
 class ShuffleBuffers:
-    """Reused from one batch to the next: up to two copies of a batch with their mini-batches, and the thread that fills
-    them, which starts with its first task. Copies larger than `LARGEST_KEPT` are not reused."""
+    """Memory and thread of the shuffled epochs, which one batch passes on to the next.
+
+    copies: up to two copies of a batch, each with its mini-batches; those larger than `LARGEST_KEPT` are not reused.
+    thread: fills the copies; it starts with its first task.
+    """
 
     copies: list[tuple[RolloutBatch, list[RolloutBatch]]] = field(default_factory=list)
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "shuffle"))
@@ -38,8 +41,10 @@ class MiniBatches:
     """
 
     def __init__(self, batch: RolloutBatch, size: int, buffers: ShuffleBuffers | None = None) -> None:
-        """buffers: given by a caller that shuffles many batches. `size` must divide the rows: a smaller last mini-batch
-        would give its rows a larger weight."""
+        """Stores the batch. `size` must divide its rows: a smaller last mini-batch would give its rows a larger weight.
+
+        buffers: given by a caller that shuffles many batches.
+        """
         self._batch, self._size = batch, size
         self._buffers = ShuffleBuffers() if buffers is None else buffers
         for copy, parts in self._buffers.copies[:1]:
@@ -69,17 +74,15 @@ class MiniBatches:
         if len(self._buffers.copies) <= number < 2:
             copy = self._batch.empty_like()
             self._buffers.copies.append((copy, copy.split(self._size)))
-        order, (shuffled, parts) = (
-            torch.randperm(len(self._batch), generator=generator),
-            self._buffers.copies[number % 2],
-        )
+        shuffled, parts = self._buffers.copies[number % 2]
+        order = torch.randperm(len(self._batch), generator=generator)
         for source, target in zip(self._batch.tensors(), shuffled.tensors(), strict=True):
             _take(source, order, target)
         return parts
 
 
 def _alike(one: RolloutBatch, other: RolloutBatch) -> bool:
-    """Returns whether two batches have the same fields, of the same shapes and types, at the same place."""
+    """Returns whether two batches have the same fields, of the same shapes, types and devices."""
     both = ({**batch.inputs, **vars(batch)} for batch in (one, other))
     first, second = (
         {name: (x.shape, x.dtype, x.device) for name, x in fields.items() if isinstance(x, Tensor)} for fields in both
@@ -88,13 +91,13 @@ def _alike(one: RolloutBatch, other: RolloutBatch) -> bool:
 
 
 def _take(source: Shaped[Tensor, "rows ..."], order: Int[Tensor, " rows"], target: Shaped[Tensor, "rows ..."]) -> None:
-    """Returns the rows of `source` in another order."""
+    """Writes the rows of `source` into `target`, in the order of their indices `order` [rows]."""
     if source.device.type != "cpu":
         torch.index_select(source, 0, order, out=target)
         return
     if source.dtype == torch.bfloat16:  # numpy has no such type
         source, target = source.view(torch.int16), target.view(torch.int16)
-    # torch would start an OpenMP team in this thread, which nothing ends; mode "raise" would copy twice
+    # torch would start an OpenMP thread pool in this thread, which nothing ends; mode "raise" would copy twice
     np.take(source.numpy(), order.numpy(), axis=0, out=target.numpy(), mode="clip")
 
 

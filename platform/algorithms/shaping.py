@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShapedRewards:
-    """rewards [B] float32: one per response. sample_mask [B] bool: responses that count. compared [B] bool: those that
-    the others of their group are compared to. metrics: for the log."""
+    """The outcome rewards of a batch of responses.
+
+    rewards [B] float32: one per response. sample_mask [B] bool: responses that are trained on. compared [B] bool:
+    responses that the others of their group are compared to. metrics: for the log.
+    """
 
     rewards: FloatB
     sample_mask: BoolB
@@ -39,12 +42,12 @@ def shape_rewards(
     longest_response: int,
     kept: BoolB | None = None,
 ) -> ShapedRewards:
-    """Returns all keys of `algorithm` that change outcome rewards, in their fixed order.
+    """Applies all keys of `algorithm` that change outcome rewards, in their fixed order.
 
-    scores [B]: of the verifier; scored [B] bool: False where it gave none; lengths [B] int64: action tokens, of all
-    turns; truncated [B] bool: cut at the length limit. longest_response: `data.max_response_length`. kept [B] bool:
-    selected by `sample_filter`. A response that this or `overlong.filter` drops keeps its reward, which still serves as
-    a baseline for others unless `group_ignore_masked`.
+    scores [B]: of the verifier. scored [B] bool: False where it gave none. lengths [B] int64: action tokens of all
+    turns. truncated [B] bool: cut at the length limit. longest_response: `data.max_response_length`. kept [B] bool:
+    selected by `sample_filter`. A response that `sample_filter` or `overlong.filter` drops keeps its reward, which
+    still serves as a baseline for others unless `group_ignore_masked`.
     """
     rewards, counted = torch.where(scored, scores, 0.0).float(), scored
     metrics: dict[str, float] = {}
@@ -70,10 +73,7 @@ def shape_rewards(
 
 
 def scale_rewards(rewards: FloatB, scaling: RewardScaling) -> tuple[FloatB, BoolB]:
-    """Maps [source_min, source_max] linearly onto [target_min, target_max]; returns also which [B] lay outside.
-
-    target_min + (clip(R, source_min, source_max) - source_min) / (source_max - source_min) (target_max - target_min)
-    """
+    """Maps [source_min, source_max] linearly onto [target_min, target_max]; returns also which [B] were outside."""
     # R' = t_min + (clip(R, s_min, s_max) - s_min) / (s_max - s_min) (t_max - t_min)
     inside = rewards.clamp(scaling.source_min, scaling.source_max)
     share = (inside - scaling.source_min) / (scaling.source_max - scaling.source_min)
@@ -81,9 +81,9 @@ def scale_rewards(rewards: FloatB, scaling: RewardScaling) -> tuple[FloatB, Bool
 
 
 def overlong_penalty(lengths: IntB, max_length: int, buffer_length: int, penalty: float) -> FloatB:
-    """Returns clip((l - (max_length - buffer_length)) / buffer_length, 0, 1) * penalty [B], to be subtracted.
+    """Returns the penalty [B] to subtract: 0 up to max_length - buffer_length, then linear up to `penalty`.
 
-    The soft punishment of DAPO (Yu et al. 2025). It is never more than `penalty`, also beyond `max_length`.
+    The soft overlong punishment of DAPO (Yu et al. 2025, eq. 13). Beyond `max_length` it stays at `penalty`.
     """
     # penalty clip((l - (L_max - L_buffer)) / L_buffer, 0, 1)
     excess = (lengths.float() - (max_length - buffer_length)) / buffer_length
@@ -93,8 +93,8 @@ def overlong_penalty(lengths: IntB, max_length: int, buffer_length: int, penalty
 def whiten_rewards(rewards: FloatB, counted: BoolB) -> FloatB:
     """Returns mean + (R - mean) / sqrt(var + 1e-8), with mean and unbiased variance of the `counted` [B] rewards.
 
-    The mean stays, so that a reward of the right sign keeps it, and rewards that are not counted are mapped by the same
-    numbers. Rewards that are all alike have no scale and stay as they are.
+    The mean stays, so that rewards keep their sign. Rewards that are not counted are mapped by the same numbers.
+    Rewards that are all equal have no scale and stay unchanged.
     """
     variance = masked_var(rewards, counted)
     if float(variance) < SMALLEST_VARIANCE:

@@ -53,7 +53,7 @@ def build_policy(
         encoder=_encoder(model, spaces),
         recurrent_size=model.recurrent_size,
         num_actions=levels.num_actions,
-        num_values=levels.values,
+        num_values=levels.num_values,
     )
     shape, actions = (spaces.observation_size,), spaces.action
     if model.type == "gru":

@@ -17,7 +17,7 @@ from rl_platform.algorithms.reward_sums import outcome_scores
 if TYPE_CHECKING:
     from rl_platform.algorithms.shapes import BoolBT, FloatB, FloatBT, IntB
 
-STD_EPSILON = 1e-6  # added to the deviation, as in GRPO (Shao et al. 2024)
+STD_EPSILON = 1e-6  # added to the deviation, as verl and NeMo-RL do; the paper of GRPO divides by the deviation alone
 NO_SPREAD = 1e-12  # scores of a group that differ by less are equal up to rounding
 
 
@@ -25,10 +25,10 @@ NO_SPREAD = 1e-12  # scores of a group that differ by less are equal up to round
 def grpo(
     rewards: FloatBT, mask: BoolBT, group_ids: IntB, std_normalization: bool = True, compared: BoolBT | None = None
 ) -> FloatBT:
-    """Returns (S - mean of the group) / (unbiased deviation of the group + 1e-6) on the active positions.
+    """Returns (S - mean of the group) / (unbiased deviation of the group + 1e-6) on the active positions [B,T].
 
-    S is the sum of a row's rewards. GRPO (Shao et al. 2024); without the division Dr. GRPO (Liu et al.
-    2025), and before whitening REINFORCE++-baseline (Hu 2025). Exactly 0 in groups of one sample or of equal scores.
+    S is the sum of a row's rewards. GRPO (Shao et al. 2024). Without the division it is Dr. GRPO (Liu et al. 2025), and
+    REINFORCE++-baseline (Hu 2025) before its whitening. Exactly 0 in groups of one sample or of equal scores.
     """
     group = Groups(rewards, mask if compared is None else compared, group_ids)
     if not std_normalization:
@@ -40,7 +40,10 @@ def grpo(
 
 @torch.no_grad()
 def rloo(rewards: FloatBT, mask: BoolBT, group_ids: IntB, compared: BoolBT | None = None) -> FloatBT:
-    """Returns S - mean of the other samples of the group = n / (n - 1) (S - mean) (Ahmadian et al. 2024)."""
+    """Returns S - mean of the other samples of the group, on the active positions [B,T]. RLOO (Ahmadian et al. 2024).
+
+    Exactly 0 in groups of one sample or of equal scores.
+    """
     group = Groups(rewards, mask if compared is None else compared, group_ids)
     # A = S - 1/(n-1) sum_{j != i} S_j = n/(n-1) (S - mu)
     return on_actions(group.centred * group.sizes / (group.sizes - 1).clamp(min=1), mask, rewards)
@@ -48,14 +51,17 @@ def rloo(rewards: FloatBT, mask: BoolBT, group_ids: IntB, compared: BoolBT | Non
 
 @torch.no_grad()
 def raw(rewards: FloatBT, mask: BoolBT) -> FloatBT:
-    """Returns S itself on the active positions."""
+    """Returns S itself on the active positions [B,T]."""
     return on_actions(outcome_scores(rewards, mask), mask, rewards)
 
 
 class Groups:
-    """scores [B]: S of each row. counted [B] bool: rows that take part. group [B]: index of its group, below `number`.
-    sizes [B]: rows that count in it. varied [B] bool: the row counts, and its group has a spread. centred [B]: scores
-    minus the group's mean, 0 without spread."""
+    """The scores of a batch, compared inside each group. All tensors are [B], one entry per row.
+
+    scores: S, float64. counted: whether the row takes part. group: index of its group, below `number`. sizes: rows of
+    its group that take part. varied: whether the row takes part and the scores of its group differ. centred: S minus
+    the mean of the group; 0 where not `varied`.
+    """
 
     def __init__(self, rewards: FloatBT, mask: BoolBT, group_ids: IntB) -> None:
         scores, counted = outcome_scores(rewards, mask), mask.any(dim=1)
@@ -79,4 +85,5 @@ class Groups:
 
 
 def on_actions(per_row: FloatB, mask: BoolBT, like: FloatBT) -> FloatBT:
+    """Returns [B,T] in the type of `like`: the number of each row on its active positions, 0 elsewhere."""
     return torch.where(mask, per_row.to(like.dtype)[:, None], 0.0)

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from rl_platform.algorithms.aggregation import select
-from rl_platform.algorithms.mismatch import EXPONENT_LIMIT
+from rl_platform.algorithms.ratios import k3, ratio_of
 from rl_platform.algorithms.statistics import masked_mean
 from rl_platform.config.schema.algorithm import Rejection, RolloutIS
 from rl_platform.records import RolloutBatch
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Bool, Int
 
     from rl_platform.algorithms.shapes import BoolBT, FloatBT
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 def mismatch_weights(
     log_probs: FloatBT, rollout_log_probs: FloatBT, mask: BoolBT, correction: RolloutIS
 ) -> tuple[FloatBT, dict[str, float]]:
-    """Constants [B,T] to multiply the policy loss with, 0 outside `mask` [B,T] bool, and the metrics `is/*`.
+    """Returns constants [B,T] that multiply the policy loss, 0 outside `mask` [B,T] bool, and the metrics `is/*`.
 
-    Truncated importance sampling, IcePop, geometric sequence mask, rejection by an estimate of the KL, and veto of
-    sequences with a token that is nearly impossible in training. A weight that is not finite is 0 and counted.
-    Positions with weight 0 still count in the denominators of the loss.
+    `correction` selects truncated importance sampling, IcePop or the geometric mask of sequences. It may also reject by
+    an estimate of the KL, and veto sequences with a token that is nearly impossible in training. A weight that is not
+    finite becomes 0 and is counted. Positions with weight 0 still count in the denominators of the loss.
     """
     u = select(log_probs.float() - rollout_log_probs.float(), mask)
     broken = ~u.isfinite()
-    u = u.masked_fill(broken, math.nan)  # so that it is in no bounds, alone or in a sum
+    u = u.masked_fill(broken, math.nan)  # NaN is inside no bounds, nor is a sum that contains it
     lengths = mask.sum(dim=1, keepdim=True).clamp(min=1)
     weights, outside = _weights(u, lengths, correction)
     weights = select(weights, mask)
@@ -68,44 +68,35 @@ def without_rejected(batch: RolloutBatch, *, values_too: bool) -> RolloutBatch:
 
 
 def _weights(u: FloatBT, lengths: Int[Tensor, "batch 1"], correction: RolloutIS) -> tuple[FloatBT, BoolBT]:
-    """Weights [B,T], and the positions outside the bounds. NaN is outside and has weight 0."""
+    """Returns weights [B,T], and the positions [B,T] bool outside the bounds. NaN is outside and has weight 0."""
     if correction.mode is None:
         return (~u.isnan()).to(u.dtype), torch.zeros_like(u, dtype=torch.bool)
     by_sequence = correction.level == "sequence" and correction.mode != "sequence_mask"
     # w_t = exp(u_t); of a sequence, w = prod_t exp(u_t) = exp(sum_t u_t)
-    weights = _exp(u.sum(dim=1, keepdim=True).expand_as(u) if by_sequence else u)
+    weights = ratio_of(u.sum(dim=1, keepdim=True).expand_as(u) if by_sequence else u)
     bounded = weights
     if correction.mode == "sequence_mask":  # g = exp(1/|o| sum_t u_t), the geometric mean of the ratios
-        bounded = _exp(u.sum(dim=1, keepdim=True) / lengths).expand_as(u)
+        bounded = ratio_of(u.sum(dim=1, keepdim=True) / lengths).expand_as(u)
     low, high = correction.low, math.inf if correction.high is None else correction.high
     outside = ~((bounded >= low) & (bounded <= high))
-    if correction.mode == "truncate":  # truncated importance sampling: min(w, high), IcePop below: w inside, else 0
+    if correction.mode == "truncate":  # truncated importance sampling: clip(w, low, high)
         return weights.clamp(low, high).nan_to_num(0.0), outside
-    return weights.masked_fill(outside, 0.0), outside
+    return weights.masked_fill(outside, 0.0), outside  # IcePop and the geometric mask: w inside the bounds, else 0
 
 
 def _rejected(u: FloatBT, lengths: Int[Tensor, "batch 1"], rejection: Rejection) -> Bool[Tensor, "batch _"]:
-    """Returns [B,T] or [B,1] bool; a statistic that is not finite is rejected."""
+    """Returns the positions [B,T] or rows [B,1] to reject, bool. A statistic that is not finite is rejected."""
     match rejection.stat:
         case "k1":
             statistic = -u
         case "k2":
             statistic = 0.5 * u.square()
         case "k3":
-            statistic = _k3(u)
+            statistic = k3(u)
     if rejection.level == "sequence":
         statistic = statistic.sum(dim=1, keepdim=True) / lengths
     low = -math.inf if rejection.low is None else rejection.low
     return ~((statistic <= rejection.threshold) & (statistic >= low))
-
-
-def _exp(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    return x.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT).exp()
-
-
-def _k3(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    u = u.clamp(max=EXPONENT_LIMIT)
-    return torch.expm1(u) - u
 
 
 def _weight_metrics(

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
 
 def length_adaptive_lambda(mask: BoolBT, alpha: float) -> FloatB:
-    """Returns [B]: clip(1 - 1 / (alpha l), 0, 1) with l active positions in a row of `mask` [B,T] (VAPO, 2025).
+    """Returns lambda [B] = clip(1 - 1 / (alpha l), 0, 1), where l counts the active positions of a row of `mask` [B,T].
 
-    0 for l <= 1 / alpha: of such a response only the last position sees an outcome reward.
+    It is 0 for l <= 1 / alpha: the outcome reward then reaches the advantage of the last position only.
     """
     return (1.0 - 1.0 / (alpha * mask.sum(dim=1)).clamp(min=1.0)).clamp(0.0, 1.0)

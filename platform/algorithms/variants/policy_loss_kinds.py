@@ -13,13 +13,13 @@ from rl_platform.algorithms.aggregation import select
 from rl_platform.algorithms.metrics import Metrics
 from rl_platform.algorithms.policy_losses import (
     LARGEST_RATIO,
-    LOG_RATIO_LIMIT,
     clip_counts,
     clipped_surrogate,
     ppo_clip,
     ratio_metrics,
     with_gradient,
 )
+from rl_platform.algorithms.ratios import LOG_RATIO_LIMIT, ratio_of
 from rl_platform.algorithms.variants.user_policy_loss import PolicyLoss
 from rl_platform.config.schema.algorithm import Algorithm
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 def gspo(
     log_probs: FloatBT, old_log_probs: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
 ) -> tuple[FloatBT, Metrics]:
-    """Returns `clipped_surrogate` with one ratio per row, exp(mean over its active positions of log_probs -
-    old_log_probs).
+    """Returns `clipped_surrogate` with one ratio per row: the geometric mean of its positions' ratios.
 
-    The sequence ratio of GSPO (Zheng et al. 2025), the same at every position of the row: rows must be whole.
+    The sequence ratio of GSPO (Zheng et al. 2025, arXiv 2507.18071, eq. 7), the same at every position of the row. Rows
+    must be whole.
     """
     # s_i = exp(1/|o_i| sum_t log(pi / pi_old))
     row_means = _row_means(select(log_probs - old_log_probs, mask), mask)
@@ -44,10 +44,10 @@ def gspo(
 def gspo_token(
     log_probs: FloatBT, old_log_probs: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
 ) -> tuple[FloatBT, Metrics]:
-    """Returns `gspo` whose gradient at a position is that of its own log-prob: advantages may differ inside a row.
+    """Returns the loss of `gspo` with the gradient of each position on its own log-prob only.
 
-    GSPO-token (Zheng et al. 2025, eq. 13), the form that verl calls gspo. Equal to `gspo` where all positions of a row
-    have one advantage and `loss_agg_func` is seq-mean-token-mean.
+    Advantages may therefore differ inside a row. GSPO-token (Zheng et al. 2025, eq. 13 and 14), the form that verl
+    calls gspo. Loss and gradient equal those of `gspo` where all positions of a row have one advantage and one weight.
     """
     # s_it = stop(s_i) pi / stop(pi)
     row_means = _row_means(select(log_probs.detach() - old_log_probs, mask), mask)
@@ -81,15 +81,14 @@ def gmpo(
 def sapo(
     log_probs: FloatBT, old_log_probs: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
 ) -> tuple[FloatBT, Metrics]:
-    """Returns -A (4 / tau) sigmoid(tau (rho - 1)), tau = `sapo_tau_pos` where A > 0, else `sapo_tau_neg`: a gate, not a
-    clip.
+    """Returns -A (4 / tau) sigmoid(tau (rho - 1)), a soft gate in place of the clip.
 
-    Soft adaptive policy optimization (Gao et al. 2025, arXiv 2511.20347). The gradient is that of -A log pi while
-    rho is 1, and falls off smoothly on both sides.
+    tau is `sapo_tau_pos` where A > 0, else `sapo_tau_neg`. Soft adaptive policy optimization (Gao et al. 2025, arXiv
+    2511.20347). At rho = 1 the gradient is that of -A log pi. It falls off smoothly on both sides.
     """
     with torch.no_grad():
         log_ratio = select(log_probs - old_log_probs, mask)
-        ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+        ratio = ratio_of(log_ratio)
         cost = select(-advantages, mask)
         tau = torch.where(cost < 0, algorithm.sapo_tau_pos, algorithm.sapo_tau_neg)
         gate = torch.sigmoid(tau * (ratio - 1.0))
@@ -125,7 +124,7 @@ def ratio_only(
     """Returns -A rho, without a clip."""
     with torch.no_grad():
         log_ratio = select(log_probs - old_log_probs, mask)
-        ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+        ratio = ratio_of(log_ratio)
         loss = select(-advantages, mask) * ratio  # -A rho, its own derivative with respect to log rho
         metrics = ratio_metrics(log_ratio, ratio, {}, mask)
     return with_gradient(log_probs, loss, loss), metrics
@@ -174,23 +173,11 @@ def dppo_kl(
     return _divergence_masked(log_probs, old_log_probs, advantages, mask, algorithm, divergence)
 
 
-@torch.no_grad()
-def _without_divergent(
-    log_ratio: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm, divergence: FloatBT
-) -> tuple[FloatBT, Metrics]:
-    """Returns -M A rho per position [B,T], which is its own derivative with respect to `log_ratio`; metrics."""
-    cost = select(-advantages, mask)
-    ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    # M = 0 where A > 0, rho > 1, D > clip_ratio_high, or A < 0, rho < 1, D > clip_ratio_low; else 1
-    above = (cost < 0) & (log_ratio > 0) & (divergence > algorithm.clip_ratio_high)
-    below = (cost > 0) & (log_ratio < 0) & (divergence > algorithm.clip_ratio_low)
-    loss = (cost * ratio).masked_fill(above | below, 0.0)
-    return loss, ratio_metrics(log_ratio, ratio, clip_counts(above, below), mask)
-
-
 def _row_means(log_ratio: FloatBT, mask: BoolBT | None) -> FloatBT:
-    """Returns the mean over the active positions of a row [B,T], at each of its positions. `log_ratio` is 0
-    elsewhere."""
+    """Returns the mean over the active positions of a row, at each of its positions [B,T].
+
+    `log_ratio` is 0 outside `mask`.
+    """
     lengths = log_ratio.shape[1] if mask is None else mask.sum(dim=1, keepdim=True).clamp(min=1)
     return (log_ratio.sum(dim=1, keepdim=True) / lengths).expand_as(log_ratio)
 
@@ -208,8 +195,15 @@ def _divergence_masked(
     Divergence PPO (Qi et al. 2026, arXiv 2602.04879) with its binary approximations. `clip_ratio_high` is the threshold
     for A > 0, `clip_ratio_low` for A < 0. Without the truncation of rho that verl adds.
     """
-    log_ratio = select(log_probs.detach() - old_log_probs, mask)
-    loss, metrics = _without_divergent(log_ratio, advantages, mask, algorithm, divergence)
+    with torch.no_grad():
+        log_ratio = select(log_probs - old_log_probs, mask)
+        ratio = ratio_of(log_ratio)
+        cost = select(-advantages, mask)
+        # L = -M A rho, with M = 0 where A > 0, rho > 1, D > clip_ratio_high, or A < 0, rho < 1, D > clip_ratio_low
+        above = (cost < 0) & (log_ratio > 0) & (divergence > algorithm.clip_ratio_high)
+        below = (cost > 0) & (log_ratio < 0) & (divergence > algorithm.clip_ratio_low)
+        loss = (cost * ratio).masked_fill(above | below, 0.0)  # its own derivative with respect to log rho
+        metrics = ratio_metrics(log_ratio, ratio, clip_counts(above, below), mask)
     return with_gradient(log_probs, loss, loss), metrics
 
 

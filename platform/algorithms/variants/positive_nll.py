@@ -25,8 +25,8 @@ def positive_nll(
 ) -> Float[Tensor, ""]:
     """Returns the mean of -log_probs over all active positions of the `correct` [B] rows of the mini-batch, a scalar.
 
-    The positive-example loss of VAPO (Yue et al. 2025, eq. 10). No correct row: 0 that still has a graph. `norm`
-    all_tokens divides by the active positions of every row, so that the term weighs less where few rows are correct.
+    Yue et al. 2025, eq. 10. Without a correct row it is 0 that still has a graph. `norm` all_tokens divides by the
+    active positions of every row, so that the term weighs less where few rows are correct.
     """
     counted = correct[:, None] if mask is None else mask & correct[:, None]
     tokens = denominators.correct_tokens if norm == "correct_tokens" else denominators.tokens

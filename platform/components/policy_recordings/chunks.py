@@ -71,6 +71,6 @@ class ChunkRecording(Recording):
 
     def _at_last_position(self, of_choices: np.ndarray) -> torch.Tensor:
         """Maps [num_envs, C] bool to [num_envs, C P], after actions that were not executed, which estimators skip."""
-        placed = torch.zeros(*of_choices.shape, self.levels.positions, dtype=torch.bool)
+        placed = torch.zeros(*of_choices.shape, self.levels.num_positions, dtype=torch.bool)
         placed[..., -1] = torch.from_numpy(of_choices)
         return placed.flatten(1)

@@ -99,7 +99,7 @@ class FlowPolicy(nn.Module):
         network.drop_unread(spaces.images)
         read = config.vlm_config.text_config.hidden_size + config.max_state_dim
         self.value_head = nn.Sequential(
-            nn.Linear(read, CRITIC_WIDTH), nn.Tanh(), nn.Linear(CRITIC_WIDTH, levels.values)
+            nn.Linear(read, CRITIC_WIDTH), nn.Tanh(), nn.Linear(CRITIC_WIDTH, levels.num_values)
         )
         nn.init.zeros_(self.value_head[-1].weight)
         nn.init.zeros_(self.value_head[-1].bias)

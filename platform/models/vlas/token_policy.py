@@ -67,7 +67,7 @@ class TokenPolicy(nn.Module):
         self.register_buffer("tokens", torch.tensor(rows), persistent=False)
         self.register_buffer("mask", torch.tensor(mask), persistent=False)
         self.softcap: float | None = getattr(text, "final_logit_softcapping", None)
-        self.value_head = nn.Linear(text.hidden_size, levels.values)
+        self.value_head = nn.Linear(text.hidden_size, levels.num_values)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
         self.action_range = action_range

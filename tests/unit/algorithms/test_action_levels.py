@@ -68,7 +68,7 @@ def algorithm(rewards: str, log_probs: str, **keys: Any) -> Algorithm:
 def rollout(levels: ActionLevels) -> RolloutBatch:
     """[1,2P], as the environment and the actor before the update give it."""
     value_mask, units = levels.value_mask(EXECUTED), levels.entropy_units(EXECUTED)
-    width = levels.positions
+    width = levels.num_positions
     ends = torch.zeros(1, 2 * width, dtype=torch.bool)
     ends[0, -1] = True
     return RolloutBatch(
@@ -100,7 +100,7 @@ def outputs(levels: ActionLevels) -> ModelOutputs:
     return ModelOutputs(
         levels.of_components(LOG_RATIOS, EXECUTED[0]),
         levels.of_components(ENTROPIES, EXECUTED[0]),
-        levels.placed_values(torch.zeros(2, levels.values)),
+        levels.placed_values(torch.zeros(2, levels.num_values)),
     )
 
 
@@ -192,12 +192,12 @@ def test_gradients_by_finite_differences(kind: Any, combination: tuple[str, str]
     torch.manual_seed(0)
     settings = algorithm(*combination, entropy_type=TOKEN, entropy_bonus=0.1, clip_ratio_low=1.0, clip_ratio_high=9.0)
     levels = ActionLevels.of(settings, 2, 2 if kind == "continuous" else 1)
-    config = PolicyConfig((4,), num_actions=2, num_values=levels.values)
+    config = PolicyConfig((4,), num_actions=2, num_values=levels.num_values)
     policy = ChunkPolicy((3,), ActionSpace(kind, 2), config)
     model = ChunkActorCritic(policy, levels).double()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
-    width, executed = levels.positions, EXECUTED[0][:, None].expand(2, 1, 2)
+    width, executed = levels.num_positions, EXECUTED[0][:, None].expand(2, 1, 2)
     drawn = torch.randn(2, 1, 2, 2) if kind == "continuous" else torch.randint(2, (2, 1, 2))
     value_mask, units = levels.value_mask(executed), levels.entropy_units(executed)
     batch = RolloutBatch(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from rl_platform.algorithms.metrics import Metrics
 from rl_platform.algorithms.policy_losses import policy_loss_function, ppo_clip
 from rl_platform.algorithms.variants import policy_loss_kinds
 from rl_platform.algorithms.variants.positive_nll import positive_nll
-from rl_platform.config.schema.algorithm import POLICY_LOSSES, Algorithm
+from rl_platform.config.schema.algorithm import POLICY_LOSSES, Algorithm, LossAggregation
 from rl_platform.errors import ConfigError
 from rl_platform.records import RolloutBatch
 
@@ -70,6 +70,21 @@ def test_sequence_ratio_with_a_gradient_per_token() -> None:
     torch.testing.assert_close(gradient[0], -ADVANTAGES[0] * 1.105171, rtol=1e-5, atol=1e-6)
     assert not gradient[1:].any()  # clipped
     assert metrics["actor/clip_frac"] == pytest.approx(2 / 5)
+
+
+@pytest.mark.parametrize("mode", get_args(LossAggregation))
+def test_both_sequence_ratios_agree_where_a_row_has_one_advantage(mode: str) -> None:
+    """GSPO, section 4.3: with one advantage per row, GSPO-token has the loss and the gradient of GSPO."""
+    advantages = torch.tensor([[-1.5], [0.7], [1.0]]).expand(3, 4)
+    results = []
+    for kind in ("gspo", "gspo_token"):
+        log_probs = (OLD + 0.3 * STEP).requires_grad_()
+        losses, _ = policy_loss_function(kind)(log_probs, OLD, advantages, MASK, Algorithm(policy_loss=kind, **CLIP))
+        loss = aggregate(losses, MASK, Denominators.of(MASK, 4), mode)
+        loss.backward()
+        results.append((loss.detach(), log_probs.grad))
+    torch.testing.assert_close(*results)
+    assert results[0][1].count_nonzero() == MASK.sum()
 
 
 def test_geometric_mean_of_clipped_ratios() -> None:
