@@ -15,8 +15,8 @@ from typing import Any
 from _peer import ZOO_SOURCE
 
 from rl_platform.config import LoadedConfig
-from rl_platform.launch.headline import number
 from rl_platform.launch.tools.plot import Curve, median_curve, read_curve
+from rl_platform.launch.views.headline import number
 
 OURS, PEER = "rl-platform", "Stable-Baselines3"
 RETURN_ASKED = {"HalfCheetah-v5": 3000.0, "Hopper-v5": 2000.0}  # of a page that says how long it takes to get there

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 from _common import write_page
 
 from rl_platform.config import load_config
-from rl_platform.launch.headline import number
 from rl_platform.launch.tools.plot import Curve, median_curve
+from rl_platform.launch.views.headline import number
 
 ROOT = Path(__file__).parents[1]
 RESULTS, CONFIGS = ROOT / "docs" / "results", ROOT / "configs" / "embodied"

@@ -22,7 +22,6 @@ from rl_platform.garbage import collect_as_usual
 from rl_platform.interrupts import shutting_down
 from rl_platform.launch.command import START_CHECKS, PlacedConfig
 from rl_platform.launch.output import OutputFolder, output_folder
-from rl_platform.launch.plain import terminal_view
 from rl_platform.launch.run_restarts import RunRestarts
 from rl_platform.launch.runtime_choice import cluster_for, runtime_for
 from rl_platform.metrics import RunLog, user_loggers
@@ -37,6 +36,15 @@ from rl_platform.runners.task_runner import TaskRunner
 from rl_platform.runtime import Runtime
 from rl_platform.tracing import Timeline
 from rl_platform.user_code import is_named
+
+
+def terminal_view() -> Reporter:
+    """Returns the view of a run on standard output; without that extra it shows notes only."""
+    if not is_present("rl_platform.launch.views"):
+        return _PrintedNotes()
+    from rl_platform.launch.views import plain
+
+    return plain.terminal_view()
 
 
 def run(
@@ -283,6 +291,13 @@ class _RunReporters(Reporters):
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.output.keep()
         super().step(step, metrics)
+
+
+class _PrintedNotes(Reporter):
+    """Prints the notes of a run."""
+
+    def note(self, text: str) -> None:
+        print(text, flush=True)
 
 
 class _Notes(logging.Handler):

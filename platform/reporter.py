@@ -5,7 +5,7 @@ sinks; sinks implement the same protocol. Metric names: reward/, adv/, actor/, c
 time/ (seconds), perf/. A count (`perf/tokens`, `perf/env_steps`) also gives its rate (`perf/tokens_per_sec`), of the
 training step alone.
 
-Not covered: computing the metrics; the files of a run (`rl_platform.metrics`) and views (`launch/plain.py`).
+Not covered: computing the metrics; the files of a run (`rl_platform.metrics`) and views (`launch/views/`).
 """
 
 from __future__ import annotations

@@ -125,8 +125,7 @@ def _run(
     with one_run():
         placed = load(config, overrides, starts=True)
         from rl_platform.launch.output import output_path
-        from rl_platform.launch.plain import terminal_view
-        from rl_platform.launch.session import run  # loads torch
+        from rl_platform.launch.session import run, terminal_view  # loads torch
 
         path = "" if isinstance(config, Mapping) else str(config)
         with located(placed.loaded):

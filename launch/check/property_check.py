@@ -28,11 +28,11 @@ from rl_platform.launch.check import invariance, updates
 from rl_platform.launch.check.credit import credit, not_asked
 from rl_platform.launch.check.property import Property, PropertyOutcome
 from rl_platform.launch.check.samples import CheckedConfig
-from rl_platform.launch.console import run_console
-from rl_platform.launch.panels import print_lines
 from rl_platform.launch.start_checks.env_check import check_env_and_code
 from rl_platform.launch.start_checks.extensions import check_extensions
 from rl_platform.launch.start_checks.user_code_checks import check_reward_functions
+from rl_platform.launch.views.console import run_console
+from rl_platform.launch.views.panels import print_lines
 from rl_platform.runtime.cpu import one_thread
 
 PROPERTIES = [

@@ -29,9 +29,6 @@ from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import CheckpointError, ConfigError, Problem
 from rl_platform.garbage import collect_as_usual
-from rl_platform.launch.console import run_console
-from rl_platform.launch.headline import number
-from rl_platform.launch.plain import PlainView
 from rl_platform.launch.runtime_choice import runtime_for
 from rl_platform.launch.saved.saved_run import SavedRun
 from rl_platform.launch.session import task_of
@@ -39,6 +36,9 @@ from rl_platform.launch.start_checks.env_spaces import spaces_of
 from rl_platform.launch.start_checks.extensions import check_extensions
 from rl_platform.launch.start_checks.model_checks import check_architectures, check_models
 from rl_platform.launch.start_checks.user_code_checks import check_reward, check_tests
+from rl_platform.launch.views.console import run_console
+from rl_platform.launch.views.headline import number
+from rl_platform.launch.views.plain import PlainView
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
 from rl_platform.redact import redacted

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from rl_platform.launch.headline import HEADLINES, OWN_REWARD, Headline, headline_of
+from rl_platform.launch.views.headline import HEADLINES, OWN_REWARD, Headline, headline_of
 
 
 def headline_of_run(run: Path, metrics: Container[str]) -> Headline:

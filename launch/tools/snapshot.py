@@ -10,10 +10,10 @@ from pathlib import Path
 from rich.console import Console
 
 from rl_platform.errors import DataError
-from rl_platform.launch.headline import History
-from rl_platform.launch.live.live_view import LiveView
 from rl_platform.launch.tools.named_runs import check_runs
 from rl_platform.launch.tools.run_headline import headline_of_run
+from rl_platform.launch.views.headline import History
+from rl_platform.launch.views.live_view import LiveView
 from rl_platform.metrics import read_metrics
 from rl_platform.reporter import RunInfo, Sample
 from rl_platform.step_lines import read_lines

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rl_platform.launch.headline import Headline
+from rl_platform.launch.views.headline import Headline
 
 Level = Literal["bad", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("bad", "warning", "note")

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from rl_platform.launch.headline import number
 from rl_platform.launch.tools.report.facts import LEVELS, Facts, Finding
 from rl_platform.launch.tools.report.verdict_rules import RULES, SOURCES
+from rl_platform.launch.views.headline import number
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from statistics import correlation, fmean, median, pstdev
 
-from rl_platform.launch.headline import number
 from rl_platform.launch.tools.report.facts import Facts, Finding, Level, VerdictRule
+from rl_platform.launch.views.headline import number
 from rl_platform.runners.ppo import MISMATCH_LIMITS
 
 KL_USUAL, KL_HIGH, KL_TOO_HIGH = 0.01, 0.05, 0.1  # nats a step; the usual one is the target of most PPO recipes

@@ -16,10 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from rl_platform.errors import ConfigError, DataError
-from rl_platform.launch.headline import number
 from rl_platform.launch.tools.plot import draw_groups, unknown_metric
 from rl_platform.launch.tools.run_headline import headline_of_run
 from rl_platform.launch.tools.sweep.grid import SweepPoint
+from rl_platform.launch.views.headline import number
 from rl_platform.metrics import read_metrics
 from rl_platform.run_files import FINISHED
 

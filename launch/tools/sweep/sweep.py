@@ -23,7 +23,6 @@ from rl_platform.environment_variables import changed_variables
 from rl_platform.errors import ConfigError, PlatformError, Problem
 from rl_platform.interrupts import shutting_down
 from rl_platform.launch.command import load
-from rl_platform.launch.headline import headline_of
 from rl_platform.launch.run_lock import LOCK, locked
 from rl_platform.launch.tools.run_groups import SEED
 from rl_platform.launch.tools.sweep.grid import SweepPoint, Varied, read_arguments
@@ -31,6 +30,7 @@ from rl_platform.launch.tools.sweep.metric_check import check_metric
 from rl_platform.launch.tools.sweep.optuna_search import OptunaTrials, Spec, read_spec
 from rl_platform.launch.tools.sweep.summary import Summary
 from rl_platform.launch.tools.sweep.sweep_jobs import THREADS, Jobs, shares
+from rl_platform.launch.views.headline import headline_of
 from rl_platform.placement.inventory import VISIBLE_DEVICES
 from rl_platform.run_files import CONFIG, FINISHED
 

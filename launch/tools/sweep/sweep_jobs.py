@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Protocol
 
 from rl_platform.errors import DataError
-from rl_platform.launch.headline import duration
 from rl_platform.launch.tools.run_process import ask_to_stop, end_run, last_lines, start_run
 from rl_platform.launch.tools.sweep.grid import SweepPoint
+from rl_platform.launch.views.headline import duration
 from rl_platform.metrics import read_metrics
 from rl_platform.placement.inventory import VISIBLE_DEVICES, detect_accelerators
 from rl_platform.runtime.child import Child

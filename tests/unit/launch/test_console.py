@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 
-from rl_platform.launch.console import run_console
-from rl_platform.launch.plain import PlainView, terminal_view
+from rl_platform.launch.views.console import run_console
+from rl_platform.launch.views.plain import PlainView, terminal_view
 
 
 class ZMQInteractiveShell:

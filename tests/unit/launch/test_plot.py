@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from rl_platform.launch.command import load
-from rl_platform.launch.headline import headline_of
 from rl_platform.launch.tools.plot import _default_metrics, _finish, aligned, median_curve, read_curve, with_unit
 from rl_platform.launch.tools.run_groups import group_by_config, group_by_task
 from rl_platform.launch.tools.snapshot import snapshot
+from rl_platform.launch.views.headline import headline_of
 from rl_platform.metrics import RunLog, read_metrics
 from rl_platform.reporter import RunInfo
 from rl_platform.runners.reasoning import validation_metric

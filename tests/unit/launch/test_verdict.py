@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rl_platform.launch.headline import HEADLINES
 from rl_platform.launch.tools.report.definitions import definition_of
 from rl_platform.launch.tools.report.facts import Busy, Facts
 from rl_platform.launch.tools.report.verdict import Answer, judge, progress
 from rl_platform.launch.tools.report.verdict_rules import RULES, SOURCES
+from rl_platform.launch.views.headline import HEADLINES
 
 STEPS = 24
 Values = float | Sequence[float]

@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rl_platform.launch import plain
-from rl_platform.launch.headline import History, duration, number
-from rl_platform.launch.live.live_view import LiveView, printable, sparkline
-from rl_platform.launch.plain import PlainView, terminal_view
+from rl_platform.launch.views import plain
+from rl_platform.launch.views.headline import History, duration, number
+from rl_platform.launch.views.live_view import LiveView, printable, sparkline
+from rl_platform.launch.views.plain import PlainView, terminal_view
 from rl_platform.metrics import RunLog
 from rl_platform.reporter import Reporter, Reporters, RunInfo, Sample
 from rl_platform.tracing import Timeline
@@ -474,7 +474,7 @@ NARROWED = """
 import fcntl, os, struct, termios, time
 from pathlib import Path
 from rich.console import Console
-from rl_platform.launch.live.live_view import LiveView
+from rl_platform.launch.views.live_view import LiveView
 from rl_platform.reporter import RunInfo
 
 def resize(columns):

@@ -18,9 +18,9 @@ from rich.live import Live
 from rich.segment import ControlType
 from rich.text import Text
 
-from rl_platform.launch.headline import History, duration, number
-from rl_platform.launch.open_phases import OpenPhase, OpenPhases, nested_name
-from rl_platform.launch.panels import print_lines, print_start
+from rl_platform.launch.views.headline import History, duration, number
+from rl_platform.launch.views.open_phases import OpenPhase, OpenPhases, nested_name
+from rl_platform.launch.views.panels import print_lines, print_start
 from rl_platform.reporter import Reporter, RunInfo, Sample
 
 REDRAW_SECONDS = 0.25

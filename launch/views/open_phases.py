@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rl_platform.launch.headline import duration, number
+from rl_platform.launch.views.headline import duration, number
 
 
 @dataclass(eq=False)  # compared by identity: two ranks may run the same phase

@@ -1,6 +1,6 @@
 """The view without a terminal: one aligned line per step, and a line at least every 30 s in between.
 
-`terminal_view` selects the live view (`live/`) on terminals that can redraw.
+`terminal_view` selects the live view on terminals that can redraw.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from rl_platform.extras import is_present
-from rl_platform.launch.console import run_console
-from rl_platform.launch.headline import History, duration, number
-from rl_platform.launch.open_phases import OpenPhases
-from rl_platform.launch.panels import print_lines, print_start
+from rl_platform.launch.views.console import run_console
+from rl_platform.launch.views.headline import History, duration, number
+from rl_platform.launch.views.open_phases import OpenPhases
+from rl_platform.launch.views.panels import print_lines, print_start
 from rl_platform.reporter import Reporter, RunInfo
 
 QUIET_SECONDS = 25.0
@@ -26,9 +25,9 @@ QUIET_SECONDS = 25.0
 def terminal_view(console: Console | None = None) -> Reporter:
     """Returns the live view on a terminal, else plain lines."""
     console = console or run_console()
-    if not console.is_terminal or console.is_dumb_terminal or not is_present("rl_platform.launch.live"):
+    if not console.is_terminal or console.is_dumb_terminal:
         return PlainView(console)
-    from rl_platform.launch.live.live_view import LiveView
+    from rl_platform.launch.views.live_view import LiveView
 
     return LiveView(console)
 
