@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rl_platform.envs.embodied.build_failure import OF_PROGRAM
+from rl_platform.envs.embodied.descriptions import OF_PROGRAM
 from rl_platform.errors import ConfigError, Problem
 
 MakeEnv = Callable[..., Any]  # returns a new gymnasium.Env; keyword arguments are those of env.kwargs

@@ -6,22 +6,14 @@ torch, so worker processes start quickly.
 
 from __future__ import annotations
 
-import contextlib
-import difflib
-import logging
-import os
-import re
-import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from rl_platform.envs.embodied.build_failure import OF_PROGRAM, build_problem, machine_problem
-from rl_platform.envs.embodied.simulator_packages import SIMULATORS, simulator_of
 from rl_platform.envs.embodied.spaces import EnvSpaces
+from rl_platform.envs.embodied.stepping import deprecations_once
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.extras import required
+from rl_platform.extras import is_present, required
 from rl_platform.suggest import did_you_mean, nearest
 from rl_platform.user_code import import_user_module, is_named
 
@@ -31,13 +23,8 @@ if TYPE_CHECKING:
     from rl_platform.config.schema.env import Env
     from rl_platform.envs.embodied.spaces import AnyEnv
 
-logger = logging.getLogger(__name__)
-
-# Environment variable with the deprecations that this run has logged, one per line. MuJoCo 4 reports them for each
-# model file that it reads, and child processes read the same files and inherit the variable.
-_SHOWN_DEPRECATIONS = "RL_PLATFORM_SHOWN_DEPRECATIONS"
-_USES_MUJOCO = ("gymnasium.envs.mujoco", "gymnasium_robotics", "metaworld")  # what entry points begin with
-_warning_handler = threading.Lock()
+PROBLEMS = "rl_platform.envs.embodied.build_problems"  # an extra
+OF_PROGRAM = "function/"  # what the ids of environments begin with that exist in the program of the user only
 
 
 @dataclass(frozen=True)
@@ -128,6 +115,7 @@ def find_spec(description: EnvDescription) -> EnvSpec:
     from gymnasium.envs.registration import EnvSpec
 
     module, _, name = description.id.rpartition(":")
+    code: object = None
     try:
         if module:
             code = import_user_module(module)
@@ -135,49 +123,17 @@ def find_spec(description: EnvDescription) -> EnvSpec:
             if name not in gymnasium.registry and callable(entry_point):
                 return EnvSpec(name, entry_point)
         return gymnasium.spec(name)
-    except gymnasium.error.Error as error:
-        near = _similar_ids(name, list(gymnasium.registry))
-        if module and not near:
-            near = difflib.get_close_matches(name, [each for each in vars(code) if callable(getattr(code, each))])
-        register = f"write MODULE:{name} with the module whose import registers it"
-        if name.startswith(OF_PROGRAM):
-            register = (
-                "a program made it by a function: pass that as env=... to rl.evaluate; rl.load_policy needs model/, "
-                "which a finished run has"
-            )
-        full = [f"{module}:{each}" if module else each for each in near]
-        hint = f"did you mean {', '.join(near)}? env.id={full[0]}" if near else register
-        problem = Problem("env.id", f"no such environment ({error})", value=repr(description.id), hint=hint)
-        raise ConfigError([problem]) from error
     except Exception as error:
-        if not isinstance(error, ImportError) and simulator_of(description.id) is None:
+        if is_present(PROBLEMS):
+            from rl_platform.envs.embodied.build_problems.find_failure import find_problem
+
+            problem = find_problem(description.id, code, error)
+        else:
+            known = isinstance(error, gymnasium.error.Error | ImportError)
+            problem = Problem("env.id", str(error), value=repr(description.id)) if known else None
+        if problem is None:
             raise
-        raise ConfigError([_import_problem(description.id, module, error)]) from error
-
-
-def _import_problem(name: str, module: str, error: Exception) -> Problem:
-    """Returns the problem of an id whose module raised `error` while it was imported."""
-    message = f"its module cannot be imported ({error})"
-    if (problem := machine_problem(message, error, simulator_of(name))) is not None:
-        return replace(problem, key="env.id", value=repr(name))
-    hint = f"install the package of {module}, or start where it can be imported"
-    if near := difflib.get_close_matches(module, SIMULATORS, 1):
-        hint = f"did you mean {near[0]}? env.id={near[0]}{name.removeprefix(module)}"
-    return Problem("env.id", message, value=repr(name), hint=hint)
-
-
-def _similar_ids(name: str, known: Sequence[str]) -> list[str]:
-    """Returns at most three registered ids whose names are close in spelling, whatever their namespaces and
-    versions."""
-    by_name: dict[str, list[str]] = {}
-    for each in known:
-        by_name.setdefault(_bare(each), []).append(each)
-    close = difflib.get_close_matches(_bare(name), by_name, n=3, cutoff=0.7)
-    return [each for bare in close for each in difflib.get_close_matches(name, by_name[bare], n=3, cutoff=0)][:3]
-
-
-def _bare(env_id: str) -> str:
-    return re.sub(r"-v\d+$", "", env_id.rpartition("/")[2]).lower()
+        raise ConfigError([problem]) from error
 
 
 def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mode: str | None = None) -> AnyEnv:
@@ -196,18 +152,22 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
             from rl_platform.envs.embodied.pictures.pixels import PixelObservation, drawing_kwargs
         kwargs = {**kwargs, **drawing_kwargs(description, spec)}
     try:
-        with _deprecations_once(spec):
+        with deprecations_once(spec):
             env = gymnasium.make(
                 spec, max_episode_steps=description.max_episode_steps, disable_env_checker=True, **kwargs
             )
     except ConfigError:
         raise
-    except gymnasium.error.DependencyNotInstalled as error:
-        problem = Problem("env.id", "a package is missing", value=repr(description.id), hint=str(error))
-        raise ConfigError([problem]) from error
     except Exception as error:
-        _check_task_of_metaworld(spec, kwargs)
-        raise ConfigError([build_problem(description.id, spec.id, kwargs, error)]) from error
+        if is_present(PROBLEMS):
+            from rl_platform.envs.embodied.build_problems.build_failure import build_problem
+
+            problem = build_problem(description.id, spec.id, kwargs, error)
+        else:
+            problem = Problem(
+                "env", f"{spec.id} cannot be built ({type(error).__name__}: {error})", value=description.id
+            )
+        raise ConfigError([problem]) from error
     if absent := [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]:
         hint = "set it in __init__: a space of gymnasium.spaces"
         raise ConfigError([Problem("env.id", f"{spec.id} has no {' and no '.join(absent)}", value=spec.id, hint=hint)])
@@ -219,15 +179,6 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
         draw_quickly(env)
         follow_robot(env)
     return flattened(env)
-
-
-def _check_task_of_metaworld(spec: EnvSpec, kwargs: Mapping[str, object]) -> None:
-    """Raises ConfigError, with the nearest names, if Meta-World has no task of the name in `kwargs`."""
-    tasks = getattr(sys.modules.get("metaworld"), "ALL_V3_ENVIRONMENTS", None)
-    if tasks and spec.id.startswith("Meta-World/") and "env_name" in kwargs:
-        with required("rl_platform.envs.embodied.suites", "env.id"):
-            from rl_platform.envs.embodied.suites.names import check_name
-        check_name("env_name", kwargs["env_name"], tasks)
 
 
 def time_limit(env: AnyEnv) -> int | None:
@@ -270,35 +221,3 @@ def check_camera(env: AnyEnv, camera: object, key: str) -> None:
         near = did_you_mean(camera, names)
         hint = f"{near} {key}={nearest(camera, names)}" if near else ""
         raise ConfigError([Problem(key, message, value=camera, allowed=allowed, hint=hint)])
-
-
-@contextlib.contextmanager
-def _deprecations_once(spec: EnvSpec) -> Iterator[None]:
-    """Logs each deprecation that MuJoCo reports once per run, and every other warning of MuJoCo."""
-    entry_point = spec.entry_point
-    origin = entry_point if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
-    if "mujoco" not in sys.modules and not str(origin).startswith(_USES_MUJOCO):
-        yield
-        return
-    try:
-        import mujoco
-    except ImportError:  # the error is reported when the environment is built
-        yield
-        return
-
-    def handle(message: str) -> None:
-        line = " ".join(message.split())
-        shown = os.environ.get(_SHOWN_DEPRECATIONS, "").splitlines()
-        if line in shown:
-            return
-        if "deprecated" in line:
-            os.environ[_SHOWN_DEPRECATIONS] = "\n".join([*shown, line])
-        logger.warning("MuJoCo, model of %s: %s", spec.id, line)
-
-    with _warning_handler:
-        previous = mujoco.get_mju_user_warning()
-        mujoco.set_mju_user_warning(handle)
-        try:
-            yield
-        finally:
-            mujoco.set_mju_user_warning(previous)

@@ -6,7 +6,9 @@ The only module of the core that imports these extras: `mujoco/`, `user_envs/`, 
 
 from __future__ import annotations
 
+import logging
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -14,12 +16,17 @@ from rl_platform.errors import Problem
 from rl_platform.extras import is_present, required
 
 if TYPE_CHECKING:
+    from gymnasium.envs.registration import EnvSpec
+
     from rl_platform.envs.embodied.descriptions import EnvDescription
     from rl_platform.envs.embodied.env_facts import EnvFacts
     from rl_platform.envs.embodied.mujoco.native import NativeEnvs
     from rl_platform.envs.embodied.processes.workers import EnvWorkers
     from rl_platform.envs.embodied.spaces import AnyEnv, EnvSpaces
     from rl_platform.envs.embodied.user_envs.user_envs import UserEnvs
+
+model_warnings = logging.getLogger(__name__)
+"""MuJoCo's warnings about the model files of environments."""
 
 
 def native_envs(env: AnyEnv, num_envs: int, threads: int, backend: str) -> NativeEnvs | None:
@@ -37,6 +44,15 @@ def stop_timers() -> None:
         from rl_platform.envs.embodied.mujoco.physics import stop_timers as stop
 
         stop()
+
+
+def deprecations_once(spec: EnvSpec) -> AbstractContextManager[None]:
+    """Logs each deprecation that MuJoCo reports within the block once per run."""
+    if not _present():
+        return nullcontext()
+    from rl_platform.envs.embodied.mujoco.deprecations import deprecations_once as once
+
+    return once(spec)
 
 
 def warp_problem(env: AnyEnv) -> Problem | None:

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 
 from rl_platform.components.actor import saved_policy, trained_policy
 from rl_platform.components.policy_rollout import Observations, PolicyInference
-from rl_platform.envs.embodied.build_failure import OF_PROGRAM
+from rl_platform.envs.embodied.descriptions import OF_PROGRAM
 from rl_platform.errors import ConfigError, DataError, Problem
 from rl_platform.launch.saved.saved_run import SavedRun, find_run
 from rl_platform.launch.saved.saved_weights import whole_weights

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import VLM_POLICIES
-from rl_platform.envs.embodied import descriptions
+from rl_platform.envs.embodied import stepping
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.errors import ConfigError
@@ -94,8 +94,8 @@ def _lacks_packages(error: ConfigError) -> bool:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Suppresses MuJoCo's warnings about a model, which belong to a run."""
-    descriptions.logger.disabled = True
+    stepping.model_warnings.disabled = True
     try:
         yield
     finally:
-        descriptions.logger.disabled = False
+        stepping.model_warnings.disabled = False

@@ -90,6 +90,7 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.runners.watching": "platform/runners/watching",
     "rl_platform.runtime.ray": "platform/runtime/ray",
     "rl_platform.launch.jobs": "launch/jobs",
+    "rl_platform.envs.embodied.build_problems": "envs/embodied/build_problems",
     "rl_platform.envs.embodied.pictures": "envs/embodied/pictures",
     "rl_platform.envs.embodied.processes": "envs/embodied/processes",
     "rl_platform.envs.embodied.remote": "envs/embodied/remote",
@@ -146,7 +147,10 @@ NEEDS = {  # extras that an extra imports freely
         "rl_platform.models.experts",
         "rl_platform.placement.estimates",
     ),
+    "rl_platform.envs.embodied.build_problems": ("rl_platform.envs.embodied.suites",),
+    "rl_platform.envs.embodied.processes": ("rl_platform.envs.embodied.build_problems",),
     "rl_platform.envs.embodied.remote": ("rl_platform.envs.embodied.processes",),
+    "rl_platform.envs.embodied.suites": ("rl_platform.envs.embodied.build_problems",),
     "rl_platform.envs.reasoning.sandbox": ("rl_platform.envs.reasoning.servers",),
     "rl_platform.launch.check": (
         "rl_platform.algorithms.variants",

@@ -10,10 +10,13 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError
 
-from rl_platform.envs.embodied.simulator_packages import Simulator, simulator_of
-from rl_platform.errors import ConfigError, Problem
+import gymnasium
 
-OF_PROGRAM = "function/"  # what the ids of environments begin with that exist in the program of the user only
+from rl_platform.envs.embodied.build_problems.simulator_packages import Simulator, simulator_of
+from rl_platform.envs.embodied.descriptions import OF_PROGRAM
+from rl_platform.errors import ConfigError, Problem
+from rl_platform.extras import required
+
 _LIBRARY = re.compile(r"(lib[\w+-]+)\.so[.\d]*")
 _DEBIAN = {  # packages of libraries that simulators load
     "libGL": "libgl1",
@@ -30,7 +33,10 @@ _ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 
 def build_problem(name: str, env_id: str, kwargs: Mapping[str, object], error: Exception) -> Problem:
     """Returns the problem. name: `env.id`, maybe with its module; env_id: as Gymnasium registers it; error: raised by
-    `gymnasium.make` with `kwargs`."""
+    `gymnasium.make` with `kwargs`. Raises ConfigError for an unknown task of Meta-World, with the nearest names."""
+    if isinstance(error, gymnasium.error.DependencyNotInstalled):
+        return Problem("env.id", "a package is missing", value=repr(name), hint=str(error))
+    _check_task_of_metaworld(env_id, kwargs)
     message = f"{env_id} cannot be built ({type(error).__name__}: {error})"
     if env_id.startswith(OF_PROGRAM):
         hint = "the function takes env.kwargs and returns one Gymnasium environment; env.num_envs makes several"
@@ -43,6 +49,14 @@ def build_problem(name: str, env_id: str, kwargs: Mapping[str, object], error: E
     if isinstance(error, ModuleNotFoundError) and error.name:  # code that raises it may give no name
         return Problem("env.id", message, value=env_id, hint=f"install the package that contains {error.name}")
     return Problem("env.kwargs", message, value=repr(kwargs), hint=hint)
+
+
+def _check_task_of_metaworld(env_id: str, kwargs: Mapping[str, object]) -> None:
+    tasks = getattr(sys.modules.get("metaworld"), "ALL_V3_ENVIRONMENTS", None)
+    if tasks and env_id.startswith("Meta-World/") and "env_name" in kwargs:
+        with required("rl_platform.envs.embodied.suites", "env.id"):
+            from rl_platform.envs.embodied.suites.names import check_name
+        check_name("env_name", kwargs["env_name"], tasks)
 
 
 def machine_problem(message: str, error: BaseException, simulator: Simulator | None) -> Problem | None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import rl_platform.envs
 from rl_platform.disk import cache_folder
-from rl_platform.envs.embodied.simulator_packages import MANIPULATION, simulator_of
+from rl_platform.envs.embodied.build_problems.simulator_packages import MANIPULATION, simulator_of
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.runtime.child import Child, Death
 from rl_platform.suggest import nearest

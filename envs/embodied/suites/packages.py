@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rl_platform.envs.embodied.simulator_packages import SIMULATORS
+from rl_platform.envs.embodied.build_problems.simulator_packages import SIMULATORS
 from rl_platform.errors import ConfigError, Problem
 
 

@@ -147,7 +147,7 @@ def test_a_simulator_that_needs_other_packages_is_named(
         return versions[name]
 
     (folder / "my_metaworld.py").write_text("def Reach(**_):\n    raise AssertionError")
-    monkeypatch.setattr("rl_platform.envs.embodied.simulator_packages.version", version)
+    monkeypatch.setattr("rl_platform.envs.embodied.build_problems.simulator_packages.version", version)
     with pytest.raises(ConfigError) as caught:
         inspect_env(EnvDescription("my_metaworld:Reach"))
     (problem,) = caught.value.problems

@@ -13,7 +13,9 @@ import psutil
 import pytest
 from waiting import until
 
-from rl_platform.envs.embodied.descriptions import EnvDescription, _deprecations_once, _similar_ids, find_spec
+from rl_platform.envs.embodied.build_problems.find_failure import similar_ids
+from rl_platform.envs.embodied.descriptions import EnvDescription, find_spec
+from rl_platform.envs.embodied.mujoco.deprecations import deprecations_once
 from rl_platform.envs.embodied.processes.worker import cpu_shares
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.envs.embodied.vector import EpisodeStats, StepResult, VectorEnv
@@ -231,7 +233,7 @@ for workers, names in ((0, ("HalfCheetah-v5", "Hopper-v5", "HalfCheetah-v5")), (
 
 
 def test_other_warnings_about_a_model_are_passed_on_each_time(caplog: pytest.LogCaptureFixture) -> None:
-    with _deprecations_once(find_spec(EnvDescription("Hopper-v5"))):
+    with deprecations_once(find_spec(EnvDescription("Hopper-v5"))):
         for _ in range(2):
             mujoco.get_mju_user_warning()("the mass of the thigh is odd")
     assert caplog.text.count("the mass of the thigh is odd") == 2
@@ -312,4 +314,4 @@ def test_an_observation_that_is_not_of_its_space_is_named(make, num_workers: int
     ],
 )
 def test_similar_ids_have_similar_names_whatever_their_versions(wrong: str, near: list[str]) -> None:
-    assert sorted(_similar_ids(wrong, ["CartPole-v0", "CartPole-v1", "Pusher-v5", "Ant-v5"])) == sorted(near)
+    assert sorted(similar_ids(wrong, ["CartPole-v0", "CartPole-v1", "Pusher-v5", "Ant-v5"])) == sorted(near)

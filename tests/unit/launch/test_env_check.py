@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.envs.embodied.build_failure import build_problem
-from rl_platform.envs.embodied.simulator_packages import SIMULATORS, simulator_of
+from rl_platform.envs.embodied.build_problems.build_failure import build_problem
+from rl_platform.envs.embodied.build_problems.simulator_packages import SIMULATORS, simulator_of
 
 ROOT = Path(__file__).parents[3]
 CARTPOLE = ROOT / "configs" / "embodied" / "cartpole.yaml"
@@ -104,7 +104,7 @@ def test_each_simulator_has_the_line_that_installs_it(known, monkeypatch: pytest
     def version(package: str) -> str:
         raise PackageNotFoundError(package)
 
-    monkeypatch.setattr("rl_platform.envs.embodied.simulator_packages.version", version)
+    monkeypatch.setattr("rl_platform.envs.embodied.build_problems.simulator_packages.version", version)
     name = f"rl_platform.envs.embodied.suites.{known.part}:Task"
     assert simulator_of(name) is known
     problem = build_problem(name, "Task", {}, ModuleNotFoundError("No module named 'it'", name="it"))
@@ -129,6 +129,6 @@ def test_a_library_or_file_that_is_missing_has_the_line_that_installs_it(
     error: Exception, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     versions = SIMULATORS["robosuite"].versions
-    monkeypatch.setattr("rl_platform.envs.embodied.simulator_packages.version", versions.__getitem__)
+    monkeypatch.setattr("rl_platform.envs.embodied.build_problems.simulator_packages.version", versions.__getitem__)
     problem = build_problem("rl_platform.envs.embodied.suites.robosuite:Task", "Task", {"task": "Lift"}, error)
     assert (problem.key, text in problem.hint) == ("env.python", True), problem
