@@ -100,7 +100,7 @@ class _Loop:
         self.config, self.runner, self.reporter, self.state, self.ppo = config, runner, reporter, state, ppo
         if config.runner.task_type == "embodied":
             compute_alone()  # a step computes a few thousand numbers here; starting a thread pool would take longer
-        self.rollouts = Rollouts(runner, config.runner.max_staleness, config.runner.max_steps, config.updates_at_once)
+        self.rollouts = _rollouts(runner, config)
         self.step, self.over, self.reason = 0, False, ""
         self.stragglers: Stragglers | None = None  # None: not installed
         self.utilization: Utilization | None = None
@@ -177,6 +177,15 @@ class _Loop:
 
     def _check_samples(self) -> None:
         self.runner.check_samples([rollout.batch for rollout in self.rollouts.ready])
+
+
+def _rollouts(runner: TaskRunner, config: Config) -> Rollouts:
+    ahead, steps = config.runner.max_staleness, config.runner.max_steps
+    if not ahead:
+        return Rollouts(runner, steps)
+    with required("rl_platform.runners.collection", "runner.max_staleness"):
+        from rl_platform.runners.collection.rollouts_ahead import RolloutsAhead
+    return RolloutsAhead(runner, ahead, steps, config.updates_at_once)
 
 
 def _due(step: int, interval: int) -> bool:

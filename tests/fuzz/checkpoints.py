@@ -136,7 +136,7 @@ class Run:
         runner = self._started()
         try:
             state.restore(
-                runner, PPO(self.config, runner.learners, reporter), Rollouts(runner, 0, self.config.runner.max_steps)
+                runner, PPO(self.config, runner.learners, reporter), Rollouts(runner, self.config.runner.max_steps)
             )
         except BaseException:
             self.runner = None

@@ -10,6 +10,7 @@ import torch
 from rl_platform.errors import Diverged
 from rl_platform.records import RolloutBatch, Weights
 from rl_platform.reporter import Sample
+from rl_platform.runners.collection.rollouts_ahead import RolloutsAhead
 from rl_platform.runners.rollouts import Collected, Rollouts
 
 
@@ -78,9 +79,13 @@ def taken(rollouts: Rollouts, step: int) -> int:
     return int(found.batch.versions[0])
 
 
+def rollouts_of(task: Task, ahead: int, steps: int) -> Rollouts:
+    return RolloutsAhead(task, ahead, steps) if ahead else Rollouts(task, steps)
+
+
 def test_when_asked_for() -> None:
     task = Task()
-    rollouts = Rollouts(task, 0, 2)
+    rollouts = Rollouts(task, 2)
     rollouts.start(0, 0)
     for step in range(2):
         assert rollouts.more(step)
@@ -95,7 +100,7 @@ def test_when_asked_for() -> None:
 @pytest.mark.parametrize("slow", ["generation", "training"])
 def test_ahead_by_k_updates_whatever_is_slower(ahead: int, slow: str) -> None:
     steps, task = 10, Task()
-    rollouts = Rollouts(task, ahead, steps)
+    rollouts = RolloutsAhead(task, ahead, steps)
     rollouts.start(0, 0)
     ages = []
     for step in range(steps):
@@ -118,7 +123,7 @@ def test_ahead_by_k_updates_whatever_is_slower(ahead: int, slow: str) -> None:
 
 def test_the_age_and_the_order_do_not_depend_on_validations_and_checkpoints() -> None:
     task = Task()
-    rollouts = Rollouts(task, 3, 6)
+    rollouts = RolloutsAhead(task, 3, 6)
     rollouts.start(0, 0)
     versions = []
     for step in range(6):
@@ -133,7 +138,7 @@ def test_the_age_and_the_order_do_not_depend_on_validations_and_checkpoints() ->
 
 def test_a_resumed_run_continues_with_the_same_versions() -> None:
     task, again = Task(), Task()
-    rollouts, resumed = Rollouts(task, 3, 6), Rollouts(again, 3, 6)
+    rollouts, resumed = RolloutsAhead(task, 3, 6), RolloutsAhead(again, 3, 6)
     rollouts.start(0, 0)
     for step in range(2):
         taken(rollouts, step)
@@ -153,12 +158,12 @@ def test_a_resumed_run_continues_with_the_same_versions() -> None:
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 def test_rollouts_of_a_run_with_another_staleness_are_taken_first(ahead: int) -> None:
-    rollouts, again = Rollouts(Task(), 3, 9), Task()
+    rollouts, again = RolloutsAhead(Task(), 3, 9), Task()
     rollouts.start(0, 0)
     taken(rollouts, 0)
     rollouts.publish(1, 1)
     rollouts.settle()
-    resumed = Rollouts(again, ahead, 6)
+    resumed = rollouts_of(again, ahead, 6)
     resumed.load_state_dict(rollouts.state_dict())
     resumed.start(1, 1)
     versions = []
@@ -172,7 +177,7 @@ def test_rollouts_of_a_run_with_another_staleness_are_taken_first(ahead: int) ->
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_data_that_is_used_up_ends_the_rollouts(ahead: int) -> None:
-    rollouts = Rollouts(Task(steps=3), ahead, 100)
+    rollouts = rollouts_of(Task(steps=3), ahead, 100)
     rollouts.start(0, 0)
     step = 0
     while rollouts.more(step):
@@ -183,7 +188,7 @@ def test_data_that_is_used_up_ends_the_rollouts(ahead: int) -> None:
 
 
 def test_an_error_of_the_collection_is_raised_where_the_run_waits() -> None:
-    rollouts = Rollouts(Task(broken=1), 1, 9)
+    rollouts = RolloutsAhead(Task(broken=1), 1, 9)
     rollouts.start(0, 0)
     taken(rollouts, 0)
     for wait in (rollouts.settle, lambda: rollouts.more(1), lambda: rollouts.take(1)):
@@ -194,7 +199,7 @@ def test_an_error_of_the_collection_is_raised_where_the_run_waits() -> None:
 def test_weights_at_once() -> None:
     """They go to a rollout that is being generated, else to the next one; older ones never follow newer ones."""
     task = Task()
-    rollouts = Rollouts(task, 2, 9, at_once=True)
+    rollouts = RolloutsAhead(task, 2, 9, at_once=True)
     rollouts.start(0, 0)
     shut(task)
     task.let.release(2)
