@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 from rl_platform.config.schema import Config
@@ -40,42 +39,11 @@ _STAYS: Mapping[str, Mapping[str, Held]] = {  # on the devices of a component th
     },
 }
 CAN_LEAVE = tuple(_STAYS)
-_ORDER: tuple[Held, ...] = ("nothing", "weights", "all")
-_PARTS: Mapping[Held, tuple[str, ...]] = {
-    "nothing": (),
-    "weights": ("weights",),
-    "all": ("weights", "gradients", "optimizer"),
-}
-
-
-@dataclass(frozen=True)
-class Move:
-    """A component that leaves before a phase or comes back for it, and what it holds before and after."""
-
-    component: str
-    before: Held
-    after: Held
-
-    def __str__(self) -> str:
-        """Returns the component and the moved parts, as `critic (weights, optimizer)`."""
-        less, more = sorted((self.before, self.after), key=_ORDER.index)
-        parts = ("weights",) if self.component in ("rollout", "reference") else _PARTS[more]
-        return f"{self.component} ({', '.join(part for part in parts if part not in _PARTS[less])})"
-
-
-@dataclass(frozen=True)
-class PhaseMoves:
-    """One phase of a step: components that leave before it, that come for it, and what each component holds in it."""
-
-    phase: str
-    leaves: tuple[Move, ...]
-    comes: tuple[Move, ...]
-    held: Mapping[str, Held]
 
 
 @dataclass(frozen=True)
 class OffloadOrder:
-    """The moves of a step.
+    """The components that leave their devices within a step, and what the order depends on.
 
     leaving: components that leave their devices. recompute: the actor computes log-probs before the update.
     lends_weights: the rollout generates with the actor's own tensors, so these stay. scores: a reward model
@@ -96,43 +64,12 @@ class OffloadOrder:
         for name in CAN_LEAVE:
             sharing = self.layout.sharing.get(name, ())
             meets = name in workers or name in beside or any(worker in sharing for worker in workers)
-            if name in self.leaving and meets and (held := self._may_hold(name, phase)) != "all":
+            if name in self.leaving and meets and (held := self.may_hold(name, phase)) != "all":
                 leaving.append((name, held == "nothing"))
         return tuple(leaving)
 
-    @cached_property
-    def phases(self) -> tuple[PhaseMoves, ...]:
-        """The phases of a step, in the middle of a run: the first step of a run moves less."""
-        held: dict[str, Held] = {
-            name: "nothing" if name in self.leaving else "all" for name in CAN_LEAVE if name in self.layout.parts
-        }
-        phases: list[PhaseMoves] = []
-        for _ in range(2):  # in the first step nothing has to leave
-            phases = [self._moves(phase, held) for phase in self._names]
-        return tuple(phases)
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        there = (phase for phase in PHASES if set(PHASES[phase]) <= self.layout.parts.keys())
-        return tuple(phase for phase in there if self.recompute or phase != "log-probs")
-
-    def _moves(self, phase: str, held: dict[str, Held]) -> PhaseMoves:
-        """Returns the moves of a phase and updates `held`, what each component holds, to this phase."""
-        leaves = []
-        for name, weights in self.leaves_before(phase):
-            kept: Held = "nothing" if weights else "weights"
-            if _ORDER.index(held[name]) > _ORDER.index(kept):
-                leaves.append(Move(name, held[name], kept))
-                held[name] = kept
-        comes = []
-        for name in PHASES[phase]:
-            wanted = self._may_hold(name, phase)
-            if name in self.leaving and _ORDER.index(held[name]) < _ORDER.index(wanted):
-                comes.append(Move(name, held[name], wanted))
-                held[name] = wanted
-        return PhaseMoves(phase, tuple(leaves), tuple(comes), dict(held))
-
-    def _may_hold(self, name: str, phase: str) -> Held:
+    def may_hold(self, name: str, phase: str) -> Held:
+        """Returns what a component that leaves may have on its devices in a phase."""
         stays = _STAYS[name].get(phase, "nothing")
         if name == "actor" and not self.recompute and phase in ("log-probs", "values", "train critic"):
             stays = "nothing"

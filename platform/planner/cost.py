@@ -29,6 +29,7 @@ from rl_platform.placement.estimates.memory import (
 from rl_platform.placement.estimates.model_shape import FLOAT, ModelShape
 from rl_platform.placement.estimates.policy_device import with_policy_device
 from rl_platform.placement.estimates.policy_shape import PolicyShape
+from rl_platform.placement.estimates.step_moves import PhaseMoves, phases_of
 from rl_platform.placement.estimates.tensor_bytes import bytes_of, saved_bytes_per_token
 from rl_platform.placement.estimates.workload import (
     copies,
@@ -38,7 +39,7 @@ from rl_platform.placement.estimates.workload import (
     running_sequences,
 )
 from rl_platform.placement.layout import LEARNERS, Layout, Part
-from rl_platform.placement.offload_order import OffloadOrder, PhaseMoves
+from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.planner.basis import Basis, Bounds, Correction
 from rl_platform.planner.lengths import decoding, expected
 from rl_platform.planner.rates import OVERHEADS, Rates, data_sheet
@@ -97,7 +98,7 @@ def swaps(order: OffloadOrder, memory: MemoryModel, rates: Rates) -> dict[str, S
     """
     rate = min(rates.host, rates.memory)
     costs: dict[str, SwapCost] = {}
-    for moves in order.phases:
+    for moves in phases_of(order):
         if moves.leaves or moves.comes:
             seconds = memory.moved((*moves.leaves, *moves.comes)) / rate
             earlier = costs.get(moves.phase, SwapCost(moves, 0.0))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from rl_platform.placement.chains import part_rows
 from rl_platform.placement.estimates.hardware import GIB
 from rl_platform.placement.estimates.memory import Memory
+from rl_platform.placement.estimates.step_moves import phases_of
 from rl_platform.planner.placement_text import render
 from rl_platform.planner.report import DeviceUse, Report, names_of
 from rl_platform.planner.step_timeline import duration, gantt
@@ -144,7 +145,7 @@ def _moves(report: Report) -> Iterator[str]:
     margin = max(len(names_of(uses, report.inventory)) for uses in alike.values())
     for leaving, uses in alike.items():
         label = names_of(uses, report.inventory)
-        for moved in report.order.phases:
+        for moved in phases_of(report.order):
             out, back = (
                 [str(move) for move in moves if move.component in leaving] for moves in (moved.leaves, moved.comes)
             )

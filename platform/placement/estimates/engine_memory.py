@@ -18,6 +18,7 @@ from rl_platform.placement.estimates.component_shapes import shapes
 from rl_platform.placement.estimates.hardware import GIB, Device, devices_of
 from rl_platform.placement.estimates.memory import COMMUNICATOR, PROCESS_ON_GPU, Counted, MemoryModel
 from rl_platform.placement.estimates.occupancy import NEARLY_FULL, Crowd, chosen_order, crowds_of
+from rl_platform.placement.estimates.step_moves import phases_of
 from rl_platform.placement.estimates.workload import rows_of_rollout, running_sequences
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.offload_order import OffloadOrder
@@ -104,7 +105,7 @@ def _room(crowd: Sequence[Counted], memory: MemoryModel, order: OffloadOrder, ca
     usage = memory.usage(others, order)
     used = usage.peak
     if "rollout" in order.leaving:  # it stays while others work, but without this memory
-        held = next(moves.held for moves in order.phases if moves.phase == "generate")
+        held = next(moves.held for moves in phases_of(order) if moves.phase == "generate")
         used = usage.processes + sum(one.held(held.get(name, "all")) for name, one in usage.components.items())
         used += usage.components["reward"].passing if "reward" in usage.components else 0
     engines = sum(ranks for name, _, ranks in crowd if name == "rollout")

@@ -23,6 +23,7 @@ from rl_platform.placement.estimates.component_shapes import Shape
 from rl_platform.placement.estimates.hardware import GIB
 from rl_platform.placement.estimates.model_shape import FLOAT, ModelShape
 from rl_platform.placement.estimates.policy_shape import PolicyShape
+from rl_platform.placement.estimates.step_moves import Move, phases_of
 from rl_platform.placement.estimates.tensor_bytes import (
     ADAM_STATES,
     adapter_bytes,
@@ -43,7 +44,7 @@ from rl_platform.placement.estimates.weight_route import (
 )
 from rl_platform.placement.estimates.workload import copies, forward_rows, layout_of_learner, running_sequences
 from rl_platform.placement.layout import LEARNERS, Layout
-from rl_platform.placement.offload_order import PHASES, Held, Move, OffloadOrder
+from rl_platform.placement.offload_order import PHASES, Held, OffloadOrder
 
 LOGIT_CHUNK = 1024  # positions whose logits exist together: models.language.TOKENS_PER_CHUNK
 LOGIT_COPIES = 3  # logits, their exponentials and a gradient
@@ -342,7 +343,7 @@ def _generating(parts: Mapping[str, Memory]) -> int:
 def _peak_with_order(parts: Mapping[str, Memory], order: OffloadOrder) -> int:
     """Returns the largest sum of a phase: the state that components hold in it, and the passing memory of its own."""
     peaks = []
-    for moves in order.phases:
+    for moves in phases_of(order):
         lasting = sum(memory.held(moves.held.get(name, "all")) for name, memory in parts.items())
         working = PHASES[moves.phase] if moves.phase != "sync weights" else ()
         passing = max((parts[name].passing for name in working if name in parts), default=0)

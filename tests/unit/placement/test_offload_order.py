@@ -11,6 +11,7 @@ from rl_platform.config.schema import Config
 from rl_platform.placement.estimates.component_shapes import shapes
 from rl_platform.placement.estimates.memory import MemoryModel
 from rl_platform.placement.estimates.occupancy import offload_order
+from rl_platform.placement.estimates.step_moves import phases_of
 from rl_platform.placement.inventory import Inventory, inventory_for
 from rl_platform.placement.offload_order import CAN_LEAVE, OffloadOrder, order_with
 from rl_platform.placement.scheduler import schedule
@@ -30,7 +31,7 @@ def order_of(config: Config) -> OffloadOrder:
 
 
 def moves_of(order: OffloadOrder) -> list[tuple[str, list[str], list[str]]]:
-    return [(moves.phase, [*map(str, moves.leaves)], [*map(str, moves.comes)]) for moves in order.phases]
+    return [(moves.phase, [*map(str, moves.leaves)], [*map(str, moves.comes)]) for moves in phases_of(order)]
 
 
 def test_everybody_comes_and_goes_once_per_step(plans: Any) -> None:
@@ -50,7 +51,7 @@ def test_weights_that_are_the_generators_too_stay(plans: Any) -> None:
     order = order_of(plans.config(KL, *EVERYBODY, gpus=1, placement=ALL))
     assert order.lends_weights
     assert order.leaving == {"actor", "critic", "reference"}
-    assert all(moves.held["actor"] != "nothing" for moves in order.phases)
+    assert all(moves.held["actor"] != "nothing" for moves in phases_of(order))
     assert ("generate", False) not in [(name, weights) for name, weights in order.leaves_before("generate")]
     assert dict(order.leaves_before("generate"))["actor"] is False
     assert dict(order.leaves_before("generate"))["critic"] is True
