@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from rl_platform.components.actor import action_levels, demonstrations_of
 from rl_platform.components.env_evaluation import EnvEvaluation
-from rl_platform.components.env_ranks import AllEnvs, NewEpisodes, Peers, Shares, follow_orders
 from rl_platform.components.env_tasks import EnvTasks
 from rl_platform.components.policy_rollout import Actions, LocalPolicy, Observations, Policy, PolicyRollout
 from rl_platform.components.recent_episodes import RecentEpisodes
 from rl_platform.components.recording import HiddenStates, Recording
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.cluster import PLACEMENT
 from rl_platform.config.schema.models import INSTRUCTED
 from rl_platform.envs.embodied.arrays import Array
 from rl_platform.envs.embodied.descriptions import EnvDescription
@@ -30,9 +30,18 @@ from rl_platform.rng import derive_seed
 from rl_platform.runtime.host import ComponentContext, label
 
 if TYPE_CHECKING:
+    from rl_platform.components.env_ranks.all_envs import AllEnvs, Peers, Shares
     from rl_platform.envs.embodied.device_step import DeviceStep
 
+ENV_RANKS = "rl_platform.components.env_ranks"  # an extra
 _POLICY = label("rollout", 0)
+
+
+class NewEpisodes(NamedTuple):
+    """numbers [K] of environments in the run that have begun episodes; observations [K,D]: their first ones, raw."""
+
+    numbers: np.ndarray
+    observations: np.ndarray
 
 
 class Environment:
@@ -45,8 +54,13 @@ class Environment:
     def __init__(self, context: ComponentContext, config: Config) -> None:
         self.context, self.env = context, config.env
         self.description = EnvDescription.of(self.env)
-        self.shares = Shares(self.env.num_envs, self.env.pipeline_stages, context.world_size)
-        self.numbers = self.shares.of(context.rank)
+        self.numbers = np.arange(self.env.num_envs)  # of the environments of this rank
+        self.shares: Shares | None = None
+        if context.world_size > 1:
+            with required(ENV_RANKS, PLACEMENT):
+                from rl_platform.components.env_ranks.all_envs import Shares
+            self.shares = Shares(self.env.num_envs, self.env.pipeline_stages, context.world_size)
+            self.numbers = self.shares.of(context.rank)
         self.drawing: dict[str, str] = {}  # environment variables of the processes that draw
         seed = derive_seed(context.seed, "env") % 2**31
         self.envs = self._open([seed + number for number in self.numbers.tolist()])
@@ -148,7 +162,7 @@ class Environment:
 
     def _collect(self, step: int, policy: Policy, peers: Peers | None, rollout: Recording) -> int:
         """Steps all environments with arrays; returns how often one was replaced."""
-        envs = AllEnvs(self.envs, self.shares, peers)
+        envs = self._all(peers)
         steps, memory = self.env.rollout_steps, self.memory
         turn = self.episode_steps or steps
         num_actions = self.levels.num_actions
@@ -184,7 +198,7 @@ class Environment:
                     policy.request(self._policy_input(observations, ("act", step, position + 1, stage), rows))
         return failures
 
-    def _begin_episodes(self, envs: AllEnvs, step: int, number: int) -> None:
+    def _begin_episodes(self, envs: VectorEnv | AllEnvs, step: int, number: int) -> None:
         """Resets all environments. Those of a group, whose numbers are equal modulo `groups`, begin in one state."""
         seeds = [derive_seed(self.context.seed, "env", step, number, group) % 2**31 for group in range(self.groups)]
         envs.reset(np.resize(seeds, self.env.num_envs))
@@ -230,6 +244,8 @@ class Environment:
 
     def simulate(self, peers: Peers) -> None:
         """Simulates on ranks above 0 while rank 0 begins or collects."""
+        from rl_platform.components.env_ranks.all_envs import follow_orders
+
         total, context = self.env.rollout_steps * self.env.pipeline_stages, self.context
         try:
             follow_orders(self.envs, context.rank, peers, lambda done: context.progress.update(done, total, "steps"))
@@ -237,11 +253,20 @@ class Environment:
             error.add_note(f"environment 0 of {context.label} is number {self.numbers[0]} of the run")
             raise
 
+    def _all(self, peers: Peers | None) -> VectorEnv | AllEnvs:
+        """Returns the environments of all ranks, on rank 0. peers None: there are no other ranks."""
+        if self.shares is None:
+            return self.envs
+        from rl_platform.components.env_ranks.all_envs import AllEnvs
+
+        assert peers is not None
+        return AllEnvs(self.envs, self.shares, peers)
+
     def _current(self, peers: Peers | None = None) -> np.ndarray:
         """Observations [num_envs,D] that await an action, normalised unless they are images; those that follow a reset
         are counted once."""
         if self.observations is None:
-            self.observations = self.seen(AllEnvs(self.envs, self.shares, peers).observations())
+            self.observations = self.seen(self._all(peers).observations)
         return self.observations
 
     def _policy_input(self, observations: np.ndarray, draw: tuple[str | int, ...], rows: slice) -> Observations:

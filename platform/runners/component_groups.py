@@ -8,12 +8,12 @@ components implement these methods without the `Handle`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, Self, TypedDict
+from typing import TYPE_CHECKING, Protocol, Self, TypedDict
 
 from torch import Tensor
 
 from rl_platform.checkpoint.verify import Written
-from rl_platform.components.env_ranks import NewEpisodes, Peers
+from rl_platform.components.environment import NewEpisodes
 from rl_platform.components.policy_rollout import Actions, Observations, Policy
 from rl_platform.components.rollout import Group
 from rl_platform.config.schema.rollout import Sampling
@@ -22,6 +22,9 @@ from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory, Wei
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.weights_token import WeightsToken
 from rl_platform.runtime.worker_group import Handle
+
+if TYPE_CHECKING:
+    from rl_platform.components.env_ranks.all_envs import Peers
 
 
 class Ranks(Protocol):

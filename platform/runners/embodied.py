@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 
 from rl_platform.components.actor import EmbodiedActor
-from rl_platform.components.env_ranks import Peers, Shares
 from rl_platform.components.env_tasks import EnvTasks
 from rl_platform.components.environment import Environment
 from rl_platform.components.policy_rollout import PolicyRollout, RemotePolicy
@@ -29,6 +28,9 @@ from rl_platform.runners.task_runner import Learners
 from rl_platform.runtime import ComponentSpec, Runtime
 from rl_platform.runtime.weights_token import WeightsToken
 from rl_platform.runtime.worker_group import Handle, WorkerGroup
+
+if TYPE_CHECKING:
+    from rl_platform.components.env_ranks.all_envs import Peers
 
 T = TypeVar("T")
 
@@ -159,9 +161,7 @@ class EmbodiedRunner:
         return {"actor": self.actor}
 
     def parts(self) -> Mapping[str, EnvPart]:
-        env = self.config.env
-        shares = Shares(env.num_envs, env.pipeline_stages, self.typed["env"].world_size)
-        return {"env": EnvPart(self.typed["env"], shares)}
+        return {"env": EnvPart(self.typed["env"], self.config.env)}
 
     def state_dict(self) -> StateDict:
         return {"samples": self.ledger.state_dict()}
@@ -221,6 +221,8 @@ class EmbodiedRunner:
         env = self.typed["env"]
         if env.world_size == 1:
             return self._alone(lambda: call(None))
+        from rl_platform.components.env_ranks.all_envs import Peers
+
         ranks = range(1, env.world_size)
         labels, capacity = [f"env[{rank}]" for rank in ranks], self.config.env.pipeline_stages * len(ranks)
         orders = self.runtime.channel("orders", capacity, ["env[0]"], labels)

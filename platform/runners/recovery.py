@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from rl_platform.components.env_ranks import Shares, joined_states
+from rl_platform.config.schema.env import Env
 from rl_platform.envs.embodied.env_state import refuse_code
 from rl_platform.errors import WorkerDied, WorkerError
 from rl_platform.records import StateDict, Weights, WeightsReceived
@@ -118,10 +118,10 @@ class EnvPart:
     """The env group as a part of a checkpoint, which is the same for any number of ranks."""
 
     group: EnvGroup
-    shares: Shares
+    env: Env
 
     def state_dict(self) -> Saving:
-        return Saving(self.group.state_dict(), self.shares)
+        return Saving(self.group.state_dict(), self.env)
 
     def load_state_dict(self, state: StateDict) -> Handle[None]:
         new_episodes = self.group.load_state_dict(state).wait()
@@ -137,12 +137,17 @@ class Saving:
     """The state of the env group, as soon as all ranks have returned theirs."""
 
     handle: Handle[StateDict]
-    shares: Shares
+    env: Env
 
     def wait(self) -> list[StateDict]:
         """Returns the states of all ranks joined to one."""
         states = self.handle.wait()
-        return [{**states[0], "envs": joined_states([state["envs"] for state in states], self.shares)}]
+        if len(states) == 1:
+            return states
+        from rl_platform.components.env_ranks.all_envs import Shares, joined_states
+
+        shares = Shares(self.env.num_envs, self.env.pipeline_stages, len(states))
+        return [{**states[0], "envs": joined_states([state["envs"] for state in states], shares)}]
 
 
 class RestorableEnvs:

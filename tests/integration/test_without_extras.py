@@ -64,11 +64,14 @@ def test_the_core_trains_without_any_extra(core: Path, tmp_path: Path, name: str
 def test_a_config_that_needs_a_missing_extra_is_refused(core: Path, tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(core)}
     no_logger = "runner.logger_backends=[]"
+    two_env_ranks = "cluster.component_placement={'actor_critic,rollout': all, env: '0:0-1'}"
     groups = ("algorithm.group_size=2", "algorithm.dynamic_sampling={}", no_logger)
     for name, overrides, extra in (
         ("embodied/cartpole.yaml", ("actor.model.type=gru", no_logger), "rl_platform.models.policies"),
         ("embodied/cartpole.yaml", (), "rl_platform.trackers"),
         ("reasoning/ppo_tiny.yaml", groups, "rl_platform.runners.collection"),
+        ("reasoning/ppo_tiny.yaml", ("runner.max_staleness=1", no_logger), "rl_platform.runners.collection"),
+        ("embodied/cartpole.yaml", (two_env_ranks, no_logger), "rl_platform.components.env_ranks"),
         ("embodied/cartpole.yaml", ("algorithm.policy_loss=sapo", no_logger), "rl_platform.algorithms.variants"),
         ("reasoning/ppo_tiny.yaml", ("rollout.stop=[xy]", no_logger), "rl_platform.engines.rollout.stopping"),
         (

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from rl_platform.components.env_ranks import AllEnvs, Peers, Shares, follow_orders, joined_states
+from rl_platform.components.env_ranks.all_envs import AllEnvs, Peers, Shares, follow_orders, joined_states
 from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout, RemotePolicy
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.descriptions import EnvDescription
@@ -47,8 +47,8 @@ def simulated():
         ]
         for thread in threads:
             thread.start()
-        envs, draw, found = AllEnvs(parts[0], shares, peers), np.random.default_rng(0), []
-        found.append(envs.observations())
+        envs = AllEnvs(parts[0], shares, peers) if ranks > 1 else parts[0]  # which a single rank steps itself
+        draw, found = np.random.default_rng(0), [envs.observations]
         for _ in range(steps):
             for stage, rows in enumerate(envs.rows):
                 size = rows.stop - rows.start

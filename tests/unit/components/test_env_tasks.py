@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from stand_ins import context, embodied_config
 
-from rl_platform.components.env_ranks import Shares
+from rl_platform.components.env_ranks.all_envs import Shares
 from rl_platform.components.env_tasks import EnvTasks
 from rl_platform.components.environment import Environment
 from rl_platform.components.policy_rollout import Observations, RemotePolicy

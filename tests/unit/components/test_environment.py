@@ -15,7 +15,7 @@ import torch
 from stand_ins import Placed, context, embodied_config
 
 from rl_platform.components.actor import EmbodiedActor
-from rl_platform.components.env_ranks import Order, Peers, Shares
+from rl_platform.components.env_ranks.all_envs import Order, Peers
 from rl_platform.components.environment import Environment
 from rl_platform.components.policy_rollout import LocalPolicy, Observations, PolicyRollout, RemotePolicy
 from rl_platform.config.schema import Config
@@ -176,7 +176,7 @@ def test_new_episodes_of_other_ranks_are_seen_too():
     assert state["observations"].tolist() == [[3.0, 7.0]] * 2
     with LocalRuntime(Placed.of([("env", 0)], [("env", 1)]), 60.0, 3) as runtime:
         env = runtime.start({"env": ComponentSpec(Environment, {"config": settings})})["env"]
-        EnvPart(env, Shares(2, 1, 2)).load_state_dict(state).wait()
+        EnvPart(env, settings.env).load_state_dict(state).wait()
         assert env.rank(0).state_dict().result()["observations"].tolist() == [[1.0, 7.0]] * 2
 
 

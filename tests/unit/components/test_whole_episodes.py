@@ -14,7 +14,7 @@ import torch
 from stand_ins import context, embodied_config
 
 from rl_platform.algorithms.advantages import advantages
-from rl_platform.components.env_ranks import Peers
+from rl_platform.components.env_ranks.all_envs import Peers
 from rl_platform.components.environment import Environment
 from rl_platform.components.policy_rollout import Actions, Observations, RemotePolicy
 from rl_platform.records import RolloutBatch

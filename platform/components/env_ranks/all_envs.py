@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
@@ -38,13 +37,6 @@ class Peers:
     answers: Channel[StepResult | np.ndarray]
 
 
-class NewEpisodes(NamedTuple):
-    """numbers [K] of environments in the run that have begun episodes; observations [K,D]: their first ones, raw."""
-
-    numbers: np.ndarray
-    observations: np.ndarray
-
-
 class Shares:
     """The environments of each rank: every rank simulates an equal, contiguous part of each stage, in order."""
 
@@ -69,14 +61,14 @@ class Shares:
 
 
 class AllEnvs:
-    """`send` and `receive` of a `VectorEnv` for the environments of all ranks, on rank 0. peers None: there are no
-    other ranks."""
+    """What `Environment` uses of a `VectorEnv`, for the environments of all ranks, on rank 0."""
 
-    def __init__(self, own: VectorEnv, shares: Shares, peers: Peers | None) -> None:
+    def __init__(self, own: VectorEnv, shares: Shares, peers: Peers) -> None:
         self._own, self._shares, self._peers = own, shares, peers
         self._numbers = [shares.of(rank) for rank in range(shares.ranks)]
         self.rows = shares.rows
 
+    @property
     def observations(self) -> np.ndarray:
         """Returns [num_envs,D] raw observations that await an action."""
         for rank in range(1, self._shares.ranks):
@@ -99,9 +91,6 @@ class AllEnvs:
 
     def send(self, actions: np.ndarray, stage: int, idle: np.ndarray | None = None) -> None:
         """Begins the step of a stage on every rank."""
-        if self._peers is None:
-            self._own.send(actions, stage, idle)
-            return
         for rank in reversed(range(self._shares.ranks)):  # the others begin first
             part = self._shares.part(rank)
             order = Order(stage, actions[part], None if idle is None else idle[part])
@@ -112,16 +101,14 @@ class AllEnvs:
 
     def receive(self, stage: int) -> StepResult:
         """Waits for the step of a stage on every rank; environments have their number in the run."""
-        own = self._own.receive(stage)
-        return own if self._peers is None else _joined([own, *self._answers()], self._numbers)
+        return _joined([self._own.receive(stage), *self._answers()], self._numbers)
 
     def _order(self, order: Order, rank: int) -> None:
-        assert self._peers is not None
         self._peers.orders.put(order, key=rank)
 
     def _answers(self) -> list[StepResult | np.ndarray]:
         """Returns one answer of each other rank, in order."""
-        return [self._peers.answers.get(key=rank) for rank in range(1, self._shares.ranks)] if self._peers else []
+        return [self._peers.answers.get(key=rank) for rank in range(1, self._shares.ranks)]
 
 
 def follow_orders(envs: VectorEnv, rank: int, peers: Peers, done: Callable[[int], None]) -> None:
@@ -142,8 +129,6 @@ def follow_orders(envs: VectorEnv, rank: int, peers: Peers, done: Callable[[int]
 
 
 def _joined(results: Sequence[StepResult], numbers: Sequence[np.ndarray]) -> StepResult:
-    if len(results) == 1:
-        return results[0]
     arrays = ("observations", "rewards", "terminated", "truncated", "ended", "invalid", "final_observations")
     episodes = [
         replace(episode, env_index=int(numbers[rank][episode.env_index]))
