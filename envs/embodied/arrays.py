@@ -7,10 +7,7 @@ many numbers differently in the last bit.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
-from functools import reduce
-from operator import add
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,31 +28,6 @@ def module_of(array: Array) -> Any:
 def doubles(array: Array) -> Array:
     """Returns the numbers as float64; copies them if they have another type."""
     return array.astype(np.float64, copy=False) if isinstance(array, np.ndarray) else array.double()
-
-
-def never(like: Array) -> Array:
-    """Returns [N] bool, all False, for `like` [N]."""
-    return like < -math.inf  # a third of the time of `zeros_like`
-
-
-def squares(array: Array) -> Array:
-    """Returns the sum of squares of each row, [N,...] -> [N]."""
-    squared = array * array
-    squared = squared if squared.ndim == 2 else squared.reshape(len(array), -1)
-    if isinstance(array, np.ndarray):
-        return np.add.reduce(squared, axis=1)
-    return reduce(add, squared.unbind(1))  # in order, as numpy adds rows of fewer than eight numbers
-
-
-def norms(array: Array) -> Array:
-    """Returns the Euclidean norm of each row, [N,D] -> [N]."""
-    return module_of(array).sqrt(squares(array))
-
-
-def join(parts: Iterable[Array]) -> Array:
-    """Flattens the rows of arrays [N,...] and concatenates them to [N,D]."""
-    flat = [part if part.ndim == 2 else part.reshape(len(part), -1) for part in parts]
-    return module_of(flat[0]).concatenate(flat, axis=1)
 
 
 def computed_by_torch(function: Callable[..., None]) -> Callable[..., None]:

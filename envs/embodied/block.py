@@ -30,7 +30,7 @@ from rl_platform.tracing import recorder
 if TYPE_CHECKING:
     import torch
 
-    from rl_platform.envs.embodied.device_step import DeviceEnvs
+    from rl_platform.envs.embodied.mujoco.device_step import DeviceEnvs
     from rl_platform.envs.embodied.mujoco.native import NativeEnvs
     from rl_platform.envs.embodied.spaces import AnyEnv
     from rl_platform.envs.embodied.user_envs.user_envs import UserEnvs

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import torch
     from gymnasium.envs.registration import EnvSpec
 
-    from rl_platform.envs.embodied.device_step import DeviceEnvs
+    from rl_platform.envs.embodied.mujoco.device_step import DeviceEnvs
     from rl_platform.envs.embodied.processes.workers import EnvWorkers
     from rl_platform.records import StateDict
 

@@ -18,7 +18,7 @@ from rl_platform.envs.embodied.user_backend import BACKEND
 from rl_platform.envs.reasoning.verifiers import REWARD
 from rl_platform.errors import check_all
 from rl_platform.metrics import LOGGER
-from rl_platform.models.network import NETWORK
+from rl_platform.models.policies.network import NETWORK
 from rl_platform.runners.step_callbacks import CALLBACK
 from rl_platform.user_code import Extension, is_named
 

@@ -23,7 +23,7 @@ def policy_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
         return _among_parts(model, spaces) or space_problems(model, spaces)
     problems = [*_action_problems(model, spaces), *_among_parts(model, spaces)]
     if is_named(model.type):
-        from rl_platform.models.network import check_network
+        from rl_platform.models.policies.network import check_network
 
         try:
             check_network(model.type, spaces, model.kwargs)

@@ -31,7 +31,7 @@ from rl_platform.runtime.host import ComponentContext, label
 
 if TYPE_CHECKING:
     from rl_platform.components.env_ranks.all_envs import AllEnvs, Peers, Shares
-    from rl_platform.envs.embodied.device_step import DeviceStep
+    from rl_platform.envs.embodied.mujoco.device_step import DeviceStep
 
 ENV_RANKS = "rl_platform.components.env_ranks"  # an extra
 _POLICY = label("rollout", 0)

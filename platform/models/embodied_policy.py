@@ -10,7 +10,6 @@ from rl_platform.config.schema.models import VLM_POLICIES, Model
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.extras import required
 from rl_platform.models.forward import EmbodiedActorCritic
-from rl_platform.models.network import build_network
 from rl_platform.models.policy import ActorCriticPolicy, PolicyConfig
 from rl_platform.user_code import is_named
 
@@ -49,7 +48,7 @@ def build_policy(
         initial_log_std=model.initial_log_std,
         log_std=model.log_std,
         squash=_squash(model, spaces),
-        network=build_network(model.type, spaces, model.kwargs) if is_named(model.type) else None,
+        network=_network(model, spaces),
         encoder=_encoder(model, spaces),
         recurrent_size=model.recurrent_size,
         num_actions=levels.num_actions,
@@ -65,6 +64,14 @@ def build_policy(
     from rl_platform.models.policies.chunk_policy import ChunkPolicy
 
     return ChunkPolicy(shape, actions, config)
+
+
+def _network(model: Model, spaces: EnvSpaces) -> nn.Module | None:
+    if not is_named(model.type):
+        return None
+    from rl_platform.models.policies.network import build_network
+
+    return build_network(model.type, spaces, model.kwargs)
 
 
 def _encoder(model: Model, spaces: EnvSpaces) -> ImageEncoder | PartsEncoder | None:

@@ -127,7 +127,11 @@ NEEDS = {  # extras that an extra imports freely
         "rl_platform.placement.estimates",
     ),
     "rl_platform.python": ("rl_platform.launch.start_checks", "rl_platform.launch.views"),
-    "rl_platform.launch.start_checks": ("rl_platform.algorithms.variants", "rl_platform.components.agents"),
+    "rl_platform.launch.start_checks": (
+        "rl_platform.algorithms.variants",
+        "rl_platform.components.agents",
+        "rl_platform.models.policies",
+    ),
     "rl_platform.launch.plans": ("rl_platform.launch.start_checks", "rl_platform.launch.tools", "rl_platform.planner"),
     "rl_platform.engines.rollout.hosted": ("rl_platform.runtime.weights",),
     "rl_platform.runtime.ray": ("rl_platform.runtime.weights",),

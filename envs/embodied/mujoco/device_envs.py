@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rl_platform.device_copy import on_device
-from rl_platform.envs.embodied.device_step import DeviceStep
+from rl_platform.envs.embodied.mujoco.device_step import DeviceStep
 from rl_platform.envs.embodied.mujoco.native import diverged
 from rl_platform.errors import Diverged, WorkerError
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from rl_platform.envs.embodied.arrays import Array, join
+from rl_platform.envs.embodied.arrays import Array
 from rl_platform.envs.embodied.descriptions import time_limit
 from rl_platform.envs.embodied.env_state import NATIVE
+from rl_platform.envs.embodied.mujoco.row_operations import join
 from rl_platform.envs.embodied.mujoco.tasks import find_task
 from rl_platform.tracing import recorder
 

@@ -10,7 +10,7 @@ import pytest
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
 from rl_platform.errors import ConfigError
 from rl_platform.launch.start_checks.extensions import USES
-from rl_platform.models.network import check_network
+from rl_platform.models.policies.network import check_network
 
 ROOT = Path(__file__).parents[3]
 KINDS = {use.kind.kind: use.kind for use in USES}

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
-from rl_platform.envs.embodied.arrays import doubles, join, module_of, never, squares
+from rl_platform.envs.embodied.arrays import doubles, module_of
+from rl_platform.envs.embodied.mujoco.row_operations import join, never, squares
 from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import NoisyStart, Quantities, StepOutcome
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rl_platform.envs.embodied.arrays import join, module_of, never, norms, squares
+from rl_platform.envs.embodied.arrays import module_of
+from rl_platform.envs.embodied.mujoco.row_operations import join, never, norms, squares
 from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import MujocoTask, Quantities, StepOutcome
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rl_platform.envs.embodied.arrays import doubles, join, module_of
+from rl_platform.envs.embodied.arrays import doubles, module_of
+from rl_platform.envs.embodied.mujoco.row_operations import join
 from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import NoisyStart, Quantities, StepOutcome
 
 if TYPE_CHECKING:
