@@ -11,6 +11,7 @@ import inspect
 import os
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from rl_platform.errors import ConfigError, PlatformError, Problem, WorkerError
 
 NAMED = re.compile(r"([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^:]+\.py):[A-Za-z_]\w*")  # module:Name or path/to/file.py:Name
 _files: list[str] = []  # that were imported
+# where frames of other people's code are, besides those without a file
+_INSTALLED = ("<", *dict.fromkeys(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
 _PLACE = "module:Name or path/to/file.py:Name, importable from where the run was started"
 
 
@@ -123,6 +126,27 @@ class Extension:
 def is_named(name: str) -> bool:
     """Returns whether `name` has the form module:Name or path/to/file.py:Name."""
     return NAMED.fullmatch(name) is not None
+
+
+def raised_at(error: BaseException) -> str:
+    """Returns `file:line` of the user's code that raised `error`: of the innermost frame outside this package, the
+    standard library and installed packages. Without such a frame, of the innermost one outside this package.
+
+    A file below the working folder is relative to it. Empty for an error that was not raised.
+    """
+    if isinstance(error, SyntaxError) and error.filename:  # of a module that was imported
+        return f"{_relative(error.filename)}:{error.lineno}"
+    frames = list(traceback.walk_tb(error.__traceback__))
+    others = [frame for frame in frames if not frame[0].f_globals.get("__name__", "").startswith("rl_platform.")]
+    own = [frame for frame in others if not frame[0].f_code.co_filename.startswith(_INSTALLED)]
+    for frame, line in reversed(own or others or frames):
+        return f"{_relative(frame.f_code.co_filename)}:{line}"
+    return ""
+
+
+def _relative(path: str) -> str:
+    folder = os.path.join(os.getcwd(), "")
+    return path.removeprefix(folder)
 
 
 def import_user_module(name: str) -> ModuleType:

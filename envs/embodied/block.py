@@ -68,7 +68,6 @@ class EnvBlock:
             others = range(first + 1, last) if self._native is None else ()
             self._envs = [env, *(setup.make(index) for index in others)]
         self.native = self._native is not None
-        self._spares = Spares(setup, buffers.failures, first)
         self._first = first
         self._spaces = spaces
         rows = slice(first, last)
@@ -86,6 +85,7 @@ class EnvBlock:
         self._ended_lengths = buffers.lengths[rows]
         self._returns = np.zeros(last - first)
         self._lengths = np.zeros(last - first, np.int64)
+        self._spares = Spares(setup, buffers.failures, first, self._lengths)
         self._success = SuccessCount(buffers.success_once[rows], buffers.success_at_end[rows])
         self._some_ended = False
         # views in the environments' shape, so that assignments flatten
@@ -110,6 +110,7 @@ class EnvBlock:
             self._ended_returns[ended] = self._returns[ended]
             self._ended_lengths[ended] = self._lengths[ended]
             self._success.end(ended)
+            self._spares.ended(ended[~self._invalid[ended]])
             self._reset(ended, [self._spares.seed_of_new(i) for i in ended.tolist()])
 
     @property
@@ -143,6 +144,7 @@ class EnvBlock:
             actions = list(self._spaces.environment_choices(self._actions))
         terminated, truncated, rewards = self._terminated, self._truncated, self._rewards
         finals, busy, first, success = self._shaped_finals, self._busy, self._first, self._success
+        spares = self._spares
         for i, env in enumerate(self._envs):
             if idle is not None and idle[i]:
                 continue
@@ -152,6 +154,7 @@ class EnvBlock:
                 self._check_shape(i, observation, "step")
                 finals[i] = observation
                 success.step(i, info)
+                spares.progress = True
             except EnvFailure:
                 raise
             except Exception as error:
@@ -175,7 +178,7 @@ class EnvBlock:
     def _replace(self, i: int, doing: str, error: Exception) -> None:
         """Replaces environment i, which raised `error`."""
         try:
-            self._envs[i] = self._spares.replacement(i, self._envs[i], error)
+            self._envs[i] = self._spares.replacement(i, self._envs[i], doing, error)
         except Exception as reason:
             raise EnvFailure(self._first + i, doing, traceback.format_exc()) from reason
         self._find_physics_failures()

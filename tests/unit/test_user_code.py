@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 from typing import Protocol
@@ -9,7 +10,7 @@ from typing import Protocol
 import pytest
 
 from rl_platform.errors import ConfigError
-from rl_platform.user_code import Extension, files_behind, import_user_module, is_named
+from rl_platform.user_code import Extension, files_behind, import_user_module, is_named, raised_at
 
 
 class Scale(Protocol):
@@ -137,3 +138,35 @@ def test_names(name: str) -> None:
 @pytest.mark.parametrize("name", ["a", "a.py", "a-b:c", "a:b:c", "a:b.c", "x.py:y.z", ":a", "a:"])
 def test_no_names(name: str) -> None:
     assert not is_named(name)
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("import json\ndef call():\n    json.loads('{')", 3),  # raised in the standard library
+        ("import numpy\ndef call():\n    numpy.concatenate([])", 3),
+        ("def call():\n    return inner()\ndef inner():\n    raise ValueError", 4),
+        ("from rl_platform.errors import shown\ndef call():\n    raise ValueError(shown(1))", 3),
+        ("def call():\n    import broken_module", 2),
+    ],
+)
+def test_an_error_is_located_in_the_code_of_the_user(tmp_path, monkeypatch, code: str, line: int) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(code)
+    with pytest.raises(Exception) as raised:  # noqa: PT011 - any
+        import_user_module(str(tmp_path / "mine.py")).call()
+    assert raised_at(raised.value) == f"mine.py:{line}"
+
+
+def test_an_error_of_syntax_is_located_in_its_file(tmp_path: Path) -> None:
+    (path := tmp_path / "typo.py").write_text("good = 1\ndef bad(:\n")
+    with pytest.raises(SyntaxError) as raised:
+        import_user_module(str(path))
+    assert raised_at(raised.value) == f"{path}:2"
+
+
+def test_an_error_of_a_library_is_located_at_its_call() -> None:
+    with pytest.raises(ValueError, match="Expecting") as raised:
+        json.loads("{")
+    assert "test_user_code.py:" in raised_at(raised.value)
+    assert raised_at(ValueError()) == ""

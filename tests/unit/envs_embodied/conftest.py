@@ -105,6 +105,22 @@ class Flaky(Toy):
         return observation, float(observation[0, 1]), *ends
 
 
+class Planned(Toy):
+    """Raises in the calls of `step` that `plan` lists; all environments of one `tag` in a process are counted."""
+
+    calls = {}
+
+    def __init__(self, plan=(), tag=""):
+        super().__init__()
+        self.plan, self.tag = plan, tag
+
+    def step(self, action):
+        self.calls[self.tag] = call = self.calls.get(self.tag, 0) + 1
+        if call in self.plan:
+            raise RuntimeError(f"bug in call {call}")
+        return super().step(action)
+
+
 class BadReset(Toy):
     """Raises when its second episode begins, if its seed is small, as those of replacements are not."""
 
@@ -194,7 +210,7 @@ class OwnSeed(Toy):
 
 for name in (
     "Toy", "Started", "Flaky", "BadReset", "Unsavable", "OddSpaces", "OtherShape", "OtherStep", "WholeActions", "Goals",
-    "OwnSeed", "Choices", "Pictured", "Drawing"
+    "OwnSeed", "Choices", "Pictured", "Drawing", "Planned"
 ):
     gymnasium.register(f"{name}-v0", entry_point=f"{__name__}:{name}", max_episode_steps=5)
 '''

@@ -151,6 +151,47 @@ def test_an_environment_that_raises_in_reset(started, num_workers: int) -> None:
     assert sum(len(result.episodes) for result in results) == 4
 
 
+@pytest.mark.parametrize(
+    ("num_envs", "plan", "stopped_at", "reason"),
+    [
+        (1, [1, 2], 2, "step 1 of an episode, twice in a row in this environment"),
+        (1, [3, 6], 6, "step 3 of an episode, twice in a row in this environment"),
+        (2, [1, 2], 2, "step 1 of an episode, twice in a row, before in environment 0, and none has got further"),
+        (2, [5, 6], 6, "step 3 of an episode, twice in a row, before in environment 0, and none has got further"),
+        (2, [1, 4], 4, "step 1 of an episode, twice in a row in this environment"),  # call 2 was environment 1
+        (1, [1, 3, 5, 7, 8], 8, "step 1 of an episode, twice in a row in this environment"),
+    ],
+)
+def test_an_error_that_a_replacement_repeats_ends_it(make, num_envs, plan, stopped_at, reason, tmp_path) -> None:
+    envs = make("toy_envs:Planned-v0", num_envs, 0, {"plan": plan, "tag": str(tmp_path)}, restarts=10)
+    envs.reset(range(num_envs))
+    with pytest.raises(WorkerError, match=rf"bug in call {stopped_at}\nRuntimeError at .*toy_envs.py:\d+ in {reason}"):
+        steps(envs, 20)
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "plan"),
+    [
+        (1, [1, 7]),  # an episode of five steps in between
+        (1, [2, 5, 7, 10]),  # steps 2, 3, 2, 3
+        (1, [8, 11]),  # step 3 of two episodes, after an episode that got further
+        (2, [3, 6]),  # of two environments, with a step in between
+        (2, [11, 12]),  # of two environments, after episodes that got further
+    ],
+)
+def test_errors_after_progress_or_elsewhere_are_replaced(make, num_envs: int, plan: list[int], tmp_path: Path) -> None:
+    envs = make("toy_envs:Planned-v0", num_envs, 0, {"plan": plan, "tag": str(tmp_path)}, restarts=10)
+    envs.reset(range(num_envs))
+    assert sum(result.failures for result in steps(envs, 20)) == len(plan)
+
+
+def test_the_last_failure_says_that_no_restart_is_left(make, tmp_path: Path) -> None:
+    envs = make("toy_envs:Planned-v0", 1, 0, {"plan": [2, 5, 7], "tag": str(tmp_path)}, restarts=2)
+    envs.reset([0])
+    with pytest.raises(WorkerError, match=r"in step 2 of an episode: no restart is left, 2 environments were replaced"):
+        steps(envs, 20)
+
+
 @pytest.mark.parametrize(("fault", "error"), [("raise", WorkerError), ("hang", Deadline), ("die", WorkerDied)])
 def test_one_failure_too_many_ends_it_with_the_name(started, fault: str, error: type[Exception]) -> None:
     """The same seed has the same fault again: environments start over with the first one's seed."""
