@@ -48,6 +48,10 @@ class EnvFailure(Exception):
         self.details = details
 
 
+class NotFinite(Exception):
+    """The first observation of an episode has NaN or infinity."""
+
+
 class EnvBlock:
     """Environments first..last-1 of `setup`, stepped in order, or in `threads` threads if `NativeEnvs` can step them.
 
@@ -177,11 +181,18 @@ class EnvBlock:
 
     def _replace(self, i: int, doing: str, error: Exception) -> None:
         """Replaces environment i, which raised `error`."""
+        self._count(i, doing, error)
         try:
-            self._envs[i] = self._spares.replacement(i, self._envs[i], doing, error)
+            self._envs[i] = self._spares.replacement(i, self._envs[i])
         except Exception as reason:
             raise EnvFailure(self._first + i, doing, traceback.format_exc()) from reason
         self._find_physics_failures()
+
+    def _count(self, i: int, doing: str, error: Exception) -> None:
+        """Counts a failure of environment i. Raises EnvFailure if it ends the run."""
+        if ending := self._spares.count(i, doing, error):
+            details = "".join(traceback.format_exception(error)) if error.__traceback__ else f"{error}\n"
+            raise EnvFailure(self._first + i, doing, details + ending) from error
 
     def _check_shape(self, i: int, observation: object, doing: str) -> None:
         """Raises EnvFailure for a wrong shape, which NumPy would broadcast silently."""
@@ -211,33 +222,57 @@ class EnvBlock:
             self._truncated[invalid] = True
 
     def _reset(self, which: np.ndarray, seeds: Sequence[int | None]) -> None:
-        """Starts episodes of environments `which`; a seed of None keeps an environment's random state."""
+        """Starts episodes of environments `which`; a seed of None keeps an environment's random state.
+
+        An environment that raises is replaced, and so is one whose first observation is not finite. Environments of one
+        simulation are reset again instead.
+        """
         i = int(which[0])
         try:
             if self._native is not None:
                 self._busy[0] = self._first + i
-                self._observations[which] = self._native.reset(which, seeds)
+                self._reset_all(self._native, which, seeds)
             else:
                 for i, seed in zip(which.tolist(), seeds, strict=True):
                     self._busy[0] = self._first + i
-                    try:
-                        observation = reset_env(self._envs[i], seed)
-                    except Exception as error:
-                        self._replace(i, "reset", error)
-                        observation = reset_env(self._envs[i], self._spares.seed_of_new(i))
-                    self._check_shape(i, observation, "reset")
-                    self._shaped_observations[i] = observation
+                    while (problem := self._begin(i, seed)) is not None:
+                        self._replace(i, "reset", problem)
+                        seed = self._spares.seed_of_new(i)
         except EnvFailure:
             raise
         except Exception as error:
             raise EnvFailure(self._first + i, "reset", traceback.format_exc()) from error
-        if not np.isfinite(self._observations[which]).all():
-            i = int(which[~np.isfinite(self._observations[which]).all(axis=1)][0])
-            message = f"an observation that is not finite: {self._observations[i]}"
-            raise EnvFailure(self._first + i, "reset", message)
+        self._spares.begun(which)
         self._returns[which] = 0.0
         self._lengths[which] = 0
         self._success.begin(which)
+
+    def _reset_all(self, native: NativeEnvs | UserEnvs, which: np.ndarray, seeds: Sequence[int | None]) -> None:
+        """Starts episodes in one call, and again where the first observation is not finite."""
+        self._observations[which] = native.reset(which, seeds)
+        while not (self._spaces.images or all_finite(self._observations[which])):
+            which = which[~np.isfinite(self._observations[which]).all(axis=1)]
+            for i in which.tolist():
+                self._count(i, "reset", self._not_finite(i))
+            self._observations[which] = native.reset(which, [self._spares.seed_of_new(i) for i in which.tolist()])
+
+    def _begin(self, i: int, seed: int | None) -> Exception | None:
+        """Starts an episode of environment i. Returns what it raised, or that its observation is not finite."""
+        try:
+            observation = reset_env(self._envs[i], seed)
+        except Exception as error:
+            return error
+        self._check_shape(i, observation, "reset")
+        self._shaped_observations[i] = observation
+        return None if self._spaces.images or all_finite(self._observations[i]) else self._not_finite(i)
+
+    def _not_finite(self, i: int) -> NotFinite:
+        """Returns where the first observation of environment i is not finite."""
+        observation = self._shaped_observations[i]
+        places = np.argwhere(~np.isfinite(observation)).tolist()
+        others = f" and at {len(places) - 1} more" if len(places) > 1 else ""
+        found = f"{observation[tuple(places[0])]} at {places[0]}{others} of shape {observation.shape}"
+        return NotFinite(f"the first observation has {found}")
 
     def render(self) -> np.ndarray:
         """Returns a frame of the first environment, [height,width,3] uint8."""

@@ -20,14 +20,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception of an environment. place: `file:line`; step: of the episode, from 1; 0: its reset."""
+    """What an environment raised. place: `file:line`, empty if nothing was raised.
+
+    step: of the episode, from 1; 0: its reset.
+    """
 
     kind: str
     place: str
     step: int
 
     def __str__(self) -> str:
-        return f"{self.kind} at {self.place} in {f'step {self.step} of an episode' if self.step else 'reset'}"
+        place = f" at {self.place}" if self.place else ""
+        return f"{self.kind}{place} in {f'step {self.step} of an episode' if self.step else 'reset'}"
 
 
 class Spares:
@@ -56,42 +60,57 @@ class Spares:
         for i in which.tolist():
             self._latest.pop(i, None)
 
-    def replacement(self, i: int, broken: AnyEnv, doing: str, error: Exception) -> AnyEnv:
-        """Returns a replacement for environment first + i, which raised `error` in `reset` or `step`.
+    def begun(self, which: np.ndarray) -> None:
+        """Must be called for environments that have begun an episode."""
+        if self._latest:
+            for i in which.tolist():
+                if i in self._latest and self._latest[i].step == 0:
+                    del self._latest[i]
 
-        Raises `error`, with a note, if no restarts are left or if the replacement would raise it too.
+    def replacement(self, i: int, broken: AnyEnv) -> AnyEnv:
+        """Returns a replacement for environment first + i."""
+        with contextlib.suppress(Exception):  # it may be broken
+            broken.close()
+        return self._setup.make(self._first + i)
+
+    def count(self, i: int, doing: str, error: Exception) -> str:
+        """Counts a failure of environment first + i in `reset` or `step` and warns of it.
+
+        Returns why it ends the run; empty: the environment begins again, with the seed of `seed_of_new`.
         """
         step = 0 if doing == "reset" else int(self._lengths[i]) + 1
         failed = Failure(type(error).__name__, raised_at(error), step)
-        allowed, used = self._setup.restarts, int(self._failures.sum())
-        if allowed and (earlier := self._earlier(i, failed)):
-            error.add_note(f"{failed}, twice in a row{earlier}: no further restart (env.restarts), correct the code")
-            raise error
+        name, allowed, used = self._named(i), self._setup.restarts, int(self._failures.sum())
+        if allowed and (earlier := self._earlier(i, failed)) is not None:
+            before = "" if earlier == i else f", before in environment {self._first + earlier}"
+            return f"{name}: {failed}, twice in a row{before}: no further restart (env.restarts), correct the code"
         if used >= allowed:
-            if allowed:
-                error.add_note(f"{failed}: no restart is left, {used} environments were replaced (env.restarts)")
-            raise error
-        name = f"environment {self._first + i} ({self._setup.description.id})"
-        text = "%s is replaced, %d restarts are left; it raised %s: %s"
-        logger.warning(text, name, allowed - used - 1, failed, error, exc_info=error)
+            return f"{name}: {failed}: no restart is left of {allowed} (env.restarts)"
+        text = "%s is started again, %d restarts are left: %s: %s"
+        trace = error if error.__traceback__ else None
+        logger.warning(text, name, allowed - used - 1, failed, error, exc_info=trace)
         self._latest[i], self._newest, self.progress = failed, (i, failed), False
         self._failures[self._first + i] += 1
-        with contextlib.suppress(Exception):  # it may be broken
-            broken.close()
         self._new.add(i)
-        return self._setup.make(self._first + i)
+        return ""
 
-    def _earlier(self, i: int, failed: Failure) -> str:
-        """Returns which failure this one repeats without progress in between; empty: it may be one of chance."""
+    def _named(self, i: int) -> str:
+        """Returns environment first + i, with its id and task, for messages."""
+        description, number = self._setup.description, self._first + i
+        names = description.task_names
+        task = f", task {names[self._setup.numbers[number] % len(names)]}" if names else ""
+        return f"environment {number} ({description.id}{task})"
+
+    def _earlier(self, i: int, failed: Failure) -> int | None:
+        """Returns the environment whose failure this one repeats without progress in between; None: it may be one of
+        chance."""
         if self._latest.get(i) == failed and (failed.step <= 1 or self._longest[i] < failed.step):
-            return " in this environment"
+            return i
         if self._newest is None or self.progress or failed.step == 0:
-            return ""
+            return None
         other, newest = self._newest
         furthest = max(self._longest.max(), self._lengths.max())
-        if other != i and newest == failed and furthest < failed.step:
-            return f", before in environment {self._first + other}, and none has got further"
-        return ""
+        return other if newest == failed and furthest < failed.step else None
 
     def seed_of_new(self, i: int) -> int | None:
         """Returns the seed of a new replacement, once; None for an environment that keeps its random state."""

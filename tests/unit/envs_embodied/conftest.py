@@ -106,13 +106,21 @@ class Flaky(Toy):
 
 
 class Planned(Toy):
-    """Raises in the calls of `step` that `plan` lists; all environments of one `tag` in a process are counted."""
+    """Raises in the calls of `step` in `plan`, and observes what is not finite in the calls of `reset` in `lost`; all
+    environments of one `tag` in a process are counted."""
 
-    calls = {}
+    calls, resets = {}, {}
 
-    def __init__(self, plan=(), tag=""):
+    def __init__(self, plan=(), lost=(), tag=""):
         super().__init__()
-        self.plan, self.tag = plan, tag
+        self.plan, self.lost, self.tag = plan, lost, tag
+
+    def reset(self, *, seed=None, options=None):
+        self.resets[self.tag] = call = self.resets.get(self.tag, 0) + 1
+        observation, info = super().reset(seed=seed)
+        if call in self.lost:
+            observation[0, 1] = np.nan if call % 2 else -np.inf
+        return observation, info
 
     def step(self, action):
         self.calls[self.tag] = call = self.calls.get(self.tag, 0) + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import psutil
 import pytest
 from waiting import HANG_S
 
+from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.vector import StepResult, VectorEnv
 from rl_platform.errors import Deadline, WorkerDied, WorkerError
 
@@ -154,18 +156,19 @@ def test_an_environment_that_raises_in_reset(started, num_workers: int) -> None:
 @pytest.mark.parametrize(
     ("num_envs", "plan", "stopped_at", "reason"),
     [
-        (1, [1, 2], 2, "step 1 of an episode, twice in a row in this environment"),
-        (1, [3, 6], 6, "step 3 of an episode, twice in a row in this environment"),
-        (2, [1, 2], 2, "step 1 of an episode, twice in a row, before in environment 0, and none has got further"),
-        (2, [5, 6], 6, "step 3 of an episode, twice in a row, before in environment 0, and none has got further"),
-        (2, [1, 4], 4, "step 1 of an episode, twice in a row in this environment"),  # call 2 was environment 1
-        (1, [1, 3, 5, 7, 8], 8, "step 1 of an episode, twice in a row in this environment"),
+        (1, [1, 2], 2, "step 1 of an episode, twice in a row: no further restart"),
+        (1, [3, 6], 6, "step 3 of an episode, twice in a row: no further restart"),
+        (2, [1, 2], 2, "step 1 of an episode, twice in a row, before in environment 0: no further restart"),
+        (2, [5, 6], 6, "step 3 of an episode, twice in a row, before in environment 0: no further restart"),
+        (2, [1, 3], 3, "step 1 of an episode, twice in a row: no further restart"),  # call 2 was environment 1
+        (1, [1, 3, 6, 7, 8], 8, "step 1 of an episode, twice in a row: no further restart"),
     ],
 )
 def test_an_error_that_a_replacement_repeats_ends_it(make, num_envs, plan, stopped_at, reason, tmp_path) -> None:
     envs = make("toy_envs:Planned-v0", num_envs, 0, {"plan": plan, "tag": str(tmp_path)}, restarts=10)
     envs.reset(range(num_envs))
-    with pytest.raises(WorkerError, match=rf"bug in call {stopped_at}\nRuntimeError at .*toy_envs.py:\d+ in {reason}"):
+    place = r"environment . \(toy_envs:Planned-v0\): RuntimeError at .*toy_envs.py:\d+ in "
+    with pytest.raises(WorkerError, match=rf"bug in call {stopped_at}\n{place}{reason}"):
         steps(envs, 20)
 
 
@@ -185,10 +188,41 @@ def test_errors_after_progress_or_elsewhere_are_replaced(make, num_envs: int, pl
     assert sum(result.failures for result in steps(envs, 20)) == len(plan)
 
 
+def test_a_first_observation_that_is_not_finite_costs_a_restart(make, tmp_path, caplog) -> None:
+    tasks = {"tasks": ({}, {}), "task_names": ("reach", "push")}
+    description = EnvDescription("toy_envs:Planned-v0", {"lost": [2, 6], "tag": str(tmp_path)}, **tasks)
+    envs = make(description, 2, 0, restarts=2)
+    assert envs.reset([0, 1]).tolist() == [[1, 0], [1, 0]]
+    results = steps(envs, 12)
+    assert sum(result.failures for result in results) == 2
+    assert not any(result.invalid.any() for result in results), "the episode before it was over"
+    assert all(np.isfinite(result.observations).all() for result in results)
+    name = r"environment 1 \(toy_envs:Planned-v0, task push\)"
+    assert re.search(
+        rf"{name} is started again, 1 restarts are left: NotFinite in reset: .* -inf at \[0, 1\]", caplog.text
+    )
+
+
+@pytest.mark.parametrize(
+    ("lost", "restarts", "reason"), [([4], 0, "no restart is left of 0"), ([4, 5], 9, "twice in a row: no further")]
+)
+def test_first_observations_that_stay_not_finite_end_it(make, lost, restarts: int, reason: str, tmp_path: Path) -> None:
+    envs = make("toy_envs:Planned-v0", 2, 0, {"lost": lost, "tag": str(tmp_path)}, restarts=restarts)
+    envs.reset([0, 1])
+    with pytest.raises(
+        WorkerError, match=r"environment 1 .* failed in reset:\nthe first observation has .* at"
+    ) as found:
+        steps(envs, 5)
+    assert f"environment 1 (toy_envs:Planned-v0): NotFinite in reset{': ' if restarts == 0 else ', '}{reason}" in str(
+        found.value
+    )
+    assert "Traceback" not in str(found.value)
+
+
 def test_the_last_failure_says_that_no_restart_is_left(make, tmp_path: Path) -> None:
     envs = make("toy_envs:Planned-v0", 1, 0, {"plan": [2, 5, 7], "tag": str(tmp_path)}, restarts=2)
     envs.reset([0])
-    with pytest.raises(WorkerError, match=r"in step 2 of an episode: no restart is left, 2 environments were replaced"):
+    with pytest.raises(WorkerError, match=r"in step 2 of an episode: no restart is left of 2 \(env.restarts\)"):
         steps(envs, 20)
 
 

@@ -11,7 +11,7 @@ import pytest
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.user_envs.user_envs import try_backend
 from rl_platform.envs.embodied.vector import VectorEnv
-from rl_platform.errors import ConfigError
+from rl_platform.errors import ConfigError, WorkerError
 
 GOOD = """
 import numpy as np
@@ -67,6 +67,19 @@ def test_episodes_end_by_the_backend_and_by_the_limit(tmp_path: Path) -> None:
     result = envs.step(np.zeros(3, np.int64))
     assert result.truncated.tolist() == [True, True, False]
     assert [(each.length, each.success) for each in result.episodes] == [(4, (False, False)), (4, (False, False))]
+
+
+def test_an_episode_whose_first_observation_is_not_finite_begins_again(tmp_path: Path) -> None:
+    lost = ("return self.observed(which)", "return np.where(self.observed(which) == 2, np.nan, self.observed(which))")
+    envs = VectorEnv(description(tmp_path, lost), 3, restarts=1)
+    first = envs.reset([1, 2, 27])
+    assert (first[0, 0], first[2, 0]) == (1, 27)
+    assert np.isfinite(first).all()
+    assert envs.step(np.zeros(3, np.int64)).failures == 1
+    with pytest.raises(
+        WorkerError, match=r"environment 2 .* failed in reset:\nthe first observation has nan at \[0, 0\]"
+    ):
+        envs.reset([1, 3, 2])
 
 
 def test_idle_environments_keep_their_state(tmp_path: Path) -> None:
