@@ -228,7 +228,8 @@ class VectorEnv:
             which += self.rows[stage].start
             finals, episodes = buffers.final_observations[which], self._episodes(which)
         failures = self._failures
-        self._failures = 0 if self.native else int(buffers.failures.sum())  # native environments are never replaced
+        if not self.native or self.description.own_backend:  # MuJoCo's batch never fails alone
+            self._failures = int(buffers.failures.sum())
         since = self._failures - failures
         return StepResult(observations, rewards, terminated, truncated, ended, invalid, finals, episodes, since)
 
