@@ -69,6 +69,7 @@ class PlacedConfig(NamedTuple):
 
     @property
     def config(self) -> Config:
+        """The config itself, without its origin."""
         return self.loaded.config
 
 
@@ -120,19 +121,19 @@ def parse(
         if holds:
             raise typer.BadParameter(message)
     return Arguments(
-        config,
-        overrides or [],
-        print_config,
-        plan,
-        calibrate,
-        write,
-        batch,
-        submit,
-        check,
-        evaluate,
-        rehearse,
-        rehearse_in,
-        pods,
+        config=config,
+        overrides=overrides or [],
+        print_config=print_config,
+        plan=plan,
+        calibrate=calibrate,
+        write=write,
+        slurm=batch,
+        submit=submit,
+        check=check,
+        evaluate=evaluate,
+        rehearse=rehearse,
+        rehearse_in=rehearse_in,
+        kuberay=pods,
     )
 
 
@@ -150,7 +151,7 @@ def execute(words: Sequence[str]) -> None:
 
 
 def _key_instead(option: str) -> str:
-    """Returns how a config key is set that was written as an option; "" for other options."""
+    """Returns the argument that replaces an option that does not exist; "" if none is known."""
     if option == "--resume":
         return "runner.resume=auto, or runner.resume=CHECKPOINT"
     if option == "--set":
@@ -172,8 +173,9 @@ def launch(arguments: Arguments) -> None:
 
 
 def _carry_out(arguments: Arguments, placed: PlacedConfig) -> None:
-    config, written = placed.config, arguments.slurm is not None or arguments.kuberay is not None
-    if arguments.plan is not None or written:
+    """Prints, writes or runs what the arguments select."""
+    config, writes_job = placed.config, arguments.slurm is not None or arguments.kuberay is not None
+    if arguments.plan is not None or writes_job:
         with required(START_CHECKS, "--plan" if arguments.plan is not None else "--slurm or --kuberay"):
             from rl_platform.launch.start_checks.env_check import check_env
 
@@ -292,7 +294,7 @@ def _kuberay_options(image: str | None, claim: str | None, limits: Sequence[str]
 
 @contextmanager
 def located(loaded: LoadedConfig) -> Iterator[None]:
-    """Adds the places of their keys to problems that later checks raise."""
+    """Adds the line of its key to each problem that a ConfigError of the block reports."""
 
     def with_place(problem: Problem) -> Problem:
         is_option = problem.key.startswith("--")

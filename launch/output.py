@@ -40,13 +40,8 @@ STARTED = {
     "wandb",
     "checkpoints",
 }
-DISK_ERRORS = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EIO,
-    errno.ESTALE,
-}  # errors of writes, which carry no file name
+# errors of writes, which carry no file name
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
 _EARLIER = re.compile(r"config-step-(\d+)\.yaml")
 
 
@@ -73,21 +68,21 @@ def output_problems(config: Config) -> Iterator[Problem]:
 
 
 class OutputFolder:
-    """The locked folder of a run. new: it held no run before."""
+    """The locked folder of a run. new: it held no run before. kept: a failure leaves its files."""
 
     def __init__(self, path: Path, new: bool) -> None:
         self.path, self.new = path, new
         self.kept = not new
         self._earlier: str | None = None  # config.yaml of the earlier steps, until this launch has made a step
         self._stepped = False
-        self._found = path.stat()
+        self._opened = path.stat()  # to notice that the folder was replaced
 
     def keep(self) -> None:
-        """Keeps the files of the run, however it ends. Raises DataError if the folder has been removed."""
+        """Keeps the files of the run from its first step on. Raises DataError if the folder was deleted or moved."""
         self.kept = self._stepped = True
         self._earlier = None
         try:
-            moved = not os.path.samestat(self.path.stat(), self._found)
+            moved = not os.path.samestat(self.path.stat(), self._opened)
         except FileNotFoundError:
             moved = True
         if moved:

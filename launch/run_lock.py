@@ -50,6 +50,7 @@ class Holder:
 
     @classmethod
     def this_process(cls) -> Holder:
+        """Returns the holder that this process is."""
         started = datetime.fromtimestamp(psutil.Process().create_time()).astimezone()
         job, starts = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "")
         count = int(starts) if starts.isdecimal() else 0  # Slurm sets it from the first requeue on
@@ -60,8 +61,10 @@ class Holder:
         return f"process {self.pid} on {self.host}, started {self.started}{job}"
 
     def was_requeued(self) -> bool:
-        """Returns whether it belonged to an earlier start of this process's Slurm job, which Slurm ends before the next
-        one."""
+        """Returns whether the holder is an earlier start of this process's Slurm job.
+
+        Slurm ends one start of a job before it begins the next.
+        """
         own = Holder.this_process()
         return self.slurm_job == own.slurm_job != "" and self.slurm_starts < own.slurm_starts
 
@@ -105,7 +108,8 @@ def _acquired(path: Path, key: str) -> int:
 
 
 def _lock(descriptor: int, path: Path, key: str) -> None:
-    alone = True
+    """Takes the kernel's lock. Raises FolderInUse if another process holds the folder."""
+    locks = True  # whether this file system supports locks
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -119,9 +123,9 @@ def _lock(descriptor: int, path: Path, key: str) -> None:
             return
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
-        alone = False
+        locks = False
     holder = _holder(descriptor)
-    if holder is None or (alone and holder.boot == _boot()) or holder.was_requeued():
+    if holder is None or (locks and holder.boot == _boot()) or holder.was_requeued():
         return
     log.warning("%s names %s: waiting %.0f s for a sign of life of that run", path, holder, PATIENCE_S)
     if _is_touched(path, PATIENCE_S):
@@ -145,8 +149,7 @@ def _holder(descriptor: int) -> Holder | None:
 
 
 def _is_touched(path: Path, seconds: float) -> bool:
-    """Returns whether the file is touched or removed within this number of seconds. It is not opened: see
-    `_acquired`."""
+    """Returns whether the file is touched within this number of seconds, without opening it (see `_acquired`)."""
     until = time.monotonic() + seconds
     before = path.stat().st_mtime_ns
     while time.monotonic() < until:
@@ -154,7 +157,7 @@ def _is_touched(path: Path, seconds: float) -> bool:
         try:
             if path.stat().st_mtime_ns != before:
                 return True
-        except FileNotFoundError:  # its run has ended without an error
+        except FileNotFoundError:  # that run has ended and removed its lock
             return False
     return False
 

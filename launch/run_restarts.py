@@ -1,7 +1,6 @@
-"""Restarts of a whole run: when a learner's process, a node or Ray itself is gone, the run goes on from its newest
-checkpoint, as the same command would.
+"""Restarts of a whole run from its newest checkpoint, after a learner's process, a node or Ray itself ended.
 
-Processes without a learner are started again by their runtime, without the loss of a step. Not covered: the end of the
+The runtime restarts processes without a learner itself, and no step is lost. Not covered: the end of the
 launcher itself, which a batch system or the user starts again.
 """
 
@@ -22,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class RunRestarts:
-    """`cluster.restarts` of a run. saved: it has written a checkpoint since its command began."""
+    """The restarts that `cluster.restarts` allows. saved: the run has written a checkpoint since its command began."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.saved = False
@@ -30,12 +29,11 @@ class RunRestarts:
         self._used = 0  # since the newest checkpoint
 
     def renew(self) -> None:
-        """To be called when the run has written a checkpoint: it is in no crash loop."""
+        """Allows all restarts again. Called when the run has written a checkpoint, so it is in no crash loop."""
         self.saved, self._used = True, 0
 
     def run(self, attempt: Callable[[], T]) -> T:
-        """Returns the result of `attempt`. Calls it again after each HostDied; raises the last one if the budget is
-        used up.
+        """Returns the result of `attempt`, which is called again after a HostDied. Raises it if no restart is left.
 
         A run that has trained may find fewer nodes than before: a PlacementError then counts as the death of a node.
         """

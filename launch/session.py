@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -101,7 +102,7 @@ def _run_once(
     loop: Callable[..., str],
 ) -> str:
     """Runs until the last step or the first error, from the newest checkpoint on. loop: `train`."""
-    (loaded, placement, inventory), config, folder = placed, placed.config, output.path
+    (_, placement, inventory), config, folder = placed, placed.config, output.path
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # the loop may compute in one thread
         starting = stack.enter_context(ExitStack())
@@ -118,48 +119,16 @@ def _run_once(
             return "already finished"
         state.store.require_space(checkpoint_bytes)
         state.begin()
-        warnings = "".join(f"# {text}\n" for text in warnings_of(config))
-        changes = output.write_config(warnings + loaded.resolved_yaml(), state.resume_from)
-        reporter.start(_info(loaded, config_path, folder, state, _plan(placement, inventory)))
-        for note in (*loaded.notes, *changes, *warnings_of(config)):
-            reporter.note(note)
-        if (
-            isinstance(world, EnvSpaces)
-            and world.images
-            and config.env.normalize_observations
-            and not config.env.pixels
-        ):
-            reporter.note("env.normalize_observations: observations are images, which the model divides by 255 instead")
-
-        def trained(
-            config: Config,
-            placement: Placement,
-            leaves: Callable[[int], bool],
-            cluster_is_up: Callable[[], None] | None = None,
-        ) -> str:
-            """Starts the components, trains and ends them. cluster_is_up: waits for a cluster that is starting."""
-            with starting.pop_all() as running:
-                reporter.devices = _devices(placement)
-                with reporter.phase("load"):
-                    runtime = running.enter_context(runtime_for(config, placement, cluster_is_up))
-                    task = task_of(config, runtime, reporter, folder, world, placement, inventory)
-                collect_as_usual()
-                timeline.sources.append(runtime.spans)
-                try:
-                    with _hang_watch(task, folder, reporter, config.runner.deadline_s):
-                        return loop(config, task, reporter, state, leaves=leaves)
-                finally:
-                    timeline.write()  # while the processes still run
-                    timeline.sources.remove(runtime.spans)  # else a run that moves would keep the models of this one
-
+        _announce(placed, config_path, world, output, state, reporter)
+        attempt = _Attempt(world, inventory, folder, reporter, timeline, state, starting, loop)
         try:
             if config.cluster.reallocate == "off":
-                reason = trained(config, placement, lambda step: False, cluster_is_up)
+                reason = attempt.train_on(config, placement, lambda step: False, cluster_is_up)
             else:
                 with required("rl_platform.launch.reallocation", "cluster.reallocate", "cluster.reallocate=off"):
                     from rl_platform.launch.reallocation.reallocate import reallocating
 
-                reason = reallocating(trained, placed, reporter, folder, cluster_is_up)
+                reason = reallocating(attempt.train_on, placed, reporter, folder, cluster_is_up)
         except BaseException as error:
             error.add_note(state.outlook())
             if state.saved:
@@ -167,6 +136,69 @@ def _run_once(
             raise
         state.finish()
         return reason
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One attempt to reach the last step, on one placement after another.
+
+    starting: contexts that were entered before the first placement; they end with it. loop: `train`.
+    """
+
+    world: EnvSpaces | Split
+    inventory: Inventory
+    folder: Path
+    reporter: Reporters
+    timeline: Timeline
+    state: RunState
+    starting: ExitStack
+    loop: Callable[..., str]
+
+    def train_on(
+        self,
+        config: Config,
+        placement: Placement,
+        leaves: Callable[[int], bool],
+        cluster_is_up: Callable[[], None] | None = None,
+    ) -> str:
+        """Starts the components of a placement, trains and ends them. Returns what `train` returns.
+
+        leaves: as in `train`. cluster_is_up: waits for a cluster that is starting.
+        """
+        with self.starting.pop_all() as running:
+            self.reporter.devices = _devices(placement)
+            with self.reporter.phase("load"):
+                runtime = running.enter_context(runtime_for(config, placement, cluster_is_up))
+                task = task_of(config, runtime, self.reporter, self.folder, self.world, placement, self.inventory)
+            collect_as_usual()
+            self.timeline.sources.append(runtime.spans)
+            try:
+                with _hang_watch(task, self.folder, self.reporter, config.runner.deadline_s):
+                    return self.loop(config, task, self.reporter, self.state, leaves=leaves)
+            finally:
+                self.timeline.write()  # while the processes still run
+                self.timeline.sources.remove(runtime.spans)  # else it would keep these models after a move
+
+
+def _announce(
+    placed: PlacedConfig,
+    config_path: str,
+    world: EnvSpaces | Split,
+    output: OutputFolder,
+    state: RunState,
+    reporter: Reporters,
+) -> None:
+    """Writes config.yaml, and shows the start of the run with all its notes."""
+    loaded, placement, inventory = placed
+    config = loaded.config
+    warnings = "".join(f"# {text}\n" for text in warnings_of(config))
+    changes = output.write_config(warnings + loaded.resolved_yaml(), state.resume_from)
+    reporter.start(_info(loaded, config_path, output.path, state, _plan(placement, inventory)))
+    for note in (*loaded.notes, *changes, *warnings_of(config)):
+        reporter.note(note)
+    images = isinstance(world, EnvSpaces) and world.images
+    if images and config.env.normalize_observations and not config.env.pixels:
+        reporter.note("env.normalize_observations: observations are images, which the model divides by 255 instead")
 
 
 def _hang_watch(task: TaskRunner, folder: Path, reporter: Reporter, deadline_s: float) -> AbstractContextManager[None]:
@@ -237,7 +269,7 @@ def task_of(
     placement: Placement,
     inventory: Inventory,
 ) -> TaskRunner:
-    """Starts the components of a config; returns its runner. `world`: spaces of the environment, or the questions."""
+    """Starts the components of a config and returns its runner. world: spaces of the environment, or the questions."""
     decided = decide(config, placement, inventory)
     for note in decided.notes:
         reporter.note(note)

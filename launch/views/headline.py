@@ -88,6 +88,7 @@ class Curve:
         self._width, self._count, self._sum = 1, 0, 0.0
 
     def add(self, step: int, value: float) -> None:
+        """Adds the value of a step. The step numbers ascend."""
         point = step, value
         if self.first is None:
             self.first = self.best = point
@@ -126,6 +127,7 @@ class History:
 
     @classmethod
     def of(cls, info: RunInfo) -> History:
+        """Returns the history of a run that starts, with the earlier steps of a run that is resumed."""
         config = {**info.config, "runner": {"task_type": info.task_type}}
         history = cls(headline_of(config), info.max_steps)
         if info.resumed_step is not None and (info.output_dir / "metrics.jsonl").exists():
@@ -135,6 +137,7 @@ class History:
         return history
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Adds the metrics of a finished step."""
         self.count, self.step, self.last = self.count + 1, step, metrics
         self._current |= {name: metrics[name] for name in self._shown if name in metrics}
         for name, curve in self._curves.items():
