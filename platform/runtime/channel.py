@@ -95,7 +95,7 @@ class Channel(Generic[T]):
                 done = stop
 
     def get(self, key: Hashable = None, timeout: float | None = None) -> T:
-        """Returns the next item. A closed and empty channel raises the error it was closed with, or ChannelClosed."""
+        """Returns the next item. Raises the error of `close`, or ChannelClosed, if the channel is closed and empty."""
         return self.get_many(1, key, timeout)[0]
 
     def get_many(
@@ -143,9 +143,11 @@ class Channel(Generic[T]):
 
     @property
     def closed(self) -> bool:
+        """Whether the channel takes no more items."""
         return self._closed
 
     def stats(self) -> ChannelStats:
+        """Returns the counts of items so far."""
         with self._lock:
             return ChannelStats(self._puts, self._gets, self._depth, self._max_depth, self._closed)
 

@@ -76,5 +76,5 @@ def release_team() -> None:
 
 @cache
 def libgomp() -> ctypes.CDLL:
-    """Returns torch's own copy, by name. Raises OSError, which is not cached, while it is not loaded."""
+    """Returns the libgomp that torch has loaded. Raises OSError, which is not cached, before torch has loaded it."""
     return ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)

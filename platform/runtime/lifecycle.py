@@ -58,7 +58,10 @@ def in_stages(hosts: Sequence[Host]) -> list[dict[str, list[tuple[str, int]]]]:
 
 
 def labels_of(channel: str, names: Iterable[str], members: Sequence[tuple[str, int]]) -> tuple[str, ...]:
-    """Ranks meant by components, single ranks or `runner`. Raises ValueError for a name that is not placed."""
+    """Returns the labels of the named components' ranks, single ranks or `runner`.
+
+    Raises ValueError for a name that is not placed.
+    """
     labels: list[str] = []
     for name in [names] if isinstance(names, str) else names:
         ranks = [label(*member) for member in members if name in (member[0], label(*member))]
@@ -122,7 +125,7 @@ class ShutsDown(Protocol):
 
 
 def close_channels(channels: Iterable[Channel[T]], error: PlatformError | None) -> list[PlatformError]:
-    """Closes all of them with `error`; returns what was wrong with them."""
+    """Closes all channels with `error` and returns the errors of their integrity checks."""
     failures: list[PlatformError] = []
     for channel in channels:
         try:
@@ -141,6 +144,7 @@ def raise_first(failures: Sequence[PlatformError]) -> None:
 
 
 def _close(rank: RankThread, until: float) -> list[PlatformError]:
+    """Closes a rank and returns its error, if any; waits for its thread up to the time `until` (monotonic)."""
     closing = rank.close()
     if not rank.join(max(0.0, until - time.monotonic())):
         return [Deadline(f"{rank.label} did not stop in time ({rank.doing()}); its thread was abandoned")]

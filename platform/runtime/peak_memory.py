@@ -1,4 +1,4 @@
-"""Memory that a rank has used at most. Processes that a component starts itself, as engines, are not counted."""
+"""The peak memory of a rank. Processes that a component starts itself, such as engines, are not counted."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 
 
 def memory_peak(accelerators: Sequence[int]) -> int:
-    """Returns the bytes that torch has allocated at most on the fullest of these GPUs. Without GPUs: the largest
-    resident set of this process, which all its ranks share."""
+    """Returns the peak of the bytes that torch has allocated on one of these GPUs, the largest of all.
+
+    Without GPUs it is the largest resident set of this process, which all its ranks share.
+    """
     torch = sys.modules.get("torch")
     if accelerators and torch is not None and torch.cuda.is_initialized():
         return max(int(torch.cuda.max_memory_allocated(device)) for device in accelerators)

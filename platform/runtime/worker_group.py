@@ -146,12 +146,12 @@ class WorkerGroup:
 
     @property
     def world_size(self) -> int:
-        """Ranks in this group."""
+        """The number of ranks in this group."""
         return len(self._workers)
 
     @property
     def workers(self) -> Sequence[Worker]:
-        """In order of rank."""
+        """The workers, in order of rank."""
         return list(self._workers.values())
 
     def on(self, ranks: Iterable[int]) -> WorkerGroup:

@@ -48,6 +48,7 @@ class _Sequence:
         return len(self.request.token_ids) + len(self.tokens) - 1
 
     def completion(self, reason: Literal["stop", "length", "abort"]) -> Completion:
+        """Returns the response with its tokens so far."""
         routes = torch.cat(self.routes) if self.routes else None
         return Completion(self.request.index, tuple(self.tokens), tuple(self.log_probs), reason, routes)
 
@@ -77,15 +78,16 @@ class ContinuousBatch:
         self.decoder, self.cache, self.sampling, self.padded = decoder, cache, sampling, padded
         self.waiting = deque(requests)
         self.running: list[_Sequence] = []  # in the order of their slots
-        self._readers, self._decode_attention = decode_attention(cache, plain=plain)
+        self._readers_class, self._decode_attention_class = decode_attention(cache, plain=plain)
         self._sample = sampler(cache.tails.device, cache.tails.dtype, sampling)
-        self.readers: Any = None  # an instance of `_readers`; None if pages or running sequences have changed
+        self._readers: Any = None  # a `_readers_class`; None if pages or running sequences have changed
         self._prompt_attention = PrefillAttention if decoding is None else decoding.prompt_attention
         most_tokens = None if decoding is None else decoding.prompt_tokens
         self.prefill = Prefill[_Sequence](cache, [request.token_ids for request in requests], most_tokens)
 
     @property
     def over(self) -> bool:
+        """Whether every request is finished."""
         return not (self.waiting or self.running or self.prefill.entering)
 
     @property
@@ -104,13 +106,13 @@ class ContinuousBatch:
         With `decoding`, running sequences wait while prompts enter.
         """
         self._admit()
-        planned, apart = self.prefill.plan(), 0
+        planned, decoded = self.prefill.plan(), 0
         if self.decoding is None:
             self._begin_pages()
         else:
-            apart = len(self.running)
+            decoded = len(self.running)  # these have their token without the forward pass below
             self._decode(self.decoding, entering=bool(self.prefill.entering))
-        states = self._forward(planned, self.running[apart:])
+        states = self._forward(planned, self.running[decoded:])
         for prompt in self.prefill.complete():
             assert prompt.state is not None
             assert prompt.tail is not None
@@ -118,11 +120,11 @@ class ContinuousBatch:
                 self.cache.begin(len(self.running), prompt.tail)
                 entry.pages, entry.routes = self.cache.hold(prompt.pages), [*prompt.routes]
                 self.running.append(entry)
-                self.readers = None
+                self._readers = None
                 states.append(prompt.state[None])
         self.prefill.leave(self.waiting[0].token_ids if self.waiting else None)
         if states:
-            entries = self.running[apart:]
+            entries = self.running[decoded:]
             uniform = torch.tensor([entry.random[len(entry.tokens)] for entry in entries], dtype=torch.float64)
             tokens, log_probs = self._sample(self.decoder.logits(torch.cat(states)), uniform, self.sampling)
             _append(entries, tokens.tolist(), log_probs.tolist())
@@ -141,11 +143,11 @@ class ContinuousBatch:
                 self.running[slot] = last
                 self.cache.move(len(self.running), slot)
             self.cache.release(entry.pages)
-            self.readers = None
+            self._readers = None
             yield entry.completion("stop" if stopped else "length")
 
     def cut(self) -> Iterator[Completion]:
-        """Returns the unfinished responses with their tokens so far."""
+        """Yields the unfinished responses with their tokens so far."""
         for entry in (*self.running, *self.prefill.entering):
             yield entry.completion("abort")
         for request in self.waiting:
@@ -172,9 +174,10 @@ class ContinuousBatch:
         for slot, entry in enumerate(self.running):
             if entry.stored + more == self.cache.page * (1 + len(entry.pages)):
                 entry.pages.append(self.cache.full_tail(slot))
-                self.readers = None
+                self._readers = None
 
     def _admit(self) -> None:
+        """Moves waiting requests into free slots: their prompts enter the cache."""
         for _ in range(min(len(self.waiting), self.cache.slots - len(self.running) - len(self.prefill.entering))):
             request = self.waiting.popleft()
             entry = _Sequence(request, uniforms(request.seed, self.sampling.max_new_tokens).numpy())
@@ -193,12 +196,12 @@ class ContinuousBatch:
         positions += [entry.stored for entry in running]
         if not tokens:
             return []
-        if running and self.readers is None:
-            self.readers = self._readers(self.cache, running)
+        if running and self._readers is None:
+            self._readers = self._readers_class(self.cache, running)
         device = self.cache.tails.device
         attention: Attention = StepAttention(
             self._prompt_attention([chunk for _, chunk in planned]) if planned else None,
-            self._decode_attention(self.cache, running, self.readers) if running else None,
+            self._decode_attention_class(self.cache, running, self._readers) if running else None,
         )
         if self.padded:
             attention = PaddedHeads(attention, self.cache.tails.shape[-1])

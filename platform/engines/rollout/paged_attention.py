@@ -103,14 +103,27 @@ class RunningRow(Protocol):
     def stored(self) -> int: ...
 
 
+@dataclass(frozen=True)
+class PageSegment:
+    """The pages in use of one segment of a pool, and the rows that read them.
+
+    layers: keys and values of each layer, [pages * Hkv, page, D]. readers: the most rows that read one of the pages.
+    rows [pages * readers]: the rows that read each page, padded to `readers`. starts: of each page, the position of its
+    first token in the sequence.
+    """
+
+    layers: list[tuple[Tensor, ...]]
+    rows: Tensor
+    readers: int
+    starts: list[int]
+
+
 class Readers:
     """The rows that read each page. Valid until pages or rows change.
 
-    segments: for each segment of pages in use its (keys, values) per layer [pages * Hkv, page, D], the rows that read
-    each page [pages * readers], padded to the same number, and that number `readers`. starts: for each of them the
-    position of each page's first token [pages]. The partial results are one per
-    row's tail, then one per entry of the segments. parts [n,K]: indices of each row's partial results, with 0 where
-    `absent` [n,K,1,1,1] is -inf.
+    Attention has one partial result per row, of its tail, and then one per entry of the segments' `rows`. results:
+    number of partial results. parts [n,K]: indices of each row's partial results, with 0 where `absent` [n,K,1,1,1] is
+    -inf.
     """
 
     def __init__(self, cache: KVCache, rows: Sequence[RunningRow]) -> None:
@@ -121,8 +134,7 @@ class Readers:
                 readers_of[page.pool][page.place].append(number)
                 starts_of[page.pool][page.place] = start * cache.page
         device = cache.tails.device
-        self.starts: list[list[int]] = []
-        self.segments: list[tuple[list[tuple[Tensor, ...]], Tensor, int]] = []
+        self.segments: list[PageSegment] = []
         self.results = len(rows)
         parts = [[number] for number in range(len(rows))]
         for pool, readers in readers_of.items():
@@ -136,8 +148,8 @@ class Readers:
                         parts[row_number].append(position)
                     numbers += [0] * (most - len(numbers))  # padding: no row uses the result
                 layers = [tuple(layer) for layer in data[:, :, : len(here)].flatten(2, 3)]
-                self.segments.append((layers, torch.tensor(here, device=device).flatten(), most))
-                self.starts.append(starts_of[pool][number * pool.segment_pages :][: len(here)])
+                starts = starts_of[pool][number * pool.segment_pages :][: len(here)]
+                self.segments.append(PageSegment(layers, torch.tensor(here, device=device).flatten(), most, starts))
                 self.results += len(here) * most
         widest = max(map(len, parts))
         self.parts = torch.tensor([places + [0] * (widest - len(places)) for places in parts], device=device)
@@ -175,12 +187,12 @@ class DecodeAttention:
             far = self.filled[:, None] - places[: self.width] >= window
             tails = self.mask + self._of_heads(torch.zeros_like(far, dtype=dtype).masked_fill(far, HIDDEN))
             last, segments = torch.tensor(self.last, device=device), []
-            for (_, rows, readers), starts in zip(self.readers.segments, self.readers.starts, strict=True):
-                positions = torch.tensor(starts, device=device)[:, None] + places
-                far = last[rows].view(-1, readers, 1) - positions[:, None] >= window
+            for segment in self.readers.segments:
+                positions = torch.tensor(segment.starts, device=device)[:, None] + places
+                far = last[segment.rows].view(-1, segment.readers, 1) - positions[:, None] >= window
                 mask = torch.zeros_like(far, dtype=dtype).masked_fill(far, HIDDEN)[:, None, :, None]
                 mask = mask.expand(-1, self.heads, -1, group, -1)
-                segments.append(mask.reshape(-1, readers * group, page))
+                segments.append(mask.reshape(-1, segment.readers * group, page))
             self._windows[window] = tails, segments
         return self._windows[window]
 
@@ -205,31 +217,51 @@ class DecodeAttention:
         own_results = [part[: self.count].flatten(0, 1) for part in results]
         _attend(queries.flatten(0, 1), *own, own_mask, own_results, features.softcap)
         end = self.count
-        for (layers, rows, readers), mask in zip(self.readers.segments, masks, strict=True):
-            places = slice(end, end + len(rows))
-            end = places.stop
-            asking = queries[rows]
-            if readers == 1:
-                here = [part[places].flatten(0, 1) for part in results]
-                _attend(asking.flatten(0, 1), *layers[layer], mask, here, features.softcap)
-                continue
-            together = [  # all readers of a page are its queries in one product
-                part.unflatten(0, (-1, readers)).transpose(1, 2)
-                for part in (asking, *(part[places] for part in results))
-            ]
-            flat = [part.reshape(-1, part.shape[2] * part.shape[3], part.shape[4]) for part in together]
-            _attend(flat[0], *layers[layer], mask, flat[1:], features.softcap)
-            for part, result in zip(together[1:], flat[1:], strict=True):
-                if result.data_ptr() != part.data_ptr():  # equal if `flat` is a view, for example with one key head
-                    part.copy_(result.view(part.shape))
-        if not self.readers.segments and features.sinks is None:
+        for segment, mask in zip(self.readers.segments, masks, strict=True):
+            start, end = end, end + len(segment.rows)
+            page_results = [part[start:end] for part in results]
+            _attend_to_pages(queries[segment.rows], segment, layer, mask, page_results, features.softcap)
+        return self._combined(sums, largest, totals, features.sinks)
+
+    def _combined(self, sums: Tensor, largest: Tensor, totals: Tensor, sinks: Tensor | None) -> Tensor:
+        """Returns the attention of each row [n,Hq,D] from its partial results, those of `_attend` [results,Hkv,Q,...].
+
+        sinks [Hq]: scores of a part of every sequence that has no value.
+        """
+        if not self.readers.segments and sinks is None:
             return sums.div_(totals).flatten(1, 2)
         logs = (largest + totals.log())[self.readers.parts] + self.readers.absent
-        if features.sinks is not None:  # a part of the sequence that has no value
-            sinks = features.sinks.float().view(1, 1, self.heads, -1, 1).expand(self.count, -1, -1, -1, -1)
-            logs = torch.cat([logs, sinks], dim=1)
+        if sinks is not None:
+            of_rows = sinks.float().view(1, 1, self.heads, -1, 1).expand(self.count, -1, -1, -1, -1)
+            logs = torch.cat([logs, of_rows], dim=1)
+        # w_p = softmax_p(logsumexp(s_p)), and the attention is sum_p w_p softmax(s_p) V_p
         shares = torch.softmax(logs, dim=1)[:, : self.readers.parts.shape[1]].to(sums.dtype)
         return (sums.div_(totals)[self.readers.parts] * shares).sum(dim=1).flatten(1, 2)
+
+
+def _attend_to_pages(
+    queries: Tensor,
+    segment: PageSegment,
+    layer: int,
+    mask: Tensor | None,
+    out: Sequence[Tensor],
+    softcap: float | None,
+) -> None:
+    """Attends with the queries of `segment.rows` [pages * readers, Hkv, Q, D], each to the page that it reads.
+
+    Writes into `out` what `_attend` returns, [pages * readers, Hkv, Q, ...]. All readers of a page are queries of one
+    matrix product.
+    """
+    keys, values = segment.layers[layer]
+    if segment.readers == 1:
+        _attend(queries.flatten(0, 1), keys, values, mask, [part.flatten(0, 1) for part in out], softcap)
+        return
+    by_page = [part.unflatten(0, (-1, segment.readers)).transpose(1, 2) for part in (queries, *out)]
+    flat = [part.reshape(-1, part.shape[2] * part.shape[3], part.shape[4]) for part in by_page]
+    _attend(flat[0], keys, values, mask, flat[1:], softcap)
+    for part, result in zip(by_page[1:], flat[1:], strict=True):
+        if result.data_ptr() != part.data_ptr():  # equal if `flat` is a view, for example with one key head
+            part.copy_(result.view(part.shape))
 
 
 def _attend(
@@ -285,7 +317,7 @@ class StepAttention:
 
 
 class PaddedHeads:
-    """Runs `attention` on heads of one width, which multi-head latent attention has not: zeros fill the others."""
+    """Runs `attention` on heads that are padded with zeros to one width: latent attention has heads of two widths."""
 
     def __init__(self, attention: Attention, width: int) -> None:
         self.attention, self.width = attention, width

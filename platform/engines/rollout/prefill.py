@@ -42,7 +42,10 @@ class PartialPrompt(Generic[T]):
 
 
 class Prefill(Generic[T]):
-    """`prompts`: all that will enter the cache with the current weights, in order. most_tokens: of a forward pass."""
+    """The prompts that enter a cache with the current weights.
+
+    prompts: all that will enter, in order. most_tokens: of a forward pass.
+    """
 
     def __init__(self, cache: KVCache, prompts: Sequence[Tokens], most_tokens: int | None = None) -> None:
         self.cache, self.most_tokens = cache, most_tokens or PREFILL_TOKENS
@@ -59,10 +62,11 @@ class Prefill(Generic[T]):
         return [member for prompt in self.prompts for member in prompt.members]
 
     def expect(self, prompts: Sequence[Tokens]) -> None:
-        """More prompts will enter the cache. They share the prefix of the first ones if they begin with it."""
+        """Announces prompts that will enter later. They share the prefix of the first ones if they begin with it."""
         self._counts.update(prompts)
 
     def add(self, tokens: Tokens, member: T) -> None:
+        """Adds a sequence with this prompt. Consecutive sequences with equal prompts share one `PartialPrompt`."""
         if not self.prompts or self.prompts[-1].tokens != tokens:
             self.prompts.append(PartialPrompt(tokens, self._counts[tokens]))
         self.prompts[-1].members.append(member)
@@ -79,6 +83,7 @@ class Prefill(Generic[T]):
         return chunks
 
     def _begun(self, prompt: PartialPrompt[T], room: int) -> tuple[PartialPrompt[T], PrefillChunk]:
+        """Returns the prompt and its next chunk of at most `room` tokens. A new prompt starts after a shared prefix."""
         if prompt.tail is None:
             prompt.tail = self.cache.tails.new_zeros(self.cache.tails[:, :, 0].shape)
             shared = self.shared.stored
@@ -94,6 +99,7 @@ class Prefill(Generic[T]):
         return prompt, PrefillChunk(prompt.pages, prompt.tail, start, prompt.stored)
 
     def complete(self) -> list[PartialPrompt[T]]:
+        """Returns the prompts whose tokens are all cached, with their last hidden state."""
         return [prompt for prompt in self.prompts if prompt.state is not None]
 
     def leave(self, following: Tokens | None) -> None:

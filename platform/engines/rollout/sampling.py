@@ -28,7 +28,9 @@ def sampler(
 
 
 def sample(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
-    """logits [n,V], uniform [n] -> tokens [n], log-probs [n] under the temperature-scaled, unfiltered distribution.
+    """Returns sampled tokens [n] and their log-probs [n] for logits [n,V] and random numbers `uniform` [n] in [0,1).
+
+    The log-probs are those of the temperature-scaled distribution, before top-k and top-p.
 
     Inverse transform sampling: a token is the first whose cumulative probability exceeds the uniform number. Greedy
     decoding reports log-probs at temperature 1.
@@ -43,7 +45,7 @@ def sample(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[T
 
 
 def _drawn(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Unnormalised probs [n,V] -> tokens [n]: selects first a block of tokens, then the token in it.
+    """Returns tokens [n] drawn from unnormalised probs [n,V]: selects first a block of tokens, then a token in it.
 
     Block sums read every probability once and store no cumulative sum [n,V].
     """
@@ -70,7 +72,9 @@ def _fixed_point_sums(probs: Tensor) -> Tensor:
 
 
 def _passed(cumulative: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
-    """cumulative [n,K], threshold [n] -> first index whose sum exceeds the threshold [n], threshold left there [n].
+    """Returns the first index [n] at which `cumulative` [n,K] exceeds `threshold` [n], and the rest of it [n].
+
+    The rest is the threshold minus the sum before that index.
 
     An entry of probability 0 is never selected, even if rounding raises the threshold to the total. NaN selects the
     last entry: its log-prob is NaN too, and the trainer reports the model that diverged.

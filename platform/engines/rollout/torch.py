@@ -79,8 +79,8 @@ class TorchRolloutEngine:
         self.device, self.dtype = device, dtype
         self.version = -1
         self._lock = threading.RLock()  # one decoding step, or one update
-        self._turn = threading.Lock()  # held by a waiting update, else decoding would take `_lock` again at once
-        self._again = self._aborted = False
+        self._turn = threading.Lock()  # a waiting update holds it; otherwise decoding would take `_lock` again at once
+        self._updated = self._aborted = False
         self._decoder = decoder_for(self.model, device, dtype)
         self._decoding = acceleration.find("decoding_step", self._decoder, max_running, device, dtype, graphs=alone)
         self._recorder: RecordedRouters | None = None
@@ -124,7 +124,7 @@ class TorchRolloutEngine:
             weights = weights.fetch()
         with self._turn, self._lock:
             self._receive(weights)
-            self._again = True
+            self._updated = True
         return WeightsReceived(weights.version, weights.bytes, weights.buckets)
 
     def abort(self) -> None:
@@ -136,9 +136,9 @@ class TorchRolloutEngine:
         self._onload()
         if self.version < 0:
             if isinstance(weights, Weights):
-                state = self._own(weights.state, self._only_packed())
+                state = self._converted(weights.state, self._packed_names())
             else:
-                state = self._own(weights.empty(self.device))
+                state = self._converted(weights.empty(self.device))
             self.model.load_state_dict(state, assign=True)
             self.model.to(self.device)  # buffers, which are not among the weights
             given = weights.state if isinstance(weights, Weights) else {}
@@ -161,7 +161,7 @@ class TorchRolloutEngine:
         self._unpack()
         self.version = weights.version
 
-    def _only_packed(self) -> set[str]:
+    def _packed_names(self) -> set[str]:
         """Returns the names of matrices that are read only to pack them, so that their type does not matter."""
         decoder, packed = self._decoder, acceleration.find("packed_linear_class", self.device, self.dtype)
         if packed is None or not isinstance(decoder, FusedDecoder):
@@ -169,7 +169,7 @@ class TorchRolloutEngine:
         matrices = {linear.weight for layer in decoder.layers for joined in layer.linears for linear in joined.layers}
         return {name for name, parameter in self.model.named_parameters() if parameter in matrices}
 
-    def _own(self, state: Mapping[str, Tensor], unchanged: Collection[str] = ()) -> dict[str, Tensor]:
+    def _converted(self, state: Mapping[str, Tensor], unchanged: Collection[str] = ()) -> dict[str, Tensor]:
         """Returns tensors of the engine's device and type, by reference where possible. Shared memory stays shared.
 
         Buffers keep their type: biases that select experts (DeepSeek-V3) are float32 in every model. So do the tensors
@@ -196,20 +196,20 @@ class TorchRolloutEngine:
             self._onload()
             self._pack()
             batch, version = self._new_batch(requests, sampling, arrivals), self.version
-            self._again = self._aborted = False
+            self._updated = self._aborted = False
         while not self._aborted:
             if arrivals is not None and (new := arrivals.take(idle=batch.over)):
                 work.add(new)
                 batch.add(new)
             if batch.over:
                 break
-            with self._turn:
+            with self._turn:  # lets a waiting update go first
                 pass
             with self._lock:
-                if self._again:
+                if self._updated:
                     self._pack()
                     left = work.continued(batch.cut(), version) if self.continues else batch.left
-                    batch, version, self._again = self._new_batch(left, sampling, arrivals), self.version, False
+                    batch, version, self._updated = self._new_batch(left, sampling, arrivals), self.version, False
                 with nullcontext() if self._decoding is None else self._decoding.on_device():
                     batch.step()
             for completion in batch.finished(self.eos, self.stop_texts):

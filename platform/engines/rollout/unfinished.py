@@ -19,10 +19,11 @@ class UnfinishedResponses:
         self._parts: dict[int, Completion] = {}  # with at least one token
 
     def add(self, requests: Iterable[Request]) -> None:
+        """Adds requests that arrived after the call began."""
         self._requests |= {request.index: request for request in requests}
 
     def continued(self, cut: Iterable[Completion], version: int) -> list[Request]:
-        """Requests for the rest of responses that weights `version` have begun. They draw new random numbers."""
+        """Returns requests for the rest of `cut` responses of weights `version`. They draw new random numbers."""
         return [self._rest(self.whole(completion, version)) for completion in cut]
 
     def whole(self, completion: Completion, version: int) -> Completion:
@@ -39,6 +40,7 @@ class UnfinishedResponses:
         )
 
     def _rest(self, response: Completion) -> Request:
+        """Stores the tokens so far, and returns a request whose prompt ends with them."""
         request, count = self._requests[response.index], len(response.token_ids)
         if not count:
             return request

@@ -40,7 +40,8 @@ class TrainingEngine(Protocol):
         Returns None if loss or gradient are not finite; no rank has then changed its parameters or optimizer state.
         """
 
-    def set_learning_rate(self, value: float) -> None: ...
+    def set_learning_rate(self, value: float) -> None:
+        """Sets the learning rate of the next steps."""
 
     def weights(self) -> dict[str, Tensor]:
         """Returns all parameters by name, unsharded, on every rank. On one rank of plain torch they are not copied."""

@@ -34,6 +34,7 @@ class ShardedTensor:
         return cls(tensor.shape, [(tuple(offsets), tensor.to_local())])
 
     def add(self, offsets: Offsets, part: Tensor, written: bool) -> None:
+        """Adds a view of this rank. written: saving writes it; otherwise it is one of the `copies`."""
         (self.parts if written else self.copies).append((offsets, part))
 
     @property

@@ -21,9 +21,9 @@ T = TypeVar("T")
 
 
 def group_along(axis: int, shape: Sequence[int]) -> dist.ProcessGroup:
-    """Forms groups of ranks; returns that of this rank. All ranks must call it in the same order.
+    """Forms groups of ranks and returns the group of this rank. All ranks must call it in the same order.
 
-    The numbers of all ranks are laid out in an array of this shape. Ranks that differ along `axis` only form a group.
+    The ranks are laid out in an array of `shape`. Ranks whose positions differ along `axis` only form a group.
     """
     ranks = torch.arange(math.prod(shape)).view(*shape).movedim(axis, -1).reshape(-1, shape[axis])
     own, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout=collective_limit())
@@ -40,6 +40,7 @@ class Group:
 
     @classmethod
     def of(cls, handle: dist.ProcessGroup) -> Group:
+        """Returns the group of a process group of torch."""
         size = handle.size()
         return cls(handle if size > 1 else None, handle.rank(), size)
 
@@ -92,6 +93,7 @@ def shares(
 
 
 def _rows_of_ranks(batch: RolloutBatch, world_size: int, hidden_size: int, balance: bool) -> list[Sequence[int]]:
+    """Returns the row indices of each rank. The arguments are those of `shares`."""
     rows = range(len(batch))
     if world_size == 1:
         return [rows]
