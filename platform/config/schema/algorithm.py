@@ -35,9 +35,12 @@ SEQUENCE_RATIO = ("gspo", "gspo_token", "gmpo")  # those with one ratio per sequ
 
 
 class EstimatorNeeds(NamedTuple):
-    """values: needs a critic's; groups: compares samples of one prompt; greedy: needs the reward of a greedy response
-    to each prompt; squared_probs: needs their sum over the vocabulary; whitens: always or never (None: as
-    `normalize_advantages` says); keys: those of `algorithm` that only some estimators read, and this one does."""
+    """What an advantage estimator reads, and whether it whitens.
+
+    values: the values of a critic. groups: several samples of one prompt. greedy: the reward of a greedy response to
+    each prompt. squared_probs: the sum of the squared probabilities over the vocabulary. whitens: True: always, False:
+    never, None: `normalize_advantages` decides. keys: the keys of `algorithm` that it reads and others do not.
+    """
 
     values: bool = False
     groups: bool = False
@@ -295,14 +298,17 @@ class Algorithm(Section):
 
     @property
     def critic_epochs(self) -> int:
+        """The epochs of the critic over the rollout batch."""
         return self.critic_ppo_epochs if self.critic_ppo_epochs is not None else self.ppo_epochs
 
     @property
     def full_kl_in_reward(self) -> bool:
+        """True if the KL in the reward sums over the vocabulary."""
         return self.use_kl_in_reward and self.kl_penalty == "full"
 
     @property
     def full_kl_in_loss(self) -> bool:
+        """True if the KL in the loss sums over the vocabulary."""
         return self.use_kl_loss and self.kl_loss_type == "full"
 
     @property
@@ -312,4 +318,5 @@ class Algorithm(Section):
 
     @property
     def needs_reference(self) -> bool:
+        """True if a term reads the log-probs of a frozen reference model."""
         return self.use_kl_in_reward or self.use_kl_loss or self.distillation_coef > 0

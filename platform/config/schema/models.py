@@ -40,8 +40,7 @@ class ConvNet(Section):
     strides: Sizes = key([4, 2, 1], "stride of each layer", min_length=1)
 
     def map_sizes(self, height: int, width: int) -> list[tuple[int, int]]:
-        """Returns height and width of each layer's output for an image of that size; 0 where the kernel does not
-        fit."""
+        """Returns height and width of each layer's output for an image of that size; 0 if the kernel does not fit."""
         sizes = []
         for kernel, stride in zip(self.kernels, self.strides, strict=True):
             height, width = (max(side - kernel + stride, 0) // stride for side in (height, width))
@@ -152,7 +151,7 @@ class Parallel(Section):
 
     @property
     def ranks(self) -> int:
-        """The number of ranks is a multiple of this: copies of the experts need no more whole copies of the rest."""
+        """The ranks that hold one copy of the model and of its experts; the number of all ranks is a multiple of it."""
         return self.pipeline * math.lcm(self.tensor * self.context, self.expert)
 
 
@@ -172,6 +171,7 @@ class Lora(Section):
 
 
 def offload_key(what: str) -> Offload:
+    """Returns the key `offload` of a section that moves `what`."""
     return key(
         "auto", f"move {what} to host memory while other components use the GPU; auto: if they do not fit together"
     )

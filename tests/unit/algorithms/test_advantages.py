@@ -323,6 +323,28 @@ def _vtrace_reference(r, v, gamma, lam, rho, ends, end_values):
     return advantages, targets
 
 
+@pytest.mark.parametrize("lam", [1.0, 0.8])
+def test_vtrace_is_the_sum_that_defines_it(lam: float) -> None:
+    """Espeholt et al. 2018, eq. 1: v_s = V_s + sum_t gamma^(t-s) (prod_{s <= i < t} c_i) rho_t delta_t.
+
+    c_i = lam min(1, rho_i) (remark 2). With lam 1 the advantage is that of section 4.2, r_s + gamma v_{s+1} - V_s; lam
+    shortens it as in GAE.
+    """
+    gamma, numbers = 0.9, torch.Generator().manual_seed(5)
+    r, v, rho = (torch.randn(7, generator=numbers, dtype=torch.float64) for _ in range(3))
+    rho = rho.abs() + 0.1
+    following = torch.cat([v[1:], torch.zeros(1)])
+    deltas, traces = rho * (r + gamma * following - v), lam * rho.clamp(max=1.0)
+    targets = torch.stack(
+        [v[s] + sum(gamma ** (t - s) * traces[s:t].prod() * deltas[t] for t in range(s, 7)) for s in range(7)]
+    )
+    later = torch.cat([targets[1:], torch.zeros(1)])
+    advantages = r + gamma * (lam * later + (1.0 - lam) * following) - v
+    mask = torch.ones(1, 7, dtype=torch.bool)
+    found = vtrace(r[None], v[None], mask, gamma, lam, rho[None], None, None)
+    torch.testing.assert_close(found, (advantages[None], targets[None]))
+
+
 def test_vtrace_is_the_recursion_and_without_correction_gae() -> None:
     numbers = torch.Generator().manual_seed(3)
     rewards, values, end_values = (torch.randn(4, 9, generator=numbers, dtype=torch.float64) for _ in range(3))
