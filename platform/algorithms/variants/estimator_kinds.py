@@ -26,11 +26,10 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def opo(rewards: FloatBT, mask: BoolBT, group_ids: IntB, compared: BoolBT | None = None) -> FloatBT:
-    """Returns S - sum of l S / sum of l over the group, l the active positions of a row: On-Policy RL with Optimal
-    baseline.
+    """Returns S - sum(l S) / sum(l) on the active positions [B,T], with sums over the group and l the length of a row.
 
-    Hao et al. 2025 (arXiv 2505.23585): the baseline of least variance if the squared gradient of a row grows with its
-    length. Exactly 0 in groups of one sample or of equal scores.
+    On-Policy RL with Optimal baseline (Hao et al. 2025, arXiv 2505.23585): the baseline of least variance if the
+    squared gradient of a row grows with l, its active positions. Exactly 0 in groups of one sample or of equal scores.
     """
     counted = mask if compared is None else compared
     group, lengths = Groups(rewards, counted, group_ids), counted.sum(dim=1).double()
@@ -49,7 +48,7 @@ def optimal_token_baseline(
     weights: FloatBT | None = None,
     compared: BoolBT | None = None,
 ) -> FloatBT:
-    """Rewards from a token on, minus their mean over the responses of the group that have such a token.
+    """Returns the rewards from each token on, minus their mean over the group's responses that have such a token [B,T].
 
     The mean weighs a response by the squared gradients of its tokens so far, in the logits: long and uncertain
     responses count more. Tokens are counted from the first active position of a row. `log_probs` [B,T] of the sampled
@@ -68,33 +67,33 @@ def optimal_token_baseline(
     token = (group[:, None] * mask.shape[1] + counted.cumsum(dim=1) - 1)[counted]
     number, scores = len(mask) * mask.shape[1], to_go[counted]
     # B_t = sum_i W_it G_it / sum_i W_it
-    sums = [energy.new_zeros(number).index_add_(0, token, x)[token] for x in (energy * scores, energy)]
+    weighted_sum, weight = (energy.new_zeros(number).index_add_(0, token, x)[token] for x in (energy * scores, energy))
     highest, lowest = (
         scores.new_full((number,), start).scatter_reduce_(0, token, scores, kind)[token]
         for kind, start in (("amax", -torch.inf), ("amin", torch.inf))
     )
-    varied = (highest - lowest > NO_SPREAD) & (sums[1] > 0)
+    varied = (highest - lowest > NO_SPREAD) & (weight > 0)
     centred = torch.zeros_like(to_go)
-    centred[counted] = torch.where(varied, scores - sums[0] / sums[1], 0.0)
+    centred[counted] = torch.where(varied, scores - weighted_sum / weight, 0.0)
     return torch.where(mask, centred.to(rewards.dtype), 0.0)
 
 
 @torch.no_grad()
 def leave_one_out(rewards: FloatBT, mask: BoolBT, group_ids: IntB, compared: BoolBT | None = None) -> FloatBT:
-    """Returns (S - mean of the others) / (unbiased deviation of the others + 1e-6), otherwise as `grpo`.
+    """Returns (S - mean of the others) / (unbiased deviation of the others + 1e-6) on the active positions [B,T].
 
-    NeMo-RL's default for grpo. If the others are all equal, their deviation is 0 or a rounding error, and the advantage
+    NeMo-RL's default for grpo. The others are the other rows of the group. If the scores of the others are all equal, their deviation is 0 or a rounding error, and the advantage
     would be in the thousands. A lone success in a group is therefore not divided by the standard deviation.
     """
     group = Groups(rewards, mask if compared is None else compared, group_ids)
-    means, deviations = of_the_others(group)
+    means, deviations = statistics_of_others(group)
     scale = torch.where(deviations > 0, 1.0 / (deviations + STD_EPSILON), 1.0)
     return on_actions(torch.where(group.varied, (group.scores - means) * scale, 0.0), mask, rewards)
 
 
 @torch.no_grad()
 def remax(rewards: FloatBT, mask: BoolBT, baselines: FloatB) -> FloatBT:
-    """Rewards from a position on, minus the reward `baselines` [B] of the greedy response to the same prompt.
+    """Returns the rewards from each position on, minus the reward of the prompt's greedy response, `baselines` [B].
 
     ReMax (Li et al. 2023, arXiv 2310.10505).
     """
@@ -111,11 +110,11 @@ def local_penalties(rewards: FloatBT, penalties: FloatBT, mask: BoolBT, gamma: f
     return torch.where(mask, reward_to_go(rewards + penalties, mask, gamma) - penalties, 0.0)
 
 
-def of_the_others(groups: Groups) -> tuple[FloatB, FloatB]:
-    """Returns mean and unbiased deviation [B] of the other rows of a row's group; deviation 0 where those do not
-    differ.
+def statistics_of_others(groups: Groups) -> tuple[FloatB, FloatB]:
+    """Returns mean and unbiased deviation [B] of the other rows of a row's group; the deviation is 0 if they are equal.
 
-    In two passes over a table of groups [N,G], as [N,G,G]: differences of sums would leave rounding errors.
+    Computed in two passes over all pairs of a group [groups,size,size]. Subtracting a row from the group's sums would
+    leave rounding errors.
     """
     order = groups.group.argsort(stable=True)
     counts = torch.bincount(groups.group, minlength=groups.number)

@@ -151,7 +151,7 @@ class Parallel(Section):
 
     @property
     def ranks(self) -> int:
-        """The ranks that hold one copy of the model and of its experts; the number of all ranks is a multiple of it."""
+        """The number of all ranks is a multiple of this, so that they hold whole copies of layers and of experts."""
         return self.pipeline * math.lcm(self.tensor * self.context, self.expert)
 
 

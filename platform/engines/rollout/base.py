@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Request:
     """One response to generate. Its random numbers depend on `seed` only, not on other requests.
 
-    max_new_tokens: a lower limit than that of the call; None: the call's. sampled: how many of the last `token_ids`
-    begin the response, which goes on after a cut.
+    max_new_tokens: a lower limit than that of the call; None: the call's. sampled: number of the last `token_ids` that
+    belong to the response, if it continues after a cut.
     """
 
     index: int
@@ -33,7 +33,7 @@ class Request:
     sampled: int = 0
 
     def limit(self, sampling: SamplingParams) -> int:
-        """Returns the most tokens to sample."""
+        """Returns the largest number of tokens to sample."""
         longest = sampling.max_new_tokens
         return longest if self.max_new_tokens is None else min(longest, self.max_new_tokens)
 
@@ -57,9 +57,10 @@ class Completion:
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """What an engine of the user is built from. eos: token ids that end a response, each of which is part of it.
+    """The arguments of a user's engine.
 
-    max_running: `rollout.max_running_requests`; longest: tokens of prompt and response together.
+    eos: token ids that end a response; a sampled one is part of the response. max_running:
+    `rollout.max_running_requests`. longest: tokens of prompt and response together.
     """
 
     label: str
