@@ -82,8 +82,9 @@ def optimal_token_baseline(
 def leave_one_out(rewards: FloatBT, mask: BoolBT, group_ids: IntB, compared: BoolBT | None = None) -> FloatBT:
     """Returns (S - mean of the others) / (unbiased deviation of the others + 1e-6) on the active positions [B,T].
 
-    NeMo-RL's default for grpo. The others are the other rows of the group. If the scores of the others are all equal, their deviation is 0 or a rounding error, and the advantage
-    would be in the thousands. A lone success in a group is therefore not divided by the standard deviation.
+    NeMo-RL's default for grpo. The others are the other rows of the group. If their scores are all equal, their
+    deviation is 0 or a rounding error, and the advantage would be in the thousands. A lone success in a group is
+    therefore not divided by the standard deviation.
     """
     group = Groups(rewards, mask if compared is None else compared, group_ids)
     means, deviations = statistics_of_others(group)
