@@ -9,21 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
 from rl_platform.config import Config, LoadedConfig, load_config
+from rl_platform.config.layers import strings_of
 from rl_platform.config.rollout_backend import chosen_backend
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import ConfigError, PlacementError, Problem
 from rl_platform.extras import is_present, required
 from rl_platform.launch import options
+from rl_platform.launch.given_words import given_words
 from rl_platform.launch.options import PlanForm
 from rl_platform.placement.compute_type import compute_types, slow_types
 from rl_platform.placement.inventory import Inventory, inventory_for
 from rl_platform.placement.scheduler import Placement, schedule
+from rl_platform.refused_paths import named_paths
 
 if TYPE_CHECKING:
     from rl_platform.launch.jobs.kuberay import KubeRayOptions
@@ -139,15 +143,18 @@ def parse(
 
 def execute(words: Sequence[str]) -> None:
     """Runs the command line `words`. Errors are raised as they are; `cli` prints them."""
+    # an option with an optional value would take CONFIG as that value
+    words = ["--plan=text" if word == "--plan" else word for word in words]
     try:
-        # an option with an optional value would take CONFIG as that value
-        arguments = app(["--plan=text" if word == "--plan" else word for word in words], standalone_mode=False)
+        arguments = app(words, standalone_mode=False)
     except Exception as error:
         if (option := getattr(error, "option_name", None)) and (instead := _key_instead(option)):
             raise typer.BadParameter(f"no such option: {option}. Write {instead}") from error
         raise
     if isinstance(arguments, Arguments):  # --help gives a number
-        launch(arguments)
+        command, argument = typer.main.get_command(app), "--eval" if arguments.evaluate else "config"
+        with named_paths(partial(given_words, command, words, argument)):
+            launch(arguments)
 
 
 def _key_instead(option: str) -> str:
@@ -301,7 +308,8 @@ def located(loaded: LoadedConfig) -> Iterator[None]:
         return problem if problem.where or is_option else replace(problem, where=loaded.where(problem.key))
 
     try:
-        yield
+        with named_paths(lambda: strings_of(loaded.config.model_dump(mode="json"))):
+            yield
     except ConfigError as error:
         placed = type(error)([with_place(problem) for problem in error.problems])
         for note in getattr(error, "__notes__", []):  # of a run that had begun

@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from rl_platform.config.layers import strings_of
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Model
 from rl_platform.config.schema.reward import RewardModel
@@ -138,18 +139,6 @@ def _importable(module: str) -> bool:
     """Returns whether a module without dots is installed, or in the folder where the run is started."""
     here = Path(os.getcwd(), module)
     return here.is_dir() or here.with_suffix(".py").is_file() or importlib.util.find_spec(module) is not None
-
-
-def strings_of(value: object, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yields the key and the value of each string in nested dicts and lists."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from strings_of(inner, f"{key}.{name}" if key else name)
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from strings_of(inner, f"{key}[{index}]")
-    elif isinstance(value, str):
-        yield key, value
 
 
 def _models(config: Config) -> Iterator[Problem]:

@@ -12,12 +12,12 @@ from importlib.metadata import version
 
 import torch
 
+from rl_platform.config.layers import strings_of
 from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.extras import is_present, required
 from rl_platform.launch.output import output_problems
-from rl_platform.launch.start_checks.missing import strings_of
 from rl_platform.launch.start_checks.sharding import (
     device_problems,
     sharding_problems,

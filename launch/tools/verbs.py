@@ -5,7 +5,7 @@ Signals, standard streams and exit codes are in `rl_platform.launch.cli`. Starti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,7 +14,9 @@ import typer
 
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.extras import required
+from rl_platform.launch.given_words import given_words
 from rl_platform.launch.tools.named_runs import run_path
+from rl_platform.refused_paths import named_paths
 
 app = typer.Typer(
     add_completion=False,
@@ -317,6 +319,14 @@ def convert(
 
 def execute(words: Sequence[str]) -> None:
     """Runs one verb. Errors are raised as they are: `rl_platform.launch.cli` prints them."""
-    action = app(list(words), prog_name="rl-platform", standalone_mode=False)
-    if callable(action):  # a verb that starts runs: within typer, Ctrl-C would not arrive as Interrupted
-        action()
+    with named_paths(partial(_given, words)):
+        action = app(list(words), prog_name="rl-platform", standalone_mode=False)
+        if callable(action):  # a verb that starts runs: within typer, Ctrl-C would not arrive as Interrupted
+            action()
+
+
+def _given(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    verbs = typer.main.get_command(app)
+    assert isinstance(verbs, typer.core.TyperGroup)
+    if (verb := verbs.commands.get(words[0])) is not None:
+        yield from given_words(verb, words[1:])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from rl_platform.config.layers import Layers
@@ -106,7 +107,9 @@ def _text_of(path: str | Path) -> str:
             reason = error.strerror or reason
         elif isinstance(error, UnicodeDecodeError):
             reason = "it is not UTF-8 text"
-        hint = _file_near(Path(path))
+        hint = ""
+        with suppress(OSError):  # of a path that the operating system refuses
+            hint = _file_near(Path(path))
         raise ConfigError(
             [Problem("config", f"the file cannot be read: {reason}", where=str(path), hint=hint)]
         ) from error

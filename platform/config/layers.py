@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,3 +124,15 @@ def value_at(tree: object, path: Sequence[str | int], default: object = None) ->
 def is_within_any(key: str, sections: Collection[str]) -> bool:
     """Returns whether `key` is one of `sections` or a key inside one."""
     return any(key == section or key.startswith(f"{section}.") for section in sections)
+
+
+def strings_of(value: object, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yields the key and the value of each string in nested dicts and lists."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from strings_of(inner, f"{key}.{name}" if key else name)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from strings_of(inner, f"{key}[{index}]")
+    elif isinstance(value, str):
+        yield key, value

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from rl_platform.config.describe import default_tree, field_at, is_known
 from rl_platform.config.extends import read_config
 from rl_platform.config.interpolation import resolve_references
-from rl_platform.config.layers import Layers, dotted, is_within_any, steps_of, value_at
+from rl_platform.config.layers import Layers, dotted, is_within_any, steps_of, strings_of, value_at
 from rl_platform.config.overrides import apply_overrides
 from rl_platform.config.python_values import OVERRIDES, Dumper, as_arguments
 from rl_platform.config.schema import Config
@@ -29,6 +29,7 @@ from rl_platform.config.source import COMMAND_LINE, Tree
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.extras import is_present
 from rl_platform.redact import without_secrets
+from rl_platform.refused_paths import refused_path
 
 RULES = "rl_platform.config.rules"  # an extra
 Resolved = tuple[Tree, Config, list[Problem], set[str], dict[str, str]]
@@ -129,14 +130,19 @@ def load_config(
         for key in _unread_keys(config):
             if where(key) not in (COMMAND_LINE, OVERRIDES):
                 _remove(tree, steps_of(key))
-    if is_present(RULES):
-        from rl_platform.config.rules.checks import check
+    try:
+        if is_present(RULES):
+            from rl_platform.config.rules.checks import check
 
-        problems += check(config, tree, where, _doubtful(problems) | failed)
-    doubtful = _doubtful(problems) | failed
-    if problems and missing is not None and not doubtful & {"runner", "runner.task_type"}:
-        absent = [each for each in missing(config) if not is_within_any(each.key, doubtful)]
-        problems += [replace(each, where=where(each.key)) for each in absent]
+            problems += check(config, tree, where, _doubtful(problems) | failed)
+        doubtful = _doubtful(problems) | failed
+        if problems and missing is not None and not doubtful & {"runner", "runner.task_type"}:
+            absent = [each for each in missing(config) if not is_within_any(each.key, doubtful)]
+            problems += [replace(each, where=where(each.key)) for each in absent]
+    except OSError as error:
+        if (refused := refused_path(error, strings_of(config.model_dump(mode="json")), where)) is None:
+            raise
+        problems.append(refused)
     if problems:
         raise ConfigError(sorted(problems, key=_line_order))
     return LoadedConfig(config, layers.where, tuple(dropped), from_environment)

@@ -44,6 +44,7 @@ LEVELS = (
         "metrics",
         "numerics",
         "redact",
+        "refused_paths",
         "reporter",
         "rng",
         "run_files",
