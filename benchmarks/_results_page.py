@@ -6,7 +6,7 @@ import csv
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +21,7 @@ from rl_platform.launch.views.headline import number
 OURS, PEER = "rl-platform", "Stable-Baselines3"
 RETURN_ASKED = {"HalfCheetah-v5": 3000.0, "Hopper-v5": 2000.0}  # of a page that says how long it takes to get there
 COLUMNS = ("episode/return", "val/return", "env/success_once", "val/success_once", "val/success_at_end", "val/length")
+MACHINE = re.compile(r"^\* (.+, \d+ cores, Python .+) \((.+)\)$", re.MULTILINE)  # a note of a page
 TASK = re.compile(r"val/.+/success_once")  # of one task of several
 PANELS = (("val/return", "env_steps"), ("val/return", "minutes"), ("val/success_once", "env_steps"))
 CLEANRL_SOURCE = "https://docs.cleanrl.dev/rl-algorithms/ppo/"
@@ -34,12 +35,12 @@ CLEANRL = {
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run. `made`: machine, versions and date."""
+    """A finished run. `made`: machine, versions and date, as the page shows them."""
 
     who: str
     seed: int
     rows: list[dict[str, float]]
-    made: Mapping[str, Any]
+    made: str
 
     @property
     def env_steps(self) -> int:
@@ -88,6 +89,29 @@ def write_csv(path: Path, runs: Sequence[Run]) -> None:
                 values = (row.get(name, math.nan) for name in present)
                 cells = ("" if math.isnan(value) else f"{value:.6g}" for value in values)
                 writer.writerow([run.who, run.seed, int(row["step"]), int(steps), f"{seconds:.2f}", *cells])
+
+
+def read_csv(page: Path) -> list[Run]:
+    """Returns the runs of an earlier page from its CSV file; none if there is no page."""
+    if not page.exists():
+        return []
+    by_run: dict[tuple[str, int], list[dict[str, float]]] = {}
+    with open(page.with_suffix(".csv"), newline="", encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            row = {name: float(value) for name, value in line.items() if name != "who" and value}
+            by_run.setdefault((line["who"], int(line["seed"])), []).append(row)
+    made = _read_machines(page.read_text(encoding="utf-8"))
+    return [Run(*key, list(_by_step(rows)), made[key]) for key, rows in by_run.items()]
+
+
+def _by_step(rows: Sequence[dict[str, float]]) -> Iterator[dict[str, float]]:
+    """Yields the rows of a run as its metrics have them: its file sums environment steps and seconds."""
+    steps, seconds = 0.0, 0.0
+    for row in rows:
+        sums = {"perf/env_steps": row.pop("env_steps") - steps, "time/step": row.pop("seconds") - seconds}
+        steps, seconds = steps + sums["perf/env_steps"], seconds + sums["time/step"]
+        del row["seed"]
+        yield {**row, **sums}
 
 
 def draw(path: Path, title: str, runs: Sequence[Run], published: tuple[str, float, float] | None) -> None:
@@ -185,13 +209,26 @@ def _by_seed(runs: Sequence[Run], wanted: float | None) -> list[str]:
     return lines
 
 
+def where(made: Mapping[str, Any]) -> str:
+    """Returns machine, versions and date of a run as a page shows them."""
+    versions = ", ".join(f"{package} {version}" for package, version in made["versions"].items())
+    return f"{made['cpu']}, {made['cores']} cores, Python {made['python']}, {versions}, {made['date']}"
+
+
 def _machines(runs: Sequence[Run]) -> list[str]:
     """Where and with what, once for all runs that agree."""
     found: dict[str, dict[str, list[str]]] = {}
     for run in runs:
-        made = run.made
-        versions = ", ".join(f"{package} {version}" for package, version in made["versions"].items())
-        where = f"{made['cpu']}, {made['cores']} cores, Python {made['python']}, {versions}, {made['date']}"
-        found.setdefault(where, {}).setdefault(run.who, []).append(str(run.seed))
-    of = {where: "; ".join(f"{who} {', '.join(seeds)}" for who, seeds in made.items()) for where, made in found.items()}
-    return [f"{where} ({runs_there})" for where, runs_there in of.items()]
+        found.setdefault(run.made, {}).setdefault(run.who, []).append(str(run.seed))
+    of = {made: "; ".join(f"{who} {', '.join(seeds)}" for who, seeds in by.items()) for made, by in found.items()}
+    return [f"{made} ({runs_there})" for made, runs_there in of.items()]
+
+
+def _read_machines(text: str) -> dict[tuple[str, int], str]:
+    """Returns where each run of a page was made: the inverse of `_machines`."""
+    found = {}
+    for made, runs_there in MACHINE.findall(text):
+        for one in runs_there.split("; "):
+            who, _, seeds = one.partition(" ")
+            found |= {(who, int(seed)): made for seed in seeds.split(", ")}
+    return found

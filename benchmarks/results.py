@@ -3,12 +3,13 @@
     python benchmarks/results.py                          # every embodied config, seeds 1 2 3, pages in docs/results
     python benchmarks/results.py hopper walker2d --peer   # beside Stable-Baselines3 with its zoo's hyperparameters
     python benchmarks/results.py cartpole --seeds 1 2 --set runner.max_steps=10 --output /tmp/results
+    python benchmarks/results.py dm_walker --seeds 1 2 3 --keep             # makes the seeds that its page lacks
 
 Runs stay in `--runs`: one that is finished is not made again, one that was interrupted goes on. So more seeds or the
-peer can be added later, and the pages are written anew from all that is there. A peer gets as many environment steps as
-our run and is evaluated as often, on the same episodes. Seconds are those of training; evaluation is not counted on
-either side. Ours are those of the clock on all cores, so the machine is to be idle for them; the peer's are CPU seconds
-of its one thread.
+peer can be added later, and the pages are written anew from all that is there. `--keep` adds the runs that are only in
+the CSV file of the page; the config must be the same. A peer gets as many environment steps as our run and is evaluated
+as often, on the same episodes. Seconds are those of training; evaluation is not counted on either side. Ours are those
+of the clock on all cores, so the machine is to be idle for them; the peer's are CPU seconds of its one thread.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from _common import machine
 from _peer import ZOO
-from _results_page import CLEANRL, OURS, PEER, Run, draw, page, write_csv
+from _results_page import CLEANRL, OURS, PEER, Run, draw, page, read_csv, where, write_csv
 
 from rl_platform.config import load_config
 from rl_platform.config.schema import Config
@@ -93,7 +95,8 @@ def _check_same(text: str, file: Path) -> None:
 
 
 def _read(who: str, seed: int, folder: Path) -> Run:
-    return Run(who, seed, read_metrics(folder), json.loads((folder / "made.json").read_text(encoding="utf-8")))
+    made = json.loads((folder / "made.json").read_text(encoding="utf-8"))
+    return Run(who, seed, read_metrics(folder), where(made))
 
 
 def main() -> int:
@@ -102,6 +105,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--peer", action="store_true", help="Stable-Baselines3 too, where its zoo has the task")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the config")
+    parser.add_argument("--keep", action="store_true", help="runs of the page whose folders are not in --runs stay")
     parser.add_argument("--runs", type=Path, default=Path("runs/results"))
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results")
     options = parser.parse_args()
@@ -121,10 +125,16 @@ def results_of(path: Path, options: argparse.Namespace) -> int:
     """Runs and page of one config; how many runs were left out."""
     name, loaded = path.stem, load_config(path, options.set)
     home = options.runs.absolute() / name
-    runs = [our_run(path, options.set, seed, home / f"seed-{seed}") for seed in options.seeds]
+    kept = {(run.who, run.seed): run for run in read_csv(options.output / f"{name}.md")} if options.keep else {}
+
+    def run_of(who: str, seed: int, folder: Path, make: Callable[[int, Path], Run | None]) -> Run | None:
+        return make(seed, folder) if folder.exists() or (who, seed) not in kept else kept[who, seed]
+
+    ours = partial(our_run, path, options.set)
+    runs = [run_of(OURS, seed, home / f"seed-{seed}", ours) for seed in options.seeds]
     if options.peer and loaded.config.env.id in ZOO and runs[0] is not None:
-        budget = runs[0].env_steps
-        runs += [peer_run(loaded.config, budget, seed, home / f"peer-seed-{seed}") for seed in options.seeds]
+        peer = partial(peer_run, loaded.config, runs[0].env_steps)
+        runs += [run_of(PEER, seed, home / f"peer-seed-{seed}", peer) for seed in options.seeds]
     made = [run for run in runs if run is not None]
     if made:
         options.output.mkdir(parents=True, exist_ok=True)

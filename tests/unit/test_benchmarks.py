@@ -364,6 +364,23 @@ def test_pages_are_made_of_runs_that_are_made_once(scripted, tmp_path: Path) -> 
     assert "holds a run of other settings" in scripted(*pages, "--seeds", "3", "--set", "algorithm.gamma=0.9")
 
 
+def test_a_page_keeps_the_seeds_of_its_file_beside_new_ones(scripted, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    changes = [word for change in ("runner.max_steps=1", "env.evaluation.episodes=2") for word in ("--set", change)]
+    pages = "results.py", "cartpole", *changes, "--output", "pages"
+    assert scripted(*pages, "--seeds", "3") == ""
+    page, table = tmp_path / "pages" / "cartpole.md", tmp_path / "pages" / "cartpole.csv"
+    page.write_text(page.read_text().replace(" cores, Python ", " cores, Python 2, "))
+    before = table.read_text()
+    assert scripted(*pages, "--seeds", "3", "4", "--keep", "--runs", "others") == ""
+    assert not (tmp_path / "others" / "cartpole" / "seed-3").exists()
+    assert table.read_text().startswith(before)
+    text = page.read_text()
+    assert "| rl-platform | 2 | 1,024 |" in text
+    old, new = (line for line in text.splitlines() if " cores, Python " in line)
+    assert (" Python 2, " in old, old.endswith("(rl-platform 3)"), new.endswith("(rl-platform 4)")) == (True,) * 3
+
+
 def test_speeds_of_simulators_stay_on_the_page_of_the_robot_tasks(scripted, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     alone = [[2.0, 0.1, {"steps": 200, "cpu_seconds": 0.02}], [4.0, 0.1, {"steps": 200, "cpu_seconds": 0.02}]]
