@@ -30,6 +30,7 @@ from rl_platform.launch.check.property import Property, PropertyOutcome
 from rl_platform.launch.check.samples import CheckedConfig
 from rl_platform.launch.start_checks.env_check import check_env_and_code
 from rl_platform.launch.start_checks.extensions import check_extensions
+from rl_platform.launch.start_checks.missing import missing
 from rl_platform.launch.start_checks.user_code_checks import check_reward_functions
 from rl_platform.launch.views.console import run_console
 from rl_platform.launch.views.panels import print_lines
@@ -68,6 +69,9 @@ def check(loaded: LoadedConfig, console: Console | None = None) -> list[Property
     print_outcomes(console, outcomes, config.runner.seed, time.monotonic() - began)
     for reason in filter(None, reasons):
         console.print(Text(f"the environment was not checked: {reason}"), soft_wrap=True)
+    for problem in missing(config):
+        if not problem.key.startswith("env."):  # those are `reasons`, or were raised
+            console.print(Text(f"missing here, so that a start is refused: {problem}"), soft_wrap=True)
     failed = [outcome for outcome in outcomes if outcome.failed]
     if failed:
         raise PropertyFailed(_explanation(config, failed))

@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 
 from rl_platform.envs.embodied.pictures.drawing import CannotDraw, with_drawing
 from rl_platform.errors import WorkerError
+from rl_platform.launch.tools import simulators
 from rl_platform.runtime.child import Child, Death
 
 NAME = "rl-platform"
@@ -94,6 +95,7 @@ def features() -> Iterator[Row]:
     yield _video()
     yield _drawing()
     yield _vulkan()
+    yield from _simulators()
 
 
 def _extra(extra: str, purpose: str) -> Row:
@@ -181,6 +183,17 @@ def _vulkan() -> Row:
         fix = "apt install libvulkan1 mesa-vulkan-drivers (Mesa 25 if there is no GPU): docs/maniskill.md"
         return Row(name, f"{error}; {purpose}", "missing", fix)
     return Row(name, f"has a device; {purpose}")
+
+
+def _simulators() -> Iterator[Row]:
+    """Yields a row for each environment of `rl-platform environment`."""
+    for name in simulators.names():
+        purpose = f"for env.python: {name}"
+        if simulators.is_made(name):
+            yield Row(name, f"{', '.join(simulators.packages(name))}; {purpose}")
+        else:
+            text = f"simulators of this version are not installed; {purpose}"
+            yield Row(name, text, "missing", f"rl-platform environment {name}")
 
 
 def _runs(code: str, variables: dict[str, str]) -> dict[str, str]:

@@ -71,6 +71,13 @@ def _versions(name: str) -> str:
     return files(__package__).joinpath("simulators", f"{name}.txt").read_text(encoding="utf-8")
 
 
+def packages(name: str) -> list[str]:
+    """Returns its simulators and MuJoCo with their versions, as `robosuite 1.5.2`."""
+    lines = [line.split("==") for line in _versions(name).splitlines() if not line.startswith("#")]
+    versions = {package.replace("-", "_"): version for package, version in lines}
+    return [f"{each} {versions[each]}" for each in (*_imports(name), "mujoco") if each in versions]
+
+
 def _imports(name: str) -> list[str]:
     """Returns the modules whose import shows that the environment is complete."""
     line = next(line for line in _versions(name).splitlines() if line.startswith(IMPORTS))

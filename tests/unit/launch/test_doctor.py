@@ -33,9 +33,11 @@ def test_the_report_as_json_without_torch(tmp_path: Path) -> None:
     sections = {title: {row["name"]: row for row in rows} for title, rows in report.items() if title != "problems"}
     assert report["problems"] == sum(row["state"] == "problem" for rows in sections.values() for row in rows.values())
     assert sections["machine"]["memory"]["value"] <= psutil.virtual_memory().total
-    others = {"vllm", "megatron", "code sandbox", "video", "MuJoCo drawing", "Vulkan"}
+    others = {"vllm", "megatron", "code sandbox", "video", "MuJoCo drawing", "Vulkan", "manipulation"}
     assert {*EXTRAS, *others} == set(sections["features"])
     assert "torch" in sections["packages"]["installed"]["text"]
+    simulators = sections["features"]["manipulation"]
+    assert (simulators["state"], simulators["fix"]) == ("missing", "rl-platform environment manipulation")
     assert sections["folders"]["models"]["text"].startswith(str(tmp_path))
 
 

@@ -92,6 +92,13 @@ def test_the_check_says_that_an_interpreter_is_not_there(
     assert (ended.code, text in ended.err) == (2, True), ended.err
 
 
+def test_the_check_says_that_the_demonstrations_are_not_there(command) -> None:
+    ended = command(CARTPOLE, "runner.warm_start={demonstrations: arm.hdf5}", "--check")
+    assert ended.code == 0, ended.err
+    text = "missing here, so that a start is refused: runner.warm_start.demonstrations: no such file or folder"
+    assert text in ended.out
+
+
 def test_a_simulator_that_is_not_installed_here_is_not_checked(command) -> None:
     ended = command(CARTPOLE, "env.id=metaworld:Meta-World/MT1", "--check")
     assert ended.code == 0, ended.err

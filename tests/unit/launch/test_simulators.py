@@ -8,7 +8,7 @@ import pytest
 
 from rl_platform.envs.embodied.processes.interpreter import executable
 from rl_platform.errors import DataError
-from rl_platform.launch.tools import simulators
+from rl_platform.launch.tools import installed, simulators
 
 
 @pytest.fixture
@@ -44,3 +44,16 @@ def test_the_lists_are_exact_and_name_what_must_be_importable():
     lines = [line for line in simulators._versions("manipulation").splitlines() if not line.startswith("#")]
     assert all(line.count("==") == 1 for line in lines)
     assert simulators._imports("manipulation") == ["robosuite", "metaworld", "gymnasium_robotics", "dm_control"]
+    shown = [each.split()[0] for each in simulators.packages("manipulation")]
+    assert shown == [*simulators._imports("manipulation"), "mujoco"]
+
+
+def test_the_doctor_shows_what_an_environment_has(listed: dict[str, str]):
+    listed["tiny"] += "json==1.2\nother==3\nmujoco==3.3.0\n"
+    (row,) = installed._simulators()
+    assert (row.state, row.fix) == ("missing", "rl-platform environment tiny")
+    folder = simulators.environments_folder() / "tiny"
+    folder.mkdir(parents=True)
+    (folder / simulators.COMPLETE).write_text(listed["tiny"])
+    (row,) = installed._simulators()
+    assert (row.state, row.text) == ("ok", "json 1.2, mujoco 3.3.0; for env.python: tiny")
