@@ -19,6 +19,7 @@ import numpy as np
 
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.vector import VectorEnv
+from rl_platform.errors import PlatformError
 
 OPEN, CLOSE = -1.0, 1.0
 LIFTED = 0.92  # height of robosuite's cube at the end, in metres; the table is at 0.8
@@ -122,11 +123,13 @@ TASKS = {
 
 def record(path: str, task: Task, episodes: int, noise: float, workers: int) -> float:
     """Writes the successful ones of `episodes` episodes; returns their share."""
+    unfinished = Path(f"{path}.unfinished")  # an interrupted recording leaves no file that a run would read
+    unfinished.absolute().parent.mkdir(parents=True, exist_ok=True)
     envs = VectorEnv(task.env, workers, workers)
     parts = np.cumsum(list(task.parts.values()))[:-1]
     draw, written = np.random.default_rng(0), 0
     try:
-        with h5py.File(path, "w") as file:
+        with h5py.File(unfinished, "w") as file:
             for first in range(0, episodes, workers):
                 seen, chosen, observations, over = [], [], envs.reset(range(first, first + workers)), False
                 while not over:
@@ -146,7 +149,9 @@ def record(path: str, task: Task, episodes: int, noise: float, workers: int) -> 
                     for name, part in zip(task.parts, each, strict=True):
                         group[f"obs/{name}"] = part
                     written += 1
+        unfinished.replace(path)
     finally:
+        unfinished.unlink(missing_ok=True)
         envs.close()
     return written / episodes
 
@@ -162,5 +167,10 @@ if __name__ == "__main__":
     if (name := options.task or Path(options.file).stem) not in TASKS:
         parser.error(f"{options.file} names no task: add --task {' or --task '.join(TASKS)}")
     episodes = options.episodes or TASKS[name].episodes
-    share = record(options.file, TASKS[name], episodes, options.noise, options.workers)
+    if episodes < 1 or options.workers < 1:
+        parser.error("--episodes and --workers are at least 1")
+    try:
+        share = record(options.file, TASKS[name], episodes, options.noise, options.workers)
+    except (PlatformError, OSError) as error:
+        parser.error(f"{options.file}: {error}")
     print(f"{options.file}: {share:.0%} of {episodes} episodes succeeded and were written")

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from importlib.resources import files
 
+from rl_platform.envs.embodied.build_problems.simulator_packages import named_simulator
 from rl_platform.envs.embodied.processes.interpreter import environments_folder
 from rl_platform.errors import ConfigError, DataError, Problem
 from rl_platform.suggest import did_you_mean
@@ -37,6 +38,8 @@ def make(name: str) -> Iterator[str]:
     name, DataError if it cannot be made."""
     if name not in names():
         hint = did_you_mean(name, names())
+        if known := named_simulator(name):
+            hint = known.install_line()
         problem = Problem("NAME", "no such environment", value=name, allowed=", ".join(names()), hint=hint)
         raise ConfigError([problem])
     folder = environments_folder() / name

@@ -180,6 +180,7 @@ NEEDS = {  # extras that an extra imports freely
     "rl_platform.launch.tools": (
         "rl_platform.config.explanations",
         "rl_platform.config.rules",
+        "rl_platform.envs.embodied.build_problems",
         "rl_platform.envs.embodied.pictures",
         "rl_platform.envs.embodied.processes",
         "rl_platform.envs.embodied.remote",

@@ -74,3 +74,15 @@ SIMULATORS = {simulator.part: simulator for simulator in _ALL}
 def simulator_of(name: str) -> Simulator | None:
     """Returns the simulator of an id or backend; None: none of these."""
     return next((simulator for part, simulator in SIMULATORS.items() if part in name), None)
+
+
+def named_simulator(name: str) -> Simulator | None:
+    """Returns the simulator of this name or package, whatever its case and marks; None: none of these."""
+    for simulator in _ALL:
+        if _letters(name) in map(_letters, (simulator.name, simulator.part, *list(simulator.versions)[:1])):
+            return simulator
+    return None
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))

@@ -76,6 +76,9 @@ def executable(name: str, simulates: str = "") -> str:
     path = environments_folder() / name / "bin" / "python"
     if not path.exists():
         folder = path.parents[2]
+        if name == MANIPULATION:
+            hint = f"`rl-platform environment {MANIPULATION}` makes it, in some minutes and with 1.5 GB"
+            raise ConfigError([Problem(KEY, f"this environment is not made yet in {folder}", value=name, hint=hint)])
         made = _names()
         hint = f"`rl-platform environment {MANIPULATION}` makes {MANIPULATION}; or a path, as path/to/venv/bin/python"
         if near := meant(name):

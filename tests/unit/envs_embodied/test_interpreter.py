@@ -97,6 +97,10 @@ def bare(tmp_path: Path) -> str:
 def test_what_is_wrong_with_an_interpreter_is_said(bare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RL_PLATFORM_CACHE", str(tmp_path))
     expected = {
+        "manipulation": (
+            f"this environment is not made yet in {tmp_path}/environments",
+            "`rl-platform environment manipulation` makes it",
+        ),
         "nothing": (f"there is no environment of this name in {tmp_path}/environments", "rl-platform environment"),
         "./no/python": ("no such interpreter", "as path/to/venv/bin/python"),
         "/bin/true": ("cannot run environments: exit code 0", ""),
@@ -111,6 +115,7 @@ def test_what_is_wrong_with_an_interpreter_is_said(bare: str, tmp_path: Path, mo
         (problem,) = caught.value.problems
         assert problem.key == "env.python"
         assert message in problem.message
+        assert python not in problem.allowed
         assert hint in problem.hint
 
 

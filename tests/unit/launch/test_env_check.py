@@ -75,7 +75,7 @@ def test_the_check_refuses_with_the_key_and_the_line_to_type(
 @pytest.mark.parametrize(
     ("python", "text"),
     [
-        ("manipulation", "`rl-platform environment manipulation` makes manipulation"),
+        ("manipulation", "`rl-platform environment manipulation` makes it"),
         ("no/bin/python", "no such interpreter"),
         ("manipulation/bin/python", "no such interpreter"),  # a path is no misspelt name
     ],

@@ -39,6 +39,20 @@ def test_an_unknown_name_is_wrong_usage(tool):
     assert "did you mean manipulation?" in ended.err
 
 
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("meta-world", "run `rl-platform environment manipulation` once, then set env.python=manipulation"),
+        ("robosuite", "run `rl-platform environment manipulation` once, then set env.python=manipulation"),
+        ("mani-skill", "maniskill/bin/python -m pip install mani-skill==3.0.1"),
+    ],
+)
+def test_the_name_of_a_simulator_has_the_line_that_installs_it(name: str, line: str, tool):
+    ended = tool("environment", name)
+    assert ended.code == 2
+    assert line in ended.err
+
+
 def test_the_lists_are_exact_and_name_what_must_be_importable():
     assert simulators.names() == ["manipulation"]
     lines = [line for line in simulators._versions("manipulation").splitlines() if not line.startswith("#")]

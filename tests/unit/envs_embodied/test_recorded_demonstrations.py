@@ -1,0 +1,71 @@
+"""examples/demonstrations.py: a recording is complete or leaves no file; wrong usage has no traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from rl_platform.envs.embodied.descriptions import EnvDescription
+
+h5py = pytest.importorskip("h5py")
+EXAMPLE = Path(__file__).parents[3] / "examples" / "demonstrations.py"
+ARM = """
+import gymnasium
+import numpy as np
+
+
+class Arm(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        return np.ones(3, np.float32), 1.0, False, False, {"success": True}
+"""
+
+
+@pytest.fixture
+def example(script: Callable[[Path], ModuleType]) -> ModuleType:
+    return script(EXAMPLE)
+
+
+def test_a_recording_is_complete_or_leaves_no_file(example: ModuleType, folder: Path) -> None:
+    Path("arm.py").write_text(ARM)
+    env, parts = EnvDescription("arm.py:Arm", max_episode_steps=3), {"hand": 1, "cube": 2}
+
+    def interrupted(observation: np.ndarray) -> np.ndarray:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        example.record("new/arm.hdf5", example.Task(env, parts, interrupted, slice(2), 2), 2, 0.1, 1)
+    assert list(Path("new").iterdir()) == []
+    task = example.Task(env, parts, lambda observation: np.ones(2), slice(2), 2)
+    assert example.record("new/arm.hdf5", task, 2, 0.1, 1) == 1.0
+    assert [each.name for each in Path("new").iterdir()] == ["arm.hdf5"]
+    with h5py.File("new/arm.hdf5") as file:
+        assert file["data/demo_1/obs/cube"].shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["lift.hdf5"], "`rl-platform environment manipulation` makes it"),
+        (["lift.hdf5", "--workers", "0"], "--episodes and --workers are at least 1"),
+        (["reach.hdf5"], "names no task: add --task lift"),
+    ],
+)
+def test_wrong_usage_has_no_traceback(words: list[str], text: str, tmp_path: Path) -> None:
+    environment = os.environ | {"RL_PLATFORM_CACHE": str(tmp_path)}
+    command = [sys.executable, str(EXAMPLE), *words]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert (ended.returncode, text in ended.stderr, "Traceback" in ended.stderr) == (2, True, False), ended.stderr
+    assert list(tmp_path.glob("*.hdf5*")) == []
