@@ -17,6 +17,7 @@ from rl_platform.disk import read_regular
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.run_files import CONFIG
 from rl_platform.suggest import nearest
+from rl_platform.text_files import NotUTF8, text_of
 
 EXTENDS = "extends"
 MAX_BYTES = 200_000  # of a file: PyYAML reads some hundred thousand per second
@@ -61,7 +62,8 @@ def _read(
         tree = reader.read(_text_of(path) if text is None else text)
     except ConfigError as error:
         if place:
-            problems.append(_broken(f"{error.problems[0].message}: {path}", place, name))
+            first = error.problems[0]
+            problems.append(_broken(f"{first.message}: {first.where}", place, name, first.hint))
             raise ConfigError(problems) from error
         raise
     problems += reader.problems
@@ -100,13 +102,12 @@ def _no_mapping(path: str | Path, tree: object) -> Problem:
 
 def _text_of(path: str | Path) -> str:
     try:
-        return read_regular(path, MAX_BYTES).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        reason = str(error)
-        if isinstance(error, OSError):
-            reason = error.strerror or reason
-        elif isinstance(error, UnicodeDecodeError):
-            reason = "it is not UTF-8 text"
+        return text_of(read_regular(path, MAX_BYTES), path)
+    except NotUTF8 as error:
+        problem = Problem("config", str(error), where=f"{path}:{error.line}", hint=error.hint)
+        raise ConfigError([problem]) from error
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         hint = ""
         with suppress(OSError):  # of a path that the operating system refuses
             hint = _file_near(Path(path))

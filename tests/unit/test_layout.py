@@ -50,6 +50,7 @@ LEVELS = (
         "run_files",
         "step_lines",
         "suggest",
+        "text_files",
         "trackers",
         "tracing",
         "user_code",

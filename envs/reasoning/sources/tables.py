@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rl_platform.errors import ConfigError, DataError, Problem
+from rl_platform.text_files import NotUTF8, text_of
 
 MAX_DEPTH = 50  # of lists and objects inside a row, which travels between processes
 _TOO_DEEP = f"more than {MAX_DEPTH} lists or objects inside each other"
@@ -17,6 +18,8 @@ Row = tuple[str, dict[str, object]]  # the place in the file, for messages, and 
 
 def json_lines(contents: bytes, path: Path) -> list[Row]:
     """Returns the rows of a file with one JSON object per line, without blank lines. Raises DataError."""
+    if not contents.isascii() or b"\0" in contents:
+        _text(contents, path)
     lines = enumerate(contents.splitlines(), start=1)
     return [(f"{path}:{number}", _json_row(line, f"{path}:{number}")) for number, line in lines if line.strip()]
 
@@ -96,17 +99,14 @@ def shown(value: object) -> str:
 
 def _text(contents: bytes, path: Path) -> str:
     try:
-        return contents.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = contents[: error.start].count(b"\n") + 1
-        raise DataError(f"{path}:{line}: not UTF-8: {error.reason}.") from error
+        return text_of(contents, path)
+    except NotUTF8 as error:
+        raise DataError(f"{path}:{error.line}: {error}. Convert it: {error.hint}") from error
 
 
 def _json_row(line: bytes, where: str) -> dict[str, object]:
     try:
         row = json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where}: not UTF-8: {error.reason} at byte {error.start + 1} of the line.") from error
     except json.JSONDecodeError as error:
         raise DataError(f"{where}:{error.colno}: not JSON: {error.msg}. Each line must be one JSON object.") from error
     except (ValueError, RecursionError) as error:

@@ -12,6 +12,7 @@ import yaml
 from rl_platform.config.source import CoreLoader
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.tools.convert.outcome import Unresolved, Value, number
+from rl_platform.text_files import NotUTF8, text_of
 
 _FUNCTIONS: dict[str, Callable[[float, float], float]] = {
     **dict.fromkeys(("add", "sum"), operator.add),
@@ -26,10 +27,12 @@ _DEEPEST = 20  # of files that name each other, and of references
 def read_yaml(path: Path) -> Value:
     """Returns the values of one YAML file. Raises ConfigError."""
     try:
-        value = parsed(path.read_text(encoding="utf-8"))
+        value = parsed(text_of(path.read_bytes(), path))
         _check_aliases(value)
         return value
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
+    except NotUTF8 as error:
+        raise ConfigError([Problem(f"{path}:{error.line}", str(error), hint=error.hint)]) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError([Problem(str(path), f"not readable as YAML: {str(error).splitlines()[0]}")]) from error
 
 

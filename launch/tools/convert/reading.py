@@ -24,6 +24,7 @@ from rl_platform.launch.tools.convert.sb3 import SB3, only_ppo, opened, read_blo
 from rl_platform.launch.tools.convert.shell import commands, known
 from rl_platform.launch.tools.convert.trl import TRL
 from rl_platform.launch.tools.convert.verl import VERL
+from rl_platform.text_files import NotUTF8, text_of
 
 SYSTEMS = {system.name: system for system in (RLINF, VERL, NEMO_RL, TRL, SB3)}
 _LARGEST = 5_000_000  # bytes of a file, or of the settings in a saved model
@@ -89,9 +90,10 @@ def _keys(path: Path, name: str | None, env: str | None) -> tuple[dict[str, Valu
         tree = read_blocks(path, tree, env) if name in (None, "sb3") else tree
         return flat(tree), lost
     try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError([Problem(str(path), "not a text, and not a saved model (.zip)")]) from error
+        text = text_of(path.read_bytes(), path)
+    except NotUTF8 as error:
+        message = f"{error}; and not a saved model (.zip)"
+        raise ConfigError([Problem(f"{path}:{error.line}", message, hint=error.hint)]) from error
     if path.suffix == ".json":
         return _json(path, text), []
     if path.suffix == ".py":

@@ -26,6 +26,7 @@ from rl_platform.launch.tools.sweep.summary import last_value
 from rl_platform.metrics import read_metrics
 from rl_platform.run_files import FINISHED
 from rl_platform.suggest import did_you_mean
+from rl_platform.text_files import NotUTF8, text_of
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -126,7 +127,10 @@ def read_spec(path: str) -> Spec:
         hint = "pip install 'rl-platform[optuna]'"
         raise ConfigError([Problem("--optuna", "optuna is not installed", value=path, hint=hint)])
     try:
-        text = read_regular(path, MOST_BYTES).decode()
+        text = text_of(read_regular(path, MOST_BYTES), path)
+    except NotUTF8 as error:
+        problem = Problem("--optuna", str(error), where=f"{path}:{error.line}", value=path, hint=error.hint)
+        raise ConfigError([problem]) from error
     except (OSError, ValueError) as error:
         message = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         raise ConfigError([Problem("--optuna", message, value=path)]) from error

@@ -16,6 +16,7 @@ from jsonschema.exceptions import SchemaError
 from rl_platform.components.agents.agent_function import AGENT_TOOL, AgentTool, JsonObject
 from rl_platform.components.agents.turn_tool import calculator
 from rl_platform.errors import ConfigError, Problem, problems_of
+from rl_platform.text_files import NotUTF8, text_of
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _WORD = re.compile(r"\w+")
@@ -125,7 +126,11 @@ def _index(documents: str) -> tuple[str, sqlite3.Connection, threading.Lock]:
         return tables[0][0], connection, threading.Lock()
     connection = sqlite3.connect(":memory:", check_same_thread=False)
     connection.execute("CREATE VIRTUAL TABLE documents USING fts5(title, text)")
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        text = text_of(path.read_bytes(), path)
+    except NotUTF8 as error:
+        raise ValueError(f"line {error.line}: {error}. Convert it: {error.hint}") from error
+    for number, line in enumerate(text.splitlines(), 1):
         match json.loads(line):
             case {"title": str(title), "text": str(text)}:
                 connection.execute("INSERT INTO documents VALUES (?, ?)", (title, text))

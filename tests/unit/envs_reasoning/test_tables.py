@@ -72,7 +72,14 @@ def test_every_suffix_has_a_reader() -> None:
         ("a.csv", b"question,answer\nx,1,2\n", r"a\.csv:2: the header names 2 columns, this row has others"),
         ("a.csv", b'question,answer\nx,1\n"y', r"a\.csv:2: not CSV"),
         ("a.csv", b"question;answer\nx;1\n", r"a\.csv:2: no column 'question'. Columns there: question;answer"),
-        ("a.csv", b"question,answer\nx,1\n\xe9,2\n", r"a\.csv:3: not UTF-8"),
+        ("a.csv", b"question,answer\nx,1\n\xe9,2\n", r"a\.csv:3: not UTF-8: byte 1 of the line is 0xe9"),
+        (
+            "a.csv",
+            "question,answer\nx,1\n".encode("utf-16"),
+            r"a\.csv:1: not UTF-8: .*mark of UTF-16. Convert it: iconv",
+        ),
+        ("a.jsonl", '{"question": "x"}\n'.encode("utf-16-le"), r"a\.jsonl:1: not UTF-8: .* as in UTF-16LE. Convert"),
+        ("a.jsonl", b'{"question": "x"}\n\xe9', r"a\.jsonl:2: not UTF-8: .*-f ISO-8859-1 -t UTF-8 .*a\.jsonl > "),
         ("a.CSV", b"question,answer\n", r"the file holds no questions"),
     ],
 )

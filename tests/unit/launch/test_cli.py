@@ -66,14 +66,35 @@ def test_a_key_written_as_an_option_is_named_as_it_is_set(command, option: str, 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("nowhere.yaml", "No such file or directory"), (".", "Is a directory"), ("latin.yaml", "it is not UTF-8 text")],
+    [("nowhere.yaml", "No such file or directory"), (".", "Is a directory")],
 )
-def test_files_that_cannot_be_read(command, folder: Path, name: str, reason: str):
-    (folder / "latin.yaml").write_bytes("runner: {experiment_name: Prüfung}".encode("latin-1"))
+def test_files_that_cannot_be_read(command, name: str, reason: str):
     ended = command(name)
     assert ended.code == 2
     assert f"{name}: config: the file cannot be read: {reason}" in ended.err
     assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize(
+    ("encoding", "message"),
+    [
+        ("latin-1", "mine.yaml:1: config: not UTF-8: byte 4 of the line is 0xfc, which is ü in ISO-8859-1"),
+        ("utf-16", "mine.yaml:1: config: not UTF-8: the file begins with the mark of UTF-16"),
+        ("utf-8-sig", ""),
+    ],
+)
+def test_a_config_in_another_encoding(command, folder: Path, encoding: str, message: str):
+    text = f"# Prüfung\n{(folder / 'embodied.yaml').read_text()}"
+    (folder / "mine.yaml").write_bytes(text.encode(encoding))
+    (folder / "extending.yaml").write_text("extends: mine.yaml\n")
+    for name in ("mine.yaml", "extending.yaml"):
+        ended = command(name, "--print-config")
+        assert ended.code == (2 if message else 0), ended.err
+        assert "Traceback" not in ended.err
+    ended = command("mine.yaml", "--print-config")
+    assert message in ended.err
+    if message:
+        assert "-t UTF-8 mine.yaml > mine-utf8.yaml" in ended.err
 
 
 def test_problems_of_config_and_placement_are_told_together(command, folder: Path):
