@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rl_platform.errors import ConfigError, DataError, Problem, check_all
 from rl_platform.launch.tools.named_runs import check_runs
-from rl_platform.launch.tools.run_groups import group_by_config, group_by_task
+from rl_platform.launch.tools.run_groups import Rows, group_by_config, group_by_task
 from rl_platform.launch.tools.run_headline import headline_of_run
 from rl_platform.launch.tools.written import PICTURES, check_output, writing
 from rl_platform.metrics import read_metrics
@@ -61,25 +61,27 @@ def plot(
     without a run, a metric that no run has, and a file that cannot be written. DataError: damaged metrics.
     """
     check_all(partial(require_matplotlib, "plot"), partial(check_runs, runs), partial(check_output, output, PICTURES))
-    groups = group_by_config(runs) if compare else group_by_task(runs)
+    by_config = group_by_config(runs) if compare else None
+    rows = {run: read_metrics(run) for run in runs}
+    groups = {name: {run: rows[run] for run in own} for name, own in (by_config or group_by_task(rows)).items()}
     draw_groups(groups, output, metrics, x, title, band or ("std" if compare else None))
 
 
 def draw_groups(
-    groups: Mapping[str, Sequence[Path]],
+    groups: Mapping[str, Mapping[Path, Rows]],
     output: Path,
     metrics: Sequence[str] | None = None,
     x: str = "step",
     title: str = "",
     band: Band | None = None,
 ) -> None:
-    """Draws named groups of runs as `plot` does."""
+    """Draws named groups of runs, each with its metrics, as `plot` does."""
     from matplotlib.figure import Figure
 
-    rows = {name: [read_metrics(run) for run in runs] for name, runs in groups.items()}
-    flat = [run for own in rows.values() for run in own]
-    names = list(metrics) if metrics else _default_metrics([run for runs in groups.values() for run in runs], flat)
-    charts = {metric: {name: _curves(own, metric, x) for name, own in rows.items()} for metric in names}
+    every = [measured for own in groups.values() for measured in own.items()]
+    flat = [rows for _, rows in every]
+    names = list(metrics) if metrics else _default_metrics([run for run, _ in every], flat)
+    charts = {metric: {name: _curves([*own.values()], metric, x) for name, own in groups.items()} for metric in names}
     for metric, curves in charts.items():
         if not any(curves.values()):
             known = {key for run in flat for row in run for key in row} - {"step"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -10,12 +10,14 @@ import yaml
 from rl_platform.config.differences import flat_values, shown
 from rl_platform.errors import DataError
 from rl_platform.launch.tools.run_headline import task_of_run
-from rl_platform.metrics import read_metrics
 from rl_platform.run_files import CONFIG
 
 SEED = "runner.seed"
 IGNORED = {SEED, "runner.output_dir", "runner.experiment_name", "runner.resume"}
 LONGEST = 60  # characters of a name
+
+Rows = Sequence[dict[str, float]]
+"""The metrics of a run's steps."""
 
 
 def group_by_config(runs: Sequence[Path]) -> dict[str, list[Path]]:
@@ -47,16 +49,15 @@ def group_by_config(runs: Sequence[Path]) -> dict[str, list[Path]]:
     return named
 
 
-def group_by_task(runs: Sequence[Path]) -> dict[str, list[Path]]:
+def group_by_task(metrics: Mapping[Path, Rows]) -> dict[str, list[Path]]:
     """Returns the runs of each `runner.task_type` by its name; one group without a name if all have the same.
 
-    The metrics of a run tell its task if its config cannot be read.
+    metrics: of each run. They tell its task if its config cannot be read.
     """
     groups: dict[str, list[Path]] = {}
-    for run in runs:
-        names = {name for row in read_metrics(run) for name in row}
-        groups.setdefault(task_of_run(run, names), []).append(run)
-    return groups if len(groups) > 1 else {"": list(runs)}
+    for run, rows in metrics.items():
+        groups.setdefault(task_of_run(run, {name for row in rows for name in row}), []).append(run)
+    return groups if len(groups) > 1 else {"": list(metrics)}
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:

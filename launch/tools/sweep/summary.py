@@ -149,11 +149,12 @@ class Summary:
         if not best:
             return ""
         members = {
-            group.name or group.label: [
-                self.folder / result.point
+            group.name or group.label: {
+                run: read_metrics(run)
                 for result in self.results
                 if result.group == group.name and result.value is not None and result.status == "finished"
-            ]
+                for run in [self.folder / result.point]
+            }
             for group in best
         }
         title = f"the {len(best)} best of {len(self.groups)}" if len(best) < len(self.groups) else ""

@@ -135,8 +135,22 @@ def test_runs_of_two_tasks_have_no_common_median(tmp_path: Path) -> None:
     embodied = [configured(tmp_path, f"e{n}", f"runner: {{task_type: embodied, seed: {n}}}") for n in range(2)]
     text = "runner: {task_type: reasoning}\nreward: {type: exact_match}"
     reasoning = configured(tmp_path, "r", text)
-    assert group_by_task([*embodied, reasoning]) == {"embodied": embodied, "reasoning": [reasoning]}
-    assert group_by_task(embodied) == {"": embodied}
+    metrics = {run: read_metrics(run) for run in (*embodied, reasoning)}
+    assert group_by_task(metrics) == {"embodied": embodied, "reasoning": [reasoning]}
+    assert group_by_task({run: metrics[run] for run in embodied}) == {"": embodied}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
+@pytest.mark.parametrize("options", [[], ["--compare"]])
+def test_metrics_are_read_once(tmp_path: Path, tool, monkeypatch: pytest.MonkeyPatch, options: list[str]) -> None:
+    runs = [configured(tmp_path, name, "runner: {task_type: embodied}") for name in "ab"]
+    read: list[Path] = []
+    monkeypatch.setattr(
+        "rl_platform.launch.tools.plot.read_metrics", lambda run: (read.append(run), read_metrics(run))[1]
+    )
+    ended = tool("plot", *runs, "-o", tmp_path / "curves.png", *options)
+    assert ended.code == 0, ended.err
+    assert read == runs
 
 
 def test_a_snapshot_loads_nothing(tmp_path: Path) -> None:
