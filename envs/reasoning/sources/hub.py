@@ -14,6 +14,7 @@ from rl_platform.errors import ConfigError, DataError, Problem
 if TYPE_CHECKING:
     from datasets import Dataset
 
+KINDS = ".parquet, .json, .jsonl, .csv, .txt or .arrow"  # the questions that load_dataset reads
 SAVED = ("state.json", "dataset_dict.json")  # files of a folder written by save_to_disk: one dataset, several splits
 
 
@@ -39,12 +40,22 @@ def dataset_rows(path: str, name: str | None, split: str | None) -> list[Row]:
     except DataError:
         raise
     except Exception as error:  # the package documents no common base class, and passes on those of its transports
-        reason = (str(error).splitlines() or [""])[0]
         hint = (
-            "If it is no folder on this machine, it is an id of the Hugging Face hub, which needs a network: prepare a "
-            "folder where there is one, with datasets.load_dataset(...).save_to_disk(FOLDER)"
+            f"A folder holds files of one kind, {KINDS}, or what datasets.load_dataset(...).save_to_disk(FOLDER) wrote"
+            if Path(path).is_dir()
+            else "If it is no folder on this machine, it is an id of the Hugging Face hub, which needs a network: "
+            "prepare a folder where there is one, with datasets.load_dataset(...).save_to_disk(FOLDER)"
         )
-        raise DataError(f"{path}: cannot be loaded: {type(error).__name__}: {reason}. {hint}.") from error
+        raise DataError(f"{path}: cannot be loaded: {_reason(error)}. {hint}.") from error
+
+
+def _reason(error: BaseException) -> str:
+    """Returns type and first line of the error, and those of its first cause: the package wraps parsers' errors."""
+    first = error
+    while (before := first.__cause__) is not None:
+        first = before
+    told = [f"{type(each).__name__}: {(str(each).splitlines() or [''])[0].rstrip('.')}" for each in (error, first)]
+    return ", caused by ".join(dict.fromkeys(told))
 
 
 def _saved(path: str, split: str | None) -> Dataset:

@@ -148,6 +148,16 @@ def test_wrong_folders(tool, copy, arguments: list[str], messages: list[str]) ->
         assert message in ended.err
 
 
+@pytest.mark.parametrize(("name", "cause"), [("notes.xyz", "No (supported) data files"), ("rows.json", "caused by ")])
+def test_a_folder_of_another_kind_names_the_cause_and_the_kinds(tool, folder: Path, name: str, cause: str) -> None:
+    (folder / "mine").mkdir()
+    (folder / "mine" / name).write_text("neither JSON nor rows\n")
+    ended = tool("data", "gsm8k", "--from", "mine")
+    assert ended.code == 65
+    assert cause in ended.err
+    assert "A folder holds files of one kind, .parquet, .json, .jsonl, .csv, .txt or .arrow, or what" in ended.err
+
+
 def test_an_unknown_dataset(tool) -> None:
     ended = tool("data", "gsm9k")
     assert ended.code == 2
