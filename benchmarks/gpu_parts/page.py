@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import Any, NamedTuple
 
 from gpu_parts.table import PARTS
 
 Results = Mapping[str, Mapping[str, Any]]
 NO = "**no**"
+INTRODUCTION = (
+    "Written by `python benchmarks/gpu.py`. [GPUs](../gpu.md) explains the parts and the targets. Each part ran alone, "
+    "in a process of its own. A commit with a + had uncommitted changes."
+)
+SMALL = "This was a **small run on the CPU**: it shows that the parts work. Its speeds mean nothing."
 
 
 def page_of(content: Mapping[str, Any]) -> str:
     """Returns the page in Markdown from the content of the JSON file."""
     machine, results = content["machine"], content["parts"]
-    small = "\nThis was a **small run on the CPU**: it shows that the parts work. Its speeds mean nothing."
     lines = [
         "# One GPU",
         "",
-        "Written by `python benchmarks/gpu.py`. [GPUs](../gpu.md) explains the parts and the targets.",
+        fill(INTRODUCTION, 120),
         counts(results),
-        *([small] if content["small"] else []),
         "",
+        *([SMALL, ""] if content["small"] else []),
         *table(("machine", ""), list(machine.items())),
         "## Parts",
         "",

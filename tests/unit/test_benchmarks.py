@@ -253,6 +253,43 @@ def measures_and_fails(setup, report) -> None:
     raise ValueError("no pears\n    hint: plant some")
 
 
+def writes_its_folder(setup, report) -> None:
+    report("folder", 1, str(setup.folder))
+    (setup.folder / "run").mkdir()
+    if (setup.folder.parent.parent / "fails").exists():
+        raise ValueError("no pears")
+
+
+def test_runs_of_a_part_stay_in_runs_until_it_passes(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpu_parts import process
+    from gpu_parts.part import Part
+
+    assert FOLDER.parent / "runs" / "gpu" == process.RUNS
+    monkeypatch.setattr(process, "RUNS", tmp_path)
+    monkeypatch.setattr("gpu_parts.part.Setup.start", "fork")  # nothing uses CUDA
+    part, folder = Part("tests", "", writes_its_folder, 60), tmp_path / "tests"
+    (tmp_path / "fails").touch()
+    assert process.run_part(part, False, None, 60)["state"] == "failed"
+    assert (folder / "files" / "run").is_dir()
+    (tmp_path / "fails").unlink()
+    passed = process.run_part(part, False, None, 60)
+    assert (passed["state"], passed["figures"][0]["unit"]) == ("passed", str(folder / "files"))
+    assert not folder.exists()
+
+
+def test_the_introduction_of_the_page_is_written_by_the_script(gpu: ModuleType) -> None:
+    from gpu_parts.page import page_of
+
+    page = page_of({"small": False, "machine": {"GPU": "H200"}, "parts": {}})
+    before = page.partition("| machine |")[0]
+    assert before.count("\n\n") == 2
+    for sentence in ("Each part ran alone", "A commit with a + had uncommitted changes.", "Of 18 parts: 18 not run."):
+        assert sentence in before
+    assert max(map(len, before.splitlines())) <= 120
+
+
 def measures_and_hangs(setup, report) -> None:
     from gpu_parts.part import at_most
 
