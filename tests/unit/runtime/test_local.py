@@ -16,7 +16,16 @@ import pytest
 from stand_ins import Placed, placed_host
 from waiting import HANG_S, until
 
-from rl_platform.errors import ChannelClosed, DataError, Deadline, PlacementError, WorkerDied, WorkerError
+from rl_platform.errors import (
+    ChannelClosed,
+    ConfigError,
+    DataError,
+    Deadline,
+    PlacementError,
+    Problem,
+    WorkerDied,
+    WorkerError,
+)
 from rl_platform.runtime import ComponentSpec
 from rl_platform.runtime.host import ComponentContext
 from rl_platform.runtime.lifecycle import in_stages
@@ -245,6 +254,17 @@ def test_an_error_comes_back_typed_with_its_traceback_and_the_rank_goes_on(caplo
             critic.rank(0).fail(SystemExit(3)).wait()
         assert critic.echo("alive").wait() == [(0, "alive"), (1, "alive")]
     assert "critic[1].fail raised KeyError: 'returns'" in caplog.messages
+
+
+def test_problems_of_a_config_are_not_logged_as_they_are_listed_when_the_run_ends(caplog):
+    with runtime([("critic", 0)]) as local:
+        critic = local.start(specs("critic"))["critic"]
+        refused = ConfigError([Problem("critic.model.path", "holds no weights")])
+        with pytest.raises(ConfigError) as raised:
+            critic.fail(refused).wait()
+        assert raised.value is refused
+        assert refused.__notes__ == ["raised in critic[0].fail"]
+    assert caplog.messages == []
 
 
 def test_one_failed_rank_is_reported_without_waiting_for_the_others():
