@@ -14,12 +14,39 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from rl_platform.errors import DataError
+
 
 def cache_folder() -> Path:
     """Returns the folder of converted models: $RL_PLATFORM_CACHE, else one in the user's cache folder."""
     if named := os.environ.get("RL_PLATFORM_CACHE"):
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rl_platform"
+
+
+def size_text(count: int) -> str:
+    """Returns a number of bytes as text, as 1.50 GB."""
+    return f"{count / 1e9:,.2f} GB" if count >= 1e8 else f"{count / 1e6:,.2f} MB"
+
+
+def no_space(error: BaseException, path: str | Path) -> DataError | None:
+    """Returns the error of a full disk, None if `error` has another cause. path: "" if unknown.
+
+    Safetensors raises an error of its own, which has the reason as text only.
+    """
+    if isinstance(error, OSError):
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    else:
+        full = "No space left on device" in str(error)
+    if not full:
+        return None
+    if not path:
+        return DataError("a file cannot be written: No space left on device. Free space on the disk")
+    place = next(each for each in (Path(path).absolute(), *Path(path).absolute().parents) if each.exists())
+    left = size_text(shutil.disk_usage(place).free)
+    return DataError(
+        f"{path} cannot be written: No space left on device. Free space, as {left} are left, or name another disk"
+    )
 
 
 def sync(file: IO[str] | IO[bytes]) -> None:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from rl_platform.disk import no_space
 from rl_platform.errors import ConfigError, Problem, WorkerError, shortened
 
 HINTS = {
@@ -26,17 +27,27 @@ HINTS = {
 }
 """Error numbers that depend on the path alone, and what to do."""
 
+OUTPUTS = ("--output", "-o")  # options that name what a command writes
+
 Named = Iterable[tuple[str, str]]
 """Keys, options or arguments, and the values that they have."""
 
 
 @contextmanager
 def named_paths(named: Callable[[], Named], where: Callable[[str], str] = lambda key: "") -> Iterator[None]:
-    """Turns the OSError of a path that `named` holds into ConfigError. where: the place of a key in a file."""
+    """Turns the OSError of a path that `named` holds into ConfigError, that of a full disk into DataError.
+
+    where: the place of a key in a file.
+    """
     try:
         yield
     except (OSError, WorkerError) as error:
         cause = error.__cause__ if isinstance(error, WorkerError) else error
+        written = getattr(cause, "filename", None) or next((value for key, value in named() if key in OUTPUTS), "")
+        if cause is not None and (full := no_space(cause, written)) is not None:
+            for note in getattr(error, "__notes__", []):
+                full.add_note(note)
+            raise full from error
         problem = refused_path(cause, named(), where) if isinstance(cause, OSError) else None
         if problem is None:
             raise

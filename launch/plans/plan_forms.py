@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl_platform.config import LoadedConfig
-from rl_platform.disk import replacing_file
-from rl_platform.errors import ConfigError, Problem
+from rl_platform.disk import no_space, replacing_file
+from rl_platform.errors import ConfigError, PlatformError, Problem
 from rl_platform.launch.command import PlacedConfig, load
 from rl_platform.launch.options import PlanForm
 from rl_platform.launch.start_checks.sharding import check_layout
@@ -102,7 +102,9 @@ def _check_writable(file: str) -> None:
         raise _not_written(file, error) from error
 
 
-def _not_written(file: str, error: OSError) -> ConfigError:
+def _not_written(file: str, error: OSError) -> PlatformError:
+    if (full := no_space(error, file)) is not None:
+        return full
     exists = error.errno == errno.EEXIST
     hint = "name a file that does not exist yet" if exists else "name a file in a folder that you may write to"
     return ConfigError([Problem("--write", f"cannot be written: {error.strerror or error}", value=file, hint=hint)])

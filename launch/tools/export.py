@@ -7,6 +7,7 @@ of LeRobot. Not covered: critics and optimizer states.
 
 from __future__ import annotations
 
+import io
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_platform.config.schema.models import Model
-from rl_platform.disk import replacing
+from rl_platform.disk import no_space, replacing
 from rl_platform.errors import CheckpointError, ConfigError, Problem, check_all
 from rl_platform.launch.saved.loaded_policy import find_policy
 from rl_platform.launch.saved.saved_run import SavedRun, find_run
@@ -42,7 +43,8 @@ def export(name: str, step: int | None, format: Format | None, output: Path | No
     """Writes the model of a run, see `find_policy`; returns lines that say where it is and how to load it.
 
     format None: the first one of the task. output None: a folder in that of the run. Raises ConfigError for a run or a
-    step that is not there, a format that the model does not have, and an output folder that is not empty.
+    step that is not there, a format that the model does not have, and an output folder that is not empty; DataError
+    if the disk is full.
     """
     path = Path(name).expanduser()
     run = None if (path / DESCRIPTION).is_file() else find_run(name, COMMAND, step)
@@ -63,8 +65,12 @@ def export(name: str, step: int | None, format: Format | None, output: Path | No
     try:
         with replacing(folder) as stage:
             usage = write(stage)
-    except OSError as error:
-        raise _problem("--output", f"cannot be written: {error.strerror or error}", str(folder)) from error
+    except Exception as error:  # safetensors has a type of its own for a full disk
+        if (full := no_space(error, folder)) is not None:
+            raise full from error
+        if isinstance(error, OSError):
+            raise _problem("--output", f"cannot be written: {error.strerror or error}", str(folder)) from error
+        raise
     return [str(folder), f"load it: {usage.format(folder)}"]
 
 
@@ -178,8 +184,10 @@ def _program(graph: PolicyGraph) -> torch.export.ExportedProgram:
 def _write_program(saved: SavedPolicy, folder: Path) -> str:
     """Writes policy.pt2, a program of torch.export, beside the files of the policy itself."""
     saved.write(folder)
+    contents = io.BytesIO()  # torch's own writer ends the process if the disk is full
     with _quiet():
-        torch.export.save(_program(PolicyGraph(saved)), folder / "policy.pt2")
+        torch.export.save(_program(PolicyGraph(saved)), contents)
+    (folder / "policy.pt2").write_bytes(contents.getbuffer())
     return "torch.export.load('{}/policy.pt2').module()"
 
 

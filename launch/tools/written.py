@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rl_platform.disk import replacing_file
+from rl_platform.disk import no_space, replacing_file
 from rl_platform.errors import ConfigError, Problem
 
 PICTURES = (".png", ".svg", ".pdf", ".jpg")
@@ -17,7 +17,7 @@ def writing(path: Path, endings: Sequence[str], option: str = "--output") -> Ite
     """Yields an empty file beside `path`, which becomes `path` if the block ends without an error.
 
     option: names the path on the command line. Folders that are missing are made. Raises ConfigError if `path` cannot
-    be written; see `check_output`.
+    be written, see `check_output`, and DataError if the disk is full.
     """
     check_output(path, endings, option)
     missing = [folder for folder in path.parents if not folder.exists()]
@@ -26,6 +26,8 @@ def writing(path: Path, endings: Sequence[str], option: str = "--output") -> Ite
         with replacing_file(path) as stage:
             yield stage
     except OSError as error:
+        if (full := no_space(error, path)) is not None:
+            raise full from error
         message = f"cannot be written: {error.strerror or error}"
         raise ConfigError([Problem(option, message, value=str(path), hint="name another place")]) from error
     finally:

@@ -34,7 +34,7 @@ from rl_platform.checkpoint.verify import (
     folder_name,
     seal,
 )
-from rl_platform.disk import make_folder, sync, sync_folder
+from rl_platform.disk import make_folder, size_text, sync, sync_folder
 from rl_platform.errors import CheckpointError
 
 Buffer = bytes | bytearray | memoryview
@@ -168,9 +168,9 @@ class CheckpointStore:
         free, needed = shutil.disk_usage(self.folder).free, times * estimate
         if free < needed:
             raise CheckpointError(
-                f"not enough disk space for checkpoints in {self.folder}: one takes about {_size(estimate)}, "
-                f"{'twice that is required, ' if times == 2 else ''}{_size(free)} are free. Free "
-                f"{_size(needed - free)} more or set runner.output_dir to another disk. Existing checkpoints are "
+                f"not enough disk space for checkpoints in {self.folder}: one takes about {size_text(estimate)}, "
+                f"{'twice that is required, ' if times == 2 else ''}{size_text(free)} are free. Free "
+                f"{size_text(needed - free)} more or set runner.output_dir to another disk. Existing checkpoints are "
                 "untouched"
             )
 
@@ -340,7 +340,3 @@ def _measure(value: object, where: str, storages: dict[int, int]) -> None:
     elif type(value) not in _SCALARS:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise TypeError(f"checkpoint part {where}: {kind} cannot be saved; use tensors, dicts, lists and plain values")
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:,.2f} GB" if count >= 1e8 else f"{count / 1e6:,.2f} MB"

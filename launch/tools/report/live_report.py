@@ -11,13 +11,12 @@ from pathlib import Path
 from rl_platform.errors import ConfigError, Problem, check_all
 from rl_platform.launch.tools.named_runs import check_runs
 from rl_platform.launch.tools.report.collect import collect, state_of
-from rl_platform.launch.tools.report.page import write
+from rl_platform.launch.tools.report.page import ENDINGS, write
 from rl_platform.launch.tools.written import check_output
 from rl_platform.run_files import METRICS
 
 MOST_RUNS = 8  # colours that a reader can tell apart
 FOLLOW_S = 10
-ENDINGS = (".html", ".htm")
 
 
 def report(runs: Sequence[Path], output: Path, show: bool, follow: bool) -> Iterator[str]:
@@ -31,12 +30,7 @@ def report(runs: Sequence[Path], output: Path, show: bool, follow: bool) -> Iter
     while True:
         collected = collect(runs, output)
         goes_on = follow and any(run.state == "running" for run in collected)
-        try:
-            write(collected, output, FOLLOW_S if goes_on else 0)
-        except OSError as error:
-            message = f"cannot be written: {error.strerror}"
-            problem = Problem("--output", message, value=str(output), hint="name another place")
-            raise ConfigError([problem]) from error
+        write(collected, output, FOLLOW_S if goes_on else 0)
         if not shown:
             shown = True
             yield str(output)

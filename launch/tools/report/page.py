@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -25,7 +24,9 @@ from rl_platform.launch.tools.report.definitions import definition_of, definitio
 from rl_platform.launch.tools.report.verdict import judge, progress
 from rl_platform.launch.tools.report.verdict_rules import FEW_STEPS
 from rl_platform.launch.tools.self_contained import filled
+from rl_platform.launch.tools.written import writing
 
+ENDINGS = (".html", ".htm")
 POINTS = 400  # of a curve; longer ones are drawn as means over windows of steps
 OPEN_GROUPS = 2  # groups of curves that are unfolded at first
 OTHERS = "Other metrics"
@@ -41,14 +42,10 @@ def page(runs: Sequence[ReportedRun], follow: int = 0) -> str:
 
 
 def write(runs: Sequence[ReportedRun], path: Path, follow: int = 0) -> None:
-    """Writes the report as a whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.tmp")
-    try:
-        part.write_text(page(runs, follow), encoding="utf-8")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    """Writes the report as a whole or not at all; errors as of `writing`."""
+    text = page(runs, follow)
+    with writing(path, ENDINGS) as stage:
+        stage.write_text(text, encoding="utf-8")
 
 
 def _data(runs: Sequence[ReportedRun], follow: int) -> Tree:
