@@ -141,6 +141,9 @@ def output_folder(config: Config, resolved_yaml: str) -> Iterator[OutputFolder]:
         make_folder(path, 0o700)  # an existing folder keeps its mode
         lock.__enter__()
     except OSError as error:
+        if made:
+            with suppress(OSError):  # removes an empty folder only
+                path.rmdir()
         raise _cannot_be_made(path, error) from error
     try:
         folder = OutputFolder(path, not (path / CONFIG).exists())

@@ -98,13 +98,23 @@ def _acquired(path: Path, key: str) -> int:
         try:
             _lock(descriptor, path, key)
             if _names(path, descriptor):
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, json.dumps(asdict(Holder.this_process())).encode(), 0)
+                _sign(descriptor, path)
                 return descriptor
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)  # the previous holder has removed this file
+
+
+def _sign(descriptor: int, path: Path) -> None:
+    """Writes this process into the locked file, which is removed if the disk is full."""
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(asdict(Holder.this_process())).encode(), 0)
+    except OSError:
+        with suppress(OSError):
+            path.unlink()
+        raise
 
 
 def _lock(descriptor: int, path: Path, key: str) -> None:
