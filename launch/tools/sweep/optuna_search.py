@@ -129,8 +129,8 @@ def read_spec(path: str) -> Spec:
     try:
         text = text_of(read_regular(path, MOST_BYTES), path)
     except NotUTF8 as error:
-        problem = Problem("--optuna", str(error), where=f"{path}:{error.line}", value=path, hint=error.hint)
-        raise ConfigError([problem]) from error
+        refused = Problem("--optuna", str(error), where=f"{path}:{error.line}", value=path, hint=error.hint)
+        raise ConfigError([refused]) from error
     except (OSError, ValueError) as error:
         message = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         raise ConfigError([Problem("--optuna", message, value=path)]) from error
