@@ -78,7 +78,7 @@ def test_files_that_cannot_be_read(command, name: str, reason: str):
 @pytest.mark.parametrize(
     ("encoding", "message"),
     [
-        ("latin-1", "mine.yaml:1: config: not UTF-8: byte 4 of the line is 0xfc, which is ü in ISO-8859-1"),
+        ("latin-1", "mine.yaml:1: config: not UTF-8: byte 5 of the line is 0xfc, which is ü in ISO-8859-1"),
         ("utf-16", "mine.yaml:1: config: not UTF-8: the file begins with the mark of UTF-16"),
         ("utf-8-sig", ""),
     ],
