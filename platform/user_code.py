@@ -24,8 +24,8 @@ from rl_platform.errors import ConfigError, PlatformError, Problem, WorkerError
 
 NAMED = re.compile(r"([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^:]+\.py):[A-Za-z_]\w*")  # module:Name or path/to/file.py:Name
 _files: list[str] = []  # that were imported
-# where frames of other people's code are, besides those without a file
-_INSTALLED = ("<", *dict.fromkeys(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
+_PYTHON = ("<", *(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")))
+_PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _PLACE = "module:Name or path/to/file.py:Name, importable from where the run was started"
 
 
@@ -51,7 +51,7 @@ class Extension:
         try:
             loaded = getattr(import_user_module(module_name), attribute)
         except Exception as error:  # whatever the user's module raises while it is imported
-            message, absent = f"cannot be imported: {type(error).__name__}: {error}", getattr(error, "name", None)
+            message, absent = f"cannot be imported: {raised(error)}", getattr(error, "name", None)
             other = isinstance(error, ModuleNotFoundError) and absent not in (None, module_name.partition(".")[0])
             hint = f"the code imports {absent}, which is not installed here" if other else ""
             raise self.misfit(name, message, hint, _PLACE) from error
@@ -77,7 +77,7 @@ class Extension:
             try:
                 loaded = loaded()
             except Exception as error:
-                raise self.misfit(name, f"cannot be built: {type(error).__name__}: {error}") from error
+                raise self.misfit(name, f"cannot be built: {raised(error)}") from error
         if not callable(loaded):
             raise self.misfit(name, "is not a function")
         self._check(name, "it", loaded, self.protocol.__call__)  # type: ignore[operator]
@@ -119,7 +119,7 @@ class Extension:
         except PlatformError:
             raise
         except Exception as error:
-            message = f"{self.key} {name} raised {type(error).__name__}: {error}"
+            message = f"{self.key} {name} raised {raised(error)}"
             raise WorkerError(f"{message}\n{traceback.format_exc().rstrip()}") from error
 
 
@@ -128,25 +128,34 @@ def is_named(name: str) -> bool:
     return NAMED.fullmatch(name) is not None
 
 
-def raised_at(error: BaseException) -> str:
-    """Returns `file:line` of the user's code that raised `error`: of the innermost frame outside this package, the
-    standard library and installed packages. Without such a frame, of the innermost one outside this package.
+def raised(error: BaseException) -> str:
+    """Returns type, place and message of an error of the user's code: `ValueError at file.py:12: text`."""
+    place = raised_at(error)
+    return f"{type(error).__name__}{f' at {place}' if place else ''}: {error}"
 
-    A file below the working folder is relative to it. Empty for an error that was not raised.
+
+def raised_at(error: BaseException, *, installed: bool = False) -> str:
+    """Returns `file:line` of the user's code that raised `error`: of the innermost frame outside this package, the
+    standard library and installed packages; empty without any. A file below the working folder is relative to it.
+
+    installed: else the place in an installed package.
     """
     if isinstance(error, SyntaxError) and error.filename:  # of a module that was imported
         return f"{_relative(error.filename)}:{error.lineno}"
-    frames = list(traceback.walk_tb(error.__traceback__))
-    others = [frame for frame in frames if not frame[0].f_globals.get("__name__", "").startswith("rl_platform.")]
-    own = [frame for frame in others if not frame[0].f_code.co_filename.startswith(_INSTALLED)]
-    for frame, line in reversed(own or others or frames):
-        return f"{_relative(frame.f_code.co_filename)}:{line}"
-    return ""
+    own = package = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        path = frame.f_code.co_filename
+        if frame.f_globals.get("__name__", "").startswith("rl_platform."):
+            continue
+        if _PACKAGES.search(path):
+            package = f"{path}:{line}"
+        elif not path.startswith(_PYTHON):
+            own = f"{_relative(path)}:{line}"
+    return own or (package if installed else "")
 
 
 def _relative(path: str) -> str:
-    folder = os.path.join(os.getcwd(), "")
-    return path.removeprefix(folder)
+    return path.removeprefix(os.path.join(os.getcwd(), ""))
 
 
 def import_user_module(name: str) -> ModuleType:

@@ -79,7 +79,7 @@ class Spares:
         Returns why it ends the run; empty: the environment begins again, with the seed of `seed_of_new`.
         """
         step = 0 if doing == "reset" else int(self._lengths[i]) + 1
-        failed = Failure(type(error).__name__, raised_at(error), step)
+        failed = Failure(type(error).__name__, raised_at(error, installed=True), step)
         name, allowed, used = self._named(i), self._setup.restarts, int(self._failures.sum())
         if allowed and (earlier := self._earlier(i, failed)) is not None:
             before = "" if earlier == i else f", before in environment {self._first + earlier}"

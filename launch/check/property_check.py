@@ -6,7 +6,6 @@ The unit tests check that the built-in functions compute their formulas.
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -35,6 +34,7 @@ from rl_platform.launch.start_checks.user_code_checks import check_reward_functi
 from rl_platform.launch.views.console import run_console
 from rl_platform.launch.views.panels import print_lines
 from rl_platform.runtime.cpu import one_thread
+from rl_platform.user_code import is_named, raised
 
 PROPERTIES = [
     *invariance.PROPERTIES,
@@ -99,13 +99,12 @@ def _tried(each: Property, case: CheckedConfig) -> PropertyOutcome:
     return PropertyOutcome(each.name, each.compared, most)
 
 
-def _raised(error: BaseException) -> str:
-    if isinstance(error, WorkerError) and error.__cause__ is not None:
-        error = error.__cause__
+def _raised(error: Exception) -> str:
+    if isinstance(error, WorkerError) and error.__cause__ is not None:  # of `Extension.running`, with the key
+        return str(error).partition("\nTraceback")[0]
     if isinstance(error, ConfigError):
         return "; ".join(f"{problem.key} ({problem.value}): {problem.message}" for problem in error.problems)
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}: {error}"
+    return raised(error)
 
 
 def _explanation(config: Config, failed: Sequence[PropertyOutcome]) -> str:
@@ -116,8 +115,10 @@ def _explanation(config: Config, failed: Sequence[PropertyOutcome]) -> str:
         lines.append(f"{', '.join(names)}: {error}")
     algorithm = config.algorithm
     chosen = (("adv_type", algorithm.adv_type, ESTIMATORS), ("policy_loss", algorithm.policy_loss, POLICY_LOSSES))
-    own = [(key, name) for key, name, known in chosen if name not in known]
-    lines += [f"algorithm.{key} is a function of your own, {name}: look there first" for key, name in own]
+    own = [f"algorithm.{key} is a function of your own, {name}" for key, name, known in chosen if name not in known]
+    if is_named(config.actor.model.type):
+        own.append(f"actor.model.type is a network of your own, {config.actor.model.type}")
+    lines += [f"{each}: look there first" for each in own]
     if not own:
         lines.append("no function of your own takes part: this is a bug in rl-platform")
     lines.append(f"all numbers follow from runner.seed={config.runner.seed}")

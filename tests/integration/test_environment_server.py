@@ -293,7 +293,8 @@ def test_a_run_goes_on_without_videos_if_the_server_has_no_graphics_library(
     finally:
         server.end()
     assert ended.code == 0, ended.err
-    assert "no video: blind.py:Blind: env.id: its module cannot be imported (there is no libEGL)" in ended.out
+    assert "no video: blind.py:Blind: env.id: its module cannot be imported (ImportError at " in ended.out
+    assert "blind.py:7: there is no libEGL)" in ended.out
 
 
 def test_a_run_takes_the_last_environment_from_a_drawing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from rl_platform.envs.embodied.build_problems.simulator_packages import Simulato
 from rl_platform.envs.embodied.descriptions import OF_PROGRAM
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.extras import required
+from rl_platform.user_code import raised
 
 _LIBRARY = re.compile(r"(lib[\w+-]+)\.so[.\d]*")
 _DEBIAN = {  # packages of libraries that simulators load
@@ -37,7 +38,7 @@ def build_problem(name: str, env_id: str, kwargs: Mapping[str, object], error: E
     if isinstance(error, gymnasium.error.DependencyNotInstalled):
         return Problem("env.id", "a package is missing", value=repr(name), hint=str(error))
     _check_task_of_metaworld(env_id, kwargs)
-    message = f"{env_id} cannot be built ({type(error).__name__}: {error})"
+    message = f"{env_id} cannot be built ({raised(error)})"
     if env_id.startswith(OF_PROGRAM):
         hint = "the function takes env.kwargs and returns one Gymnasium environment; env.num_envs makes several"
         return Problem("env", message, value=name, hint=hint)

@@ -12,18 +12,19 @@ import gymnasium
 from rl_platform.envs.embodied.build_problems.build_failure import machine_problem
 from rl_platform.envs.embodied.build_problems.simulator_packages import SIMULATORS, simulator_of
 from rl_platform.envs.embodied.descriptions import OF_PROGRAM
-from rl_platform.errors import Problem
+from rl_platform.errors import PlatformError, Problem
+from rl_platform.user_code import raised
 
 
 def find_problem(env_id: str, code: object, error: Exception) -> Problem | None:
-    """Returns the problem of an id, `NAME` or `MODULE:NAME`; None: `error` is a bug in the module.
+    """Returns the problem of an id, `NAME` or `MODULE:NAME`; None: `error` has a message of its own.
 
     code: the module; None: it was not imported. error: raised while the environment was looked for.
     """
     module, _, name = env_id.rpartition(":")
     if isinstance(error, gymnasium.error.Error):
         return _unknown(env_id, module, name, code, error)
-    if not isinstance(error, ImportError) and simulator_of(env_id) is None:
+    if isinstance(error, PlatformError) and simulator_of(env_id) is None:
         return None
     return _import_problem(env_id, module, error)
 
@@ -45,10 +46,15 @@ def _unknown(env_id: str, module: str, name: str, code: object, error: Exception
 
 def _import_problem(name: str, module: str, error: Exception) -> Problem:
     """Returns the problem of an id whose module raised `error` while it was imported."""
-    message = f"its module cannot be imported ({error})"
+    message = f"its module cannot be imported ({raised(error)})"
     if (problem := machine_problem(message, error, simulator_of(name))) is not None:
         return replace(problem, key="env.id", value=repr(name))
     hint = f"install the package of {module}, or start where it can be imported"
+    absent = error.name if isinstance(error, ModuleNotFoundError) else None
+    if not isinstance(error, ImportError):
+        hint = f"correct {module}"
+    elif absent is not None and absent.partition(".")[0] != module.partition(".")[0]:
+        hint = f"the code imports {absent}, which is not installed here"
     if near := difflib.get_close_matches(module, SIMULATORS, 1):
         hint = f"did you mean {near[0]}? env.id={near[0]}{name.removeprefix(module)}"
     return Problem("env.id", message, value=repr(name), hint=hint)

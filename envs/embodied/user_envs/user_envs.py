@@ -14,6 +14,7 @@ from rl_platform.envs.embodied.spaces import EnvSpaces, read_spaces
 from rl_platform.envs.embodied.user_backend import BACKEND, EnvBackend, StepArrays
 from rl_platform.errors import CheckpointError, ConfigError
 from rl_platform.tracing import recorder
+from rl_platform.user_code import raised
 
 _NUMBERS = "real numbers"
 
@@ -31,7 +32,7 @@ class UserEnvs:
         except ConfigError:
             raise
         except Exception as error:
-            message = f"cannot be built with env.kwargs {description.kwargs}: {type(error).__name__}: {error}"
+            message = f"cannot be built with env.kwargs {description.kwargs}: {raised(error)}"
             raise BACKEND.misfit(self._name, message) from error
         self.diverged = np.zeros(num_envs, bool)
         self._none_idle = np.zeros(num_envs, bool)
@@ -110,7 +111,7 @@ def backend_spaces(description: EnvDescription) -> EnvSpaces:
     except ConfigError:
         raise
     except Exception as error:
-        message = f"spaces() with env.kwargs {description.kwargs} raised {type(error).__name__}: {error}"
+        message = f"spaces() with env.kwargs {description.kwargs} raised {raised(error)}"
         raise BACKEND.misfit(name, message) from error
     env: gymnasium.Env[object, object] = gymnasium.Env()
     env.observation_space, env.action_space = observation, action
@@ -157,7 +158,7 @@ def try_backend(description: EnvDescription) -> EnvSpaces:
     except ConfigError:
         raise
     except Exception as error:
-        raise BACKEND.misfit(name, f"{doing} raised {type(error).__name__}: {error}") from error
+        raise BACKEND.misfit(name, f"{doing} raised {raised(error)}") from error
     finally:
         envs.close()
     return spaces

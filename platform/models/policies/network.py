@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_platform.envs.embodied.spaces import EnvSpaces
-from rl_platform.user_code import Extension
+from rl_platform.user_code import Extension, raised
 
 
 class Network(Protocol):
@@ -45,7 +45,7 @@ def build_network(name: str, spaces: EnvSpaces, options: dict[str, object]) -> n
     try:
         network = kind(spaces, **options)
     except Exception as error:
-        message = f"cannot be built with actor.model.kwargs {options}: {type(error).__name__}: {error}"
+        message = f"cannot be built with actor.model.kwargs {options}: {raised(error)}"
         raise NETWORK.misfit(name, message) from error
     if not isinstance(getattr(network, "width", None), int):
         raise NETWORK.misfit(name, "has no integer width, the number of its features")
@@ -60,7 +60,7 @@ def check_network(name: str, spaces: EnvSpaces, options: dict[str, object]) -> N
         try:
             features = network(torch.zeros(2, spaces.observation_size))
         except Exception as error:
-            raise NETWORK.misfit(name, f"forward() raised {type(error).__name__}: {error}") from error
+            raise NETWORK.misfit(name, f"forward() raised {raised(error)}") from error
     expected = (2, network.width)
     if not isinstance(features, Tensor) or features.shape != expected or not features.is_floating_point():
         shape = list(features.shape) if isinstance(features, Tensor) else type(features).__name__

@@ -332,7 +332,25 @@ def test_a_failure_names_property_numbers_and_seed_and_ends_with_70(command) -> 
 def test_a_function_that_raises_is_told_once_and_without_a_traceback(command) -> None:
     ended = command(ROOT / REASONING, "--check", *without_critic("adv_type: 'mine:raises'"))
     assert ended.code == 70
-    assert len(re.findall(r"KeyError at mine\.py:\d+: 'surprise'", ended.err)) == 1
+    reason = r"algorithm\.adv_type mine:raises raised KeyError at \S*mine\.py:(\d+): 'surprise'"
+    line = FUNCTIONS.splitlines().index('    raise KeyError("surprise")') + 1
+    assert re.findall(reason, ended.err) == [str(line)]
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize(
+    ("source", "key", "place"),
+    [
+        ("import math\nlimit = maths.inf\n", "env.id", "NameError at own.py:2"),
+        ("def own(:\n", "env.id", "SyntaxError at own.py:1"),
+        ("def own(**options):\n    return {}[1]\n", "env.kwargs", "KeyError at own.py:2"),
+    ],
+)
+def test_an_environment_that_raises_is_told_with_its_line(command, source: str, key: str, place: str) -> None:
+    Path("own.py").write_text(source)
+    ended = command("embodied.yaml", "--check", "env.id=own.py:own")
+    assert ended.code == 2, ended.err
+    assert re.search(rf": {key}: .*\({place}: ", ended.err)
     assert "Traceback" not in ended.err
 
 
