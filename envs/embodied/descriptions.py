@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rl_platform.envs.embodied.spaces import AnyEnv
 
 PROBLEMS = "rl_platform.envs.embodied.build_problems"  # an extra
+SUITES = "rl_platform.envs.embodied.suites"  # an extra
 OF_PROGRAM = "function/"  # what the ids of environments begin with that exist in the program of the user only
 
 
@@ -151,6 +152,10 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
         with required("rl_platform.envs.embodied.pictures", "env.pixels"):
             from rl_platform.envs.embodied.pictures.pixels import PixelObservation, drawing_kwargs
         kwargs = {**kwargs, **drawing_kwargs(description, spec)}
+    if str(spec.entry_point).startswith("gymnasium_robotics") and is_present(SUITES):
+        from rl_platform.envs.embodied.suites.names import check_reward_type
+
+        check_reward_type(kwargs)
     try:
         with deprecations_once(spec):
             env = gymnasium.make(

@@ -233,7 +233,8 @@ def test_robosuite_is_seen_by_cameras_and_as_a_state(drawing: dict[str, str]) ->
         ("metaworld_reach", ["env.kwargs.env_name=reach"], "did you mean reach-v3"),
         ("adroit_pen", ["env.id=gymnasium_robotics:AdroitHandPn-v1"], "did you mean AdroitHandPen-v1"),
         ("metaworld_reach", ["env.kwargs.camera_name=cornr"], "did you mean corner? env.kwargs.camera_name=corner"),
-        ("adroit_pen", ["env.kwargs.reward_type=dens"], "expected `dense` or `sparse` but got dens"),
+        ("adroit_pen", ["env.kwargs.reward_type=dens"], "did you mean dense? env.kwargs.reward_type=dense"),
+        ("fetch_reach", ["env.kwargs.reward_type=dens"], "allowed: dense, sparse"),
     ],
 )
 def test_wrong_input_is_refused_before_the_run(

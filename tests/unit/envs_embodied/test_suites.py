@@ -272,3 +272,33 @@ def test_a_missing_simulator_is_refused_with_the_line_to_type(description: EnvDe
         inspect_env(description)
     assert text in str(refused.value)
     assert "cannot be built" not in str(refused.value), "the problem of the simulator alone"
+
+
+ROBOTICS = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Fetch(CartPoleEnv):
+    def __init__(self, reward_type="sparse"):  # as the tasks of Gymnasium-Robotics: all other names are the dense one
+        super().__init__()
+
+gymnasium.register("FetchStand-v0", "gymnasium_robotics:Fetch", max_episode_steps=5)
+"""
+
+
+def test_a_misspelt_reward_of_gymnasium_robotics(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gymnasium_robotics.py").write_text(ROBOTICS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "gymnasium_robotics", raising=False)
+    name = "gymnasium_robotics:FetchStand-v0"
+    try:
+        for reward in ("dense", "sparse"):
+            inspect_env(EnvDescription(name, {"reward_type": reward}))
+        with pytest.raises(ConfigError) as refused:
+            inspect_env(EnvDescription(name, {"reward_type": "dens"}))
+    finally:
+        gymnasium.registry.pop("FetchStand-v0")
+        sys.modules.pop("gymnasium_robotics")
+    (problem,) = refused.value.problems
+    assert (problem.key, problem.value, problem.allowed) == ("env.kwargs.reward_type", '"dens"', "dense, sparse")
+    assert "did you mean dense?" in problem.hint
