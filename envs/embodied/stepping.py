@@ -76,6 +76,15 @@ def inspect_external(description: EnvDescription, *, limited: bool) -> EnvFacts:
     return inspect_in_interpreter(description)
 
 
+def inspect_tasks(description: EnvDescription) -> None:
+    """Prepares `inspect_external` of several tasks in another interpreter: one process builds all of them."""
+    if description.python is not None and len(description.tasks) > 1:
+        with required("rl_platform.envs.embodied.processes", "env.python"):
+            from rl_platform.envs.embodied.processes.interpreter import inspect_tasks_in_interpreter
+
+        inspect_tasks_in_interpreter(description)
+
+
 def workers_class(description: EnvDescription) -> type[EnvWorkers]:
     """Returns the class of the processes, or of the connections to servers, that step environments."""
     if description.addresses:

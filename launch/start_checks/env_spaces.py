@@ -11,6 +11,7 @@ from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.spaces import EnvSpaces
+from rl_platform.envs.embodied.stepping import inspect_tasks
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.extras import required
 from rl_platform.launch.start_checks.policy_fit import policy_problems
@@ -30,6 +31,7 @@ def spaces_of(config: Config) -> EnvSpaces:
 def fitting_spaces(config: Config) -> EnvSpaces:
     """Returns what `spaces_of` returns, and reads no demonstrations."""
     description = EnvDescription.of(config.env)
+    inspect_tasks(description)
     spaces, *others = (_spaces_of_task(description, number) for number in range(max(len(config.env.tasks), 1)))
     for number, other in enumerate(others, start=1):
         if other != spaces:

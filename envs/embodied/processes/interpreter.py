@@ -13,10 +13,12 @@ import shutil
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import rl_platform.envs
 from rl_platform.disk import cache_folder
@@ -44,6 +46,7 @@ for name, folders in FOLDERS.items():
 sys.modules["rl_platform"].envs = sys.modules["rl_platform.envs"]
 """
 _INSPECT = "import numpy, gymnasium; from rl_platform.envs.embodied.processes.interpreter import answer; answer()"
+Inspection = tuple[Any, list[Problem], str]  # EnvFacts or None, problems, the traceback of another error
 _known: dict[bytes, EnvFacts] = {}  # by pickled description
 
 
@@ -98,31 +101,58 @@ def inspect_in_interpreter(description: EnvDescription) -> EnvFacts:
     """Returns the facts of the environment, built once in its interpreter. Raises ConfigError as `inspect_env` does."""
     assert description.python is not None
     name, key = description.python, pickle.dumps(description)
-    if key in _known:
-        return _known[key]
+    if key not in _known:
+        (found,) = _inspections([description])
+        facts, problems, failure = found
+        if problems:
+            raise ConfigError(problems)
+        if failure:
+            raise ConfigError([Problem("env.id", f"cannot be built by {name}:\n{failure}", value=description.id)])
+        _known[key] = facts
+    return _known[key]
+
+
+def inspect_tasks_in_interpreter(description: EnvDescription) -> None:
+    """Builds all tasks one after the other in one process, so that `inspect_in_interpreter` starts none for them.
+
+    A task that cannot be built ends this; `inspect_in_interpreter` of that task raises its error.
+    """
+    tasks = [description.of_task(number) for number in range(len(description.tasks))]
+    unknown = [each for each in tasks if pickle.dumps(each) not in _known]
+    if not unknown:
+        return
+    with suppress(ConfigError), closing(_inspections(unknown)) as inspections:
+        for each, (facts, problems, failure) in zip(unknown, inspections, strict=True):
+            if problems or failure:
+                return
+            _known[pickle.dumps(each)] = facts
+
+
+def _inspections(descriptions: Sequence[EnvDescription]) -> Iterator[Inspection]:
+    """Yields what one process of the first one's interpreter finds of each; it ends with the iterator.
+
+    Raises ConfigError if it cannot run, or if one environment takes too long.
+    """
+    name = str(descriptions[0].python)
     with tempfile.TemporaryFile() as output:
-        child = Child(interpreter_code(_INSPECT), Death.HANG_UP, output=output, python=executable(name, description.id))
+        python = executable(name, descriptions[0].id)
+        child = Child(interpreter_code(_INSPECT), Death.HANG_UP, output=output, python=python)
         connection = child.connection()
         try:
-            here = replace(description, python=None)
+            here = [replace(description, python=None) for description in descriptions]
             connection.send_bytes(pickle.dumps((files_behind(pickle.dumps(here)), here)))
-            if not connection.poll(INSPECTION_TIMEOUT_S):
-                message = f"{description.id} was not built within {INSPECTION_TIMEOUT_S:g} s"
-                hint = "a simulator may download or compile at its first use: start again, it continues there"
-                raise ConfigError([Problem(KEY, message, value=name, hint=hint)])
-            facts, problems, failure = pickle.loads(connection.recv_bytes())
+            for description in descriptions:
+                if not connection.poll(INSPECTION_TIMEOUT_S):
+                    message = f"{description.id} was not built within {INSPECTION_TIMEOUT_S:g} s"
+                    hint = "a simulator may download or compile at its first use: start again, it continues there"
+                    raise ConfigError([Problem(KEY, message, value=name, hint=hint)])
+                yield pickle.loads(connection.recv_bytes())
         except (EOFError, OSError) as error:
             output.seek(0)
             raise ConfigError([_unusable(name, output.read().decode(errors="replace"), child)]) from error
         finally:
             connection.close()
             child.kill()
-    if problems:
-        raise ConfigError(problems)
-    if failure:
-        raise ConfigError([Problem("env.id", f"cannot be built by {name}:\n{failure}", value=description.id)])
-    _known[key] = facts
-    return _known[key]
 
 
 def _unusable(name: str, output: str, child: Child) -> Problem:
@@ -134,19 +164,20 @@ def _unusable(name: str, output: str, child: Child) -> Problem:
 
 
 def answer() -> None:
-    """The code of `inspect_in_interpreter` in the other interpreter. Its argument: the descriptor of the connection."""
+    """The code of `_inspections` in the other interpreter. Its argument: the descriptor of the connection."""
     from rl_platform.envs.embodied.env_facts import inspect_env
 
     connection = Connection(int(sys.argv[1]))
     del sys.argv[1:]  # an environment may parse the command line
-    files, description = pickle.loads(connection.recv_bytes())
-    facts, problems, failure = None, [], ""
-    try:
-        for file in files:
-            import_user_module(file)
-        facts = inspect_env(description)
-    except ConfigError as error:
-        problems = list(error.problems)
-    except Exception:
-        failure = traceback.format_exc()
-    connection.send_bytes(pickle.dumps((facts, problems, failure)))
+    files, descriptions = pickle.loads(connection.recv_bytes())
+    for description in descriptions:
+        found: Inspection = None, [], ""
+        try:
+            for file in files:
+                import_user_module(file)
+            found = inspect_env(description), [], ""
+        except ConfigError as error:
+            found = None, list(error.problems), ""
+        except Exception:
+            found = None, [], traceback.format_exc()
+        connection.send_bytes(pickle.dumps(found))

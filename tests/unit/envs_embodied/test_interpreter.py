@@ -5,17 +5,22 @@ from __future__ import annotations
 import subprocess
 import sys
 import venv
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.env_facts import inspect_env
+from rl_platform.envs.embodied.processes import interpreter
 from rl_platform.envs.embodied.processes.interpreter import _INSPECT, executable
+from rl_platform.envs.embodied.stepping import inspect_tasks
 from rl_platform.envs.embodied.vector import VectorEnv
 from rl_platform.errors import ConfigError
+from rl_platform.runtime.child import Child
 
 OWN = """
 import sys
@@ -73,6 +78,29 @@ def test_the_inspection_imports_none_of_them_either():
         [sys.executable, "-c", f"{blocked}{_INSPECT.rpartition(';')[0]}"], capture_output=True, text=True
     )
     assert ended.returncode == 0, ended.stderr
+
+
+def test_several_tasks_are_built_by_one_process(monkeypatch: pytest.MonkeyPatch):
+    started: list[str] = []
+
+    class Counted(Child):
+        def __init__(self, code: str, *given: Any, **options: Any) -> None:
+            started.append(code)
+            super().__init__(code, *given, **options)
+
+    monkeypatch.setattr(interpreter, "Child", Counted)
+    monkeypatch.setattr(interpreter, "_known", {})
+    lengths = tuple({"sutton_barto_reward": each} for each in (False, True))
+    several = EnvDescription("CartPole-v1", tasks=lengths, python=sys.executable)
+    inspect_tasks(several)
+    assert {inspect_env(several.of_task(number)).spaces.observation_shape for number in range(2)} == {(4,)}
+    assert len(started) == 1
+    inspect_tasks(several)
+    assert len(started) == 1
+    wrong = replace(several, tasks=(lengths[0], {"nope": 1}, {}))
+    inspect_tasks(wrong)
+    with pytest.raises(ConfigError, match="nope"):
+        inspect_env(wrong.of_task(1))
 
 
 def test_a_process_that_dies_is_replaced():
