@@ -22,6 +22,7 @@ def accelerating(mode: str) -> AbstractContextManager[None]:
 
 
 def enabled() -> bool:
+    """Returns whether accelerated implementations are used in this process."""
     return _present() and os.environ.get(VARIABLE) != "off"
 
 
@@ -34,7 +35,8 @@ def find(name: str, *arguments: object, **options: object) -> Any:
     """Returns the result of the function `name` of `accel/build.py`: an accelerated implementation, or None.
 
     None means that acceleration is off, that the folder `accel/` was removed, or that the implementation does not cover
-    the arguments. The caller then uses its plain implementation. Callers never resolve in an inner loop.
+    the arguments. The caller then uses its plain implementation. A few functions change a model in place and always
+    return None. Callers never resolve in an inner loop.
     """
     if not enabled():
         return None

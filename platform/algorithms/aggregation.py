@@ -80,7 +80,7 @@ def aggregate(
             return (loss.sum(dim=1) / row_denominators.clamp(min=1)).sum() / sequences
         case "seq-mean-token-sum-norm":  # 1/(N H) sum_i sum_t L_it  (Dr. GRPO)
             return loss.sum() / (sequences * denominators.horizon)
-        case "token-sum":
+        case "token-sum":  # sum_i sum_t L_it
             return loss.sum()
 
 

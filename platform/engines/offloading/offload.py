@@ -28,8 +28,8 @@ class OffloadingEngine:
     def __init__(self, engine: TrainingEngine, device: torch.device, *, constant: bool = False) -> None:
         self.engine, self.device = engine, device
         self.model: Any = engine.model
-        self._weights = Swap(lambda: engine.offloadable()[0], device, constant=constant)
-        self._training = Swap(lambda: self._own(1), device, unneeded=lambda: self._own(2))
+        self._weights = Swap(lambda: engine.offloadable().weights, device, constant=constant)
+        self._training = Swap(self._optimizer_state, device, unneeded=self._gradients)
         self.offload(weights=True)
 
     def offload(self, *, weights: bool) -> None:
@@ -46,7 +46,7 @@ class OffloadingEngine:
 
     @property
     def away(self) -> tuple[bool, bool]:
-        """Whether (gradients and optimizer state, weights) are in host memory."""
+        """Whether gradients and optimizer state are in host memory, and whether the weights are."""
         return self._training.away, self._weights.away
 
     def evaluate(self, batch: RolloutBatch, micro_batches: MicroBatches) -> ModelOutputs:
@@ -75,19 +75,27 @@ class OffloadingEngine:
         self.onload(training=True)
         return self.engine.sharded_state()
 
-    def _own(self, part: int) -> Iterator[Tensor]:
-        """Yields the tensors of one part of `offloadable` that are not views of the weights."""
+    def _optimizer_state(self) -> Iterator[Tensor]:
         tensors = self.engine.offloadable()
-        own = storages(tensors[0], self.device)
-        for tensor in tensors[part]:
-            storage = storage_of(tensor, self.device)
-            if storage is not None and storage._cdata not in own:
-                yield tensor
+        return _not_weights(tensors.optimizer_state, tensors.weights, self.device)
+
+    def _gradients(self) -> Iterator[Tensor]:
+        tensors = self.engine.offloadable()
+        return _not_weights(tensors.gradients, tensors.weights, self.device)
+
+
+def _not_weights(tensors: list[Tensor], weights: list[Tensor], device: torch.device) -> Iterator[Tensor]:
+    """Yields the tensors on `device` that are not views of the weights."""
+    of_weights = storages(weights, device)
+    for tensor in tensors:
+        storage = storage_of(tensor, device)
+        if storage is not None and storage._cdata not in of_weights:
+            yield tensor
 
 
 @contextmanager
 def onloaded(engine: TrainingEngine) -> Iterator[None]:
-    """Context manager that moves all of an engine's state to the device and afterwards restores where it was."""
+    """Moves all of an engine's state to the device during the block, and then back to where it was."""
     if not isinstance(engine, OffloadingEngine):
         yield
         return

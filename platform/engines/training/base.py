@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,8 +17,18 @@ from rl_platform.config.schema.models import Optim
 from rl_platform.engines.training.sharded_state import ShardedState
 from rl_platform.records import RolloutBatch
 
-Offloadable = tuple[list[Tensor], list[Tensor], list[Tensor]]
 Loss = Callable[[ModelOutputs, RolloutBatch, Denominators], tuple[Tensor, Metrics]]
+
+
+class Offloadable(NamedTuple):
+    """The tensors of one rank that an engine needs on its device.
+
+    Only `step` uses optimizer state and gradients. Values of gradients are not used after the call that computed them.
+    """
+
+    weights: list[Tensor]
+    optimizer_state: list[Tensor]
+    gradients: list[Tensor]
 
 
 class TrainingEngine(Protocol):
@@ -53,10 +63,7 @@ class TrainingEngine(Protocol):
         """
 
     def offloadable(self) -> Offloadable:
-        """Returns this rank's parameters, its optimizer state and its gradients. Only `step` uses the last two.
-
-        Values of gradients are not used after the call that computed them.
-        """
+        """Returns this rank's parameters, optimizer state and gradients."""
 
     def sharded_state(self) -> ShardedState:
         """Returns this rank's parts of the trained parameters and the optimizer state, as views.
@@ -78,7 +85,7 @@ class MicroBatches:
     tokens: int | None = None
 
     def split(self, batch: RolloutBatch, rows: Sequence[int]) -> list[Sequence[int]]:
-        """Returns the given rows of the batch as micro-batches; an empty list for no rows.
+        """Returns the indices `rows` of the batch as micro-batches; an empty list for no rows.
 
         Sequences of similar length share a micro-batch, so that attention pads little. Only a single row that is
         longer than `tokens` exceeds that limit.

@@ -45,7 +45,7 @@ def training_engine(
     elif _plain(section) and (compiled := acceleration.find("training_engine_class", model, device, dtype)) is not None:
         engine = compiled(model, section.optim, **options)
     else:
-        if _plain(section):
+        if _plain(section):  # these functions change the layers of a model that they cover, in place
             acceleration.find("recompute_tensors", model, device, dtype)
         acceleration.find("fuse_layers", model, device, dtype)
         engine = FSDPEngine(

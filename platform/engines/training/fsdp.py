@@ -46,12 +46,14 @@ Arguments, Output = ParamSpec("Arguments"), TypeVar("Output")
 class FSDPEngine:
     """Trains `model`, an nn.Module from `RolloutBatch` to `ModelOutputs`.
 
-    With several ranks the default process group must hold exactly the ranks of this model. `horizon`, `nominal`: see
-    `Denominators.of`. `balance`: see `shares`. `context`: that many neighbouring ranks split the tokens of their
-    micro-batches. `cpu_offload`: parameters, gradients and optimizer state are in main memory, where the optimizer
-    runs; a single rank then creates its own process group. Parameters with requires_grad False are frozen: neither the
-    optimizer nor the state has them. A model with only frozen parameters can be evaluated but not stepped.
-    `router_aux_loss_coef`: factor of the load-balancing loss of a mixture of experts.
+    With several ranks the default process group must hold exactly the ranks of this model. Parameters with
+    requires_grad False are frozen: neither the optimizer nor the state has them. A model with only frozen parameters
+    can be evaluated but not stepped.
+
+    horizon, nominal: see `Denominators.of`. balance: see `shares`. context: number of neighbouring ranks that split the
+    tokens of their micro-batches. cpu_offload: parameters, gradients and optimizer state are in host memory, where the
+    optimizer runs; a single rank then creates its own process group. router_aux_loss_coef: factor of the load-balancing
+    loss of a mixture of experts.
 
     A language model with `pretrained` weights is filled from them after it is sharded, so that no rank holds all of it.
     """
@@ -89,10 +91,10 @@ class FSDPEngine:
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.clip_grad = optim.clip_grad
         options = {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps, "weight_decay": optim.weight_decay}
-        # AdamW refuses an empty list
+        # AdamW raises for an empty list
         self.optimizer = torch.optim.AdamW(self.parameters, **options, fused=True) if self.parameters else None
         if device.type == "cpu":
-            # before everything temporary: moments between activations or caches would leave gaps of unused memory
+            # before any activation: moments allocated between activations would fragment the memory
             for parameter in self.parameters:
                 adam_state(self.optimizer, parameter)
 
@@ -181,13 +183,14 @@ class FSDPEngine:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         states = [] if self.optimizer is None else self.optimizer.state.values()
         values = [value for state in states for value in state.values()]
-        return parameters, [value for value in values if isinstance(value, Tensor)], gradients
+        return Offloadable(parameters, [value for value in values if isinstance(value, Tensor)], gradients)
 
     def _shares(self, batch: RolloutBatch, micro_batches: MicroBatches) -> list[Sequence[int]]:
         width = hidden_size_of(self.model)
         return shares(batch, micro_batches, self.data.rank, self.data.size, width, self.balance)
 
     def _clipped_gradient_norm(self) -> Tensor:
+        """Returns the norm of all gradients [], before it clips them to `clip_grad`."""
         norm = nn.utils.get_total_norm([parameter.grad for parameter in self.parameters if parameter.grad is not None])
         if hasattr(norm, "full_tensor"):  # the norm of sharded gradients
             norm = norm.full_tensor()
@@ -215,6 +218,7 @@ def _fill(model: nn.Module, parts: Iterable[Mapping[str, Tensor]], device: torch
 
 
 def _copy(part: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Copies this rank's share of the whole tensors in `part` into `state`."""
     for name, whole in part.items():
         for offsets, share in ShardedTensor.of(state[f"model.{name}"]).parts:
             place = zip(offsets, share.shape, strict=True)
@@ -222,7 +226,7 @@ def _copy(part: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """Returns the decoder layers of a language model."""
+    """Returns the repeated layers of a model: decoder layers, and those of a vision tower."""
     return [layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module]
 
 

@@ -222,12 +222,13 @@ class MegatronEngine:
     def offloadable(self) -> Offloadable:
         parameters = [parameter for stage in self.stages for parameter in stage.parameters()]
         if self.optimizer is None:
-            return parameters, [], []
+            return Offloadable(parameters, [], [])
         inner = [optimizer.optimizer for optimizer in self.optimizer.chained_optimizers]
         masters = [master for adam in inner for group in adam.param_groups for master in group["params"]]
         values = [value for adam in inner for state in adam.state.values() for value in state.values()]
         gradients = [parameter.main_grad for parameter in parameters if parameter.requires_grad]
-        return parameters, [*masters, *(value for value in values if isinstance(value, Tensor))], gradients
+        states = [*masters, *(value for value in values if isinstance(value, Tensor))]
+        return Offloadable(parameters, states, gradients)
 
     def _sources(self, stage: GPTModel) -> Callable[[str], TensorSource]:
         """Returns a function from the names of a stage's parameters to their sources."""
