@@ -28,13 +28,11 @@ FORMAT = 2
 MANIFEST = "manifest.json"
 STEP_FOLDER = re.compile(r"step-(\d{8,})")
 _FILE_NAME = re.compile(r"(?!\.{1,2}(/|$))[\w.-]{1,200}(/(?!\.{1,2}$)[\w.-]{1,200})?", re.ASCII)
-
-
 _ENTRY = {"bytes": int, "sha256": str}
 
 
 class UnknownFormat(CheckpointError):
-    """A good checkpoint, of another version of the platform."""
+    """An undamaged checkpoint of another version of the platform."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint. `parts` maps names to what holds them inside `path`: a file, or a folder of shards."""
+    """A verified checkpoint. parts: name -> file or folder of shards inside `path`."""
 
     path: Path
     step: int
@@ -136,7 +134,7 @@ def _read_manifest(path: Path) -> tuple[Checkpoint, dict[str, Written]]:
 
 
 def _mistyped(body: StateDict) -> Iterator[str]:
-    """Yields what is wrong with the values of a manifest, which its seal does not vouch for."""
+    """Yields the values of a manifest that have a wrong type or name no file; the seal does not check that."""
     for key, kind in (("step", int), ("fingerprint", str), ("parts", dict), ("files", dict)):
         if type(body.get(key)) is not kind:
             yield f"{key} is {_shown(body.get(key))}"
@@ -161,9 +159,11 @@ def _first_line(error: Exception) -> str:
 
 
 def seal(body: Mapping[str, object]) -> bytes:
+    """Returns the text of a manifest: `body` and its SHA-256."""
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return json.dumps({**body, "sha256": digest}, sort_keys=True, indent=1).encode()
 
 
 def folder_name(step: int) -> str:
+    """Returns the name of the folder of a step's checkpoint."""
     return f"step-{step:08d}"

@@ -51,8 +51,8 @@ log = logging.getLogger(__name__)
 class Shards:
     """A part that several processes write, each its own files.
 
-    bytes: about how much they write together. write: they write into the folder, which all of them see, and sync; the
-    result is what was written, by file name. Raises CheckpointError if one of them cannot.
+    bytes: approximate size of all files together. write: makes the processes write and sync their files in a folder
+    that all of them see; returns size and hash by file name. It raises CheckpointError if a process cannot write.
     """
 
     bytes: int
@@ -81,7 +81,10 @@ class CheckpointStore:
             raise CheckpointError(f"{self.folder} cannot be used: {error.strerror}. Check the disk") from error
 
     def steps(self) -> list[int]:
-        """Steps with a checkpoint folder, ascending, verified or not. CheckpointError if they cannot be listed."""
+        """Returns the steps that have a checkpoint folder, ascending, verified or not.
+
+        Raises CheckpointError if they cannot be listed.
+        """
         try:
             matches = [STEP_FOLDER.fullmatch(entry.name) for entry in self.folder.iterdir()]
         except OSError as error:
@@ -89,9 +92,9 @@ class CheckpointStore:
         return sorted(int(match[1]) for match in matches if match)
 
     def latest(self) -> Checkpoint | None:
-        """Returns the newest checkpoint that verifies, None if there is no checkpoint. Damaged ones are skipped with a
-        warning.
+        """Returns the newest checkpoint that verifies; None if there is no checkpoint.
 
+        Damaged ones are skipped with a warning.
         Raises CheckpointError if the newest good one belongs to another model or to another version of the platform,
         and if every one is damaged or cannot be read: starting over silently would lose them.
         """
@@ -107,7 +110,7 @@ class CheckpointStore:
                 continue
             for damage in damages:
                 log.warning("%s. Falling back to an older checkpoint.", damage)
-            return self._own(checkpoint)
+            return self._of_this_model(checkpoint)
         if damages:
             raise CheckpointError(
                 f"no checkpoint in {self.folder} can be used, and nothing was changed:\n    "
@@ -118,9 +121,8 @@ class CheckpointStore:
         return None
 
     def open(self, path: str | Path) -> Checkpoint:
-        """Returns the checkpoint at an explicit path. Raises CheckpointError if it is damaged or belongs to another
-        model."""
-        return self._own(Checkpoint.open(path))
+        """Returns the checkpoint at `path`. Raises CheckpointError if it is damaged or belongs to another model."""
+        return self._of_this_model(Checkpoint.open(path))
 
     def save(self, step: int, parts: Mapping[str, Part]) -> Checkpoint:
         """Writes all parts of `step`, verifies them, then deletes older checkpoints beyond `keep`.
@@ -160,11 +162,14 @@ class CheckpointStore:
         return later
 
     def require_space(self, estimate: int) -> None:
-        """Raises CheckpointError unless twice `estimate` (bytes of one checkpoint) are free where the store lies: an
-        old one goes when the new one is complete."""
+        """Raises CheckpointError unless the disk has room for two checkpoints of `estimate` bytes.
+
+        An old checkpoint is deleted after the new one is complete.
+        """
         self._require(estimate, 2)
 
     def _require(self, estimate: int, times: int) -> None:
+        """Raises CheckpointError unless `times * estimate` bytes are free on the disk of the folder."""
         free, needed = shutil.disk_usage(self.folder).free, times * estimate
         if free < needed:
             raise CheckpointError(
@@ -175,6 +180,7 @@ class CheckpointStore:
             )
 
     def _write(self, final: Path, step: int, parts: Mapping[str, Part]) -> None:
+        """Writes the checkpoint in a hidden folder, syncs it and renames it to `final`."""
         stage = self.folder / f".tmp-{final.name}"
         os.mkdir(stage)
         files: dict[str, Written] = {}
@@ -202,6 +208,7 @@ class CheckpointStore:
         shutil.rmtree(self.folder / f".old-{final.name}", ignore_errors=True)
 
     def _sweep(self) -> None:
+        """Removes the remains of killed saves; a checkpoint that was not yet replaced gets its name back."""
         for entry in list(self.folder.iterdir()):
             if entry.name.startswith(".old-step-"):
                 final = self.folder / entry.name.removeprefix(".old-")
@@ -212,6 +219,7 @@ class CheckpointStore:
                 shutil.rmtree(entry)
 
     def _retain(self, newest: int) -> None:
+        """Deletes all but the newest `keep` good checkpoints up to step `newest`."""
         good = [step for step in self.steps() if step <= newest and step not in self._damaged]
         for step in set(self.steps()) - set(good[-self.keep :]):
             # Renamed first: a delete that is killed half-way must not leave a folder that looks like a checkpoint.
@@ -221,7 +229,8 @@ class CheckpointStore:
         for left in self.folder.glob(".left-step-*"):
             shutil.rmtree(left)
 
-    def _own(self, checkpoint: Checkpoint) -> Checkpoint:
+    def _of_this_model(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Returns the checkpoint. Raises CheckpointError with the facts that differ if it belongs to another model."""
         if checkpoint.fingerprint != self.fingerprint:
             theirs, ours = checkpoint.fingerprint.splitlines(), self.fingerprint.splitlines()
             raise CheckpointError(
@@ -233,6 +242,7 @@ class CheckpointStore:
         return checkpoint
 
     def _failure(self, step: int, error: OSError | CheckpointError) -> str:
+        """Returns the message of a save that failed with `error`."""
         try:
             steps = ", ".join(map(str, self.steps())) or "none"
         except CheckpointError:
@@ -245,9 +255,9 @@ class CheckpointStore:
 
 
 class HashingWriter(io.IOBase):
-    """A binary file that hashes and counts what passes. Large chunks are hashed while the disk writes them.
+    """A binary file that hashes and counts what is written. Large chunks are hashed while the disk writes them.
 
-    `error`: what a write failed with; torch turns it into a RuntimeError about positions.
+    `error`: that of a failed write, because torch replaces it by a RuntimeError about positions.
     """
 
     def __init__(self, file: BinaryIO, pool: ThreadPoolExecutor) -> None:
@@ -289,7 +299,7 @@ class HashingWriter(io.IOBase):
 
 
 def write_state(path: Path, state: Mapping[str, object]) -> Written:
-    """Writes `state` as a file of `torch.save`, which is on the disk when this returns. Raises OSError otherwise."""
+    """Writes `state` with `torch.save` and syncs it to the disk. Raises OSError if the disk fails."""
     with open(path, "wb") as file, ThreadPoolExecutor(1) as pool:
         writer = HashingWriter(file, pool)
         try:
@@ -303,6 +313,7 @@ def write_state(path: Path, state: Mapping[str, object]) -> Written:
 
 
 def _write_shards(folder: Path, shards: Shards) -> dict[str, Written]:
+    """Returns size and hash of each file, by its path in the checkpoint."""
     os.mkdir(folder)
     written = shards.write(folder)
     if missing := sorted(file for file in written if not (folder / file).exists()):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from typing import Literal, get_args, get_origin
+from typing import Literal, NamedTuple, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
@@ -32,7 +32,6 @@ from rl_platform.redact import without_secrets
 from rl_platform.refused_paths import refused_path
 
 RULES = "rl_platform.config.rules"  # an extra
-Resolved = tuple[Tree, Config, list[Problem], set[str], dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -103,14 +102,13 @@ def load_config(
     *,
     stored: bool = False,
 ) -> LoadedConfig:
-    """Returns the config in a file or a dict, with overrides: `section.key=value`, or a dict of values by
-    `section.key`.
+    """Returns the config in a file or a dict, with overrides.
 
-    `check_cluster` returns the problems of the placement, which depend on the machines. It is called if the section
-    `cluster` can be read, even if others cannot. `missing` yields the problems of files
-    and environments that the machine lacks. It is called only if there are other problems, to list all at once.
-    stored: a run wrote the file, maybe of an earlier version, which kept other keys; those without effect are no
-    problem. Raises ConfigError with all problems, in line order.
+    overrides: texts `section.key=value`, or a dict of values by `section.key`. check_cluster: returns the problems of
+    the placement, which depend on the machines; called if the section `cluster` can be read, even if others cannot.
+    missing: yields the problems of files and environments that the machine lacks; called only if there are other
+    problems, to list all at once. stored: a run wrote the file, maybe of an earlier version; keys without effect are
+    then ignored. Raises ConfigError with all problems, in line order.
     """
     layers = read_config(source)
     if isinstance(overrides, Mapping):
@@ -119,7 +117,8 @@ def load_config(
         apply_overrides(layers, arguments, OVERRIDES)
     else:
         apply_overrides(layers, overrides)
-    (tree, config, problems, failed, from_environment), dropped = _settle(layers)
+    resolved, notes = _settle(layers)
+    config, problems = resolved.config, resolved.problems
 
     def where(key: str) -> str:
         return _nearest_line(layers.where, key)
@@ -129,13 +128,13 @@ def load_config(
     if stored:
         for key in _unread_keys(config):
             if where(key) not in (COMMAND_LINE, OVERRIDES):
-                _remove(tree, steps_of(key))
+                _remove(resolved.tree, steps_of(key))
     try:
         if is_present(RULES):
             from rl_platform.config.rules.checks import check
 
-            problems += check(config, tree, where, _doubtful(problems) | failed)
-        doubtful = _doubtful(problems) | failed
+            problems += check(config, resolved.tree, where, resolved.doubtful)
+        doubtful = resolved.doubtful
         if problems and missing is not None and not doubtful & {"runner", "runner.task_type"}:
             absent = [each for each in missing(config) if not is_within_any(each.key, doubtful)]
             problems += [replace(each, where=where(each.key)) for each in absent]
@@ -145,7 +144,28 @@ def load_config(
         problems.append(refused)
     if problems:
         raise ConfigError(sorted(problems, key=_line_order))
-    return LoadedConfig(config, layers.where, tuple(dropped), from_environment)
+    return LoadedConfig(config, layers.where, tuple(notes), resolved.from_environment)
+
+
+class _Resolved(NamedTuple):
+    """All layers with their references filled in.
+
+    tree: the written keys, without those that have a problem. config: has defaults in place of these. problems: all so
+    far; later checks add theirs. failed: keys whose references have no value. from_environment: as in `LoadedConfig`.
+    """
+
+    tree: Tree
+    config: Config
+    problems: list[Problem]
+    failed: set[str]
+    from_environment: dict[str, str]
+
+    @property
+    def doubtful(self) -> set[str]:
+        """The keys whose values cannot be trusted: those that failed, have a problem, or are named in one."""
+        texts = (f"{problem.message} {problem.hint}" for problem in self.problems)
+        named = {key for text in texts for key in re.findall(r"\w+(?:\.\w+)+", text)}
+        return named | {problem.key for problem in self.problems} | self.failed
 
 
 def _unread_keys(config: Config) -> list[str]:
@@ -157,29 +177,27 @@ def _unread_keys(config: Config) -> list[str]:
     return [unread.key for unread in without_effect(config)]
 
 
-def _settle(layers: Layers) -> tuple[Resolved, list[str]]:
-    """Returns the result of `_resolved` for all layers, and notes on what is not inherited.
+def _settle(layers: Layers) -> tuple[_Resolved, list[str]]:
+    """Returns all layers resolved, and notes on keys that are not inherited.
 
-    Keys that only a former choice reads are taken out of `layers`.
+    An inherited key is removed from `layers` if only a choice that a later layer replaced reads it.
     """
-    resolved = _resolved(layers)
+    resolved = _resolve(layers)
     if not is_present(RULES):
         return resolved, []
     from rl_platform.config.rules.inheritance import stale_keys
 
-    _, config, problems, failed, _ = resolved
-    stale = stale_keys(config, layers, _doubtful(problems) | failed)
+    stale = stale_keys(resolved.config, layers, resolved.doubtful)
     if not stale:
         return resolved, []
     notes = [f"{key} ({layers.where[key]}) is not inherited: {switch} is another" for key, switch in stale.items()]
     for key in stale:
         layers.drop(key)
-    return _resolved(layers), notes
+    return _resolve(layers), notes
 
 
-def _resolved(layers: Layers) -> Resolved:
-    """Returns the keys of all layers with references filled in, the config, the problems so far, the keys whose
-    references failed, and `from_environment`. An unknown key is one problem, whatever its references."""
+def _resolve(layers: Layers) -> _Resolved:
+    """Fills in the references of all layers. An unknown key is one problem, whatever its references."""
 
     def where(key: str) -> str:
         return _nearest_line(layers.where, key)
@@ -192,7 +210,7 @@ def _resolved(layers: Layers) -> Resolved:
     problems = [*layers.problems, *(problem for problem in unresolved if is_known(problem.key))]
     failed = {key for key in failed if is_known(key)}
     config, invalid = _validate(tree, where, {*failed, *(problem.key for problem in problems)})
-    return tree, config, problems + invalid, failed, from_environment
+    return _Resolved(tree, config, problems + invalid, failed, from_environment)
 
 
 def _validate(tree: Tree, where: Callable[[str], str], known: set[str]) -> tuple[Config, list[Problem]]:
@@ -256,12 +274,6 @@ def _fill_in(tree: object, path: Sequence[str | int]) -> None:
     else:
         values: dict[object, object] = {str: "x", int: 1, float: 1.0}
         inner[path[-1]] = values.get(kind, {})
-
-
-def _doubtful(problems: list[Problem]) -> set[str]:
-    """Keys whose values cannot be trusted: those with a problem, and those that a message or hint names."""
-    named = {key for problem in problems for key in re.findall(r"\w+(?:\.\w+)+", f"{problem.message} {problem.hint}")}
-    return named | {problem.key for problem in problems}
 
 
 def _nearest_line(sources: dict[str, str], key: str) -> str:

@@ -86,10 +86,8 @@ def read(component_placement: Mapping[str, object]) -> tuple[list[Entry], list[P
         if entry is not None:
             entries.append(entry)
     if "actor" in named and "actor_critic" in named:
-        message, value = (
-            "actor_critic and actor are two names of one component",
-            f"actor is placed by {named['actor']!r}",
-        )
+        message = "actor_critic and actor are two names of one component"
+        value = f"actor is placed by {named['actor']!r}"
         key, hint = f"{PLACEMENT}.{named['actor_critic']}", "embodied: keep actor_critic; reasoning: keep actor"
         problems.append(Problem(key, message, value=value, allowed="one of the two", hint=hint))
     return entries, problems
@@ -121,7 +119,10 @@ def parse_nodes(value: object, path: str) -> tuple[tuple[range, ...], list[Probl
 
 
 def uneven(resources: range | None, ranks: range | None) -> tuple[str, str] | None:
-    """Returns message and allowed values if neither count divides the other, else None. None for an unknown count."""
+    """Returns message and allowed values if neither count divides the other; None otherwise.
+
+    A count that is None is not known yet, so it has no problem.
+    """
     if resources is None or ranks is None or len(resources) % len(ranks) == 0 or len(ranks) % len(resources) == 0:
         return None
     count = len(resources)

@@ -62,17 +62,18 @@ class Inventory:
 
     @property
     def accelerators(self) -> int:
+        """The number of accelerators of all nodes together."""
         return sum(node.accelerators for node in self.nodes)
 
     @property
-    def stands_in(self) -> bool:
-        """Whether CPU workers stand for accelerators."""
+    def is_emulated(self) -> bool:
+        """Whether CPU workers emulate the accelerators."""
         return any(node.emulated for node in self.nodes)
 
     @property
     def noun(self) -> str:
         """The word for one accelerator."""
-        return "CPU worker" if self.stands_in else "GPU"
+        return "CPU worker" if self.is_emulated else "GPU"
 
     @classmethod
     def declared(cls, num_nodes: int, gpus_per_node: int) -> Inventory:
@@ -110,15 +111,17 @@ class Inventory:
             for index, node in enumerate(self.nodes)
             if node_group in (None, NODE_GROUP) or node_group in node.labels
         ]
-        accelerators = [(index, local) for index in chosen for local in range(self.nodes[index].accelerators)]
+        accelerators: list[tuple[int, int | None]] = [
+            (index, local) for index in chosen for local in range(self.nodes[index].accelerators)
+        ]
         if node_group == NODE_GROUP or not accelerators:
             return [(index, None) for index in chosen]
-        return list(accelerators)
+        return accelerators
 
     def with_groups(self, groups: Sequence[NodeGroup]) -> tuple[Inventory, list[Problem]]:
         """Returns this inventory with labels and variables of `cluster.node_groups`, and all problems of the groups."""
         nodes, problems = list(self.nodes), _group_names(groups)
-        counts: dict[int, int] = {}
+        counts: dict[int, int] = {}  # accelerators of a node, by the first group that declares them
         for position, group in enumerate(groups):
             path = f"{_GROUPS}[{position}]"
             spans, span_problems = parse_nodes(group.node_ranks, f"{path}.node_ranks")
@@ -129,27 +132,9 @@ class Inventory:
                 problems.append(Problem(f"{path}.node_ranks", message, value=value, allowed=allowed))
                 continue
             for index in (index for span in spans for index in span):
-                node = nodes[index]
-                problems += _conflicts(path, group, node)
-                if group.accelerators is not None:
-                    count = counts.setdefault(index, group.accelerators)
-                    if group.accelerators != count:
-                        message = f"another group gives {node.name} {count}"
-                        allowed = f"{count}, or nodes that are in one of the groups only"
-                        value = str(group.accelerators)
-                        problems.append(Problem(f"{path}.accelerators", message, value=value, allowed=allowed))
-                    if count != node.accelerators:  # their names are unknown
-                        node = replace(node, accelerators=count, device_ids=())
-                if group.gpu is not None and node.gpu not in ("", group.gpu):
-                    message, allowed = f"another group gives {node.name} {node.gpu}", "one kind of GPU for each node"
-                    problems.append(Problem(f"{path}.gpu", message, value=group.gpu, allowed=allowed))
-                nodes[index] = replace(
-                    node,
-                    gpu=group.gpu or node.gpu,
-                    labels=node.labels | {group.label},
-                    env_vars={**node.env_vars, **group.env_vars},
-                    ray_labels={**node.ray_labels, **group.ray_labels},
-                )
+                count = None if group.accelerators is None else counts.setdefault(index, group.accelerators)
+                problems += _conflicts(path, group, nodes[index], count)
+                nodes[index] = _joined(group, nodes[index], count)
         return replace(self, nodes=tuple(nodes)), problems
 
 
@@ -184,7 +169,10 @@ def detect_accelerators() -> tuple[tuple[str, ...], str]:
 
 
 def ask_driver(fields: str) -> subprocess.CompletedProcess[str] | None:
-    """Returns the answer of nvidia-smi for each GPU, None without that tool. Raises OSError and TimeoutExpired."""
+    """Returns these fields of each GPU, as nvidia-smi prints them; None without that tool.
+
+    Raises OSError if it cannot be started, TimeoutExpired after `DRIVER_TIMEOUT_S`.
+    """
     if (tool := shutil.which("nvidia-smi")) is None:
         return None
     command = [tool, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
@@ -192,6 +180,7 @@ def ask_driver(fields: str) -> subprocess.CompletedProcess[str] | None:
 
 
 def _physical() -> tuple[int, str]:
+    """Returns the number of GPUs of this machine, whatever CUDA_VISIBLE_DEVICES is, and a note if in doubt."""
     try:
         result = ask_driver("index")
     except subprocess.TimeoutExpired:
@@ -232,13 +221,31 @@ def _group_names(groups: Sequence[NodeGroup]) -> list[Problem]:
     return problems
 
 
-def _conflicts(path: str, group: NodeGroup, node: Node) -> list[Problem]:
-    return [
+def _joined(group: NodeGroup, node: Node, count: int | None) -> Node:
+    """Returns the node as a member of the group too, with `count` accelerators if a group declares them."""
+    if count is not None and count != node.accelerators:  # the names of these accelerators are unknown
+        node = replace(node, accelerators=count, device_ids=())
+    return replace(
+        node,
+        gpu=group.gpu or node.gpu,
+        labels=node.labels | {group.label},
+        env_vars={**node.env_vars, **group.env_vars},
+        ray_labels={**node.ray_labels, **group.ray_labels},
+    )
+
+
+def _conflicts(path: str, group: NodeGroup, node: Node, count: int | None) -> list[Problem]:
+    """Returns the problems of a group whose keys contradict those of the node's earlier groups.
+
+    count: accelerators of the node, by the first group that declares them.
+    """
+    once = "nodes that are in one of the groups only"
+    problems = [
         Problem(
             f"{path}.{key}.{name}",
             f"another group gives {node.name} another value",
             value=value,
-            allowed=f"{known[name]}, or nodes that are in one of the groups only",
+            allowed=f"{known[name]}, or {once}",
         )
         for key, mine, known in (
             ("env_vars", group.env_vars, node.env_vars),
@@ -247,3 +254,10 @@ def _conflicts(path: str, group: NodeGroup, node: Node) -> list[Problem]:
         for name, value in mine.items()
         if known.get(name, value) != value
     ]
+    if group.accelerators != count:
+        message, value = f"another group gives {node.name} {count}", str(group.accelerators)
+        problems.append(Problem(f"{path}.accelerators", message, value=value, allowed=f"{count}, or {once}"))
+    if group.gpu is not None and node.gpu not in ("", group.gpu):
+        message, allowed = f"another group gives {node.name} {node.gpu}", "one kind of GPU for each node"
+        problems.append(Problem(f"{path}.gpu", message, value=group.gpu, allowed=allowed))
+    return problems

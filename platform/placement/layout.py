@@ -1,7 +1,6 @@
-"""The division of the work by a placement: ranks, devices and nodes of every component, and which components take
-turns.
+"""The layout of a placement: ranks, devices and nodes of every component, and which components take turns.
 
-Memory and time are estimated from a layout. `Placement.layout` is that of a placement.
+`Placement.layout` computes it. Memory and time of a step are estimated from it.
 """
 
 from __future__ import annotations
@@ -15,8 +14,11 @@ BESIDE = ("reward", "env")  # compute while others do: on a CPU wherever they ar
 
 @dataclass(frozen=True)
 class Part:
-    """One component: its ranks, their devices and nodes, accelerators of one rank (0: it has none), and the key whose
-    components share its processes."""
+    """The share of one component in a layout.
+
+    ranks, devices: their numbers. nodes: those with a rank. per_rank: accelerators of one rank; 0 on a CPU. key: the
+    key of `component_placement` that names it; the components of a key share processes.
+    """
 
     ranks: int
     devices: int

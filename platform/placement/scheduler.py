@@ -63,6 +63,7 @@ class Placement:
     emulated: bool = False  # CPU workers emulate the accelerators
 
     def world_size(self, component: str) -> int:
+        """Returns the number of ranks of the component."""
         return len(self.components[component])
 
     @cached_property
@@ -126,6 +127,7 @@ class Placement:
 
     @property
     def fits_one_process(self) -> bool:
+        """Whether the launching process can hold every host as threads."""
         return not self.one_process_obstacle
 
     @cached_property
@@ -171,13 +173,12 @@ def schedule(cluster: Cluster, inventory: Inventory) -> Placement:
                 problems.append(_unknown_group(entry, used, declared))
             continue
         text = (entry.node_group, entry.segments)
-        if text not in known or problems:
+        if text not in known or problems:  # with a problem there is no placement, and each key reports its own
             known[text] = _place(entry, available, problems)
         ranks.append(known[text])
     if problems:
         raise PlacementError(problems)
-    emulated = any(node.emulated for node in used.nodes)
-    return Placement(_slots(entries, ranks), _hosts(entries, ranks, used), emulated)
+    return Placement(_slots(entries, ranks), _hosts(entries, ranks, used), used.is_emulated)
 
 
 def _place(entry: Entry, resources: Sequence[Resource], problems: list[Problem]) -> list[Place]:
@@ -252,6 +253,7 @@ def _too_few_nodes(cluster: Cluster, nodes: int) -> Problem:
 
 
 def _slots(entries: Iterable[Entry], ranks: Iterable[Sequence[Place]]) -> dict[str, tuple[Slot, ...]]:
+    """Returns the slots of every component by rank; `ranks` are the places of each entry's ranks."""
     placed = list(zip(entries, ranks, strict=True))
     owners: Counter[tuple[int, int]] = Counter()
     for entry, places in placed:
@@ -272,6 +274,7 @@ def _slots(entries: Iterable[Entry], ranks: Iterable[Sequence[Place]]) -> dict[s
 
 
 def _hosts(entries: Iterable[Entry], ranks: Iterable[Sequence[Place]], inventory: Inventory) -> tuple[Host, ...]:
+    """Returns one host for each rank of each entry; it holds this rank of all the entry's components."""
     hosts: list[Host] = []
     environments: dict[Place, dict[str, str]] = {}
     for entry, places in zip(entries, ranks, strict=True):

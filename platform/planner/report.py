@@ -123,7 +123,7 @@ def check_known(unknown: Mapping[str, str]) -> None:
 def plan_report(config: Config, placement: Placement, inventory: Inventory, basis: Basis | None = None) -> Report:
     """Returns the report on `placement`, computed from `inventory`."""
     devices, layout, asked = devices_of(inventory), placement.layout, config
-    placed = config if inventory.stands_in else with_policy_device(config, layout)
+    placed = config if inventory.is_emulated else with_policy_device(config, layout)
     config = with_recomputation(placed, placement, inventory)
     decided = recomputation_text(placed, config), policy_device_text(asked, config)
     known_shapes, unknown = shapes(config)
@@ -189,7 +189,7 @@ def _devices(
         occupants = occupancy.get((node, local), ())
         kind = (number is None, tuple(occupant.counted for occupant in occupants))
         if kind not in known_usages:
-            on_gpu = number is not None and not inventory.stands_in
+            on_gpu = number is not None and not inventory.is_emulated
             known_usages[kind] = [model.usage(kind[1], order) for model in models[on_gpu]]
         return DeviceUse(node, local, number, {one.component: one.ranks for one in occupants}, *known_usages[kind])
 

@@ -72,7 +72,7 @@ def _memory(report: Report) -> Iterator[str]:
 
 def _limits(report: Report) -> str:
     if report.device.kind == "cpu":
-        owner = f"each {report.inventory.noun}" if report.inventory.stands_in else "a node"
+        owner = f"each {report.inventory.noun}" if report.inventory.is_emulated else "a node"
         return f"{owner} has {_gib(report.device.memory)}" if report.device.memory else f"main memory of {owner}"
     if report.device.memory is None:
         return "GPUs of unknown kind"

@@ -58,7 +58,7 @@ class Search:
         self.runs = _runs(self.devices, len(inventory.nodes))
         first, *others = self.runs
         self.first_kind = sum(node.accelerators for node in inventory.nodes[: first[1]]) if others else 0
-        self.emulated, self.tried = inventory.stands_in, dict[str, Candidate]()
+        self.emulated, self.tried = inventory.is_emulated, dict[str, Candidate]()
 
     def placements(self) -> SearchResult:
         """Tries placements only, on few splits of a large cluster: no other key of the config changes."""

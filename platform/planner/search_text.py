@@ -23,7 +23,7 @@ def search_text(result: SearchResult, inventory: Inventory, present: float, sour
     """
     noun = result.device.kind if result.device.known and not result.mixed else inventory.noun
     if result.device.kind == "cpu":
-        noun = inventory.noun if inventory.stands_in else "node"
+        noun = inventory.noun if inventory.is_emulated else "node"
     cluster = f"{result.available} {noun}{'s' if result.available > 1 else ''}"
     unmeasured = "not measured: --calibrate RUN corrects it by an earlier run"
     basis = f"corrected by {source}" if source else rates or unmeasured

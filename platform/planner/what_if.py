@@ -173,7 +173,7 @@ def _resized(config: Config, inventory: Inventory, factor: Fraction, more_nodes:
 
 
 def _cluster(config: Config, inventory: Inventory, nodes: int, per_node: int) -> tuple[str, ...]:
-    if inventory.stands_in:
+    if inventory.is_emulated:
         return f"cluster.num_nodes={nodes}", f"cluster.devices_per_node={per_node}"
     counts = f"cluster.num_nodes={nodes}", f"cluster.gpus_per_node={per_node}"
     if config.cluster.inventory is None:

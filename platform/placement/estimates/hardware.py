@@ -108,7 +108,7 @@ def device_of(inventory: Inventory) -> Device:
 
     A GPU without a name has an unknown memory and the speed of `ASSUMED`; `known` is False.
     """
-    if not inventory.accelerators or inventory.stands_in:
+    if not inventory.accelerators or inventory.is_emulated:
         return _cpu(inventory)
     if inventory.gpu:
         return GPUS[inventory.gpu]
