@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+import imageio.v2 as imageio
 import numpy as np
 import pytest
 from child_forks import forked_children
@@ -74,13 +75,13 @@ def imported() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["metaworld_reach", "fetch_reach"])
-def test_the_shipped_config_trains_and_reports_success(
-    name: str, command, folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_shipped_config_trains_reports_success_and_draws_its_evaluation(
+    name: str, command, folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setattr("rl_platform.runtime.child.subprocess", subprocess)  # no forks: each process imports
     given = {"metaworld_reach": TASKS["Meta-World"], "fetch_reach": TASKS["Gymnasium-Robotics"]}[name][0]
     env = [f"env.id={given.id}", *(f"env.kwargs.{key}={value}" for key, value in given.kwargs.items())]
-    ended = command(CONFIGS / f"{name}.yaml", *SMALL, *env, "env.max_episode_steps=50")
+    ended = command(CONFIGS / f"{name}.yaml", *SMALL, *env, "env.max_episode_steps=50", "env.evaluation.video=true")
     assert ended.code == 0, ended.err
     rows = read_metrics("runs/robot")
     for row, names in ((rows[0], ("val",)), (rows[1], ("val", "env"))):
@@ -89,6 +90,13 @@ def test_the_shipped_config_trains_and_reports_success(
     ended = command("--eval", "latest", "env.evaluation.video=false")
     assert ended.code == 0, ended.err
     assert "success_once" in ended.out
+    video = folder / "runs" / "robot" / "evaluation.mp4"
+    if not video.exists():
+        request.getfixturevalue("drawing")  # skips the test on a machine that draws nothing
+    frames = imageio.mimread(video)
+    assert len(frames) > 10  # every second one of 50 steps; an episode may end earlier
+    assert np.std(frames[0]) > 10, "a picture"
+    assert not np.array_equal(frames[0], frames[-1])
 
 
 @pytest.mark.parametrize(
