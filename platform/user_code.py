@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from rl_platform.errors import ConfigError, PlatformError, Problem, WorkerError
+from rl_platform.suggest import did_you_mean
 
 NAMED = re.compile(r"([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^:]+\.py):[A-Za-z_]\w*")  # module:Name or path/to/file.py:Name
 _files: list[str] = []  # that were imported
@@ -35,12 +36,14 @@ class Extension:
 
     A protocol with `__call__` is satisfied by a function, or by a class without arguments whose instances are called.
     Any other protocol is satisfied by a class; its `__init__`, if it has one, gives the arguments of the constructor.
+    awaits: functions may be `async`.
     """
 
     kind: str
     key: str
     protocol: type
     usage: str
+    awaits: bool = False
 
     def load(self, name: str, options: Iterable[str] = ()) -> Any:
         """Returns the function or the class behind `name`. Raises ConfigError if it does not satisfy the protocol.
@@ -49,12 +52,18 @@ class Extension:
         """
         module_name, _, attribute = name.rpartition(":")
         try:
-            loaded = getattr(import_user_module(module_name), attribute)
-        except Exception as error:  # whatever the user's module raises while it is imported
+            module = import_user_module(module_name)
+        except (Exception, SystemExit) as error:  # whatever the user's module raises while it is imported
             message, absent = f"cannot be imported: {raised(error)}", getattr(error, "name", None)
             other = isinstance(error, ModuleNotFoundError) and absent not in (None, module_name.partition(".")[0])
             hint = f"the code imports {absent}, which is not installed here" if other else ""
-            raise self.misfit(name, message, hint, _PLACE) from error
+            if isinstance(error, SystemExit):
+                hint = 'it is imported, not run as a script: put what a script does below if __name__ == "__main__"'
+            raise self.misfit(name, message + _raised_at(error), hint, _PLACE) from error
+        if not hasattr(module, attribute):
+            message = f"cannot be imported: AttributeError: {module_name} has no attribute '{attribute}'"
+            raise self.misfit(name, message, _defined(module, attribute), _PLACE)
+        loaded = getattr(module, attribute)
         if "__call__" in vars(self.protocol):
             return self.function(name, loaded)
         if not inspect.isclass(loaded):
@@ -76,7 +85,7 @@ class Extension:
         if inspect.isclass(loaded):
             try:
                 loaded = loaded()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise self.misfit(name, f"cannot be built: {raised(error)}") from error
         if not callable(loaded):
             raise self.misfit(name, "is not a function")
@@ -93,7 +102,10 @@ class Extension:
         bound: Sequence[None] = (),
         options: Iterable[str] = (),
     ) -> None:
-        """Raises ConfigError if `loaded` cannot be called with the arguments of `expected` and `options`."""
+        """Raises ConfigError if `loaded` cannot be called with the arguments of `expected` and `options`, or if a call
+        only returns a coroutine or a generator."""
+        if not self.awaits and (kind := _deferred(loaded)):
+            raise self.misfit(name, f"{what} is {kind}: a call returns no result", "an ordinary function returns it")
         try:
             own = inspect.signature(loaded)
         except (TypeError, ValueError):  # built-in functions have none
@@ -201,6 +213,30 @@ def _import_file(path: Path) -> ModuleType:
         raise
     _files.append(str(path.absolute()))
     return module
+
+
+def _raised_at(error: BaseException) -> str:
+    """Returns the place in the user's code that raised the error while it was imported, as ` (file.py:3)`; an empty
+    text if there is none, or if the error names it."""
+    own = ("<frozen importlib", __file__)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames and not isinstance(error, SyntaxError) else ""
+
+
+def _defined(module: ModuleType, name: str) -> str:
+    """Returns the hint for a module without this name: a similar one, or those of the functions and classes in it."""
+    names = [each for each, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    return did_you_mean(name, names) or (f"it defines {', '.join(names[:10])}" if names else "it defines nothing")
+
+
+def _deferred(function: Callable[..., object]) -> str:
+    """Returns what kind of function returns before its code has run; an empty text for other functions."""
+    for code in (function, getattr(function, "__call__", None)):  # noqa: B004  the method of an instance
+        if inspect.iscoroutinefunction(code):
+            return "an async function"
+        if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
+            return "a generator function, because it contains yield"
+    return ""
 
 
 def _is_missing(method: object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -51,6 +52,15 @@ class WrongStart(NoStop):
     def stop(self): ...
 class WrongInit(Good):
     def __init__(self): ...
+async def later(a, b): return a
+def one_by_one(a, b): yield a
+class LaterScaling:
+    async def __call__(self, number, factor): ...
+class LaterStart(Good):
+    async def start(self, speed, *, slowly): ...
+class Exits:
+    def __init__(self): raise SystemExit("usage")
+    def __call__(self, number, factor): ...
 """
 
 
@@ -83,6 +93,11 @@ def test_an_option_that_the_constructor_does_not_take(file: str) -> None:
         (FUNCTION, "short", "it is called with (number, factor): too many positional arguments"),
         (FUNCTION, "long", "it is called with (number, factor): missing a required argument: 'c'"),
         (FUNCTION, "Needy", "cannot be built: TypeError"),
+        (FUNCTION, "Exits", "cannot be built: SystemExit: usage"),
+        (FUNCTION, "later", "it is an async function: a call returns no result"),
+        (FUNCTION, "one_by_one", "it is a generator function, because it contains yield: a call returns no result"),
+        (FUNCTION, "LaterScaling", "it is an async function"),
+        (CLASS, "LaterStart", "start() is an async function"),
         (CLASS, "scale", "is not a class"),
         (CLASS, "NoStop", "has no method stop"),
         (CLASS, "WrongStart", "start() is called with (speed, slowly): got an unexpected keyword argument 'slowly'"),
@@ -109,6 +124,35 @@ def test_a_package_that_the_code_imports_and_that_is_not_installed_is_named(tmp_
     with pytest.raises(ConfigError) as failed:
         FUNCTION.load("absent.py:own")
     assert not failed.value.problems[0].hint
+
+
+def test_kinds_of_code_that_are_awaited_may_be_async(file: str) -> None:
+    assert replace(FUNCTION, awaits=True).load(f"{file}:later")
+
+
+@pytest.mark.parametrize(
+    ("source", "message", "hint"),
+    [
+        ("def scales(a, b): ...", "AttributeError: own.py has no attribute 'scale'", "did you mean scales?"),
+        ("def f(a, b): ...\nfrom os import sep", "AttributeError: own.py has no", "it defines f"),
+        ("x = 3", "AttributeError: own.py has no attribute 'scale'", "it defines nothing"),
+        ("x = 3\nx.y", "AttributeError: 'int' object has no attribute 'y' ({path}:2)", ""),
+        ("def f():\n    return g\nf()", "NameError: name 'g' is not defined ({path}:2)", ""),
+        ("x = 3\ndef f() 3", "SyntaxError: expected ':' (own.py, line 2)", ""),
+        ("import sys\nsys.exit('usage: FILE')", "SystemExit: usage: FILE ({path}:2)", "it is imported, not run as"),
+    ],
+)
+def test_a_file_that_fails_names_its_line_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, message: str, hint: str
+) -> None:
+    (tmp_path / "own.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as failed:
+        FUNCTION.load("own.py:scale")
+    (problem,) = failed.value.problems
+    assert problem.message.startswith("cannot be imported: " + message.format(path=tmp_path / "own.py"))
+    assert problem.hint.startswith(hint)
+    assert bool(problem.hint) == bool(hint)
 
 
 def test_a_file_is_imported_once_and_finds_the_files_beside_it(tmp_path: Path) -> None:

@@ -69,7 +69,11 @@ class TextEnvironment(Protocol):
 
 TOOL = Extension("tool", "rollout.multi_turn.tool", Tool, "function(conversation, metadata) -> str or None")
 AGENT = Extension(
-    "agent", "rollout.agent.function", AgentFunction, "function(question, base_url, api_key) -> reward or None"
+    "agent",
+    "rollout.agent.function",
+    AgentFunction,
+    "function(question, base_url, api_key) -> reward or None",
+    awaits=True,
 )
 AGENT_TOOL = Extension(
     "tool by JSON schema",
