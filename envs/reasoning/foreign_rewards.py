@@ -12,7 +12,15 @@ from typing import Any
 
 from rl_platform.user_code import Extension
 
-_PLACES = {"response": 0, "solution_str": 0, "ground_truth": 1, "metadata": 2, "extra_info": 2}  # names, in our order
+_RESPONSE = ("response", "solution_str", "predict_str", "prediction", "pred", "completion", "generation")
+_ANSWER = ("answer", "ground_truth", "gold", "target", "reference", "expected", "label")
+_PROMPT = ("prompt", "question")  # not among the arguments
+_PLACES = {  # names, in our order
+    **dict.fromkeys(_RESPONSE, 0),
+    **dict.fromkeys(_ANSWER, 1),
+    **dict.fromkeys(("metadata", "extra_info"), 2),
+    **dict.fromkeys((*_PROMPT, "data_source"), -1),
+}
 _VERL = {"data_source", "solution_str", "ground_truth", "extra_info"}
 _TRL = {"completions", "prompts", "completion_ids"}
 _DOCS = "docs/reasoning.md#functions-of-verl-and-trl"
@@ -30,7 +38,7 @@ class RewardExtension(Extension):
             keywords = [f"{key}={value}" for key, value in _trl_arguments(names).items()]
             line = f"return {own}({', '.join(keywords)})[0]"
             raise self._foreign(name, "TRL's, which scores lists", names, line)
-        if any(_PLACES.get(each, place) != place or each == "data_source" for place, each in enumerate(names[:3])):
+        if any(_PLACES.get(each, place) != place for place, each in enumerate(names[:3])):
             whose = "verl's" if _VERL & {*names} else "in another order"
             raise self._foreign(name, whose, names, f"return {name.rpartition(':')[2]}({_verl_arguments(names)})")
         return super().function(name, loaded)
@@ -52,8 +60,9 @@ def _trl_arguments(names: list[str]) -> dict[str, str]:
 
 
 def _verl_arguments(names: list[str]) -> str:
-    known = {"response": "response", "solution_str": "response", "answer": "answer", "ground_truth": "answer"}
-    return ", ".join(known.get(each, "metadata" if each == "metadata" else f'metadata.get("{each}")') for each in names)
+    known = {**dict.fromkeys(_RESPONSE, "response"), **dict.fromkeys(_ANSWER, "answer"), "metadata": "metadata"}
+    known |= dict.fromkeys(_PROMPT, "None")
+    return ", ".join(known.get(each, f'metadata.get("{each}")') for each in names)
 
 
 def _names(loaded: object) -> list[str]:

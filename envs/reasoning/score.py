@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from numbers import Integral, Real
+from typing import TypeGuard
 
 RAISED, TIMEOUT, DIED, REFUSED = "raised", "timeout", "died", "refused"
 PASSED, WRONG, NO_PROGRAM = "passed", "wrong", "no_program"
@@ -43,6 +44,29 @@ class Score:
 def unscored(reason: str, detail: str) -> Score:
     """Returns an invalid score."""
     return Score(0.0, valid=False, reason=reason, detail=detail[-_LONGEST_DETAIL:])
+
+
+def parts_of(verdict: object) -> tuple[object, list[tuple[object, object]]]:
+    """Returns the reward and the (end, reward) of each step that a function of the user returned. A NumPy or torch
+    scalar becomes a number. Raises ValueError for a tuple of another form."""
+    value, steps = verdict if isinstance(verdict, tuple) and len(verdict) == 2 else (verdict, ())
+    pairs = [step if isinstance(step, tuple | list) else () for step in steps] if _is_series(steps) else [()]
+    if isinstance(verdict, tuple) and (len(verdict) != 2 or any(len(pair) != 2 for pair in pairs)):
+        raise ValueError(
+            f"a tuple must be (reward, [(end of a step, its reward), ...]), not {_shown(verdict)}: without rewards of "
+            "steps return the number alone"
+        )
+    return _number(value), [(_number(end), _number(reward)) for end, reward in pairs]
+
+
+def _is_series(steps: object) -> TypeGuard[Iterable[object]]:
+    return isinstance(steps, Iterable) and not isinstance(steps, str | bytes | dict)
+
+
+def _number(value: object) -> object:
+    """Returns an array without dimensions, of NumPy or torch, as a number; other values as they are."""
+    item = getattr(value, "item", None)
+    return item() if getattr(value, "shape", None) == () and callable(item) else value
 
 
 def checked_reward(value: object) -> float:

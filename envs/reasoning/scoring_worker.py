@@ -17,7 +17,7 @@ import sys
 import traceback
 from dataclasses import asdict
 
-from rl_platform.envs.reasoning.score import RAISED, Score, checked_reward, checked_steps, encode, unscored
+from rl_platform.envs.reasoning.score import RAISED, Score, checked_reward, checked_steps, encode, parts_of, unscored
 from rl_platform.envs.reasoning.verifiers import ScoreItem, Verifier, VerifierSpec
 from rl_platform.errors import ConfigError, Problem, WorkerError
 from rl_platform.standard_streams import never_fail
@@ -79,7 +79,7 @@ def score_one(verifier: Verifier, item: ScoreItem) -> Score:
         verdict = verifier(item)
         if isinstance(verdict, Score):  # of a tool
             return verdict
-        value, steps = verdict if isinstance(verdict, tuple) else (verdict, ())
+        value, steps = parts_of(verdict)
         return Score(checked_reward(value), steps=checked_steps(steps, item.response))
     except BaseException:
         return unscored(RAISED, traceback.format_exc())

@@ -55,6 +55,9 @@ WRONG = {  # of each kind: its source, and a part of the message
         (function("prompts", "completions", "answer"), "are TRL's"),
         ("class own:\n  def __call__(self, prompts, completions, answer): ...", "are TRL's"),
         (function("prompt", "response", "answer"), "are in another order"),
+        (function("gold", "prediction", "info"), "are in another order"),
+        (function("prompt", "completion", "info"), "are in another order"),
+        (function("response", "answer", "question"), "are in another order"),
     ],
     "callback": [(function("step"), "too many"), ("class own:\n  def __call__(self): ...", "too many")],
     "policy network": [
