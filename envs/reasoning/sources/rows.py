@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from rl_platform.errors import DataError
 from rl_platform.records import Message
 
 ROLES = ("system", "user", "assistant")
+_MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*['"](role|content)['"]\s*:""")  # as pandas writes a list into CSV
 
 
 def stored_questions(data: Data, task: QuestionTask) -> Split:
@@ -93,6 +95,11 @@ def questions_of(rows: Iterable[Row], prompt_column: str, answer_column: str | N
             messages = _messages(prompt, f"{where}: column '{prompt_column}'")
             spoken = [f"{message['role']}: {message['content']}" for message in messages]
             text = messages[0]["content"] if len(messages) == 1 else "\n\n".join(spoken)
+        if isinstance(prompt, str) and _MESSAGES_AS_TEXT.match(prompt):
+            needed = "holds a list of messages as one text, which the policy would read as it is: store the list itself"
+            raise DataError(
+                f"{where}: column '{prompt_column}' {needed}, in JSON Lines or Parquet, not {shown(prompt)}."
+            )
         if not isinstance(text, str) or not text.strip():
             needed = "must be a text that is not empty, or a list of messages"
             raise DataError(f"{where}: column '{prompt_column}' {needed}, not {shown(prompt)}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rl_platform.errors import ConfigError, DataError, Problem
@@ -44,6 +44,7 @@ def csv_table(contents: bytes, path: Path) -> list[Row]:
     reader = csv.DictReader(io.StringIO(_text(contents, path), newline=""), strict=True)
     rows: list[Row] = []
     try:
+        _check_columns(reader.fieldnames or (), f"{path}:1")
         for row in reader:
             where = f"{path}:{reader.line_num}"
             if None in row or None in row.values():
@@ -52,12 +53,14 @@ def csv_table(contents: bytes, path: Path) -> list[Row]:
                 )
             rows.append((where, dict(row)))
     except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}: not CSV: {error}.") from error
+        # the reader counts a line when its row is complete
+        raise DataError(f"{path}:{reader.line_num + 1}: not CSV: {error}, in the row that begins here.") from error
     return rows
 
 
 def parquet_table(contents: bytes, path: Path) -> list[Row]:
-    """Returns the rows of a Parquet file. Values without a JSON form, such as dates, become text.
+    """Returns the rows of a Parquet file. Bytes are read as UTF-8; other values without a JSON form, such as dates,
+    become text.
 
     Raises DataError for other contents, ConfigError without pyarrow.
     """
@@ -68,7 +71,10 @@ def parquet_table(contents: bytes, path: Path) -> list[Row]:
         message = "a Parquet file is read by pyarrow, which is not installed"
         raise ConfigError([Problem("data.task.path", message, value=str(path), hint=hint)]) from error
     try:
+        _check_columns(parquet.read_schema(io.BytesIO(contents)).names, str(path))
         rows = parquet.read_table(io.BytesIO(contents)).to_pylist()
+    except DataError:
+        raise
     except Exception as error:  # of any type, as pyarrow parses the file
         raise DataError(f"{path}: not Parquet: {error}") from error
     return [(f"{path}, row {number}", plain(row)) for number, row in enumerate(rows, 1)]
@@ -84,8 +90,23 @@ READERS: dict[str, Callable[[bytes, Path], list[Row]]] = {
 
 def plain(row: dict[str, object]) -> dict[str, object]:
     """Returns the row with values that JSON has; others, such as dates, become text."""
-    values: dict[str, object] = json.loads(json.dumps(row, default=str))
+    values: dict[str, object] = json.loads(json.dumps(row, default=_as_text))
     return values
+
+
+def _as_text(value: object) -> str:
+    """Returns the text of a value. Spark and Impala store texts as bytes."""
+    try:
+        return value.decode() if isinstance(value, bytes) else str(value)
+    except UnicodeDecodeError:  # a picture, for example
+        return str(value)
+
+
+def _check_columns(names: Sequence[str], where: str) -> None:
+    """Raises DataError for a column name that occurs twice: a row would have the values of the last one only."""
+    repeated = next((name for name in names if name and list(names).count(name) > 1), None)
+    if repeated is not None:
+        raise DataError(f"{where}: several columns have the name '{repeated}': rename all but one.")
 
 
 def shown(value: object) -> str:

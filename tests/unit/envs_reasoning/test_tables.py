@@ -70,7 +70,14 @@ def test_every_suffix_has_a_reader() -> None:
         ("a.json", b"[]", r"a\.json: the file holds no questions"),
         ("a.csv", b"question,answer\nx,1\ny\n", r"a\.csv:3: the header names 2 columns, this row has others"),
         ("a.csv", b"question,answer\nx,1,2\n", r"a\.csv:2: the header names 2 columns, this row has others"),
-        ("a.csv", b'question,answer\nx,1\n"y', r"a\.csv:2: not CSV"),
+        ("a.csv", b'question,answer\nx,1\n"y', r"a\.csv:3: not CSV: .*, in the row that begins here"),
+        ("a.csv", b"question,answer,answer\nx,1,2\n", r"a\.csv:1: several columns have the name 'answer'"),
+        (
+            "a.csv",
+            b"question,answer\n\"[{'role': 'user', 'content': 'x'}]\",1\n",
+            r"a\.csv:2: .* store the list itself",
+        ),
+        ("a.json", b'[{"question": "[{\\"content\\": \\"x\\"}]", "answer": 1}]', r"row 1: .* store the list itself"),
         ("a.csv", b"question;answer\nx;1\n", r"a\.csv:2: no column 'question'. Columns there: question;answer"),
         ("a.csv", b"question,answer\nx,1\n\xe9,2\n", r"a\.csv:3: not UTF-8: byte 1 of the line is 0xe9"),
         (
@@ -95,6 +102,19 @@ def test_parquet_with_wrong_contents(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"question,answer\n")
     with pytest.raises(DataError, match=r"a\.parquet: not Parquet"):
         build_questions(of(tmp_path / "a.parquet"), seed=1)
+
+
+def test_texts_that_parquet_has_as_bytes_and_columns_of_one_name(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs the extra data")
+    from pyarrow import parquet
+
+    columns = [[b"caf\xc3\xa9?", b"b?"], [b"5", b"6"], [b"\xff", b"x"]]
+    for names in (["question", "answer", "picture"], ["question", "answer", "answer"]):
+        parquet.write_table(pyarrow.table(columns, names=names), tmp_path / f"{names[2]}.parquet")
+    split = build_questions(of(tmp_path / "picture.parquet"), seed=1)
+    assert [(q.text, q.answer, q.metadata["picture"]) for q in split.train] == [("café?", "5", "b'\\xff'")]
+    with pytest.raises(DataError, match=r"answer\.parquet: several columns have the name 'answer'"):
+        build_questions(of(tmp_path / "answer.parquet"), seed=1)
 
 
 def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
