@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
 
@@ -68,6 +70,9 @@ def _wrong(detail: ErrorDetails, key: str, where: Where) -> Problem:
         message = "must not be empty"
     elif kind == "too_long":
         message = "too many entries"
+    elif kind == "string_pattern_mismatch":  # of all patterns: ^[\w.-]+$
+        message = "names of metrics contain it, so it may have letters, digits, _, . and - only"
+        hint = "for example " + re.sub(r"[^\w.-]+", "_", str(value))
     else:
         message = detail["msg"]
     return Problem(key, message, where=where(key), value=shown(value), allowed=_allowed(key), hint=hint)
@@ -86,7 +91,7 @@ def _type_hint(kind: str, value: object) -> str:
     if isinstance(value, str):
         if kind.startswith("bool") and value.lower() in ("yes", "on", "y", "no", "off", "n"):
             return f"write {'true' if value.lower() in ('yes', 'on', 'y') else 'false'}"
-        if kind.startswith(("int", "float")) and value.strip("+-. ").replace(".", "").isdigit():
+        if kind.startswith(("int", "float")) and _is_number(value):
             return "write the number without quotes"
         if kind.startswith("bool") and value.lower() in ("true", "false"):
             return "write it without quotes"
@@ -94,11 +99,18 @@ def _type_hint(kind: str, value: object) -> str:
         return f"write {int(value)}"
     if kind.startswith("bool") and value in (0, 1) and not isinstance(value, bool):
         return f"write {'true' if value else 'false'}"
-    if kind.startswith("string") and value is not None:
+    if kind.startswith("string") and value is not None and not isinstance(value, list | dict):
         return "put it in quotes"
     if kind in _MAPPINGS and value is None:
         return "leave the key out to get the defaults"
     return ""
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _unknown(key: str, value: object, where: Where) -> Iterator[Problem]:

@@ -28,7 +28,12 @@ def refused(config: Config) -> Iterator[Problem]:
         return
     for key, part in when(lambda: config.reward.parts) or ():
         yield from _part(key, part)
-    yield from _functions(when(lambda: config.reward.functions) or [])
+    functions = when(lambda: config.reward.functions) or []
+    yield from _functions(functions)
+    weights = [when(partial(getattr, function, "weight")) for function in functions]
+    if functions and not any(weight != 0 for weight in weights) and when(lambda: config.rollout.agent is None):
+        message = "all weights are 0, so every reward is 0 and nothing can be learned"
+        yield Problem("reward.functions", message, hint="weight: 1.0, of the function that decides")
     scaling = when(lambda: config.algorithm.reward_scaling)
     if scaling is not None:
         if when(lambda: scaling.source_max <= scaling.source_min):

@@ -17,6 +17,7 @@ from rl_platform.config.schema import Config
     ("override", "part", "text"),
     [
         ('runner.max_steps="8"', "hint", "without quotes"),
+        ("actor.optim.lr='1e-3'", "hint", "without quotes"),
         ("runner.max_steps=8.0", "hint", "write 8"),
         ("runner.max_steps=true", "message", "true or false"),
         ("runner.max_steps=0", "allowed", "at least 1"),
