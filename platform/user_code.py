@@ -59,7 +59,7 @@ class Extension:
             hint = f"the code imports {absent}, which is not installed here" if other else ""
             if isinstance(error, SystemExit):
                 hint = 'it is imported, not run as a script: put what a script does below if __name__ == "__main__"'
-            raise self.misfit(name, message + _raised_at(error), hint, _PLACE) from error
+            raise self.misfit(name, message, hint, _PLACE) from error
         if not hasattr(module, attribute):
             message = f"cannot be imported: AttributeError: {module_name} has no attribute '{attribute}'"
             raise self.misfit(name, message, _defined(module, attribute), _PLACE)
@@ -213,14 +213,6 @@ def _import_file(path: Path) -> ModuleType:
         raise
     _files.append(str(path.absolute()))
     return module
-
-
-def _raised_at(error: BaseException) -> str:
-    """Returns the place in the user's code that raised the error while it was imported, as ` (file.py:3)`; an empty
-    text if there is none, or if the error names it."""
-    own = ("<frozen importlib", __file__)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
-    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames and not isinstance(error, SyntaxError) else ""
 
 
 def _defined(module: ModuleType, name: str) -> str:

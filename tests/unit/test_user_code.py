@@ -93,7 +93,7 @@ def test_an_option_that_the_constructor_does_not_take(file: str) -> None:
         (FUNCTION, "short", "it is called with (number, factor): too many positional arguments"),
         (FUNCTION, "long", "it is called with (number, factor): missing a required argument: 'c'"),
         (FUNCTION, "Needy", "cannot be built: TypeError"),
-        (FUNCTION, "Exits", "cannot be built: SystemExit: usage"),
+        (FUNCTION, "Exits", "cannot be built: SystemExit at "),
         (FUNCTION, "later", "it is an async function: a call returns no result"),
         (FUNCTION, "one_by_one", "it is a generator function, because it contains yield: a call returns no result"),
         (FUNCTION, "LaterScaling", "it is an async function"),
@@ -136,10 +136,10 @@ def test_kinds_of_code_that_are_awaited_may_be_async(file: str) -> None:
         ("def scales(a, b): ...", "AttributeError: own.py has no attribute 'scale'", "did you mean scales?"),
         ("def f(a, b): ...\nfrom os import sep", "AttributeError: own.py has no", "it defines f"),
         ("x = 3", "AttributeError: own.py has no attribute 'scale'", "it defines nothing"),
-        ("x = 3\nx.y", "AttributeError: 'int' object has no attribute 'y' ({path}:2)", ""),
-        ("def f():\n    return g\nf()", "NameError: name 'g' is not defined ({path}:2)", ""),
-        ("x = 3\ndef f() 3", "SyntaxError: expected ':' (own.py, line 2)", ""),
-        ("import sys\nsys.exit('usage: FILE')", "SystemExit: usage: FILE ({path}:2)", "it is imported, not run as"),
+        ("x = 3\nx.y", "AttributeError at own.py:2: 'int' object has no attribute 'y'", ""),
+        ("def f():\n    return g\nf()", "NameError at own.py:2: name 'g' is not defined", ""),
+        ("x = 3\ndef f() 3", "SyntaxError at own.py:2: expected ':'", ""),
+        ("import sys\nsys.exit('usage: FILE')", "SystemExit at own.py:2: usage: FILE", "it is imported, not run as"),
     ],
 )
 def test_a_file_that_fails_names_its_line_and_what_to_do(
@@ -150,7 +150,7 @@ def test_a_file_that_fails_names_its_line_and_what_to_do(
     with pytest.raises(ConfigError) as failed:
         FUNCTION.load("own.py:scale")
     (problem,) = failed.value.problems
-    assert problem.message.startswith("cannot be imported: " + message.format(path=tmp_path / "own.py"))
+    assert problem.message.startswith("cannot be imported: " + message)
     assert problem.hint.startswith(hint)
     assert bool(problem.hint) == bool(hint)
 
