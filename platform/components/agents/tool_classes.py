@@ -130,13 +130,24 @@ def _index(documents: str) -> tuple[str, sqlite3.Connection, threading.Lock]:
         text = text_of(path.read_bytes(), path)
     except NotUTF8 as error:
         raise ValueError(f"line {error.line}: {error}. Convert it: {error.hint}") from error
-    for number, line in enumerate(text.splitlines(), 1):
+    # not splitlines(): a text may hold further separators, such as U+2028
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise ValueError(f"{path} holds no documents")
+    for number, line in lines:
+        connection.execute("INSERT INTO documents VALUES (?, ?)", _document(line, f"{path}:{number}"))
+    return "documents", connection, threading.Lock()
+
+
+def _document(line: str, where: str) -> tuple[str, str]:
+    """Returns title and text. Raises ValueError with the line's place."""
+    try:
         match json.loads(line):
             case {"title": str(title), "text": str(text)}:
-                connection.execute("INSERT INTO documents VALUES (?, ?)", (title, text))
-            case _:
-                raise ValueError(f"line {number} has no title and text")
-    return "documents", connection, threading.Lock()
+                return title, text
+    except ValueError as error:
+        raise ValueError(f"{where}: not JSON: {error}") from error
+    raise ValueError(f"{where}: has no title and text, each a text")
 
 
 class Python(BuiltInTool):

@@ -353,6 +353,30 @@ def test_an_index_in_a_file(tmp_path: Path) -> None:
     assert tool.call({"query": "elwick"}) == tool.call({"query": "*"}) == "no results"
 
 
+def test_a_text_of_a_document_may_have_any_line_separators(tmp_path: Path) -> None:
+    text = "first\u2028second\x85third"
+    lines = [json.dumps({"title": "t", "text": text}, ensure_ascii=False), "", '{"title": "u", "text": "v"}']
+    (tmp_path / "pages.jsonl").write_text("\r\n".join(lines), encoding="utf-8", newline="")
+    tool = SearchTool({}, {"documents": str(tmp_path / "pages.jsonl")})
+    assert (tool.call({"query": "second"}), tool.call({"query": "v"})) == (f"t: {text}", "u: v")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("\n", "pages.jsonl holds no documents"),
+        ('{"title": "t", "text": "x"}\n\n{"text": "x"}', "pages.jsonl:3: has no title and text"),
+        ('{"title": "t", "text": "x"}\n{"title"', "pages.jsonl:2: not JSON: "),
+    ],
+)
+def test_wrong_documents_are_refused_with_their_line(tmp_path: Path, lines: str, message: str) -> None:
+    (tmp_path / "pages.jsonl").write_text(lines)
+    search = ToolOptions(type="search", params={"documents": str(tmp_path / "pages.jsonl")})
+    with pytest.raises(ConfigError) as failed:
+        schemas_of(Agent(tools=[search]))
+    assert message in str(failed.value)
+
+
 @pytest.mark.parametrize("limit", [1, 2])
 def test_the_limit_of_calls_at_the_same_time(generated, limit: int) -> None:
     found = generated([[calling("crowd", 0), "."]] * 6, **tools("Crowd", max_running=limit))
