@@ -34,6 +34,7 @@ def test_all_are_called_and_those_that_stop_are_named() -> None:
 
 
 def test_an_error_carries_its_traceback() -> None:
-    with pytest.raises(WorkerError, match=r"(?s)broken raised KeyError: 'val/retrun'.*in broken\n") as failed:
+    told = r"(?s)broken raised KeyError at .*test_callbacks\.py:26: 'val/retrun'.*in broken\n"
+    with pytest.raises(WorkerError, match=told) as failed:
         stopped_by([broken], 1, {})
     assert failed.value.exit_code == 70
