@@ -17,7 +17,7 @@ from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.config.differences import differences
 from rl_platform.config.schema import Config
 from rl_platform.disk import make_folder, no_space, private, sync, sync_folder
-from rl_platform.errors import ConfigError, DataError, Problem, WorkerError
+from rl_platform.errors import ConfigError, DataError, PlatformError, Problem, WorkerError
 from rl_platform.launch.run_lock import LOCK, locked
 from rl_platform.run_files import CONFIG
 
@@ -213,7 +213,7 @@ def _disk_failure(folder: Path, error: BaseException) -> DataError | None:
     """Returns the error to raise instead of `error` if the disk of the folder caused it."""
     cause = error.__cause__ if isinstance(error, WorkerError) else error
     if not isinstance(cause, OSError):
-        return None if cause is None else no_space(cause, folder)
+        return None if cause is None or isinstance(cause, PlatformError) else no_space(cause, folder)
     named = isinstance(cause.filename, str | os.PathLike) and Path(cause.filename).is_relative_to(folder)
     if not named and (cause.filename is not None or cause.errno not in DISK_ERRORS):
         return None

@@ -18,6 +18,7 @@ from rl_platform.placement.inventory import NODE_GROUP, VISIBLE_DEVICES, Invento
 from rl_platform.placement.layout import BESIDE, LEARNERS, Layout, Part
 from rl_platform.suggest import did_you_mean
 
+SHOWN_MISSING = 3  # resources that a message names
 MAX_ACCELERATORS = 20_000  # of a cluster: a typo like 3000000 nodes must fail, not fill the memory
 
 Resource = tuple[int, int | None]  # (node, local accelerator); None: the node as a whole
@@ -184,8 +185,13 @@ def schedule(cluster: Cluster, inventory: Inventory) -> Placement:
 def _place(entry: Entry, resources: Sequence[Resource], problems: list[Problem]) -> list[Place]:
     """Returns the place of every rank of the entry, by rank; incomplete if there is a problem."""
     by_rank: dict[int, Place] = {}
+    count = len(resources)
+    beyond: list[Segment] = []
     for segment in entry.segments:
-        wanted = segment.resources if segment.resources is not None else range(len(resources))
+        wanted = segment.resources if segment.resources is not None else range(count)
+        if wanted.stop > count:
+            beyond.append(segment)
+            continue
         ranks = segment.ranks if segment.ranks is not None else range(len(wanted))
         problem = _impossible(entry, segment, wanted, ranks, resources)
         if problem is not None:
@@ -200,28 +206,37 @@ def _place(entry: Entry, resources: Sequence[Resource], problems: list[Problem])
             if mine[0][0] != mine[-1][0]:
                 problems.append(_two_nodes(entry, segment, rank, mine))
                 break
+    if beyond:
+        problems.append(_missing(entry, beyond, resources))
     return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def _missing(entry: Entry, beyond: Sequence[Segment], resources: Sequence[Resource]) -> Problem:
+    """Returns the one problem of all segments with resources that do not exist, however many they are."""
+    noun = "node" if resources[0][1] is None else "accelerator"
+    where = f"node group {entry.node_group!r}" if entry.node_group else "the cluster"
+    count = len(resources)
+    firsts = [max(segment.resources.start, count) for segment in beyond if segment.resources is not None]
+    missing = f"{noun} {firsts[0]} does not exist"
+    if len(firsts) > 1:
+        more = f" and {len(firsts) - SHOWN_MISSING} more" if len(firsts) > SHOWN_MISSING else ""
+        missing = f"{noun}s {', '.join(map(str, firsts[:SHOWN_MISSING]))}{more} do not exist"
+    has = f"{where} has {count} {noun}{'s' if count != 1 else ''}"
+    hint = "all fits every cluster"
+    if noun == "node" and entry.node_group != NODE_GROUP:
+        hint = f"{where} has no accelerators, so its nodes are counted; {hint}"
+    allowed = f"{'0' if count == 1 else f'0-{count - 1}'} or all"
+    return entry.problem(beyond[0], f"{missing}: {has}", allowed=allowed, hint=hint)
 
 
 def _impossible(
     entry: Entry, segment: Segment, wanted: range, ranks: range, resources: Sequence[Resource]
 ) -> Problem | None:
-    """Returns the problem of a segment that these resources cannot satisfy."""
-    noun = "node" if resources[0][1] is None else "accelerator"
-    where = f"node group {entry.node_group!r}" if entry.node_group else "the cluster"
-    count = len(resources)
-    if wanted.stop > count:
-        missing = f"{noun} {max(wanted.start, count)} does not exist"
-        has = f"{where} has {count} {noun}{'s' if count != 1 else ''}"
-        hint = "all fits every cluster"
-        if noun == "node" and entry.node_group != NODE_GROUP:
-            hint = f"{where} has no accelerators, so its nodes are counted; {hint}"
-        allowed = f"{'0' if count == 1 else f'0-{count - 1}'} or all"
-        return entry.problem(segment, f"{missing}: {has}", allowed=allowed, hint=hint)
+    """Returns the problem of a segment whose ranks cannot share these resources."""
     wrong = uneven(wanted, ranks)
     if wrong is not None:
         return entry.problem(segment, wrong[0], allowed=wrong[1])
-    if noun == "node" and len(wanted) > len(ranks):
+    if resources[0][1] is None and len(wanted) > len(ranks):
         message = f"{len(wanted)} nodes for {len(ranks)} rank{'s' if len(ranks) > 1 else ''}: a rank is one process"
         return entry.problem(
             segment, message, allowed=f"{len(wanted)} ranks, or a multiple", hint="as all, or one node"

@@ -86,7 +86,6 @@ TOO_LONG = "this path cannot be used: File name too long"
         (["embodied.yaml", f"runner.output_dir={LONG}"], "command line: runner.output_dir"),
         (["embodied.yaml", f"runner.resume={LONG}", "runner.max_step=3"], "command line: runner.resume"),
         (["embodied.yaml", f"runner.warm_start={{demonstrations: {LONG}}}"], "runner.warm_start.demonstrations"),
-        (["embodied.yaml", f"env.python={LONG}", "env.num_workers=1"], "command line: env.python"),
         (["reasoning.yaml", f"actor.model={{path: {LONG}}}"], "command line: actor.model.path"),
         (["reasoning.yaml", f"actor.model.tokenizer={LONG}"], "command line: actor.model.tokenizer"),
         (["questions.yaml"], "questions.yaml:10: data.task.path"),
