@@ -1,0 +1,28 @@
+"""The word problems of the shipped config are those that the example writes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "configs" / "reasoning"
+
+
+def test_the_example_writes_the_files_of_the_config_and_no_question_is_in_both(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("word_problems", ROOT / "examples" / "word_problems.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.write_all(tmp_path)
+    questions = []
+    for name in ("word_problems.jsonl", "word_problems_val.jsonl"):
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert text == (FOLDER / name).read_text(encoding="utf-8")
+        rows = [json.loads(line) for line in text.splitlines()]
+        assert all(0 < int(row["answer"]) <= module.LARGEST for row in rows)
+        questions.append({row["question"] for row in rows})
+    assert [len(each) for each in questions] == [2000, 200]
+    assert not questions[0] & questions[1]
