@@ -148,7 +148,6 @@ class EnvBlock:
             actions = list(self._spaces.environment_choices(self._actions))
         terminated, truncated, rewards = self._terminated, self._truncated, self._rewards
         finals, busy, first, success = self._shaped_finals, self._busy, self._first, self._success
-        spares = self._spares
         for i, env in enumerate(self._envs):
             if idle is not None and idle[i]:
                 continue
@@ -158,7 +157,6 @@ class EnvBlock:
                 self._check_shape(i, observation, "step")
                 finals[i] = observation
                 success.step(i, info)
-                spares.progress = True
             except EnvFailure:
                 raise
             except Exception as error:

@@ -37,20 +37,18 @@ class Failure:
 class Spares:
     """Builds replacements for environments first, first + 1, ... and counts them in `failures` [N] of all workers.
 
-    An error of the code is raised instead, because replacements would repeat it. It is the same exception from the same
-    line in the same step of the episode as the failure before it, with no progress in between: no episode of the
-    environment has ended or got further, or no environment at all has been stepped since, or ever got further.
+    A failure that a replacement would only repeat ends the run instead. It is the same exception from the same line in
+    the same step of the episode as the failure of this environment before it, and no episode got further: none of the
+    environment's ended since, and none before was longer.
 
     lengths [K]: the steps of the running episodes, before the step in which an environment raises.
-    seeds: those of these environments. progress: must be set whenever a step succeeds.
+    seeds: those of these environments.
     """
 
     def __init__(self, setup: EnvSetup, failures: np.ndarray, first: int, lengths: np.ndarray) -> None:
         self._setup, self._failures, self._first, self._lengths = setup, failures, first, lengths
         self._new: set[int] = set()
         self.seeds: list[int] = []
-        self.progress = False  # since the newest failure
-        self._newest: tuple[int, Failure] | None = None
         self._latest: dict[int, Failure] = {}  # of environments of which no episode has ended since
         self._longest = np.zeros_like(lengths)  # of the episodes that ended
 
@@ -81,15 +79,14 @@ class Spares:
         step = 0 if doing == "reset" else int(self._lengths[i]) + 1
         failed = Failure(type(error).__name__, raised_at(error, installed=True), step)
         name, allowed, used = self._named(i), self._setup.restarts, int(self._failures.sum())
-        if allowed and (earlier := self._earlier(i, failed)) is not None:
-            before = "" if earlier == i else f", before in environment {self._first + earlier}"
-            return f"{name}: {failed}, twice in a row{before}: no further restart (env.restarts), correct the code"
+        if allowed and self._repeats(i, failed):
+            return f"{name}: {failed}, twice in a row: no further restart (env.restarts), correct the code"
         if used >= allowed:
             return f"{name}: {failed}: no restart is left of {allowed} (env.restarts)"
         text = "%s is started again, %d restarts are left: %s: %s"
         trace = error if error.__traceback__ else None
         logger.warning(text, name, allowed - used - 1, failed, error, exc_info=trace)
-        self._latest[i], self._newest, self.progress = failed, (i, failed), False
+        self._latest[i] = failed
         self._failures[self._first + i] += 1
         self._new.add(i)
         return ""
@@ -101,16 +98,9 @@ class Spares:
         task = f", task {names[self._setup.numbers[number] % len(names)]}" if names else ""
         return f"environment {number} ({description.id}{task})"
 
-    def _earlier(self, i: int, failed: Failure) -> int | None:
-        """Returns the environment whose failure this one repeats without progress in between; None: it may be one of
-        chance."""
-        if self._latest.get(i) == failed and (failed.step <= 1 or self._longest[i] < failed.step):
-            return i
-        if self._newest is None or self.progress or failed.step == 0:
-            return None
-        other, newest = self._newest
-        furthest = max(self._longest.max(), self._lengths.max())
-        return other if newest == failed and furthest < failed.step else None
+    def _repeats(self, i: int, failed: Failure) -> bool:
+        """Returns whether this failure is that of the same environment before it, without progress in between."""
+        return self._latest.get(i) == failed and (failed.step <= 1 or self._longest[i] < failed.step)
 
     def seed_of_new(self, i: int) -> int | None:
         """Returns the seed of a new replacement, once; None for an environment that keeps its random state."""

@@ -186,11 +186,11 @@ def _place(entry: Entry, resources: Sequence[Resource], problems: list[Problem])
     """Returns the place of every rank of the entry, by rank; incomplete if there is a problem."""
     by_rank: dict[int, Place] = {}
     count = len(resources)
-    beyond: list[Segment] = []
+    missing: list[tuple[int, Segment]] = []  # the first resource of a segment that does not exist
     for segment in entry.segments:
         wanted = segment.resources if segment.resources is not None else range(count)
         if wanted.stop > count:
-            beyond.append(segment)
+            missing.append((max(wanted.start, count), segment))
             continue
         ranks = segment.ranks if segment.ranks is not None else range(len(wanted))
         problem = _impossible(entry, segment, wanted, ranks, resources)
@@ -206,27 +206,25 @@ def _place(entry: Entry, resources: Sequence[Resource], problems: list[Problem])
             if mine[0][0] != mine[-1][0]:
                 problems.append(_two_nodes(entry, segment, rank, mine))
                 break
-    if beyond:
-        problems.append(_missing(entry, beyond, resources))
+    if missing:
+        problems.append(_missing(entry, missing, resources))
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
-def _missing(entry: Entry, beyond: Sequence[Segment], resources: Sequence[Resource]) -> Problem:
-    """Returns the one problem of all segments with resources that do not exist, however many they are."""
+def _missing(entry: Entry, missing: Sequence[tuple[int, Segment]], resources: Sequence[Resource]) -> Problem:
+    """Returns the one problem of all segments with a resource that does not exist, however many they are."""
     noun = "node" if resources[0][1] is None else "accelerator"
     where = f"node group {entry.node_group!r}" if entry.node_group else "the cluster"
     count = len(resources)
-    firsts = [max(segment.resources.start, count) for segment in beyond if segment.resources is not None]
-    missing = f"{noun} {firsts[0]} does not exist"
-    if len(firsts) > 1:
-        more = f" and {len(firsts) - SHOWN_MISSING} more" if len(firsts) > SHOWN_MISSING else ""
-        missing = f"{noun}s {', '.join(map(str, firsts[:SHOWN_MISSING]))}{more} do not exist"
+    numbers = ", ".join(str(number) for number, _ in missing[:SHOWN_MISSING])
+    more = f" and {len(missing) - SHOWN_MISSING} more" if len(missing) > SHOWN_MISSING else ""
+    which = f"{noun} {numbers} does not exist" if len(missing) == 1 else f"{noun}s {numbers}{more} do not exist"
     has = f"{where} has {count} {noun}{'s' if count != 1 else ''}"
     hint = "all fits every cluster"
     if noun == "node" and entry.node_group != NODE_GROUP:
         hint = f"{where} has no accelerators, so its nodes are counted; {hint}"
     allowed = f"{'0' if count == 1 else f'0-{count - 1}'} or all"
-    return entry.problem(beyond[0], f"{missing}: {has}", allowed=allowed, hint=hint)
+    return entry.problem(missing[0][1], f"{which}: {has}", allowed=allowed, hint=hint)
 
 
 def _impossible(

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from small_disk import small_disk
 
 from rl_platform.checkpoint import verify
 from rl_platform.checkpoint import write as module
@@ -341,15 +342,10 @@ def test_failure_in_every_write_of_a_part(
     assert_holds(store.latest(), 30)
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="mounting a small disk needs root")
 @pytest.mark.parametrize("part", ["actor", "critic"])
 def test_a_disk_that_is_really_full(tmp_path: Path, part: str) -> None:
     """On a 1 MB file system with the space check passing: another writer takes the space during the save."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if os.system(f"mount -t tmpfs -o size=1m tmpfs {disk} 2>/dev/null") != 0:
-        pytest.skip("mount is not allowed here")
-    try:
+    with small_disk(tmp_path / "disk", "1m") as disk:
         store = CheckpointStore(disk / "checkpoints", keep=2)
         store.save(10, parts(10))
         store._require = lambda estimate, times: None  # the check came before the other writer
@@ -359,5 +355,3 @@ def test_a_disk_that_is_really_full(tmp_path: Path, part: str) -> None:
             store.save(20, {part: big[part]})
         assert_holds(store.latest(), 10)
         assert store.steps() == [10]
-    finally:
-        os.system(f"umount {disk}")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from small_disk import small_disk
 
 from rl_platform.disk import no_space
 from rl_platform.errors import DataError, WorkerError
@@ -19,11 +20,8 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 @pytest.fixture
 def disk(folder: Path) -> Iterator[Path]:
     """The folder `small`, a file system of its own of 16 KiB."""
-    (folder / "small").mkdir()
-    if os.geteuid() != 0 or os.system(f"mount -t tmpfs -o size=16k tmpfs {folder / 'small'} 2>/dev/null") != 0:
-        pytest.skip("mounting a small disk is not allowed here")
-    yield folder / "small"
-    os.system(f"umount {folder / 'small'}")
+    with small_disk(folder / "small", "16k") as disk:
+        yield disk
 
 
 def test_verbs_leave_nothing_on_a_full_disk(command, tool, disk: Path):

@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 from launcher_forks import Launcher
+from small_disk import small_disk
 from waiting import HANG_S, until
 
 from rl_platform.checkpoint.verify import Checkpoint
@@ -296,11 +297,8 @@ def test_metrics_that_cannot_be_written_end_the_run_with_the_reason(command, mon
 @pytest.fixture
 def disk(folder: Path) -> Iterator[Path]:
     """The folder `out`, a file system of its own of 1 MB."""
-    (folder / "out").mkdir()
-    if os.geteuid() != 0 or os.system(f"mount -t tmpfs -o size=1m tmpfs {folder / 'out'} 2>/dev/null") != 0:
-        pytest.skip("mounting a small disk is not allowed here")
-    yield folder / "out"
-    os.system(f"umount {folder / 'out'}")
+    with small_disk(folder / "out", "1m") as disk:
+        yield disk
 
 
 def test_an_output_folder_that_is_a_mount_point(command, disk: Path):

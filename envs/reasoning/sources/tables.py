@@ -19,7 +19,7 @@ Row = tuple[str, dict[str, object]]  # the place in the file, for messages, and 
 def json_lines(contents: bytes, path: Path) -> list[Row]:
     """Returns the rows of a file with one JSON object per line, without blank lines. Raises DataError."""
     if not contents.isascii() or b"\0" in contents:
-        _text(contents, path)
+        _text(contents, path)  # raises for another encoding; the lines are split as bytes, as a text may hold U+2028
     lines = enumerate(contents.splitlines(), start=1)
     return [(f"{path}:{number}", _json_row(line, f"{path}:{number}")) for number, line in lines if line.strip()]
 
