@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import psutil
@@ -19,6 +20,23 @@ def until(condition: Callable[[], T], seconds: float = HANG_S) -> T:
         assert time.monotonic() < end, "the condition never came true"
         time.sleep(0.01)
     return result
+
+
+def alive(pids: Iterable[int]) -> list[int]:
+    """Those of processes that run; one that ended while it is looked at does not."""
+    running = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            running += [pid] if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE else []
+    return running
+
+
+def command_line(process: psutil.Process) -> str:
+    """Its words; "" if it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def assert_gone(processes: Sequence[psutil.Process], seconds: float = HANG_S) -> None:

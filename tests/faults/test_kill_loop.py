@@ -15,7 +15,7 @@ import psutil
 import pytest
 from launcher_forks import Launcher
 from run_results import differences, final_state, logged
-from waiting import assert_gone
+from waiting import assert_gone, command_line
 
 STEPS, MOST_KILLS = 6, 4
 PER_STEP = {"embodied": 4, "two updates ahead": 4}  # rows; other runs: responses
@@ -139,12 +139,7 @@ def test_a_killed_launcher(start, folder: Path, undisturbed: dict[str, Results],
 
 def hosts() -> list[psutil.Process]:
     """The processes in which components run."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            if any("HostActor" in word for word in process.cmdline()):
-                found.append(process)
-    return found
+    return [child for child in psutil.Process().children(recursive=True) if "HostActor" in command_line(child)]
 
 
 def without_counts(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:

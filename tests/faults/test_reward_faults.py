@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from reward_parts import SHORT_S, HungRewards
-from waiting import HANG_S, until
+from waiting import HANG_S, alive, until
 
 from rl_platform.components.reward import LanguageReward
 from rl_platform.config.schema import Config
@@ -121,10 +121,6 @@ def items(folder: Path, *responses: str) -> list[ScoreItem]:
 
 def hung(folder: Path) -> list[int]:
     return [int(path.name) for path in folder.iterdir()]
-
-
-def alive(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.parametrize("kind", ["hang", "hang in C"])

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from waiting import HANG_S, assert_gone, until
+from waiting import HANG_S, assert_gone, command_line, until
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 STEPS = 3
@@ -218,7 +218,7 @@ def launched(start, folder: Path, processes_of) -> Launched:
 
 def hosts_of(processes: list[psutil.Process]) -> list[psutil.Process]:
     """Those in which components run."""
-    return [process for process in processes if any("HostActor" in part for part in process.cmdline())]
+    return [process for process in processes if "HostActor" in command_line(process)]
 
 
 def named(processes: list[psutil.Process], name: str) -> psutil.Process:

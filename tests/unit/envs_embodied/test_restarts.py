@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -104,11 +102,16 @@ def by_stages(envs: VectorEnv, actions: np.ndarray) -> StepResult:
     return StepResult(**joined, episodes=[one for part in parts for one in part.episodes], failures=failures)
 
 
+def killed(envs: VectorEnv, index: int) -> None:
+    process = psutil.Process(envs.worker_pids[index])
+    process.kill()
+    process.wait(HANG_S)
+
+
 def test_a_process_killed_between_steps_is_replaced_with_all_its_environments(started) -> None:
     envs = started(TOY, 4, 2, {}, restarts=1)
     steps(envs, 2)
-    os.kill(envs.worker_pids[0], signal.SIGKILL)
-    psutil.Process(envs.worker_pids[0]).wait(HANG_S)
+    killed(envs, 0)
     results = steps(envs, 3)
     assert sum(result.failures for result in results) == 1
     invalid = np.array([result.invalid for result in results])
@@ -116,15 +119,9 @@ def test_a_process_killed_between_steps_is_replaced_with_all_its_environments(st
     assert not invalid[:, 2:].any()
     assert [episode.env_index for episode in results[2].episodes] == [2, 3]
     assert results[0].final_observations.tolist() == [[1, 2]] * 2
-    os.kill(envs.worker_pids[1], signal.SIGKILL)
+    killed(envs, 1)
     with pytest.raises(WorkerDied, match="environment worker 1"):
         steps(envs, 2)
-
-
-def killed(envs: VectorEnv, index: int) -> None:
-    process = psutil.Process(envs.worker_pids[index])
-    process.kill()
-    process.wait(HANG_S)
 
 
 def test_a_process_killed_before_a_save_or_while_it_starts_is_replaced(started) -> None:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import mujoco
 import numpy as np
-import psutil
 import pytest
-from waiting import until
+from waiting import alive, until
 
 from rl_platform.envs.embodied.build_problems.find_failure import similar_ids
 from rl_platform.envs.embodied.descriptions import EnvDescription, find_spec
@@ -36,10 +35,6 @@ def _actions(envs: VectorEnv, value: float = 0.0) -> np.ndarray:
 def _steps(envs: VectorEnv, count: int) -> None:
     for _ in range(count):
         envs.step(_actions(envs))
-
-
-def _alive(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
 
 
 def test_truncation_gives_the_true_last_and_the_next_first_observation(make, num_workers: int) -> None:
@@ -148,7 +143,7 @@ def test_an_env_that_raises_is_named_with_its_traceback(make, num_workers: int) 
         _steps(envs, 3)
     assert "the arm fell off" in str(caught.value)
     assert "toy_envs.py" in str(caught.value)
-    assert _alive(pids) == []
+    assert alive(pids) == []
 
 
 def test_an_env_that_hangs_meets_the_deadline(make) -> None:
@@ -157,7 +152,7 @@ def test_an_env_that_hangs_meets_the_deadline(make) -> None:
     pids = envs.worker_pids
     with pytest.raises(Deadline, match=r"environment 3 \(toy_envs:Toy-v0\) in environment worker 1 .*did not finish"):
         _steps(envs, 3)
-    assert _alive(pids) == []
+    assert alive(pids) == []
 
 
 def test_a_worker_that_dies_in_a_step_is_named_with_its_signal(make) -> None:
@@ -183,10 +178,10 @@ time.sleep(100)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     learner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
     pids = [int(pid) for pid in learner.stdout.readline().split()]
-    assert len(_alive(pids)) == 2
+    assert len(alive(pids)) == 2
     learner.kill()
     learner.wait()
-    until(lambda: not _alive(pids))
+    until(lambda: not alive(pids))
 
 
 def test_workers_do_not_load_torch(make) -> None:
