@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from rl_platform.config.schema.data import Data
-from rl_platform.envs.reasoning.question import Question, Split
+from rl_platform.envs.reasoning.question import SOURCE_COLUMN, Question, Split
 from rl_platform.errors import CheckpointError, ConfigError, DataError, Problem
 from rl_platform.records import Message, Prompt, StateDict
 
@@ -67,8 +67,9 @@ def build_prompts(questions: Sequence[Question], tokenizer: PromptEncoder, data:
     return PromptSet(prompts, too_long=len(encoded) - len(prompts))
 
 
-def left_out(questions: Split, train: PromptSet, validation: PromptSet) -> list[str]:
-    """Returns a note for the user about each kind of question that the run does not use."""
+def notes_on(questions: Split, train: PromptSet, validation: PromptSet) -> list[str]:
+    """Returns a note for the user about each kind of question that the run does not use, and about columns with another
+    name in the metadata."""
     notes = [
         f"{count} {what} prompts are longer than data.max_prompt_length and were left out"
         for what, count in (("training", train.too_long), ("validation", validation.too_long))
@@ -80,6 +81,11 @@ def left_out(questions: Split, train: PromptSet, validation: PromptSet) -> list[
     if questions.unused:
         used, rows = len(questions.validation), questions.unused
         notes.append(f"validation uses {used} questions and leaves out {rows} more of its files: data.val_size")
+    if renamed := sum(SOURCE_COLUMN in question.metadata for question in [*questions.train, *questions.validation]):
+        label = 'metadata["source"] is the label of data.sources'
+        notes.append(
+            f"{renamed} questions have a column 'source': {label}, the column is metadata[\"{SOURCE_COLUMN}\"]"
+        )
     return notes
 
 

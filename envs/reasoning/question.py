@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from rl_platform.records import Message
 
+SOURCE_COLUMN = "source_column"  # in the metadata: the column `source` of the data, where `source` is the label
+
 
 @dataclass(frozen=True)
 class Question:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rl_platform.config.schema.data import Data, QuestionTask, Source
 from rl_platform.envs.reasoning.digits import digit_questions
-from rl_platform.envs.reasoning.question import Question, Split
+from rl_platform.envs.reasoning.question import SOURCE_COLUMN, Question, Split
 from rl_platform.errors import DataError, problems_of
 from rl_platform.extras import required
 
@@ -46,7 +46,11 @@ def _split(data: Data, key: str, task: QuestionTask, seed: int) -> Split:
 
 
 def _of_source(question: Question, label: str) -> Question:
-    return replace(question, source=label, metadata={**question.metadata, "source": label})
+    """Returns the question with the label of its source. A column of that name keeps its value under another one."""
+    columns = dict(question.metadata)
+    if "source" in columns:
+        columns[SOURCE_COLUMN] = columns["source"]
+    return replace(question, source=label, metadata={**columns, "source": label})
 
 
 def _questions(data: Data, task: QuestionTask, seed: int) -> Split:

@@ -22,7 +22,7 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import estimator_needs
 from rl_platform.config.schema.cluster import PLACEMENT
 from rl_platform.config.schema.rollout import Sampling
-from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts, left_out
+from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts, notes_on
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.verifiers import DECIDING
 from rl_platform.errors import CheckpointError
@@ -88,7 +88,7 @@ class ReasoningRunner:
         self.tokenizer = load_tokenizer(config.actor.model)
         train = build_prompts(questions.train, self.tokenizer, config.data)
         validation = build_prompts(questions.validation, self.tokenizer, config.data)
-        for note in left_out(questions, train, validation):
+        for note in notes_on(questions, train, validation):
             reporter.note(note)
         self.validation = validation.prompts
         self.prompts = {prompt.index: prompt for prompt in train.prompts}

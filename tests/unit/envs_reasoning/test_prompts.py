@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rl_platform.config.schema.data import Data
-from rl_platform.envs.reasoning.prompts import PromptLoader, PromptSet, build_prompts, left_out
+from rl_platform.envs.reasoning.prompts import PromptLoader, PromptSet, build_prompts, notes_on
 from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.errors import CheckpointError, ConfigError
 from rl_platform.models.tokenizer import ByteTokenizer
@@ -57,12 +57,20 @@ def test_long_prompts_are_left_out_and_counted() -> None:
 
 def test_each_kind_of_question_without_use_is_reported() -> None:
     one = [Question("1", "1")]
-    assert left_out(Split(one, one), PromptSet([], 0), PromptSet([], 0)) == []
-    assert left_out(Split(one, one, unused=3, repeated=4), PromptSet([], 2), PromptSet([], 1)) == [
+    assert notes_on(Split(one, one), PromptSet([], 0), PromptSet([], 0)) == []
+    assert notes_on(Split(one, one, unused=3, repeated=4), PromptSet([], 2), PromptSet([], 1)) == [
         "2 training prompts are longer than data.max_prompt_length and were left out",
         "1 validation prompts are longer than data.max_prompt_length and were left out",
         "4 training questions equal a validation question, up to case and spacing, and were left out",
         "validation uses 1 questions and leaves out 3 more of its files: data.val_size",
+    ]
+
+
+def test_a_column_with_another_name_in_the_metadata_is_reported() -> None:
+    renamed = [Question("1", "1", {"source": "sums", "source_column": "aops"}, source="sums")]
+    assert notes_on(Split(renamed, renamed), PromptSet([], 0), PromptSet([], 0)) == [
+        "2 questions have a column 'source': metadata[\"source\"] is the label of data.sources, "
+        'the column is metadata["source_column"]'
     ]
 
 

@@ -187,6 +187,14 @@ def test_sources_are_labelled_and_validated_one_by_one(tmp_path: Path) -> None:
     assert split.train[-1].metadata == {"answer": "4", "source": "sums"}
 
 
+def test_a_column_with_the_name_of_the_label_keeps_its_value(tmp_path: Path) -> None:
+    path = write(tmp_path / "b.jsonl", [{**row, "source": "aops"} for row in rows(7, 8)])
+    split = build_questions(mixture(tmp_path, Source(label="more", type="jsonl", path=str(path), val_size=1)), 1)
+    assert split.train[-1].metadata == {"answer": "7", "source": "more", "source_column": "aops"}
+    assert split.validation[-1].metadata == {"answer": "8", "source": "more", "source_column": "aops"}
+    assert build_questions(jsonl(path, val_size=1), 1).train[0].metadata == {"answer": "7", "source": "aops"}
+
+
 def test_a_source_without_validation_trains_on_all_its_rows(tmp_path: Path) -> None:
     path = write(tmp_path / "b.jsonl", rows(7, 8))
     split = build_questions(mixture(tmp_path, Source(label="all", type="jsonl", path=str(path), val_size=0)), 1)
