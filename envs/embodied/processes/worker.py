@@ -15,13 +15,16 @@ from typing import Any
 from rl_platform.envs.embodied.block import failure
 from rl_platform.envs.embodied.buffers import Buffers
 from rl_platform.envs.embodied.processes.interpreter import executable, interpreter_code
+from rl_platform.envs.embodied.processes.notices import variables_of_worker
 from rl_platform.envs.embodied.processes.worker_process import CALL, DONE, RESULT, STEP
 from rl_platform.errors import Deadline, WorkerDied
 from rl_platform.runtime.child import Child, Death
 from rl_platform.user_code import files_behind
 
 START_TIMEOUT_S = 120.0
-_WORKER = "from rl_platform.envs.embodied.processes.worker_process import main; main()"
+_PROCESSES = "rl_platform.envs.embodied.processes"
+_WORKER = f"from {_PROCESSES}.notices import hide_shown; hide_shown(); "
+_WORKER += f"from {_PROCESSES}.worker_process import main; main()"
 # more threads than one would compete with the other workers for cores
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")  # the last: Mesa's
 
@@ -47,7 +50,7 @@ class EnvWorker:
         """
         self._name, self._index, self._env_id = f"environment worker {index}", index, env_id
         self._first, self._last = rows
-        environment = dict.fromkeys(_THREAD_LIMITS, "1") | variables
+        environment = dict.fromkeys(_THREAD_LIMITS, "1") | variables_of_worker() | variables
         code, other = (_WORKER, None) if python is None else (interpreter_code(_WORKER), executable(python))
         self._child = Child(code, Death.HANG_UP, [memory_fd], environment, [memory_fd], python=other)
         self._connection = self._child.connection()

@@ -209,3 +209,19 @@ def test_an_unknown_name_in_the_arguments_of_a_simulator_is_said_with_the_neares
     (problem,) = caught.value.problems
     assert (problem.key, problem.value, problem.allowed) == ("env.kwargs.robots", shown, "Panda, Sawyer")
     assert problem.hint == "did you mean Panda? env.kwargs.robots=Panda"
+
+
+def test_a_notice_of_a_package_appears_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    """Gymnasium-Robotics prints one at each import, also in runs of environments that it does not concern."""
+    monkeypatch.setattr("rl_platform.envs.embodied.processes.notices._started", [])
+    notice = (
+        "from farama_notifications import notifications\n"
+        "if 'gymnasium_robotics' in notifications:\n    print('a notice', file=__import__('sys').stderr)\n"
+    )
+    (folder / "noticed.py").write_text(notice + OWN)
+    for _ in range(2):
+        envs = VectorEnv(EnvDescription("noticed.py:Modules", max_episode_steps=5, python=sys.executable), 4, 2)
+        envs.close()
+    assert capfd.readouterr().err.count("a notice") == 1
