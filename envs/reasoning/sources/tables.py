@@ -16,6 +16,24 @@ _TOO_DEEP = f"more than {MAX_DEPTH} lists or objects inside each other"
 Row = tuple[str, dict[str, object]]  # the place in the file, for messages, and the columns
 
 
+class _RepeatedKey(ValueError):
+    """An object of a JSON file has two values of one key, of which Python keeps the last."""
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Returns the object. Raises _RepeatedKey."""
+    item = dict(pairs)
+    if len(item) != len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        values = " and ".join(shown(value) for name, value in pairs if name == repeated)
+        raise _RepeatedKey(f"an object has the key {shown(repeated)} more than once, with {values}: keep one of them")
+    return item
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_unique)
+
+
 def json_lines(contents: bytes, path: Path) -> list[Row]:
     """Returns the rows of a file with one JSON object per line, without blank lines. Raises DataError."""
     if not contents.isascii() or b"\0" in contents:
@@ -27,9 +45,11 @@ def json_lines(contents: bytes, path: Path) -> list[Row]:
 def json_array(contents: bytes, path: Path) -> list[Row]:
     """Returns the rows of a file that holds one JSON array of objects. Raises DataError."""
     try:
-        items = json.loads(_text(contents, path))
+        items = _JSON.decode(_text(contents, path))
     except json.JSONDecodeError as error:
         raise DataError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}.") from error
+    except _RepeatedKey as error:
+        raise DataError(f"{path}: {error}.") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: {_too_large(error)}.") from error
     if not isinstance(items, list):
@@ -127,9 +147,11 @@ def _text(contents: bytes, path: Path) -> str:
 
 def _json_row(line: bytes, where: str) -> dict[str, object]:
     try:
-        row = json.loads(line.decode("utf-8-sig"))
+        row = _JSON.decode(line.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         raise DataError(f"{where}:{error.colno}: not JSON: {error.msg}. Each line must be one JSON object.") from error
+    except _RepeatedKey as error:
+        raise DataError(f"{where}: {error}.") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: {_too_large(error)}.") from error
     return _object(row, where)

@@ -78,6 +78,11 @@ def test_every_suffix_has_a_reader() -> None:
             r"a\.csv:2: .* store the list itself",
         ),
         ("a.json", b'[{"question": "[{\\"content\\": \\"x\\"}]", "answer": 1}]', r"row 1: .* store the list itself"),
+        (
+            "a.json",
+            b'[{"question": "x", "answer": 1, "answer": 2}]',
+            r'a\.json: .* "answer" more than once, with 1 and 2',
+        ),
         ("a.csv", b"question;answer\nx;1\n", r"a\.csv:2: no column 'question'. Columns there: question;answer"),
         ("a.csv", b"question,answer\nx,1\n\xe9,2\n", r"a\.csv:3: not UTF-8: byte 1 of the line is 0xe9"),
         (

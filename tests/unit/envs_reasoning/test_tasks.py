@@ -147,6 +147,11 @@ def test_gold_answer_of_gsm8k(solution: str, answer: str) -> None:
         ([{"question": "x", "answer": None}], r"a\.jsonl:1: column 'answer' .* not null"),
         ([{"question": "x", "answer": "####"}], r"a\.jsonl:1: column 'answer'"),
         (['{"question": "x", "answer": NaN}'], r"a\.jsonl:1: column 'answer' .* number, not NaN"),
+        (
+            [*rows(1), '{"question": "x", "answer": 1, "answer": 2}'],
+            r':2: .* key "answer" more than once, with 1 and 2:',
+        ),
+        (['{"question": "x", "answer": 1, "meta": {"id": 1, "id": 1}}'], r'a\.jsonl:1: .* key "id" more than once'),
         (rows(1, 2), r"2 questions, of which data.val_size: 2"),
         (rows(2, 1, 2)[1:] + rows(1, 2), r"all 2 training questions are also validation questions"),
     ],
