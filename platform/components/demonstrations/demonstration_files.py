@@ -90,12 +90,13 @@ def _problems(path: Path, observations: np.ndarray, actions: np.ndarray, spaces:
             hint = "scale the actions in the file to the bounds"
             problems.append(Problem(FILE, message, value=str(path), allowed=allowed, hint=hint))
     else:
-        chosen = np.rint(actions) - np.asarray(spaces.action_start)
+        chosen = actions - np.asarray(spaces.action_start)
         if (chosen < 0).any() or (chosen >= np.asarray(spaces.action.counts)).any() or (chosen % 1 != 0).any():
             message = f"its actions are between {actions.min():g} and {actions.max():g}"
-            problems.append(Problem(FILE, message, value=str(path), allowed="the choices of the environment"))
+            allowed = "the choices of the environment, as whole numbers"
+            problems.append(Problem(FILE, message, value=str(path), allowed=allowed))
     for name, numbers in (("observations", observations), ("actions", actions)):
-        if not np.isfinite(numbers).all():
+        if not (np.abs(numbers) <= np.finfo(np.float32).max).all():
             problems.append(Problem(FILE, f"its {name} have numbers that are not finite", value=str(path)))
     return problems
 
@@ -118,12 +119,28 @@ def _hdf5(path: Path, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray, int
                 raise ConfigError([Problem(FILE, message, value=str(path), allowed="obs and actions")])
             bare = isinstance(first["obs"], h5py.Dataset)
             chosen = _chosen(["obs"] if bare else list(first["obs"]), names, path)
-            groups = [each if bare else each["obs"] for each in episodes]
-            observations = np.concatenate([_joined([group[name][()] for name in chosen]) for group in groups])
-            actions = np.concatenate([_joined([each["actions"][()]]) for each in episodes])
-            return observations, actions, len(episodes)
-    except (OSError, KeyError, ValueError) as error:
+            steps = [_steps(each, chosen if bare else [f"obs/{name}" for name in chosen], path) for each in episodes]
+            observations, actions = zip(*steps, strict=True)
+            return np.concatenate(observations), np.concatenate(actions), len(episodes)
+    except ConfigError:
+        raise
+    except Exception as error:  # h5py and NumPy raise various types
         raise _unreadable(path, error) from error
+
+
+def _steps(episode: Any, names: Sequence[str], path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the observations [T,D] and actions [T,A] of an episode. Raises ConfigError if their numbers differ."""
+    lengths = {name: len(episode[name]) for name in (*names, "actions")}
+    if len(set(lengths.values())) > 1:
+        counts = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        message, allowed = f"{episode.name} has parts of different lengths: {counts}", "one observation for each action"
+        hint = "leave out the observation that follows the last action" if _one_more(lengths) else ""
+        raise ConfigError([Problem(FILE, message, value=str(path), allowed=allowed, hint=hint)])
+    return _joined([episode[name][()] for name in names]), _joined([episode["actions"][()]])
+
+
+def _one_more(lengths: dict[str, int]) -> bool:
+    return {length - lengths["actions"] for name, length in lengths.items() if name != "actions"} == {1}
 
 
 def _lerobot(path: Path, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray, int]:
@@ -150,7 +167,9 @@ def _lerobot(path: Path, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray, 
         observations = [_joined([_column(table, name) for name in chosen]) for table in tables]
         actions = [_joined([_column(table, "action")]) for table in tables]
         return np.concatenate(observations), np.concatenate(actions), episodes
-    except (OSError, KeyError, TypeError, ValueError) as error:  # pyarrow's errors are of these types
+    except ConfigError:
+        raise
+    except Exception as error:  # pyarrow raises various types
         raise _unreadable(path, error) from error
 
 

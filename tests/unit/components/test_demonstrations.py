@@ -44,6 +44,14 @@ ONES, STEPS = np.full((5, 3), 1.0), np.full((5, 2), 0.5)
         (ONES, 2 * STEPS + 0.5, "demonstrations", "number 0 of its actions is between 1.5 and 1.5"),
         (ONES * np.nan, STEPS, "demonstrations", "observations have numbers that are not finite"),
         (ONES[:0], STEPS[:0], "demonstrations", "there are no steps"),
+        (
+            np.ones((6, 3)),
+            STEPS,
+            "demonstrations",
+            "/data/demo_0 has parts of different lengths: obs/state 6, actions 5",
+        ),
+        (np.full((5, 3), 1e300), STEPS, "demonstrations", "observations have numbers that are not finite"),
+        (np.ones(()), STEPS, "demonstrations", "cannot be read (TypeError"),
     ],
 )
 def test_refused(tmp_path: Path, observations: object, actions: object, key: str, text: str) -> None:
@@ -94,8 +102,32 @@ def test_observations_without_a_name_are_read_and_cannot_be_named(tmp_path: Path
 def test_choices_are_counted_from_the_environments_first_one(tmp_path: Path) -> None:
     read = read_demonstrations(hdf5(tmp_path, ONES, np.array([1, 2, 3, 4, 1])), CHOICE)
     assert read.actions.tolist() == [0, 1, 2, 3, 0]
-    with pytest.raises(ConfigError, match="the choices of the environment"):
-        read_demonstrations(hdf5(tmp_path, ONES, np.array([0, 1, 2, 3, 4])), CHOICE)
+    for wrong in ([0, 1, 2, 3, 4], [1, 2, 3.5, 4, 1]):
+        with pytest.raises(ConfigError, match="the choices of the environment, as whole numbers"):
+            read_demonstrations(hdf5(tmp_path, ONES, np.array(wrong)), CHOICE)
+
+
+def test_episodes_whose_lengths_add_up_do_not_hide_a_shift(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "demos.hdf5", "w") as file:
+        for number, (observations, actions) in enumerate([(6, 5), (4, 5)]):
+            file[f"data/demo_{number}/obs/state"] = np.ones((observations, 3))
+            file[f"data/demo_{number}/actions"] = np.zeros((actions, 2))
+    with pytest.raises(ConfigError, match="leave out the observation that follows the last action"):
+        read_demonstrations(WarmStart(demonstrations=str(tmp_path / "demos.hdf5")), BOX)
+
+
+def test_a_file_with_groups_in_place_of_numbers_is_refused(tmp_path: Path) -> None:
+    for name, parts in {"a": {"obs/state/x": ONES}, "b": {"obs/state": [b"x"] * 5}}.items():
+        with h5py.File(tmp_path / name, "w") as file:
+            file["data/demo_0/actions"] = STEPS
+            for part, numbers in parts.items():
+                file[f"data/demo_0/{part}"] = numbers
+        with pytest.raises(ConfigError):
+            read_demonstrations(WarmStart(demonstrations=str(tmp_path / name)), BOX)
+    with h5py.File(tmp_path / "c", "w") as file:
+        file["data"] = STEPS
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_demonstrations(WarmStart(demonstrations=str(tmp_path / "c")), BOX)
 
 
 def test_the_normaliser_has_the_moments_of_the_demonstrations_for_good() -> None:
