@@ -6,7 +6,7 @@ codes are in `cli`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ from rl_platform.config.layers import strings_of
 from rl_platform.config.rollout_backend import chosen_backend
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import ConfigError, PlacementError, Problem
-from rl_platform.extras import is_present, required
+from rl_platform.extras import find, required
 from rl_platform.launch import options
 from rl_platform.launch.given_words import given_words
 from rl_platform.launch.options import PlanForm
@@ -264,7 +264,8 @@ def load(
             return [Problem("cluster.reallocate", message, value=cluster.reallocate, allowed="off")]
         return []
 
-    loaded = load_config(config, overrides, check_cluster, _missing(starts), stored=stored)
+    missing = find(START_CHECKS, "missing.missing", None) if starts else find(START_CHECKS, "missing.unknown_env", None)
+    loaded = load_config(config, overrides, check_cluster, missing, stored=stored)
     assert inventory is not None
     placement = schedule(loaded.config.cluster, inventory)
     on_gpus = bool(placement.accelerators.get("rollout")) and not placement.emulated
@@ -272,15 +273,6 @@ def load(
     loaded = loaded.with_types(compute_types(loaded.config, placement, inventory), slow_types(loaded.config, placement))
     chosen = chosen_backend(loaded.config.rollout.backend, on_gpus)
     return PlacedConfig(loaded.with_backend(*chosen), placement, grouped)
-
-
-def _missing(starts: bool) -> Callable[[Config], Iterator[Problem]] | None:
-    """Returns the check of what this machine lacks; None without that extra. starts: as in `load`."""
-    if not is_present(START_CHECKS):
-        return None
-    from rl_platform.launch.start_checks.missing import missing, unknown_env
-
-    return missing if starts else unknown_env
 
 
 def _slurm_options(sbatch: Sequence[str], setup: str) -> SlurmOptions:

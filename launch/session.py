@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,7 +19,7 @@ from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
-from rl_platform.extras import is_present, required
+from rl_platform.extras import find, required
 from rl_platform.garbage import collect_as_usual
 from rl_platform.interrupts import shutting_down
 from rl_platform.launch.command import START_CHECKS, PlacedConfig
@@ -26,26 +27,24 @@ from rl_platform.launch.output import OutputFolder, output_folder
 from rl_platform.launch.run_restarts import RunRestarts
 from rl_platform.launch.runtime_choice import cluster_for, runtime_for
 from rl_platform.metrics import RunLog, user_loggers
-from rl_platform.placement.decisions import decide, peak_flops
+from rl_platform.placement.decisions import ESTIMATES, decide
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 from rl_platform.reporter import Reporter, Reporters, RunInfo
-from rl_platform.runners.ppo import MakePPO, train
+from rl_platform.runners.ppo import WATCHING, MakePPO, train
 from rl_platform.runners.state import RunState
 from rl_platform.runners.step_callbacks import Callback, load_callbacks
 from rl_platform.runners.task_runner import TaskRunner
 from rl_platform.runtime import Runtime
-from rl_platform.tracing import Timeline
 from rl_platform.user_code import is_named
+
+if TYPE_CHECKING:
+    from rl_platform.runners.watching.trace_file import Timeline
 
 
 def terminal_view() -> Reporter:
     """Returns the view of a run on standard output; without that extra it shows notes only."""
-    if not is_present("rl_platform.launch.views"):
-        return _PrintedNotes()
-    from rl_platform.launch.views import plain
-
-    return plain.terminal_view()
+    return find("rl_platform.launch.views", "plain.terminal_view", _PrintedNotes)()
 
 
 def run(
@@ -74,22 +73,11 @@ def _world(config: Config, placement: Placement) -> EnvSpaces | Split:
 
     Without the checks, an error ends the run where it happens.
     """
-    if is_present(START_CHECKS):
-        from rl_platform.launch.start_checks.every_check import checked
-
+    if (checked := find(START_CHECKS, "every_check.checked", None)) is not None:
         return checked(config, placement)
     if config.runner.task_type == "embodied":
         return inspect_env(EnvDescription.of(config.env).of_task(0)).spaces
     return build_questions(config.data, config.runner.seed)
-
-
-def _checkpoint_bytes(config: Config, placement: Placement, inventory: Inventory, world: EnvSpaces | Split) -> int:
-    """Returns the bytes of a checkpoint. Raises ConfigError if the models do not fit. 0 without the checks."""
-    if not is_present(START_CHECKS):
-        return 0
-    from rl_platform.launch.start_checks.model_checks import check_models, policy_bytes
-
-    return policy_bytes(config, world) if isinstance(world, EnvSpaces) else check_models(config, placement, inventory)
 
 
 def _run_once(
@@ -107,7 +95,8 @@ def _run_once(
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # the loop may compute in one thread
         starting = stack.enter_context(ExitStack())
         cluster_is_up = starting.enter_context(cluster_for(config.cluster, placement))  # starts while models are read
-        checkpoint_bytes = _checkpoint_bytes(config, placement, inventory, world)
+        checked_models = find(START_CHECKS, "model_checks.checkpoint_bytes", lambda *_: 0)
+        checkpoint_bytes = checked_models(config, placement, inventory, world)
         reporter, timeline = stack.enter_context(_reporting(config, output, inventory, view))
         state = RunState(config, folder, reporter, restarts.saved)
         if state.finished:
@@ -149,7 +138,7 @@ class _Attempt:
     inventory: Inventory
     folder: Path
     reporter: Reporters
-    timeline: Timeline
+    timeline: Timeline | None
     state: RunState
     starting: ExitStack
     loop: Callable[..., str]
@@ -171,13 +160,10 @@ class _Attempt:
                 runtime = running.enter_context(runtime_for(config, placement, cluster_is_up))
                 task = task_of(config, runtime, self.reporter, self.folder, self.world, placement, self.inventory)
             collect_as_usual()
-            self.timeline.sources.append(runtime.spans)
-            try:
-                with _hang_watch(task, self.folder, self.reporter, config.runner.deadline_s):
-                    return self.loop(config, task, self.reporter, self.state, leaves=leaves)
-            finally:
-                self.timeline.write()  # while the processes still run
-                self.timeline.sources.remove(runtime.spans)  # else it would keep these models after a move
+            traced = nullcontext() if self.timeline is None else self.timeline.reading(runtime.spans)
+            watched = find(WATCHING, "hang_watch.hang_watch", lambda *_: nullcontext())
+            with traced, watched(task.groups, self.folder, self.reporter.note, config.runner.deadline_s):
+                return self.loop(config, task, self.reporter, self.state, leaves=leaves)
 
 
 def _announce(
@@ -193,7 +179,8 @@ def _announce(
     config = loaded.config
     warnings = "".join(f"# {text}\n" for text in warnings_of(config))
     changes = output.write_config(warnings + loaded.resolved_yaml(), state.resume_from)
-    reporter.start(_info(loaded, config_path, output.path, state, _plan(placement, inventory)))
+    grid = find("rl_platform.planner", "placement_text.render", lambda *_: "")(placement, inventory)
+    reporter.start(_info(loaded, config_path, output.path, state, grid))
     for note in (*loaded.notes, *changes, *warnings_of(config)):
         reporter.note(note)
     images = isinstance(world, EnvSpaces) and world.images
@@ -201,22 +188,10 @@ def _announce(
         reporter.note("env.normalize_observations: observations are images, which the model divides by 255 instead")
 
 
-def _hang_watch(task: TaskRunner, folder: Path, reporter: Reporter, deadline_s: float) -> AbstractContextManager[None]:
-    """Returns a context that reports a run in which nothing moves, if that extra is installed."""
-    if not is_present("rl_platform.runners.watching"):
-        return nullcontext()
-    from rl_platform.runners.watching.hang_watch import hang_watch
-
-    return hang_watch(task.groups, folder, reporter.note, deadline_s)
-
-
 def _failure_recorder(config: Config, folder: Path) -> MakePPO | None:
     """Returns what records a step that fails; None without `runner.record_failure` or that extra."""
-    if not (config.runner.record_failure and is_present("rl_platform.launch.replay")):
-        return None
-    from rl_platform.launch.replay.failed_step import FailedStepPPO
-
-    return partial(FailedStepPPO, folder=folder)
+    recording = find("rl_platform.launch.replay", "failed_step.FailedStepPPO", None)
+    return partial(recording, folder=folder) if recording is not None and config.runner.record_failure else None
 
 
 def warnings_of(config: Config) -> Iterator[str]:
@@ -225,24 +200,6 @@ def warnings_of(config: Config) -> Iterator[str]:
         for key, part in config.reward.parts:
             if part.type == "code" and part.isolation == "none":
                 yield f"{key}.isolation is none: programs of the model run with this user's rights on this machine"
-
-
-def _card(config: Config) -> list[tuple[str, str]]:
-    """Returns the algorithm card of a config; no lines if that extra is not installed."""
-    if not is_present("rl_platform.launch.card"):
-        return []
-    from rl_platform.launch.card.run_card import run_card
-
-    return run_card(config)
-
-
-def _plan(placement: Placement, inventory: Inventory) -> str:
-    """Returns the placement as a text grid; empty if the planner is not installed."""
-    if not is_present("rl_platform.planner"):
-        return ""
-    from rl_platform.planner.placement_text import render
-
-    return render(placement, inventory)
 
 
 def _info(loaded: LoadedConfig, config_path: str, folder: Path, state: RunState, plan: str) -> RunInfo:
@@ -254,7 +211,7 @@ def _info(loaded: LoadedConfig, config_path: str, folder: Path, state: RunState,
         max_steps=config.runner.max_steps,
         config_path=config_path,
         resumed_step=None if state.resume_from is None else state.resume_from.step,
-        card=_card(config),
+        card=find("rl_platform.launch.card", "run_card.run_card", lambda _: ())(config),
         placement=plan,
         config=loaded.shown(),
     )
@@ -285,9 +242,10 @@ def task_of(
 @contextmanager
 def _reporting(
     config: Config, output: OutputFolder, inventory: Inventory, view: Callable[[], Reporter]
-) -> Iterator[tuple[Reporters, Timeline]]:
+) -> Iterator[tuple[Reporters, Timeline | None]]:
     """Yields the run's reporters. Warnings of the platform's own modules become notes."""
-    timeline = Timeline(output.path / "trace.json", config.runner.trace_steps)
+    timeline_of = find(WATCHING, "trace_file.Timeline", lambda *_: None)
+    timeline = timeline_of(output.path / "trace.json", config.runner.trace_steps)
     backends = config.runner.logger_backends
     logs: list[Reporter] = [RunLog(output.path)]
     if trackers := [name for name in backends if not is_named(name)]:
@@ -296,7 +254,9 @@ def _reporting(
 
         logs.append(ExperimentLog(output.path, trackers))
     logs += user_loggers(backends)
-    reporter = _RunReporters([*logs, timeline, view()], output, peak_flops(config, inventory))
+    flops = find(ESTIMATES, "hardware.peak_flops", lambda *_: None)(inventory, config.actor.model.dtype)
+    sinks = [*logs, *([] if timeline is None else [timeline]), view()]
+    reporter = _RunReporters(sinks, output, flops)
     notes = _Notes(reporter)
     logger = logging.getLogger("rl_platform")
     logger.addHandler(notes)

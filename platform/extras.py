@@ -5,14 +5,25 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar, cast
 
 from rl_platform.errors import ConfigError, Problem
+
+T = TypeVar("T")
 
 
 def is_present(extra: str) -> bool:
     """Returns whether an extra, a package name such as `rl_platform.accel`, is installed."""
     spec = importlib.util.find_spec(extra)
     return spec is not None and spec.origin is not None  # an empty folder is a namespace without an origin
+
+
+def find(extra: str, name: str, instead: T) -> T:
+    """Returns the object `name` of an extra, as `placement_text.render`; `instead` if that extra is not installed."""
+    if not is_present(extra):
+        return instead
+    module, _, attribute = f"{extra}.{name}".rpartition(".")
+    return cast(T, getattr(importlib.import_module(module), attribute))
 
 
 @contextmanager

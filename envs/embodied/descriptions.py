@@ -6,6 +6,7 @@ torch, so worker processes start quickly.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.embodied.stepping import deprecations_once
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.extras import is_present, required
+from rl_platform.extras import find, required
 from rl_platform.suggest import did_you_mean, nearest
 from rl_platform.user_code import import_user_module, is_named
 
@@ -125,14 +126,8 @@ def find_spec(description: EnvDescription) -> EnvSpec:
                 return EnvSpec(name, entry_point)
         return gymnasium.spec(name)
     except Exception as error:
-        if is_present(PROBLEMS):
-            from rl_platform.envs.embodied.build_problems.find_failure import find_problem
-
-            problem = find_problem(description.id, code, error)
-        else:
-            known = isinstance(error, gymnasium.error.Error | ImportError)
-            problem = Problem("env.id", str(error), value=repr(description.id)) if known else None
-        if problem is None:
+        problem_of = find(PROBLEMS, "find_failure.find_problem", _not_found)
+        if (problem := problem_of(description.id, code, error)) is None:
             raise
         raise ConfigError([problem]) from error
 
@@ -152,10 +147,8 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
         with required("rl_platform.envs.embodied.pictures", "env.pixels"):
             from rl_platform.envs.embodied.pictures.pixels import PixelObservation, drawing_kwargs
         kwargs = {**kwargs, **drawing_kwargs(description, spec)}
-    if str(spec.entry_point).startswith("gymnasium_robotics") and is_present(SUITES):
-        from rl_platform.envs.embodied.suites.names import check_reward_type
-
-        check_reward_type(kwargs)
+    if str(spec.entry_point).startswith("gymnasium_robotics"):
+        find(SUITES, "names.check_reward_type", lambda _: None)(kwargs)
     try:
         with deprecations_once(spec):
             env = gymnasium.make(
@@ -164,15 +157,8 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
     except ConfigError:
         raise
     except Exception as error:
-        if is_present(PROBLEMS):
-            from rl_platform.envs.embodied.build_problems.build_failure import build_problem
-
-            problem = build_problem(description.id, spec.id, kwargs, error)
-        else:
-            problem = Problem(
-                "env", f"{spec.id} cannot be built ({type(error).__name__}: {error})", value=description.id
-            )
-        raise ConfigError([problem]) from error
+        problem_of = find(PROBLEMS, "build_failure.build_problem", _not_built)
+        raise ConfigError([problem_of(description.id, spec.id, kwargs, error)]) from error
     if absent := [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]:
         hint = "set it in __init__: a space of gymnasium.spaces"
         raise ConfigError([Problem("env.id", f"{spec.id} has no {' and no '.join(absent)}", value=spec.id, hint=hint)])
@@ -184,6 +170,15 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
         draw_quickly(env)
         follow_robot(env)
     return flattened(env)
+
+
+def _not_found(env_id: str, code: object, error: Exception) -> Problem | None:
+    known = isinstance(error, sys.modules["gymnasium"].error.Error | ImportError)
+    return Problem("env.id", str(error), value=repr(env_id)) if known else None
+
+
+def _not_built(env_id: str, spec_id: str, kwargs: object, error: Exception) -> Problem:
+    return Problem("env", f"{spec_id} cannot be built ({type(error).__name__}: {error})", value=env_id)
 
 
 def time_limit(env: AnyEnv) -> int | None:

@@ -12,6 +12,7 @@ import torch
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.reward import RewardModel
 from rl_platform.envs.embodied.spaces import EnvSpaces
+from rl_platform.envs.reasoning.question import Split
 from rl_platform.errors import ConfigError, Problem, check_all
 from rl_platform.extras import required
 from rl_platform.launch.start_checks.sharding import check_sharding, model_config
@@ -55,6 +56,11 @@ def check_architectures(config: Config, placement: Placement) -> None:
     if config.reward.model is not None:
         checks.append(partial(classifier_parts, config.reward.model))
     check_all(*checks, check_outputs)
+
+
+def checkpoint_bytes(config: Config, placement: Placement, inventory: Inventory, world: EnvSpaces | Split) -> int:
+    """Returns the bytes of a checkpoint. Raises ConfigError if the models do not fit."""
+    return policy_bytes(config, world) if isinstance(world, EnvSpaces) else check_models(config, placement, inventory)
 
 
 def check_models(config: Config, placement: Placement, inventory: Inventory) -> int:

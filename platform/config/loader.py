@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from typing import Literal, NamedTuple, get_args, get_origin
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
@@ -27,9 +27,12 @@ from rl_platform.config.schema.config import complete_models
 from rl_platform.config.schema.runner import Runner
 from rl_platform.config.source import COMMAND_LINE, Tree
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.extras import is_present
+from rl_platform.extras import find
 from rl_platform.redact import without_secrets
 from rl_platform.refused_paths import refused_path
+
+if TYPE_CHECKING:
+    from rl_platform.config.rules.rule import Unread
 
 RULES = "rl_platform.config.rules"  # an extra
 
@@ -130,10 +133,8 @@ def load_config(
             if where(key) not in (COMMAND_LINE, OVERRIDES):
                 _remove(resolved.tree, steps_of(key))
     try:
-        if is_present(RULES):
-            from rl_platform.config.rules.checks import check
-
-            problems += check(config, resolved.tree, where, resolved.doubtful)
+        check: Callable[..., list[Problem]] = find(RULES, "checks.check", lambda *_: [])
+        problems += check(config, resolved.tree, where, resolved.doubtful)
         doubtful = resolved.doubtful
         if problems and missing is not None and not doubtful & {"runner", "runner.task_type"}:
             absent = [each for each in missing(config) if not is_within_any(each.key, doubtful)]
@@ -170,10 +171,7 @@ class _Resolved(NamedTuple):
 
 def _unread_keys(config: Config) -> list[str]:
     """Returns the keys that `config` does not read; none if the rules are not installed."""
-    if not is_present(RULES):
-        return []
-    from rl_platform.config.rules import without_effect
-
+    without_effect: Callable[[Config], Iterable[Unread]] = find(RULES, "without_effect", lambda _: ())
     return [unread.key for unread in without_effect(config)]
 
 
@@ -183,10 +181,7 @@ def _settle(layers: Layers) -> tuple[_Resolved, list[str]]:
     An inherited key is removed from `layers` if only a choice that a later layer replaced reads it.
     """
     resolved = _resolve(layers)
-    if not is_present(RULES):
-        return resolved, []
-    from rl_platform.config.rules.inheritance import stale_keys
-
+    stale_keys: Callable[..., dict[str, str]] = find(RULES, "inheritance.stale_keys", lambda *_: {})
     stale = stale_keys(resolved.config, layers, resolved.doubtful)
     if not stale:
         return resolved, []
@@ -230,7 +225,8 @@ def _validate(tree: Tree, where: Callable[[str], str], known: set[str]) -> tuple
             return Config.model_validate(completed), problems or []
         except ValidationError as error:
             if problems is None:
-                problems = [problem for problem in _explained(error, where) if problem.key not in known]
+                explained = find("rl_platform.config.explanations", "explain.explain", _in_pydantics_words)
+                problems = [problem for problem in explained(error, where) if problem.key not in known]
             for detail in error.errors(include_url=False):
                 _remove(tree, detail["loc"])
                 _remove(completed, detail["loc"])
@@ -238,12 +234,7 @@ def _validate(tree: Tree, where: Callable[[str], str], known: set[str]) -> tuple
                     _fill_in(completed, detail["loc"])
 
 
-def _explained(error: ValidationError, where: Callable[[str], str]) -> list[Problem]:
-    """Returns one problem for each of pydantic's errors, in pydantic's words if the explanations are not installed."""
-    if is_present("rl_platform.config.explanations"):
-        from rl_platform.config.explanations.explain import explain
-
-        return explain(error, where)
+def _in_pydantics_words(error: ValidationError, where: Callable[[str], str]) -> list[Problem]:
     keys = [(dotted(detail["loc"]), detail["msg"]) for detail in error.errors(include_url=False)]
     return [Problem(key, message, where=where(key)) for key, message in keys]
 

@@ -43,13 +43,3 @@ def weight_transfer(config: Config, layout: Layout) -> Literal["auto", "group", 
     """
     asked = config.rollout.weight_transfer
     return "memory" if asked == "auto" and "rollout" in layout.sharing[layout.policy] else asked
-
-
-def peak_flops(config: Config, inventory: Inventory) -> float | None:
-    """Returns the FLOPS of a device of this cluster in the type of the policy; None for a CPU and an unknown GPU."""
-    if not is_present(ESTIMATES):
-        return None
-    from rl_platform.placement.estimates.hardware import device_of
-
-    device = device_of(inventory)
-    return device.flops(config.actor.model.dtype) if device.known and device.kind != "cpu" else None

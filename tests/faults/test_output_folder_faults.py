@@ -27,8 +27,8 @@ from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.errors import FolderInUse
 from rl_platform.launch import run_lock
 from rl_platform.launch.run_lock import LOCK, Holder, locked
+from rl_platform.runners.watching.trace_file import Timeline
 from rl_platform.step_lines import StepLines
-from rl_platform.tracing import Timeline
 
 LONG = "embodied.yaml", "runner.max_steps=100000", "runner.save_interval=1", "runner.keep_checkpoints=1"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import importlib
 import platform
 import re
 import shutil
@@ -280,6 +281,27 @@ def nodes_of(tree: ast.AST) -> list[ast.AST]:
 
 
 @cache
+def names_of_extras() -> dict[str, str]:
+    """The constants that hold the name of an extra, as WATCHING, with their values."""
+    constants = [node for path in source_files() for node in tree_of(path).body if isinstance(node, ast.Assign)]
+    named = {
+        ast.unparse(node.targets[0]): node.value.value for node in constants if isinstance(node.value, ast.Constant)
+    }
+    return {name: value for name, value in named.items() if value in EXTRAS}
+
+
+@cache
+def found(tree: ast.AST) -> list[tuple[str, int]]:
+    """Absolute dotted names that `extras.find` imports anywhere below `tree`, with their line."""
+    calls = [node for node in nodes_of(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "find"]
+    names = []
+    for call in calls:
+        extra, name = (ast.unparse(argument).strip("\"'") for argument in call.args[:2])
+        names.append((f"{names_of_extras().get(extra, extra)}.{name}", call.lineno))
+    return names
+
+
+@cache
 def imports(tree: ast.AST) -> list[tuple[str, int]]:
     """Absolute dotted names that are imported anywhere below `tree`, with their line."""
     names = []
@@ -289,7 +311,7 @@ def imports(tree: ast.AST) -> list[tuple[str, int]]:
         elif isinstance(node, ast.ImportFrom):
             module = f"{'.' * node.level}{node.module or ''}"
             names += [(f"{module}.{alias.name}", node.lineno) for alias in node.names]
-    return names
+    return names + found(tree)
 
 
 @cache
@@ -340,6 +362,14 @@ def test_the_core_imports_extras_within_functions_of_few_files_only():
             elif str(relative) not in SEAMS:
                 problems.append(f"{relative}:{line}: {extra} is an extra, which only these files import: {SEAMS}")
     assert not problems, "\n".join(problems)
+
+
+def test_names_that_are_found_in_extras_exist():
+    names = [name for path in source_files() for name, _ in found(tree_of(path))]
+    assert len(names) > 10
+    for module, _, attribute in (name.rpartition(".") for name in names):
+        assert extra_of(module) is not None, f"{module} is in no extra"
+        assert hasattr(importlib.import_module(module), attribute), f"{module} has no {attribute}"
 
 
 def test_the_page_of_the_architecture_has_the_size_of_the_core():

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from waiting import HANG_S, until
 
+from rl_platform.runners.watching.trace_file import Timeline, trace_events
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.waits import waiting_on
-from rl_platform.tracing import Recorder, Timeline, TraceSpan, recorder, trace_events
+from rl_platform.tracing import Recorder, TraceSpan, recorder
 
 
 @pytest.fixture(autouse=True)

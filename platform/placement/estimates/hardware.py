@@ -103,6 +103,12 @@ def devices_of(inventory: Inventory) -> Devices:
     return Devices(main, others, _cpu(inventory))
 
 
+def peak_flops(inventory: Inventory, dtype: str) -> float | None:
+    """Returns the FLOPS of a device of this cluster in this type; None for a CPU and an unknown GPU."""
+    device = device_of(inventory)
+    return device.flops(dtype) if device.known and device.kind != "cpu" else None
+
+
 def device_of(inventory: Inventory) -> Device:
     """Returns the device that `inventory` counts: its named GPU, this machine's GPU, a node's CPU or a share of it.
 

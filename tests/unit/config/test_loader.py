@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rl_platform import extras
 from rl_platform.config import load_config, loader
 from rl_platform.config.explanations.accepted_values import walk
 from rl_platform.errors import ConfigError
@@ -292,7 +293,7 @@ def test_a_stored_config_may_hold_keys_without_effect_and_overrides_may_not(tmp_
 
 
 def test_without_the_rules_every_config_with_valid_keys_is_accepted(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(loader, "is_present", lambda extra: extra != loader.RULES)
+    monkeypatch.setattr(extras, "is_present", lambda extra: extra != loader.RULES)
     loaded = load_config(CONFIGS / "embodied" / "cartpole.yaml", ["critic.kernels=torch"])
     assert "kernels: torch" in loaded.resolved_yaml()
     with pytest.raises(ConfigError, match=r"env\.num_envs"):

@@ -16,6 +16,7 @@ from reward_parts import make_classifier, post_server
 from tiny_families import tiny
 from transformers import LlamaConfig
 
+from rl_platform import extras
 from rl_platform.config import Config
 from rl_platform.errors import ConfigError, Problem, Unreachable
 from rl_platform.launch import session
@@ -137,7 +138,7 @@ def test_without_the_checks_the_spaces_are_those_of_the_first_task(folder: Path,
     tasks = "env.id=HalfCheetah-v5", f"env.tasks=[{{name: one, {kwargs}}}, {{name: two, {kwargs}}}]"
     config, placement, _ = loaded("embodied.yaml", *tasks)
     expected = checked(config, placement)
-    monkeypatch.setattr(session, "is_present", lambda extra: extra != session.START_CHECKS)
+    monkeypatch.setattr(extras, "is_present", lambda extra: extra != session.START_CHECKS)
     assert session._world(config, placement) == expected
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rl_platform.launch.tools.timeline import PHASE_COLOR, read_lanes, shown, text_color
-from rl_platform.tracing import TraceSpan, trace_events
+from rl_platform.runners.watching.trace_file import trace_events
+from rl_platform.tracing import TraceSpan
 
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"

@@ -25,7 +25,7 @@ from rl_platform.launch.views.live_view import LiveView, printable, sparkline
 from rl_platform.launch.views.plain import PlainView, terminal_view
 from rl_platform.metrics import RunLog
 from rl_platform.reporter import Reporter, Reporters, RunInfo, Sample
-from rl_platform.tracing import Timeline
+from rl_platform.runners.watching.trace_file import Timeline
 
 CARD = [("estimator", "GAE, lambda 0.95"), ("policy loss", "clip [0.8, 1.28] dual 3.0")]
 METRICS = {

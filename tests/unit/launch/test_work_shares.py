@@ -13,7 +13,8 @@ from rl_platform.launch.session import run
 from rl_platform.launch.tools.timeline import as_text, covered, read_lanes, work_shares
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
-from rl_platform.tracing import TraceSpan, trace_events
+from rl_platform.runners.watching.trace_file import trace_events
+from rl_platform.tracing import TraceSpan
 
 STEPS = [
     TraceSpan("run", "steps", "step", "start", 0.0, 10.0),
