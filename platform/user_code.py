@@ -153,7 +153,7 @@ def raised_at(error: BaseException, *, installed: bool = False) -> str:
     installed: else the place in an installed package.
     """
     if isinstance(error, SyntaxError) and error.filename:  # of a module that was imported
-        return f"{_relative(error.filename)}:{error.lineno}"
+        return f"{relative(error.filename)}:{error.lineno}"
     own = package = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         path = frame.f_code.co_filename
@@ -162,11 +162,17 @@ def raised_at(error: BaseException, *, installed: bool = False) -> str:
         if _PACKAGES.search(path):
             package = f"{path}:{line}"
         elif not path.startswith(_PYTHON):
-            own = f"{_relative(path)}:{line}"
+            own = f"{relative(path)}:{line}"
     return own or (package if installed else "")
 
 
-def _relative(path: str) -> str:
+def is_of_user(path: str) -> bool:
+    """Returns whether a file of a traceback is neither of the standard library nor of an installed package."""
+    return _PACKAGES.search(path) is None and not path.startswith(_PYTHON)
+
+
+def relative(path: str) -> str:
+    """Returns the path, relative to the working folder if it is below it."""
     return path.removeprefix(os.path.join(os.getcwd(), ""))
 
 

@@ -26,6 +26,7 @@ from rl_platform.launch.card.run_card import run_card
 from rl_platform.launch.check import invariance, updates
 from rl_platform.launch.check.credit import credit, not_asked
 from rl_platform.launch.check.property import Property, PropertyOutcome
+from rl_platform.launch.check.reward_examples import reward_examples
 from rl_platform.launch.check.samples import CheckedConfig
 from rl_platform.launch.start_checks.env_check import check_env_and_code
 from rl_platform.launch.start_checks.extensions import check_extensions
@@ -55,7 +56,7 @@ class PropertyFailed(PlatformError):
 
 def check(loaded: LoadedConfig, console: Console | None = None) -> list[PropertyOutcome]:
     """Returns the outcome of each property; prints them and the algorithm card. Raises PropertyFailed if one does not
-    hold."""
+    hold, ConfigError for code of the user that cannot be used or a reward function that gives no score."""
     config, console, began = loaded.config, console or run_console(), time.monotonic()
     reasons: list[str] = []
     check_all(
@@ -75,6 +76,8 @@ def check(loaded: LoadedConfig, console: Console | None = None) -> list[Property
     failed = [outcome for outcome in outcomes if outcome.failed]
     if failed:
         raise PropertyFailed(_explanation(config, failed))
+    for line in reward_examples(config):
+        console.print(Text(line), soft_wrap=True)
     return outcomes
 
 

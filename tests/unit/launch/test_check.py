@@ -338,6 +338,43 @@ def test_a_function_that_raises_is_told_once_and_without_a_traceback(command) ->
     assert "Traceback" not in ended.err
 
 
+REWARD = "def own(response, answer, metadata):\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("    return {}[answer]\n", r"raised KeyError: '\d' \(at own\.py:2\), for the expected answer '\d'"),
+        ("    return 1 / len(response)\n", r"ZeroDivisionError: .* \(at own\.py:2\), for an empty response"),
+        ("    return int(response)\n", r"raised ValueError: .* \(at own\.py:2\), for an empty response"),
+        ("    return response\n", r"ValueError: a reward must be a finite number, not '\d' \(of own\.py:1\), for the"),
+        ("    return (1.0, 2.0, 3.0)\n", r"ValueError: a tuple must be .* \(of own\.py:1\), for the expected"),
+        ("    return metadata['level']\n", r"raised KeyError: 'level' \(at own\.py:2\), for the expected answer"),
+    ],
+)
+def test_a_reward_function_without_a_score_is_told_with_its_line(command, body: str, message: str) -> None:
+    Path("own.py").write_text(REWARD + body)
+    ended = command("reasoning.yaml", "--check", "reward.type=own.py:own")
+    assert ended.code == 2, ended.err
+    assert re.search(rf"command line: reward\.type: .*{message}", ended.err), ended.err
+    assert "Traceback" not in ended.err
+    assert "first step: passed" in ended.out
+
+
+def test_scores_of_a_reward_function_are_shown(command) -> None:
+    Path("own.py").write_text(REWARD + "    return float(response == answer) - 0.5\n")
+    ended = command("reasoning.yaml", "--check", "reward.functions=[{type: 'own.py:own'}, {type: task, weight: 0.5}]")
+    assert ended.code == 0, ended.err
+    line = (
+        r"reward\.functions\[0\]\.type own\.py:own returned 0\.5 for the expected answer '\d', -0\.5 for an empty resp"
+    )
+    assert re.search(line, ended.out), ended.out
+    task = "data.task={type: jsonl, path: none.jsonl}"
+    ended = command("reasoning.yaml", "--check", "reward.type=own.py:own", task)
+    assert ended.code == 0, ended.err
+    assert "the reward functions were not called: none.jsonl: cannot be read" in ended.out
+
+
 @pytest.mark.parametrize(
     ("source", "key", "place"),
     [
