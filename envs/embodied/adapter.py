@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,8 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from gymnasium.spaces.utils import flatdim, flatten, flatten_space
+
+from rl_platform.envs.embodied.step_results import WrongResult, check_choices, check_exact
 
 if TYPE_CHECKING:
     from rl_platform.envs.embodied.spaces import AnyEnv
@@ -31,9 +34,39 @@ class FlatObservations(gymnasium.ObservationWrapper[object, object, object]):
             self.observation_space = Box(-np.inf, np.inf, images.shape, np.float32)
 
     def observation(self, observation: object) -> np.ndarray:
-        """Returns the observation as a vector [D]."""
+        """Returns the observation as a vector [D]. Raises WrongResult if it does not fit its space."""
+        check_parts(self.env.observation_space, observation)
         vector: np.ndarray = flatten(self.env.observation_space, observation)  # type: ignore[assignment]
         return vector if self._scale is None else vector.astype(np.float32) * self._scale
+
+
+def check_parts(space: Space[object], observation: object, name: str = "") -> None:
+    """Raises WrongResult for a part that is missing, of another size, or beyond its choices.
+
+    Flattening would shift the numbers of other parts, or set a bit of another choice.
+    """
+    what = f"part {name} of the observation" if name else "the observation"
+    if isinstance(space, Dict | Tuple):
+        items = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
+        for key, inner in items:
+            try:
+                part = observation[key]  # type: ignore[index]
+            except (KeyError, IndexError, TypeError) as error:
+                raise WrongResult(f"{what} has no part {key!r}, which its space has") from error
+            check_parts(inner, part, f"{name}.{key}" if name else str(key))
+    elif isinstance(space, Box):
+        if np.size(observation) != math.prod(space.shape):  # type: ignore[arg-type]
+            shapes = f"shape {np.shape(observation)}; its space has shape {space.shape}"  # type: ignore[arg-type]
+            raise WrongResult(f"{what} has {shapes}")
+        check_exact(observation, space.dtype, what)
+    elif isinstance(space, Discrete):
+        number = isinstance(observation, int | np.integer)
+        if not (number and space.start <= observation < space.start + space.n):
+            check_choices(observation, np.array(space.start), np.array(space.start + space.n - 1), what)
+    elif isinstance(space, MultiDiscrete):
+        check_choices(observation, space.start, space.start + space.nvec - 1, what)
+    elif isinstance(space, MultiBinary):
+        check_choices(observation, np.zeros(space.shape, int), np.ones(space.shape, int), what)
 
 
 def is_image(space: object) -> bool:

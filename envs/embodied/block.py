@@ -22,6 +22,7 @@ from rl_platform.envs.embodied.adapter import reset_env
 from rl_platform.envs.embodied.buffers import Buffers, all_finite
 from rl_platform.envs.embodied.descriptions import EnvSetup
 from rl_platform.envs.embodied.spares import Spares
+from rl_platform.envs.embodied.step_results import WrongResult, check_exact, flag_of, interface_hint, reward_of
 from rl_platform.envs.embodied.stepping import native_envs, stop_timers, user_envs
 from rl_platform.envs.embodied.success import SuccessCount
 from rl_platform.errors import WorkerError
@@ -153,12 +154,17 @@ class EnvBlock:
                 continue
             busy[0] = first + i
             try:
-                observation, rewards[i], terminated[i], truncated[i], info = env.step(actions[i])
-                self._check_shape(i, observation, "step")
+                observation, reward, ended, cut, info = env.step(actions[i])
+                self._check_observation(i, observation, "step")
                 finals[i] = observation
+                rewards[i] = reward if type(reward) is float else reward_of(reward)
+                terminated[i] = ended if type(ended) is bool else flag_of("terminated", ended)
+                truncated[i] = cut if type(cut) is bool else flag_of("truncated", cut)
                 success.step(i, info)
             except EnvFailure:
                 raise
+            except WrongResult as error:
+                raise EnvFailure(first + i, "step", str(error)) from error
             except Exception as error:
                 self._replace(i, "step", error)
                 rewards[i] = np.nan  # which makes the step invalid
@@ -190,14 +196,20 @@ class EnvBlock:
         """Counts a failure of environment i. Raises EnvFailure if it ends the run."""
         if ending := self._spares.count(i, doing, error):
             details = "".join(traceback.format_exception(error)) if error.__traceback__ else f"{error}\n"
-            raise EnvFailure(self._first + i, doing, details + ending) from error
+            raise EnvFailure(self._first + i, doing, details + ending + interface_hint(error)) from error
 
-    def _check_shape(self, i: int, observation: object, doing: str) -> None:
-        """Raises EnvFailure for a wrong shape, which NumPy would broadcast silently."""
+    def _check_observation(self, i: int, observation: object, doing: str) -> None:
+        """Raises EnvFailure for a wrong shape, which NumPy would broadcast silently, and for pixels that are no uint8,
+        which it would wrap."""
         expected = self._spaces.observation_shape
         if np.shape(observation) != expected:
             message = f"an observation of shape {np.shape(observation)}; its observation_space has shape {expected}"
             raise EnvFailure(self._first + i, doing, message)
+        if self._spaces.images and getattr(observation, "dtype", None) != np.uint8:
+            try:
+                check_exact(observation, np.dtype(np.uint8), "an image")
+            except WrongResult as error:
+                raise EnvFailure(self._first + i, doing, str(error)) from error
 
     def _find_physics_failures(self) -> None:
         self._physics_failures = [counters for env in self._envs if (counters := _physics_failures(env)) is not None]
@@ -258,9 +270,11 @@ class EnvBlock:
         """Starts an episode of environment i. Returns what it raised, or that its observation is not finite."""
         try:
             observation = reset_env(self._envs[i], seed)
+        except WrongResult as error:
+            raise EnvFailure(self._first + i, "reset", str(error)) from error
         except Exception as error:
             return error
-        self._check_shape(i, observation, "reset")
+        self._check_observation(i, observation, "reset")
         self._shaped_observations[i] = observation
         return None if self._spaces.images or all_finite(self._observations[i]) else self._not_finite(i)
 

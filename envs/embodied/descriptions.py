@@ -156,7 +156,7 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
             )
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         problem_of = find(PROBLEMS, "build_failure.build_problem", _not_built)
         raise ConfigError([problem_of(description.id, spec.id, kwargs, error)]) from error
     if absent := [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]:
@@ -172,12 +172,12 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
     return flattened(env)
 
 
-def _not_found(env_id: str, code: object, error: Exception) -> Problem | None:
+def _not_found(env_id: str, code: object, error: BaseException) -> Problem | None:
     known = isinstance(error, sys.modules["gymnasium"].error.Error | ImportError)
     return Problem("env.id", str(error), value=repr(env_id)) if known else None
 
 
-def _not_built(env_id: str, spec_id: str, kwargs: object, error: Exception) -> Problem:
+def _not_built(env_id: str, spec_id: str, kwargs: object, error: BaseException) -> Problem:
     return Problem("env", f"{spec_id} cannot be built ({type(error).__name__}: {error})", value=env_id)
 
 

@@ -148,6 +148,9 @@ def read_spaces(env: AnyEnv, env_id: str, key: str = "env.id") -> EnvSpaces:
                 key, f"action space of {env_id}", action, "Discrete, MultiDiscrete, MultiBinary, Box of floats", hint
             )
         )
+    for what, space in (("observation", observation), ("action", action)):
+        if not problems and 0 in (space.shape or ()):
+            problems.append(_unusable(key, f"{what} space of {env_id}", space, "at least one number", ""))
     several = list(leaves(env.env.observation_space)) if isinstance(env, FlatObservations) else []
     if problems:
         raise ConfigError(problems)

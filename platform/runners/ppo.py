@@ -241,10 +241,10 @@ class PPO:
     def _check(self, batch: RolloutBatch, step: int) -> None:
         check_batch(batch, self.tolerated)
         if not bool(batch.mask.any()):
-            raise Diverged(
-                f"step {step}: no action of the rollout counts, so there is nothing to learn from: all responses were "
-                "masked out, without a score or truncated (algorithm.overlong.filter)"
-            )
+            reason = "all responses were masked out, without a score or truncated (algorithm.overlong.filter)"
+            if "observations" in batch.inputs:
+                reason = "in every step of the environments an observation or a reward was not finite (episode/invalid)"
+            raise Diverged(f"step {step}: no action of the rollout counts, so there is nothing to learn from: {reason}")
 
     def _evaluate(self, batch: RolloutBatch) -> RolloutBatch:
         """Returns the batch with log pi_old, log pi_ref and V. Keeps fields that the collection has filled."""

@@ -32,7 +32,7 @@ _FILE = re.compile(r"(?:No such file or directory|Error opening file|could not o
 _ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
-def build_problem(name: str, env_id: str, kwargs: Mapping[str, object], error: Exception) -> Problem:
+def build_problem(name: str, env_id: str, kwargs: Mapping[str, object], error: BaseException) -> Problem:
     """Returns the problem. name: `env.id`, maybe with its module; env_id: as Gymnasium registers it; error: raised by
     `gymnasium.make` with `kwargs`. Raises ConfigError for an unknown task of Meta-World, with the nearest names."""
     if isinstance(error, gymnasium.error.DependencyNotInstalled):
@@ -42,6 +42,11 @@ def build_problem(name: str, env_id: str, kwargs: Mapping[str, object], error: E
     if env_id.startswith(OF_PROGRAM):
         hint = "the function takes env.kwargs and returns one Gymnasium environment; env.num_envs makes several"
         return Problem("env", message, value=name, hint=hint)
+    if "must inherit from the gymnasium.Env class" in str(error):
+        hint = "derive the class from gymnasium.Env"
+        if "Vector" in str(error):
+            hint = "name one environment, env.num_envs makes several"
+        return Problem("env.id", message, value=name, hint=hint)
     if (found := _ARGUMENT.search(str(error))) and found[1] in kwargs:
         return Problem("env.kwargs", message, value=repr(kwargs), hint=f"remove it: ~env.kwargs.{found[1]}")
     if (problem := machine_problem(message, error, simulator_of(name))) is not None:

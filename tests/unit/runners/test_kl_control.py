@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,4 +78,8 @@ def test_a_batch_without_any_response_that_counts_reaches_no_optimizer() -> None
     ppo = make_ppo()
     with pytest.raises(Diverged, match=r"step 3: no action of the rollout counts.*overlong\.filter"):
         ppo.update(make_batch(counts=False), 3)
+    batch = make_batch(counts=False)
+    batch = replace(batch, inputs={"observations": torch.zeros(SHAPE)})
+    with pytest.raises(Diverged, match=r"a reward was not finite \(episode/invalid\)"):
+        ppo.update(batch, 3)
     assert ppo.learners.critic.trained_on == ppo.learners.actor.trained_on == []

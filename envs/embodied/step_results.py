@@ -1,0 +1,81 @@
+"""Checks of what an environment returns, where NumPy would convert it silently or with an unclear error.
+
+Not covered: the shape of an observation (`block.py`), and numbers that are not finite, which end an episode.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+_LONGEST = 100  # characters of a value in a message
+
+
+class WrongResult(ValueError):
+    """`reset` or `step` returned something of a wrong type or beyond its space; the message has the value."""
+
+
+def reward_of(value: object) -> float:
+    """Returns the reward. Raises WrongResult unless it is one number."""
+    if np.shape(value) == () and hasattr(value, "__float__"):
+        return float(value)
+    raise WrongResult(f"step() returned {_described(value)} as the reward; it must be one number")
+
+
+def flag_of(name: str, value: object) -> bool:
+    """Returns `terminated` or `truncated`. Raises WrongResult unless it is true or false."""
+    if np.shape(value) == () and hasattr(value, "__float__") and float(value) in (0.0, 1.0):
+        return bool(value)
+    order = "step() returns (observation, reward, terminated, truncated, info)"
+    raise WrongResult(f"step() returned {_described(value)} as {name}; it must be True or False. {order}")
+
+
+def check_exact(value: object, dtype: np.dtype, what: str) -> None:
+    """Raises WrongResult if numbers would change in an array of this type of whole numbers."""
+    array = np.asarray(value)
+    if array.dtype == dtype or dtype.kind == "f":
+        return
+    with np.errstate(invalid="ignore"):
+        same = array.dtype.kind in "iufb" and np.array_equal(array, array.astype(dtype))
+    if not same:
+        found = f"{what} has type {array.dtype}"
+        if array.dtype.kind in "iufb" and array.size:
+            found += f" and values from {array.min():g} to {array.max():g}"
+        raise WrongResult(f"{found}, which are no numbers of type {dtype} as in its space")
+
+
+def check_choices(value: object, low: np.ndarray, high: np.ndarray, what: str) -> None:
+    """Raises ValueError unless `value` has whole numbers from low to high, as many as they have.
+
+    It is no WrongResult: code may be wrong in rare states only, and another episode may begin.
+    """
+    array = np.asarray(value)
+    if array.size == low.size and array.dtype.kind in "iub":
+        row = array.reshape(low.shape)
+        if (low <= row).all() and (row <= high).all():
+            return
+    allowed = f"whole numbers from {low.tolist()} to {high.tolist()}"
+    raise ValueError(f"{what} is {_described(value)}; its space has {allowed}")
+
+
+def interface_hint(error: Exception) -> str:
+    """Returns a line on Gymnasium's interface for errors of environments of the older gym; else an empty text."""
+    text = str(error)
+    if isinstance(error, ValueError) and "values to unpack" in text:
+        return (
+            "\nIn Gymnasium reset() returns (observation, info), and step() returns (observation, reward, terminated, "
+            "truncated, info)"
+        )
+    if isinstance(error, TypeError) and re.search(
+        r"reset\(\) got an unexpected keyword argument '(seed|options)'", text
+    ):
+        return "\nIn Gymnasium it is reset(self, *, seed=None, options=None)"
+    return ""
+
+
+def _described(value: object) -> str:
+    text = repr(value)
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    shape = np.shape(value) if hasattr(value, "__array__") else ()
+    return f"{text} (type {type(value).__name__}{f', shape {shape}' if shape else ''})"
