@@ -7,9 +7,8 @@ codes are in `cli`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,17 +16,16 @@ import typer
 
 from rl_platform.config import Config, LoadedConfig, load_config
 from rl_platform.config.layers import strings_of
+from rl_platform.config.loader import EXPLANATIONS
 from rl_platform.config.rollout_backend import chosen_backend
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import ConfigError, PlacementError, Problem
 from rl_platform.extras import find, required
 from rl_platform.launch import options
-from rl_platform.launch.given_words import given_words
 from rl_platform.launch.options import PlanForm
-from rl_platform.placement.compute_type import compute_types, slow_types
+from rl_platform.placement.decisions import ESTIMATES
 from rl_platform.placement.inventory import Inventory, inventory_for
 from rl_platform.placement.scheduler import Placement, schedule
-from rl_platform.refused_paths import named_paths
 
 if TYPE_CHECKING:
     from rl_platform.launch.jobs.kuberay import KubeRayOptions
@@ -153,7 +151,7 @@ def execute(words: Sequence[str]) -> None:
         raise
     if isinstance(arguments, Arguments):  # --help gives a number
         command, argument = typer.main.get_command(app), "--eval" if arguments.evaluate else "config"
-        with named_paths(partial(given_words, command, words, argument)):
+        with find(EXPLANATIONS, "given_words.named_words", lambda *_: nullcontext())(command, words, argument):
             launch(arguments)
 
 
@@ -270,7 +268,7 @@ def load(
     placement = schedule(loaded.config.cluster, inventory)
     on_gpus = bool(placement.accelerators.get("rollout")) and not placement.emulated
     grouped, _ = inventory.with_groups(loaded.config.cluster.node_groups)
-    loaded = loaded.with_types(compute_types(loaded.config, placement, inventory), slow_types(loaded.config, placement))
+    loaded = find(ESTIMATES, "compute_type.with_types", _as_written)(loaded, placement, inventory)
     chosen = chosen_backend(loaded.config.rollout.backend, on_gpus)
     return PlacedConfig(loaded.with_backend(*chosen), placement, grouped)
 
@@ -291,6 +289,14 @@ def _kuberay_options(image: str | None, claim: str | None, limits: Sequence[str]
     return KubeRayOptions(image, limits=limits) if claim is None else KubeRayOptions(image, claim, limits)
 
 
+def _as_written(loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> LoadedConfig:
+    """Raises ConfigError for a `model.dtype` that only the estimates select."""
+    for name in ("actor", "critic", "reference"):
+        if (model := getattr(loaded.config, name).model) is not None and model.dtype == "auto":
+            raise ConfigError([Problem(f"{name}.model.dtype", f"{ESTIMATES} is not installed", value="auto")])
+    return loaded
+
+
 @contextmanager
 def located(loaded: LoadedConfig) -> Iterator[None]:
     """Adds the line of its key to each problem that a ConfigError of the block reports."""
@@ -300,6 +306,7 @@ def located(loaded: LoadedConfig) -> Iterator[None]:
         return problem if problem.where or is_option else replace(problem, where=loaded.where(problem.key))
 
     try:
+        named_paths = find(EXPLANATIONS, "refused_paths.named_paths", lambda _: nullcontext())
         with named_paths(lambda: strings_of(loaded.config.model_dump(mode="json"))):
             yield
     except ConfigError as error:

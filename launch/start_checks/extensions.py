@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from rl_platform.algorithms.filters import GROUPS, SAMPLES
+from rl_platform.algorithms.variants.filters import GROUPS, SAMPLES
 from rl_platform.algorithms.variants.user_estimator import ESTIMATOR
 from rl_platform.algorithms.variants.user_policy_loss import LOSS
 from rl_platform.components.agents.agent_function import AGENT, AGENT_TOOL, TEXT_ENVIRONMENT, TOOL

@@ -12,11 +12,11 @@ from typing import Annotated, Literal
 
 import typer
 
+from rl_platform.config.explanations.given_words import given_words
+from rl_platform.config.explanations.refused_paths import named_paths
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.extras import required
-from rl_platform.launch.given_words import given_words
 from rl_platform.launch.tools.named_runs import run_path
-from rl_platform.refused_paths import named_paths
 
 app = typer.Typer(
     add_completion=False,

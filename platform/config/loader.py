@@ -17,7 +17,6 @@ from pydantic import ValidationError
 
 from rl_platform.config.describe import default_tree, field_at, is_known
 from rl_platform.config.extends import read_config
-from rl_platform.config.interpolation import resolve_references
 from rl_platform.config.layers import Layers, dotted, is_within_any, steps_of, strings_of, value_at
 from rl_platform.config.overrides import apply_overrides
 from rl_platform.config.python_values import OVERRIDES, Dumper, as_arguments
@@ -29,11 +28,12 @@ from rl_platform.config.source import COMMAND_LINE, Tree
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.extras import find
 from rl_platform.redact import without_secrets
-from rl_platform.refused_paths import refused_path
 
 if TYPE_CHECKING:
     from rl_platform.config.rules.rule import Unread
 
+EXPLANATIONS = "rl_platform.config.explanations"  # an extra
+REFERENCES = "rl_platform.config.references"  # an extra
 RULES = "rl_platform.config.rules"  # an extra
 
 
@@ -56,21 +56,6 @@ class LoadedConfig:
         rollout = self.config.rollout.model_copy(update={"backend": backend})
         notes = (*self.notes, f"rollout.backend auto is {backend} here: {why}")
         return replace(self, config=self.config.model_copy(update={"rollout": rollout}), notes=notes)
-
-    def with_types(self, types: Mapping[str, tuple[str, str]], slow: Iterable[str]) -> LoadedConfig:
-        """Returns the config with `model.dtype` of components set to the type that `auto` selects here.
-
-        types: component -> type and reason. slow: notes on types that the config names.
-        """
-        if not types:
-            return replace(self, notes=(*self.notes, *slow))
-        updates = {}
-        for name, (dtype, _) in types.items():
-            section = getattr(self.config, name)
-            model = section.model.model_copy(update={"dtype": dtype})
-            updates[name] = section.model_copy(update={"model": model})
-        chosen = [f"{name}.model.dtype auto is {dtype} here: {why}" for name, (dtype, why) in types.items()]
-        return replace(self, config=self.config.model_copy(update=updates), notes=(*self.notes, *chosen, *slow))
 
     def shown(self, *, references: bool = True) -> Tree:
         """Returns all values without secrets, with `references` to environment variables instead of their values."""
@@ -140,6 +125,7 @@ def load_config(
             absent = [each for each in missing(config) if not is_within_any(each.key, doubtful)]
             problems += [replace(each, where=where(each.key)) for each in absent]
     except OSError as error:
+        refused_path: Callable[..., Problem | None] = find(EXPLANATIONS, "refused_paths.refused_path", lambda *_: None)
         if (refused := refused_path(error, strings_of(config.model_dump(mode="json")), where)) is None:
             raise
         problems.append(refused)
@@ -201,11 +187,24 @@ def _resolve(layers: Layers) -> _Resolved:
     runner = tree.get("runner")
     if isinstance(runner, dict):  # its default is a reference, to be resolved with the others
         runner.setdefault("output_dir", Runner.model_fields["output_dir"].default)
+    resolve_references = find(REFERENCES, "interpolation.resolve_references", _no_references)
     tree, unresolved, failed, from_environment = resolve_references(tree, default_tree(), where)
     problems = [*layers.problems, *(problem for problem in unresolved if is_known(problem.key))]
     failed = {key for key in failed if is_known(key)}
     config, invalid = _validate(tree, where, {*failed, *(problem.key for problem in problems)})
     return _Resolved(tree, config, problems + invalid, failed, from_environment)
+
+
+def _no_references(
+    tree: Tree, defaults: Tree, where: Callable[[str], str]
+) -> tuple[Tree, list[Problem], set[str], dict[str, str]]:
+    """Fills in the default of `runner.output_dir`, and reports all other references, which need the extra."""
+    runner = {**defaults["runner"], **tree.get("runner", {})}
+    if runner["output_dir"] == Runner.model_fields["output_dir"].default:
+        tree["runner"]["output_dir"] = f"runs/{runner['experiment_name']}"
+    failed = {key: text for key, text in strings_of(tree) if "${" in text}
+    message = f"{REFERENCES} is not installed"
+    return tree, [Problem(key, message, where=where(key), value=text) for key, text in failed.items()], {*failed}, {}
 
 
 def _validate(tree: Tree, where: Callable[[str], str], known: set[str]) -> tuple[Config, list[Problem]]:
@@ -225,7 +224,7 @@ def _validate(tree: Tree, where: Callable[[str], str], known: set[str]) -> tuple
             return Config.model_validate(completed), problems or []
         except ValidationError as error:
             if problems is None:
-                explained = find("rl_platform.config.explanations", "explain.explain", _in_pydantics_words)
+                explained = find(EXPLANATIONS, "explain.explain", _in_pydantics_words)
                 problems = [problem for problem in explained(error, where) if problem.key not in known]
             for detail in error.errors(include_url=False):
                 _remove(tree, detail["loc"])

@@ -15,7 +15,7 @@ from rl_platform.placement.layout import Layout
 from rl_platform.placement.offload_order import OffloadOrder, asked_to_leave, order_with
 from rl_platform.placement.scheduler import Placement
 
-ESTIMATES = "rl_platform.placement.estimates"
+ESTIMATES = "rl_platform.placement.estimates"  # an extra
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import estimator_needs
 from rl_platform.config.schema.models import Parallel
-from rl_platform.placement.chains import micro_batch_rows
 from rl_platform.placement.estimates.component_shapes import Shape
 from rl_platform.placement.estimates.hardware import Devices
 from rl_platform.placement.estimates.memory import (
@@ -35,6 +34,7 @@ from rl_platform.placement.estimates.workload import (
     copies,
     forward_rows,
     layout_of_learner,
+    micro_batch_rows,
     optimizer_steps,
     running_sequences,
 )

@@ -13,7 +13,6 @@ from functools import cached_property
 from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.placement.chains import streaming_chains
 from rl_platform.placement.estimates.component_shapes import Shape, shapes
 from rl_platform.placement.estimates.engine_memory import engine_memory, with_engine_memory
 from rl_platform.placement.estimates.hardware import ASSUMED, GIB, Device, Devices, devices_of
@@ -22,6 +21,7 @@ from rl_platform.placement.estimates.occupancy import NEARLY_FULL, chosen_order,
 from rl_platform.placement.estimates.policy_device import policy_device_text, with_policy_device
 from rl_platform.placement.estimates.recomputation import recomputation_text, with_recomputation
 from rl_platform.placement.estimates.running import running_text, with_running_sequences
+from rl_platform.placement.estimates.streaming import streaming_chains
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout
 from rl_platform.placement.offload_order import OffloadOrder

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rl_platform.placement.chains import part_rows
 from rl_platform.placement.estimates.hardware import GIB
 from rl_platform.placement.estimates.memory import Memory
 from rl_platform.placement.estimates.step_moves import phases_of
+from rl_platform.placement.estimates.streaming import part_rows
 from rl_platform.planner.placement_text import render
 from rl_platform.planner.report import DeviceUse, Report, names_of
 from rl_platform.planner.step_timeline import duration, gantt

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.placement.chains import streaming_chains
 from rl_platform.placement.estimates.component_shapes import Shape, shapes
 from rl_platform.placement.estimates.engine_memory import derived_memory, derives_memory, with_engine_memory
 from rl_platform.placement.estimates.hardware import GIB, Device, Devices, devices_of
@@ -26,6 +25,7 @@ from rl_platform.placement.estimates.policy_device import with_policy_device
 from rl_platform.placement.estimates.policy_shape import PolicyShape
 from rl_platform.placement.estimates.recomputation import resolved_recomputation
 from rl_platform.placement.estimates.running import resolved_running
+from rl_platform.placement.estimates.streaming import streaming_chains
 from rl_platform.placement.estimates.workload import layout_of_learner
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import LEARNERS

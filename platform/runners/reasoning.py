@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
-from rl_platform.algorithms.filters import SAMPLES, SampleFilter
+from rl_platform.algorithms.advantages import VARIANTS
 from rl_platform.algorithms.shaping import ShapedRewards
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.critic import LanguageCritic
@@ -20,15 +20,13 @@ from rl_platform.components.reward import LanguageReward
 from rl_platform.components.rollout import LanguageRollout
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import estimator_needs
-from rl_platform.config.schema.cluster import PLACEMENT
 from rl_platform.config.schema.rollout import Sampling
 from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts, notes_on
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.verifiers import DECIDING
 from rl_platform.errors import CheckpointError
-from rl_platform.extras import required
+from rl_platform.extras import find, required
 from rl_platform.models.tokenizer import load_tokenizer
-from rl_platform.placement.chains import part_rows, streaming_chains
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory, Weights
 from rl_platform.reporter import Reporter
@@ -39,25 +37,21 @@ from rl_platform.runners.rollouts import Collected
 from rl_platform.runners.sample_ledger import SampleLedger, held_rows
 from rl_platform.runners.scored_responses import ScoredResponses
 from rl_platform.runners.task_runner import Learners
-from rl_platform.runners.token_log import tokens_of
 from rl_platform.runners.trajectories import (
     by_source,
     check_any_scored,
-    conversation_metrics,
     cut_ends,
     function_metrics,
     process_rewards,
     program_metrics,
     rollout_batch,
     samples_of,
-    selected,
     shaped_rewards,
     source_metrics,
     training_rows,
     trajectory_metrics,
     unscored_notes,
     validation_metrics,
-    with_baselines,
 )
 from rl_platform.runtime import ComponentSpec, Runtime
 from rl_platform.runtime.weights_token import WeightsToken, merge_published
@@ -95,8 +89,11 @@ class ReasoningRunner:
         data, options = config.data, config.algorithm.dynamic_sampling
         weights = {source.label: source.weight for source in data.sources if source.weight}
         prompts_per_round = data.train_batch_size
-        name = config.algorithm.sample_filter
-        self.filter: SampleFilter | None = None if name is None else SAMPLES.load(name)
+        self.selected: Callable[[Sequence[Trajectory]], Tensor] | None = None  # of `algorithm.sample_filter`
+        if config.algorithm.sample_filter is not None:
+            with required(VARIANTS, "algorithm.sample_filter"):
+                from rl_platform.algorithms.variants.filters import selection
+            self.selected = selection(config.algorithm.sample_filter)
         self.sampler: DynamicSampler | None = None
         if options is not None:
             with required(COLLECTION, "algorithm.dynamic_sampling"):
@@ -134,18 +131,8 @@ class ReasoningRunner:
         self.responses = ScoredResponses(config, runtime, self.typed, self.recovery, self.turns, reporter)
         actor, critic, reference = self.typed["actor"], self.typed.get("critic"), self.typed.get("reference")
         self.learners = Learners(actor, critic, reference, config.reference_is_base, self.turns)
-        self.streaming = self._streaming(turns)
-
-    def _streaming(self, turns: OffloadOrder) -> StreamedEvaluation | None:
-        """Returns None if everything is evaluated after the generation: also with agents, which decide about the number
-        of rows."""
-        chains = streaming_chains(self.config, turns.layout, turns.leaving)
-        if not chains or self.config.rollout.agent is not None:
-            return None
-        with required(COLLECTION, PLACEMENT):
-            from rl_platform.runners.collection.streamed_evaluation import StreamedEvaluation
-        rows = part_rows(self.config, turns.layout, [name for chain in chains for name in chain])
-        return StreamedEvaluation([[self.groups[name] for name in chain] for chain in chains], rows, self._batch)
+        streaming = find(COLLECTION, "streamed_evaluation.streaming", lambda *_: None)
+        self.streaming: StreamedEvaluation | None = streaming(config, turns, self.groups, self._batch)
 
     def warm_start(self) -> dict[str, float]:
         return {}
@@ -181,9 +168,7 @@ class ReasoningRunner:
                 trajectories, metrics = self.sampler.fill(step, partial(self._round, step))
                 self.ledger.rejected(self.sampler.left_out)
         rows = training_rows(trajectories, math.lcm(*map(self.config.mini_batch_size, self.learned_parts())))
-        name = self.config.algorithm.sample_filter
-        kept = None if self.filter is None or name is None else selected(rows, name, self.filter)
-        shaped = self._shaped(rows, kept)
+        shaped = self._shaped(rows, None if self.selected is None else self.selected(rows))
         self._warn_of_clipped_scores(int(shaped.metrics.get("reward/out_of_range", 0)))
         batch = self._batch(rows, shaped)
         if self.streaming is not None:
@@ -196,6 +181,9 @@ class ReasoningRunner:
             batch, baselines = self._with_baselines(batch, trajectories, step)
             metrics |= baselines
         samples = samples_of(trajectories[: self.config.runner.log_samples], self.tokenizer)
+        conversation_metrics = find(
+            "rl_platform.components.agents", "conversation_metrics.conversation_metrics", lambda _: {}
+        )
         metrics |= trajectory_metrics(trajectories) | conversation_metrics(trajectories)
         metrics |= source_metrics(trajectories) | function_metrics(trajectories, self.config.reward.labels)
         metrics |= program_metrics(trajectories)
@@ -207,6 +195,9 @@ class ReasoningRunner:
         self, batch: RolloutBatch, trajectories: Sequence[Trajectory], step: int
     ) -> tuple[RolloutBatch, dict[str, float]]:
         """Returns the batch with the reward of one greedy response per prompt, which is scored and not trained on."""
+        with required(COLLECTION, "algorithm.adv_type"):
+            from rl_platform.runners.collection.greedy_baselines import with_baselines
+
         prompts = list({trajectory.prompt.index: trajectory.prompt for trajectory in trajectories}.values())
         sampling = self.config.rollout.sampling.model_copy(update={"temperature": 0.0})
         with self.reporter.phase("generate"):
@@ -272,6 +263,7 @@ class ReasoningRunner:
         if algorithm.old_log_probs == "recompute" and not algorithm.full_kl_in_reward:
             self.turns.before("log-probs")
             after = self.typed["actor"].evaluate(batch).wait()[0]["log_probs"]
+        tokens_of = find("rl_platform.runners.watching", "token_log.tokens_of", lambda *_: ())
         tokens = tokens_of(batch, after, lambda token: self.tokenizer.decode([token], special=True))
         self.reporter.tokens(step, list(tokens))
 

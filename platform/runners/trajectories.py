@@ -10,7 +10,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rl_platform.algorithms.filters import SAMPLES, SampleFilter, decision
 from rl_platform.algorithms.rewards import place_outcome_rewards, place_process_rewards
 from rl_platform.algorithms.shaping import ShapedRewards, shape_rewards
 from rl_platform.config.schema.algorithm import Algorithm
@@ -20,11 +19,6 @@ from rl_platform.errors import Unreachable, WorkerError
 from rl_platform.models.tokenizer import Tokenizer
 from rl_platform.records import RolloutBatch, Trajectory
 from rl_platform.reporter import Sample
-
-
-def selected(trajectories: Sequence[Trajectory], name: str, function: SampleFilter) -> Tensor:
-    """Returns [B] bool: the responses that the user's filter selects; those without a score are not shown to it."""
-    return torch.tensor([each.valid and decision(SAMPLES, name, function, each) for each in trajectories])
 
 
 def training_rows(trajectories: Sequence[Trajectory], multiple: int) -> list[Trajectory]:
@@ -46,7 +40,7 @@ def shaped_rewards(
 ) -> ShapedRewards:
     """Returns the rewards to train on, one per trajectory; `Trajectory.reward` and `metric` stay those of the verifier.
 
-    kept [B] bool: of `selected`; None: there is no filter.
+    kept [B] bool: of `algorithm.sample_filter`; None: there is no filter.
     """
     return shape_rewards(
         scores=torch.tensor([trajectory.reward for trajectory in trajectories]),
@@ -115,25 +109,6 @@ def process_rewards(trajectories: Sequence[Trajectory], action_mask: Tensor) -> 
             row[len(trajectory.prompt.token_ids) + position] += reward
     placed, moved = place_process_rewards(addressed, action_mask)
     return placed, {"reward/process_mean": placed.sum().item() / len(placed), "reward/process_moved": float(moved)}
-
-
-def with_baselines(
-    batch: RolloutBatch, greedy: Sequence[Trajectory], shaped: ShapedRewards
-) -> tuple[RolloutBatch, dict[str, float]]:
-    """Returns the batch with the reward of the greedy response to each row's prompt, process rewards included.
-
-    shaped: rewards of `greedy`. Rows do not count if the greedy response to their prompt has no score.
-    """
-    rewards = {
-        trajectory.prompt.index: outcome + sum(reward for _, reward in trajectory.step_rewards)
-        for trajectory, outcome in zip(greedy, shaped.rewards.tolist(), strict=True)
-        if trajectory.valid
-    }
-    row_baselines = [rewards.get(index) for index in batch.group_ids.tolist()]
-    known = torch.tensor([baseline is not None for baseline in row_baselines])
-    baselines = torch.tensor([baseline or 0.0 for baseline in row_baselines])
-    metrics = {"baseline/mean": mean([*rewards.values()]), "baseline/unscored": float(len(greedy) - len(rewards))}
-    return replace(batch, baselines=baselines, sample_mask=batch.sample_mask & known), metrics
 
 
 def cut_ends(trajectories: Sequence[Trajectory], action_mask: Tensor) -> Tensor:
@@ -258,26 +233,3 @@ def samples_of(trajectories: Sequence[Trajectory], tokenizer: Tokenizer) -> list
 def mean(numbers: Sequence[float]) -> float:
     """Returns the mean; 0 without numbers."""
     return float(sum(numbers)) / len(numbers) if numbers else 0.0
-
-
-def conversation_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Turns of the policy, answers of the tool per response, tools that failed, tokens of answers per response; empty
-    for responses of one turn."""
-    conversations = [trajectory.conversation for trajectory in trajectories if trajectory.conversation is not None]
-    if not conversations:
-        return {}
-    count, turns = len(conversations), [len(conversation.turns) for conversation in conversations]
-    called = Counter[str]()
-    for conversation in conversations:
-        for name, number in conversation.counts:
-            called[name] += number
-    return {
-        **{f"tool/{name}": float(number) for name, number in called.items()},
-        "turns/mean": sum(turns) / count,
-        "turns/max": float(max(turns)),
-        "tool/calls": sum(conversation.observations for conversation in conversations) / count,
-        "turns/rows": sum(1 + len(trajectory.rows) for trajectory in trajectories) / len(trajectories),
-        "tool/retries": float(sum(conversation.retries for conversation in conversations)),
-        "tool/errors": float(sum(conversation.failed for conversation in conversations)),
-        "len/observation_mean": sum(sum(conversation.observed) for conversation in conversations) / count,
-    }

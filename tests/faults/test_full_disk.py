@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from small_disk import small_disk
 
+from rl_platform.config.explanations.refused_paths import named_paths
 from rl_platform.disk import no_space
 from rl_platform.errors import DataError, WorkerError
-from rl_platform.refused_paths import named_paths
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -74,6 +74,8 @@ def test_a_config_that_needs_a_missing_extra_is_refused(core: Path, tmp_path: Pa
         ("embodied/cartpole.yaml", (two_env_ranks, no_logger), "rl_platform.components.env_ranks"),
         ("embodied/cartpole.yaml", ("algorithm.policy_loss=sapo", no_logger), "rl_platform.algorithms.variants"),
         ("reasoning/ppo_tiny.yaml", ("rollout.stop=[xy]", no_logger), "rl_platform.engines.rollout.stopping"),
+        ("reasoning/ppo_tiny.yaml", ("actor.optim.lr=${critic.optim.lr}", no_logger), "rl_platform.config.references"),
+        ("reasoning/ppo_tiny.yaml", ("critic.model.dtype=auto", no_logger), "rl_platform.placement.estimates"),
         (
             "reasoning/ppo_tiny.yaml",
             ("reward.functions=[{type: task}, {type: exact_match, weight: 0.5}]", no_logger),

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from rl_platform.config.explanations.given_words import given_words
+from rl_platform.config.explanations.refused_paths import named_paths, refused_path
 from rl_platform.errors import ConfigError, WorkerError
 from rl_platform.launch import command
-from rl_platform.launch.given_words import given_words
 from rl_platform.launch.tools import verbs
-from rl_platform.refused_paths import named_paths, refused_path
 
 NAMED = [("data.task.path", "data/gsm8k"), ("runner.output_dir", "~/runs/a"), ("reward.type", "mine/code.py:score")]
 NAMED += [("env.python", "x" * 300), ("rollout.agent.function", "")]

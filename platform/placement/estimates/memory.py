@@ -18,7 +18,6 @@ from dataclasses import dataclass, fields
 
 from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
-from rl_platform.placement.chains import micro_batch_rows
 from rl_platform.placement.estimates.component_shapes import Shape
 from rl_platform.placement.estimates.hardware import GIB
 from rl_platform.placement.estimates.model_shape import FLOAT, ModelShape
@@ -42,7 +41,13 @@ from rl_platform.placement.estimates.weight_route import (
     sends_by_group,
     sent_while_gathered,
 )
-from rl_platform.placement.estimates.workload import copies, forward_rows, layout_of_learner, running_sequences
+from rl_platform.placement.estimates.workload import (
+    copies,
+    forward_rows,
+    layout_of_learner,
+    micro_batch_rows,
+    running_sequences,
+)
 from rl_platform.placement.layout import LEARNERS, Layout
 from rl_platform.placement.offload_order import PHASES, Held, OffloadOrder
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Parallel, Trainable
-from rl_platform.placement.chains import micro_batch_rows
 
 
 def optimizer_steps(config: Config, component: str) -> int:
@@ -32,6 +31,20 @@ def forward_rows(config: Config, component: str, ranks: int, length: float | Non
         return min(rows, limit)
     if section.micro_batch_size or section.max_tokens_per_micro_batch:
         return micro_batch_rows(config, component, ranks, length)
+    return rows
+
+
+def micro_batch_rows(config: Config, component: str, ranks: int, length: float | None = None) -> int:
+    """Returns the rows of one forward and backward on one rank: its share of a mini-batch, or the configured limit.
+
+    length: mean tokens of a row; None: the greatest length.
+    """
+    section = config.section(component)
+    rows = -(-config.mini_batch_size(component) // ranks)
+    if section.micro_batch_size:
+        rows = min(rows, section.micro_batch_size)
+    if section.max_tokens_per_micro_batch:
+        rows = min(rows, max(1, int(section.max_tokens_per_micro_batch // (length or config.data.longest_sequence))))
     return rows
 
 

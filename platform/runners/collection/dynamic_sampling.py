@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rl_platform.algorithms.filters import GROUPS, GroupFilter, decision
+from rl_platform.algorithms.variants.filters import GROUPS, GroupFilter, decision
 from rl_platform.config.schema.algorithm import DynamicSampling
 from rl_platform.errors import CheckpointError, DataError
 from rl_platform.records import Prompt, StateDict, Trajectory

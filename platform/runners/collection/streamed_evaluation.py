@@ -7,18 +7,33 @@ in the batch alone, not on the order in which they finish, so two runs evaluate 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from rl_platform.config.schema import Config
+from rl_platform.placement.estimates.streaming import part_rows, streaming_chains
+from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.records import Prompt, RolloutBatch, Trajectory, numbered
 from rl_platform.runtime.worker_group import WorkerGroup
 
 Fields = dict[str, Tensor]
 BatchOf = Callable[[Sequence[Trajectory]], RolloutBatch]
+
+
+def streaming(
+    config: Config, order: OffloadOrder, groups: Mapping[str, WorkerGroup], batch_of: BatchOf
+) -> StreamedEvaluation | None:
+    """Returns None if everything is evaluated after the generation: also with agents, which decide about the number of
+    rows."""
+    chains = streaming_chains(config, order.layout, order.leaving)
+    if not chains or config.rollout.agent is not None:
+        return None
+    rows = part_rows(config, order.layout, [name for chain in chains for name in chain])
+    return StreamedEvaluation([[groups[name] for name in chain] for chain in chains], rows, batch_of)
 
 
 class StreamedEvaluation:

@@ -17,6 +17,7 @@ import torch
 from rl_platform.algorithms.shaping import ShapedRewards
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.agents import verifiers_program
+from rl_platform.components.agents.conversation_metrics import conversation_metrics
 from rl_platform.components.agents.environment_loop import check_environment
 from rl_platform.components.agents.tool_classes import SearchTool
 from rl_platform.components.agents.tool_formats import format_of
@@ -26,7 +27,7 @@ from rl_platform.config.schema.rollout import Agent, EnvironmentOptions, ToolOpt
 from rl_platform.errors import ConfigError, WorkerError
 from rl_platform.models.pretrained.hf_tokenizer import HFTokenizer
 from rl_platform.records import Prompt, Trajectory
-from rl_platform.runners.trajectories import conversation_metrics, rollout_batch
+from rl_platform.runners.trajectories import rollout_batch
 
 SCHEMA = {"name": "x", "description": "y", "parameters": {"type": "object"}}
 TINY = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32}

@@ -12,11 +12,12 @@ from reward_parts import SHORT_S, HungRewards
 
 from rl_platform.algorithms.shaping import ShapedRewards
 from rl_platform.components.actor import LanguageActor
+from rl_platform.components.agents.conversation_metrics import conversation_metrics
 from rl_platform.components.reward import LanguageReward
 from rl_platform.components.rollout import LanguageRollout
 from rl_platform.errors import WorkerError
 from rl_platform.records import Prompt, Trajectory
-from rl_platform.runners.trajectories import conversation_metrics, rollout_batch
+from rl_platform.runners.trajectories import rollout_batch
 
 PROMPTS = [Prompt(index, text, "", tuple(text.encode())) for index, text in enumerate(["12+3", "7", "100-1"])]
 TOOL = """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rl_platform.launch.command import load
-from rl_platform.placement import compute_type
+from rl_platform.placement.estimates import compute_type
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = ROOT / "configs/reasoning/ppo_tiny.yaml"

@@ -8,13 +8,13 @@ import pytest
 
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import Conversation, Prompt, RolloutBatch, Trajectory
+from rl_platform.runners.collection.greedy_baselines import with_baselines
 from rl_platform.runners.trajectories import (
     cut_ends,
     rollout_batch,
     shaped_rewards,
     trajectory_metrics,
     unscored_notes,
-    with_baselines,
 )
 
 PROMPT = Prompt(index=7, text="?", answer="!", token_ids=(1, 2))

@@ -21,8 +21,8 @@ from rl_platform.engines.rollout.base import Completion
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import WorkerError
-from rl_platform.placement.chains import part_rows, streaming_chains
 from rl_platform.placement.estimates.occupancy import offload_order
+from rl_platform.placement.estimates.streaming import part_rows, streaming_chains
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout
 from rl_platform.placement.scheduler import schedule

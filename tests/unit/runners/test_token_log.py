@@ -8,7 +8,7 @@ import torch
 
 from rl_platform.records import RolloutBatch
 from rl_platform.reporter import Token
-from rl_platform.runners import token_log
+from rl_platform.runners.watching import token_log
 
 # prompt, then a response of three tokens, whose second one a tool wrote; then padding
 MASK = torch.tensor([[False, True, False, True, False], [False, False, False, False, False]])

@@ -6,10 +6,19 @@ Not covered: whether they are allowed, which typer checks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING
+
+from rl_platform.config.explanations.refused_paths import named_paths
 
 if TYPE_CHECKING:
     from typer.core import TyperCommand
+
+
+def named_words(command: TyperCommand, words: Sequence[str], argument: str = "") -> AbstractContextManager[None]:
+    """Returns `named_paths` of the options and arguments that `given_words` yields."""
+    return named_paths(partial(given_words, command, words, argument))
 
 
 def given_words(command: TyperCommand, words: Sequence[str], argument: str = "") -> Iterator[tuple[str, str]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+from rl_platform.config.loader import LoadedConfig
 from rl_platform.config.schema import Config
-from rl_platform.extras import required
+from rl_platform.placement.estimates.hardware import device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 
@@ -14,6 +16,18 @@ FAST = {"amx_bf16": "AMX-BF16", "avx512_bf16": "AVX512-BF16"}  # flags of Linux,
 EMBODIED = ("float32", "bfloat16 is selected for language models only")
 NEITHER = "this processor has neither AMX-BF16 nor AVX512-BF16"
 CPUINFO = Path("/proc/cpuinfo")
+
+
+def with_types(loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> LoadedConfig:
+    """Returns the config with `model.dtype` of components set to the type that `auto` selects here, and its notes."""
+    config, types = loaded.config, compute_types(loaded.config, placement, inventory)
+    chosen = [f"{name}.model.dtype auto is {dtype} here: {why}" for name, (dtype, why) in types.items()]
+    sections = {}
+    for name, (dtype, _) in types.items():
+        section = getattr(config, name)
+        sections[name] = section.model_copy(update={"model": section.model.model_copy(update={"dtype": dtype})})
+    notes = (*loaded.notes, *chosen, *slow_types(config, placement))
+    return replace(loaded, config=config.model_copy(update=sections), notes=notes)
 
 
 def compute_types(config: Config, placement: Placement, inventory: Inventory) -> dict[str, tuple[str, str]]:
@@ -48,9 +62,6 @@ def _models(config: Config, placement: Placement) -> Iterator[tuple[str, str, bo
 
 def _fastest(inventory: Inventory, on_gpus: bool) -> tuple[str, str]:
     if on_gpus:
-        with required("rl_platform.placement.estimates", "model.dtype"):
-            from rl_platform.placement.estimates.hardware import device_of
-
         device = device_of(inventory)
         if not device.known:
             return "float32", f"it is not known whether this GPU ({device.kind}) multiplies bfloat16 faster"

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
+import torch
+from torch import Tensor
+
 from rl_platform.records import Trajectory
 from rl_platform.user_code import Extension
 
@@ -34,6 +37,19 @@ GROUPS = Extension(
 SAMPLES = Extension(
     "filter of samples", "algorithm.sample_filter", SampleFilter, "function(response: Trajectory) -> bool"
 )
+
+
+def selection(name: str) -> Callable[[Sequence[Trajectory]], Tensor]:
+    """Returns a function from responses to [B] bool: those that the user's filter selects.
+
+    Responses without a score are not shown to it. Raises ConfigError for a filter that cannot be imported.
+    """
+    function: SampleFilter = SAMPLES.load(name)
+
+    def select(trajectories: Sequence[Trajectory]) -> Tensor:
+        return torch.tensor([each.valid and decision(SAMPLES, name, function, each) for each in trajectories])
+
+    return select
 
 
 def decision(kind: Extension, name: str, function: Callable[..., object], item: object) -> bool:
