@@ -7,7 +7,8 @@
 
 Each part runs in a process of its own for a limited time. If a part fails, its reason is stored and the next part
 starts. A later call skips parts that passed or missed a target, and runs all others. Parts whose packages are
-missing are left out and named. The page is OUTPUT/gpu.md; OUTPUT/gpu.json has the same numbers for the next call.
+missing are left out and named. The page is OUTPUT/gpu.md; OUTPUT/gpu.json has the same numbers for the next call. What
+a person writes into OUTPUT/gpu_notes.txt, such as the conditions of a run, stands above the numbers.
 
 Exit code 0: all parts passed or were left out; 1: a part did not pass or had no time, or there is no GPU; 2: invalid
 arguments. Not covered: several GPUs, several nodes, downloads, learning results (`acceptance.py`).
@@ -34,6 +35,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "docs" / "results"
+NOTES = "gpu_notes.txt"
 MINUTES = 25.0
 FINISHED = ("passed", "missed")
 PACKAGES = ("torch", "transformers", "megatron-core", "ray", "sglang", "mujoco", "mujoco-warp", "triton", "numpy")
@@ -140,6 +142,14 @@ def read(path: Path, found: dict[str, str], small: bool) -> dict[str, Any]:
     return {}
 
 
+def hand_written(path: Path) -> str:
+    """Returns the notes for the page; none without the file. Raises Refused for a file that cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+    except (OSError, ValueError) as error:
+        raise Refused(f"{path}: the notes cannot be read ({error})") from None
+
+
 def main(words: Sequence[str] | None = None) -> int:
     options = parse(words)
     if options.small:
@@ -159,6 +169,7 @@ def main(words: Sequence[str] | None = None) -> int:
         check(options)
         found = machine(options.small)
         results = read(options.output / "gpu.json", found, options.small)
+        notes = hand_written(options.output / NOTES)
     except Refused as refused:
         print(f"gpu.py: {refused}", file=sys.stderr)
         return 2
@@ -172,7 +183,7 @@ def main(words: Sequence[str] | None = None) -> int:
     def write() -> None:
         content = {"small": options.small, "machine": found, "parts": results}
         (options.output / "gpu.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        (options.output / "gpu.md").write_text(page_of(content), encoding="utf-8")
+        (options.output / "gpu.md").write_text(page_of(content, notes), encoding="utf-8")
 
     end = time.monotonic() + 60 * options.minutes
     wanted, waiting = {*options.parts, *options.again}, []

@@ -11,14 +11,14 @@ from gpu_parts.table import PARTS
 Results = Mapping[str, Mapping[str, Any]]
 NO = "**no**"
 INTRODUCTION = (
-    "Written by `python benchmarks/gpu.py`. [GPUs](../gpu.md) explains the parts and the targets. Each part ran alone, "
-    "in a process of its own. A commit with a + had uncommitted changes."
+    "Written by `python benchmarks/gpu.py`. [GPUs](../gpu.md) explains the parts and the targets. Each part ran in a "
+    "process of its own. A commit with a + had uncommitted changes."
 )
 SMALL = "This was a **small run on the CPU**: it shows that the parts work. Its speeds mean nothing."
 
 
-def page_of(content: Mapping[str, Any]) -> str:
-    """Returns the page in Markdown from the content of the JSON file."""
+def page_of(content: Mapping[str, Any], notes: str = "") -> str:
+    """Returns the page in Markdown from the content of the JSON file. notes: paragraphs written by hand."""
     machine, results = content["machine"], content["parts"]
     lines = [
         "# One GPU",
@@ -26,6 +26,7 @@ def page_of(content: Mapping[str, Any]) -> str:
         fill(INTRODUCTION, 120),
         counts(results),
         "",
+        *([notes.strip(), ""] if notes.strip() else []),
         *([SMALL, ""] if content["small"] else []),
         *table(("machine", ""), list(machine.items())),
         "## Parts",

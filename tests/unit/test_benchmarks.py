@@ -235,6 +235,17 @@ def test_only_failed_parts_and_those_without_time_run_again(
     assert gpu.main([*words, "--again", "offload"]) == 0
     assert ran == ["offload"]
     assert "| mujoco-warp |" in (tmp_path / "gpu.md").read_text()
+    (tmp_path / "gpu_notes.txt").write_text("`offload` ran beside tests.\n")
+    gpu.main(words)
+    assert "\n\n`offload` ran beside tests.\n\n| machine |" in (tmp_path / "gpu.md").read_text()
+    (tmp_path / "gpu_notes.txt").write_bytes(b"\xff")
+    assert gpu.main(words) == 2
+    assert "gpu_notes.txt: the notes cannot be read" in capsys.readouterr().err
+
+
+def test_the_page_of_the_gpu_has_its_notes() -> None:
+    results = FOLDER.parent / "docs" / "results"
+    assert (results / "gpu_notes.txt").read_text().strip() in (results / "gpu.md").read_text()
 
 
 def test_no_part_and_no_call_takes_longer_than_promised(gpu: ModuleType) -> None:
