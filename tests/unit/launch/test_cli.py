@@ -132,18 +132,29 @@ def test_a_placement_on_a_cluster_that_cannot_be_trusted_is_not_judged(command):
 
 
 @pytest.mark.parametrize("broken", [["runner.max_step=3"], ["cluster.component_placement.env=9"], ["--check", "a.b=1"]])
-def test_a_typo_is_answered_at_once_and_without_heavy_libraries(folder: Path, cpu_seconds, broken: list[str]):
+def test_a_typo_is_answered_at_once_and_without_heavy_libraries(folder: Path, program, broken: list[str]):
     code = (
         "import sys; from rl_platform.launch.cli import main\n"
         f"sys.argv = ['platform-launch', 'embodied.yaml', *{broken!r}]\n"
         "try: main()\n"
         f"finally: print(sorted({HEAVY!r} & sys.modules.keys()))"
     )
-    ended = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
-    assert ended.returncode == 2
-    assert cpu_seconds() < 3
-    assert ended.stdout.strip() == "[]"
-    assert "Traceback" not in ended.stderr
+    ended = program(code)
+    assert ended.code == 2
+    assert ended.cpu_seconds < 3
+    assert ended.out.strip() == "[]"
+    assert "Traceback" not in ended.err
+
+
+def test_the_work_of_a_program_is_its_own(program) -> None:
+    burn = "import time\nwhile time.process_time() < 1: pass"
+    earlier = subprocess.Popen([sys.executable, "-c", burn])
+    earlier.wait()
+    del earlier
+    ended = program("import os; print(os.getcwd()); raise SystemExit(3)")
+    assert (ended.code, ended.out.strip(), ended.err) == (3, str(Path.cwd()), "")
+    assert ended.cpu_seconds < 1
+    assert program(burn).cpu_seconds >= 1
 
 
 def test_plan_starts_nothing(command, folder: Path):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -136,17 +134,17 @@ def test_a_search_without_a_model_ends_with_the_reason(command):
 
 
 @pytest.mark.parametrize("form", ["--plan", "--plan=search"])
-def test_a_plan_loads_no_heavy_library_and_starts_nothing(folder: Path, cpu_seconds, form: str):
+def test_a_plan_loads_no_heavy_library_and_starts_nothing(folder: Path, program, form: str):
     code = (
         "import sys; from rl_platform.launch.cli import main\n"
         f"sys.argv = ['platform-launch', 'reasoning.yaml', {form!r}, {CLUSTER!r}]\n"
         "try: main()\n"
         f"finally: print(sorted({HEAVY!r} & sys.modules.keys()))"
     )
-    ended = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert cpu_seconds() < 10
-    assert ended.stdout.splitlines()[-1] == "[]"
+    ended = program(code)
+    assert ended.code == 0, ended.err
+    assert ended.cpu_seconds < 10
+    assert ended.out.splitlines()[-1] == "[]"
     assert not (folder / "out").exists()
 
 
