@@ -5,7 +5,7 @@ Imports no torch, so that a plan can check its environment.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.descriptions import EnvDescription
@@ -36,10 +36,17 @@ def fitting_spaces(config: Config) -> EnvSpaces:
     for number, other in enumerate(others, start=1):
         if other != spaces:
             message = f"task {config.env.tasks[number].name} has other spaces than {config.env.tasks[0].name}"
-            raise ConfigError([Problem(f"env.tasks[{number}].kwargs", message, value=str(other), allowed=str(spaces))])
+            value, allowed = _differences(other, spaces), _differences(spaces, other)
+            raise ConfigError([Problem(f"env.tasks[{number}].kwargs", message, value=value, allowed=allowed)])
     if problems := policy_problems(config.actor.model, spaces):
         raise ConfigError(problems)
     return spaces
+
+
+def _differences(spaces: EnvSpaces, others: EnvSpaces) -> str:
+    """Returns the fields of `spaces` that differ from those of `others`, as `observation_shape (3,)`."""
+    names = [each.name for each in fields(spaces) if getattr(spaces, each.name) != getattr(others, each.name)]
+    return ", ".join(f"{name} {getattr(spaces, name)}" for name in names)
 
 
 def _spaces_of_task(description: EnvDescription, number: int) -> EnvSpaces:

@@ -88,4 +88,9 @@ def _action_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
         key, value = (key, "squashed") if squashed else ("actor.model.type", "vla")
         message = "actions are placed between their bounds, and some of the environment's have none"
         problems.append(Problem(key, message, value=value, hint="wrap it so that they are bounded"))
+    equal = [i for i, (low, high) in enumerate(zip(spaces.action_low, spaces.action_high, strict=True)) if low == high]
+    if squashed and equal:
+        message = f"actions are placed between their bounds, and both of component {equal[0]} are equal"
+        hint = "wrap the environment so that the policy chooses the other components only, or gaussian"
+        problems.append(Problem(key, message, value="squashed", hint=hint))
     return problems

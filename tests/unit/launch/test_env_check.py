@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from rl_platform.config.schema.models import Model
 from rl_platform.envs.embodied.build_problems.build_failure import build_problem
 from rl_platform.envs.embodied.build_problems.simulator_packages import SIMULATORS, simulator_of
+from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
+from rl_platform.launch.start_checks.policy_fit import policy_problems
 
 ROOT = Path(__file__).parents[3]
 CARTPOLE = ROOT / "configs" / "embodied" / "cartpole.yaml"
@@ -60,7 +63,7 @@ def test_a_name_that_the_simulator_lacks_is_refused(mode: str, command) -> None:
         (["actor.model.action_distribution=squashed"], "actor.model.action_distribution", "have none"),
         (["actor.model.type=cnn"], "actor.model.type", "else actor.model.type: mlp"),
         ([TASKS % "task: lif", "env.evaluation.episodes=8"], "env.tasks[1].kwargs.task", "did you mean lift?"),
-        ([TASKS % "wide: true", "env.evaluation.episodes=8"], "env.tasks[1].kwargs", "has other spaces than one"),
+        ([TASKS % "wide: true", "env.evaluation.episodes=8"], "env.tasks[1].kwargs", "value: observation_shape "),
         (["env.python=manipulatoin"], "env.python", "did you mean manipulation? env.python=manipulation"),
     ],
 )
@@ -139,3 +142,11 @@ def test_a_library_or_file_that_is_missing_has_the_line_that_installs_it(
     monkeypatch.setattr("rl_platform.envs.embodied.build_problems.simulator_packages.version", versions.__getitem__)
     problem = build_problem("rl_platform.envs.embodied.suites.robosuite:Task", "Task", {"task": "Lift"}, error)
     assert (problem.key, text in problem.hint) == ("env.python", True), problem
+
+
+def test_squashed_actions_need_a_range() -> None:
+    spaces = EnvSpaces((3,), ActionSpace("continuous", 2), (2,), (-1.0, 0.0), (1.0, 0.0))
+    (problem,) = policy_problems(Model(action_distribution="squashed"), spaces)
+    assert problem.key == "actor.model.action_distribution"
+    assert "both of component 1 are equal" in problem.message
+    assert policy_problems(Model(), spaces) == []

@@ -110,6 +110,10 @@ def test_wrong_code(kind: str, source: str, message: str, tmp_path: Path) -> Non
 
 SPACES = EnvSpaces((4,), ActionSpace("discrete", 2), ())
 NET = "import torch\nclass own(torch.nn.Module):\n  def __init__(self, spaces, **options):\n    super().__init__()\n"
+LINEAR = (
+    f"{NET}    self.width, self.layer = 3, torch.nn.Linear(4, 3)\n"
+    "    self.layers = [torch.nn.Linear(4, 3)]\n  def forward(self, x): return "
+)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +127,20 @@ NET = "import torch\nclass own(torch.nn.Module):\n  def __init__(self, spaces, *
         ),
         (NET + "    self.width = 3\n  def forward(self, x): return x @ x", "own.py:6: "),
         (NET + "    options['depth']\n  def forward(self, x): return x", "cannot be built with actor.model.kwargs {}"),
+        (NET + "    self.width = 0\n  def forward(self, x): return x[:, :0]", "has no integer width of at least 1"),
+        (LINEAR + "self.layer(x).squeeze()", "[3] for 1 observation, not features [1, 3]"),
+        (LINEAR + "torch.dropout(self.layer(x), 0.5, True)", "when it is called with the same observations again"),
+        (LINEAR + "self.layer(x) + torch.rand(1)", "when it is called with the same observations again"),
+        (LINEAR + "(lambda y: y - y.mean(0))(self.layer(x))", "depend on the other observations of the batch"),
+        (LINEAR + "self.layer(x).double()", "returned torch.float64"),
+        (LINEAR + "self.layer(x) / 0", "not finite"),
+        (LINEAR + "self.layer(x.add_(1))", "changes the observations"),
+        (LINEAR + "self.layers[0](x)", "are not in its state_dict"),
+        (LINEAR.replace("torch.nn.Linear(4, 3)\n", "torch.nn.LazyLinear(3)\n") + "self.layer(x)", "may not be lazy"),
+        (
+            LINEAR.replace("torch.nn.Linear(4, 3)\n", "torch.nn.BatchNorm1d(4)\n") + "self.layer(x)[:, :3]",
+            "1 observation",
+        ),
     ],
 )
 def test_networks_that_cannot_be_used(source: str, message: str, tmp_path: Path) -> None:
