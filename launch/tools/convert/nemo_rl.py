@@ -149,6 +149,8 @@ def _response(value: Value, source: ForeignConfig) -> Outcome:
 
 
 def _dataset(part: str) -> Rule:
+    """A dataset by its name. part: train or validation; older files name one for both, `data.dataset_name`."""
+
     def rule(value: Value, source: ForeignConfig) -> Outcome:
         if value == "OpenMathInstruct-2" and part == "train":
             split = source("data.train.split") or "train_1M"
@@ -156,9 +158,9 @@ def _dataset(part: str) -> Rule:
             values = {"type": "dataset", "path": "nvidia/OpenMathInstruct-2", "split": split, **columns}
             return write({f"data.task.{key}": each for key, each in values.items()})
         if not isinstance(value, str) or value not in _DATASETS:
-            path = source(f"data.{part}.data_path")
-            if value == "ResponseDataset" and path is not None:
-                return same("data_path names the file")
+            paths = (source(f"data.{part}.data_path"), source("data.train_data_path"))
+            if value == "ResponseDataset" and any(path is not None for path in paths):
+                return same("the path of the data names the file")
             return untranslated(f"{value} is a dataset of NeMo-RL: see data.task, or rl-platform data")
         verb, train, val = _DATASETS[value]
         if part == "validation":
@@ -168,19 +170,32 @@ def _dataset(part: str) -> Rule:
     return rule
 
 
+def _default_dataset(value: Value, source: ForeignConfig) -> Outcome:
+    """The dataset of a part that names none."""
+    if source("data.train.dataset_name") is not None:
+        return same("data.train names a dataset")
+    return _dataset("train")(value, source)
+
+
 def _data_path(part: str) -> Rule:
     def rule(value: Value, source: ForeignConfig) -> Outcome:
         if value is None:
             return same("not set")
-        columns = {
-            "data.task.prompt_column": source(f"data.{part}.input_key") or "input",
-            "data.task.answer_column": source(f"data.{part}.output_key") or "output",
-        }
         if part == "validation":
             return write({"data.task.val_path": value})
+        columns = {
+            "data.task.prompt_column": _column("input_key", source) or "input",
+            "data.task.answer_column": _column("output_key", source) or "output",
+        }
         return write({"data.task.type": "jsonl", "data.task.path": value, **columns})
 
     return rule
+
+
+def _column(name: str, source: ForeignConfig) -> Value:
+    """Returns the column of training data: its own, the default of all parts, or that of a file with flat keys."""
+    keys = (f"data.train.{name}", f"data.default.{name}", f"data.{name}")
+    return next((source(key) for key in keys if source(key) is not None), None)
 
 
 def _epochs(value: Value, _: ForeignConfig) -> Outcome:
@@ -396,8 +411,13 @@ RULES: Table = {
     "data.max_input_seq_length": _prompt_tokens,
     "data.train.dataset_name": _dataset("train"),
     "data.validation.dataset_name": _dataset("validation"),
+    "data.default.dataset_name": _default_dataset,
+    "data.dataset_name": _dataset("train"),
     "data.train.data_path": _data_path("train"),
+    "data.train_data_path": _data_path("train"),
     "data.validation.data_path": _data_path("validation"),
+    "data.val_data_path": _data_path("validation"),
+    "data.val_dataset_name": _dataset("validation"),
     "env.math.math_verify_impl": _answers,
     "checkpointing.save_period": _save,
     "logger.tensorboard_enabled": _loggers,
