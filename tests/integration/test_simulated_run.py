@@ -82,8 +82,8 @@ def test_phases_follow_one_another_as_in_the_trace(command, joins: str, config, 
     whole = measured[SYNC, last][1] - measured[SYNC, 0][1]
     apart = 0.1 * whole / last
     for one, other in itertools.permutations(found, 2):
-        if measured[one][0] + apart < measured[other][0]:
-            assert found[one][0] <= found[other][0], (one, other)
+        if measured[one][0] + apart < measured[other][0]:  # the same slack: on busy cores transfers take time, too
+            assert found[one][0] <= found[other][0] + apart, (one, other)
     for step in range(2, STEPS):  # from the end of the first step, which loads and compiles
         simulated, real = (spans[SYNC, step][1] - spans[SYNC, 0][1] for spans in (found, measured))
         assert simulated == pytest.approx(real, rel=0.1), step
