@@ -16,6 +16,7 @@ DIALS = EnvSpaces(
     (3,), ActionSpace("multi_discrete", 9, (2, 4, 3)), (3, 1), action_start=(0, 5, 1), action_dtype="int8"
 )
 TORQUES = EnvSpaces((3,), ActionSpace("continuous", 2), (2, 1), (-0.1, -1.0), (0.1, float("inf")))
+ONE_NUMBER = EnvSpaces((3,), ActionSpace("continuous", 1), (), (-0.1,), (0.1,))
 BOUNDED = EnvSpaces((3,), ActionSpace("continuous", 2), (2,), (-0.5, -1.0), (0.5, 2.0))
 IMAGES = EnvSpaces((12, 12, 3), ActionSpace("discrete", 4), (), observation_dtype="uint8")
 PICTURED = EnvSpaces((12, 12, 3), ActionSpace("continuous", 2), (2,), (-1.0, -1.0), (1.0, 1.0), 0, "uint8")
@@ -26,6 +27,7 @@ KINDS = {
     "choices": (CHOICES, Model(hidden_sizes=[8])),
     "several choices": (DIALS, Model(hidden_sizes=[8])),
     "torques": (TORQUES, Model(hidden_sizes=[8], activation="relu", log_std="state")),
+    "one number": (ONE_NUMBER, Model(hidden_sizes=[8])),
     "chunks": (BOUNDED, Model(hidden_sizes=[8], action_distribution="squashed", num_action_chunks=3)),
     "memory": (CHOICES, Model(type="gru", hidden_sizes=[8], recurrent_size=6)),
     "images": (IMAGES, Model(type="cnn", cnn=CNN, hidden_sizes=[8], activation="elu")),

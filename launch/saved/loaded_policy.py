@@ -125,7 +125,7 @@ class Policy:
         """Observations [N,D] float32, or uint8 of images, and whether it is a single one."""
         shape, images = self.spaces.observation_shape, self.spaces.images
         try:
-            array = self._flat(observation) if isinstance(observation, Mapping) else np.asarray(observation)
+            array = self._flat(observation) if isinstance(observation, Mapping) else _array(observation)
         except ValueError as error:  # rows of unequal lengths
             reason = "reset() and step() return it first in a tuple" if isinstance(observation, tuple) else error
             raise DataError(f"observation: no array: {reason}") from error
@@ -144,6 +144,9 @@ class Policy:
 
     def _flat(self, observation: Mapping[str, object]) -> np.ndarray:
         """Maps a Dict observation [...] to its parts side by side [...,D], as `FlatObservations` puts them."""
+        if not self.spaces.parts or not all(part.numbers or part.image for part in self.spaces.parts):
+            hint = "pass gymnasium.spaces.flatten(env.observation_space, observation)"
+            raise DataError(f"observation: is a dict; this policy observes {self.spaces.observation_shape}: {hint}")
         arrays = []
         for part in self.spaces.parts:
             value: Any = observation
@@ -152,11 +155,13 @@ class Policy:
                     value = value[key]
             except (KeyError, TypeError, IndexError) as error:
                 raise DataError(f"observation: has no part {part.name}") from error
-            array = np.asarray(value) / 255 if part.image else np.asarray(value)
+            array = _array(value)
+            if part.image and array.dtype != np.uint8:
+                raise DataError(
+                    f"observation: part {part.name} has type {array.dtype}; this policy observes uint8 images"
+                )
+            array = array / 255 if part.image else array
             arrays.append(array.reshape(*array.shape[: array.ndim - len(part.shape)], part.size))
-        if not arrays or not all(part.numbers or part.image for part in self.spaces.parts):
-            hint = "pass gymnasium.spaces.flatten(env.observation_space, observation)"
-            raise DataError(f"observation: is a dict; this policy observes {self.spaces.observation_shape}: {hint}")
         return np.concatenate(arrays, axis=-1)
 
     def _flags(self, given: ArrayLike | None, count: int) -> np.ndarray:
@@ -178,6 +183,11 @@ class Policy:
             allowed = f"integers 0..{self._tasks - 1}, one for each of the {count} observations"
             raise DataError(f"tasks: {given!r}; allowed: {allowed}")
         return np.array(np.broadcast_to(which, count), np.int64)
+
+
+def _array(value: Any) -> np.ndarray:
+    """Returns an array of anything like one; of a tensor, which may have a gradient, its numbers."""
+    return np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
 
 
 def load_policy(

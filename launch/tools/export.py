@@ -156,8 +156,10 @@ class PolicyGraph(nn.Module):
             actions = actions + self.start
         elif spaces.action.kind == "multi_discrete":
             actions = (actions + self.start).to(getattr(torch, spaces.action_dtype)).unflatten(-1, spaces.action_shape)
-        else:
+        elif spaces.action_shape:
             actions = actions.clamp(self.low, self.high).unflatten(-1, spaces.action_shape)
+        else:  # one number
+            actions = actions.clamp(self.low, self.high).squeeze(-1)
         return (actions, *memories) if memories else actions
 
     def example(self) -> dict[str, Tensor]:

@@ -151,6 +151,22 @@ def test_dict_observations() -> None:
     for wrong, message in (({"goal": 1.0}, "has no part hand.at"), ({**row, "goal": [1, 2]}, "no array")):
         with pytest.raises(DataError, match=message):
             policy.act(wrong)
+    image = ObservationPart("hand.at", (2, 1, 1), 2, False, image=True)
+    spaces = replace(given.description.spaces, parts=(parts[0], image))
+    policy = Policy(replace(given, description=given.description.model_copy(update={"spaces": spaces})))
+    for pixels in (np.full((2, 1, 1), 0.5), np.full((2, 1, 1), 300)):
+        with pytest.raises(DataError, match=r"part hand\.at has type .*; this policy observes uint8 images"):
+            policy.act({"goal": 1.0, "hand": {"at": pixels}})
+    spaces = replace(given.description.spaces, parts=(parts[0], ObservationPart("kind", (), 2, False)))
+    policy = Policy(replace(given, description=given.description.model_copy(update={"spaces": spaces})))
+    with pytest.raises(DataError, match=r"gymnasium\.spaces\.flatten"):
+        policy.act({"goal": 1.0, "kind": 1})
+
+
+def test_a_tensor_with_a_gradient_is_an_observation() -> None:
+    rows = observations("choices", 2)
+    given = torch.from_numpy(rows).requires_grad_()
+    assert np.array_equal(Policy(saved("choices")).act(given), Policy(saved("choices")).act(rows))
 
 
 def test_another_number_of_rows_during_episodes() -> None:
