@@ -125,3 +125,14 @@ def test_the_list_of_what_a_newcomer_must_read_is_true() -> None:
     lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
     assert abs(total - lines) <= lines / 10, f"docs/architecture.md: the total of the files listed is {lines} lines"
     assert total < 12_000
+
+
+def test_the_text_environment_of_the_page_on_agents_plays() -> None:
+    page = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
+    (text,) = (found for found in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Echo" in found)
+    names: dict[str, Any] = {}
+    exec(text, names)
+    game = names["Echo"]({})
+    assert game.reset({}, 0) == "Say yes."
+    assert (game.step("no"), game.score()) == (("Again.", 0.0, False), 0.0)
+    assert (game.step(" yes"), game.score()) == (("Again.", 1.0, True), 1.0)
