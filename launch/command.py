@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import typer
 
@@ -27,10 +27,6 @@ from rl_platform.placement.decisions import ESTIMATES
 from rl_platform.placement.inventory import Inventory, inventory_for
 from rl_platform.placement.scheduler import Placement, schedule
 
-if TYPE_CHECKING:
-    from rl_platform.launch.jobs.kuberay import KubeRayOptions
-    from rl_platform.launch.jobs.slurm import SlurmOptions
-
 START_CHECKS = "rl_platform.launch.start_checks"  # an extra
 
 app = typer.Typer(
@@ -40,7 +36,7 @@ app = typer.Typer(
 
 @dataclass(frozen=True)
 class Arguments:
-    """The parsed command line."""
+    """The parsed command line: the arguments and options of `parse`, by their names."""
 
     config: str
     overrides: list[str]
@@ -48,18 +44,49 @@ class Arguments:
     plan: PlanForm | None
     calibrate: str | None
     write: str | None
-    slurm: SlurmOptions | None
-    submit: bool
     check: bool
-    evaluate: bool
     rehearse: bool
     rehearse_in: str | None
-    kuberay: KubeRayOptions | None
+    evaluate: bool
+    slurm: bool
+    nodes: int | None
+    sbatch: list[str] | None
+    setup: str
+    submit: bool
+    kuberay: bool
+    image: str | None
+    claim: str | None
+    limit: list[str] | None
 
     @property
     def only_shows(self) -> bool:
         """True if the command prints or writes something and runs nothing."""
-        return self.print_config or self.plan is not None or self.slurm is not None or self.kuberay is not None
+        return self.print_config or self.plan is not None or self.slurm or self.kuberay
+
+    @property
+    def refusals(self) -> Iterator[str]:
+        """What is wrong with the combination of options."""
+        others, of_pods = self.only_shows or self.check, self.image is not None or self.claim is not None or self.limit
+        if self.kuberay and self.image is None:
+            yield "--kuberay needs --image: the container image of the pods (docs/containers.md)"
+        if self.calibrate is not None and self.plan in (None, "calibrate"):
+            yield "--calibrate belongs to --plan or --plan=search"
+        if self.write is not None and self.plan != "search":
+            yield "--write belongs to --plan=search"
+        if (self.sbatch or self.setup or self.submit) and not self.slurm:
+            yield "--sbatch, --setup and --submit belong to --slurm"
+        if of_pods and not self.kuberay:
+            yield "--image, --claim and --limit belong to --kuberay"
+        if self.nodes is not None and not (self.slurm or self.kuberay):
+            yield "--nodes belongs to --slurm or --kuberay"
+        if self.slurm and self.kuberay:
+            yield "--slurm and --kuberay exclude each other"
+        if self.evaluate and others:
+            yield "--eval takes a checkpoint and nothing but KEY=VALUE beside it"
+        if self.rehearse and (others or self.evaluate):
+            yield "--rehearse takes a config, KEY=VALUE and --rehearse-in, and no other option"
+        if self.rehearse_in is not None and not self.rehearse:
+            yield "--rehearse-in belongs to --rehearse"
 
 
 class PlacedConfig(NamedTuple):
@@ -101,42 +128,11 @@ def parse(
 
     The same file runs on a laptop, a GPU or a cluster; only its section `cluster` differs.
     """
-    if nodes is not None:
-        overrides = [*(overrides or []), f"cluster.num_nodes={nodes}"]
-    batch = _slurm_options(sbatch or [], setup) if slurm else None
-    pods = _kuberay_options(image, claim, limit or []) if kuberay else None
-    others = print_config or plan is not None or check or slurm or kuberay
-    refusals = {  # the first that holds is printed
-        "--calibrate belongs to --plan or --plan=search": calibrate is not None and plan in (None, "calibrate"),
-        "--write belongs to --plan=search": write is not None and plan != "search",
-        "--sbatch, --setup and --submit belong to --slurm": (sbatch or setup or submit) and not slurm,
-        "--image, --claim and --limit belong to --kuberay": (image is not None or claim is not None or limit)
-        and not kuberay,
-        "--nodes belongs to --slurm or --kuberay": nodes is not None and not (slurm or kuberay),
-        "--slurm and --kuberay exclude each other": slurm and kuberay,
-        "--eval takes a checkpoint and nothing but KEY=VALUE beside it": evaluate and others,
-        "--rehearse takes a config, KEY=VALUE and --rehearse-in, and no other option": rehearse
-        and (others or evaluate),
-        "--rehearse-in belongs to --rehearse": rehearse_in is not None and not rehearse,
-    }
-    for message, holds in refusals.items():
-        if holds:
-            raise typer.BadParameter(message)
-    return Arguments(
-        config=config,
-        overrides=overrides or [],
-        print_config=print_config,
-        plan=plan,
-        calibrate=calibrate,
-        write=write,
-        slurm=batch,
-        submit=submit,
-        check=check,
-        evaluate=evaluate,
-        rehearse=rehearse,
-        rehearse_in=rehearse_in,
-        kuberay=pods,
-    )
+    overrides = [*(overrides or []), *([] if nodes is None else [f"cluster.num_nodes={nodes}"])]
+    arguments = Arguments(**locals())
+    for refusal in arguments.refusals:
+        raise typer.BadParameter(refusal)
+    return arguments
 
 
 def execute(words: Sequence[str]) -> None:
@@ -167,6 +163,8 @@ def _key_instead(option: str) -> str:
 def launch(arguments: Arguments) -> None:
     """Runs the parsed command line, outside typer, which would turn Ctrl-C into a success."""
     if arguments.evaluate:
+        with required("rl_platform.launch.saved", "--eval"):
+            from rl_platform.launch.saved.saved_run import evaluate_run
         evaluate_run(arguments.config, arguments.overrides)
         return
     starts = not (arguments.only_shows or arguments.check or arguments.rehearse)
@@ -179,27 +177,21 @@ def launch(arguments: Arguments) -> None:
 
 def _carry_out(arguments: Arguments, placed: PlacedConfig) -> None:
     """Prints, writes or runs what the arguments select."""
-    config, writes_job = placed.config, arguments.slurm is not None or arguments.kuberay is not None
+    writes_job = arguments.slurm or arguments.kuberay
     if arguments.plan is not None or writes_job:
         with required(START_CHECKS, "--plan" if arguments.plan is not None else "--slurm or --kuberay"):
             from rl_platform.launch.start_checks.env_check import check_env
 
-        check_env(config)
+        check_env(placed.config)
     if arguments.plan is not None:
         with required("rl_platform.launch.plans", "--plan"), required("rl_platform.planner", "--plan"):
             from rl_platform.launch.plans.plan_forms import planned
 
         print(planned(arguments, placed), end="")
-    if arguments.slurm is not None:
-        from rl_platform.launch.jobs.slurm import sbatch_script, submit, write_script
-
-        path = write_script(config, sbatch_script(config, arguments.config, arguments.overrides, arguments.slurm))
-        print(submit(path) if arguments.submit else f"{path}: submit it with sbatch {path}")
-    if arguments.kuberay is not None:
-        from rl_platform.launch.jobs.kuberay import manifest, write_manifest
-
-        path = write_manifest(config, manifest(config, arguments.config, arguments.overrides, arguments.kuberay))
-        print(f"{path}: submit it with kubectl create -f {path}")
+    if writes_job:
+        with required("rl_platform.launch.jobs", "--slurm" if arguments.slurm else "--kuberay"):
+            from rl_platform.launch.jobs.written_job import written_job
+        print(written_job(arguments, placed.config))
     if arguments.only_shows and not arguments.check:
         return
     if arguments.check:
@@ -219,22 +211,6 @@ def _carry_out(arguments: Arguments, placed: PlacedConfig) -> None:
         if not placed.placement.on_accelerators:  # a GPU leaves the CPU little to compute, and its states are large
             keep_freed_memory()
         run(placed, arguments.config)
-
-
-def evaluate_run(name: str, overrides: Sequence[str]) -> None:
-    """Evaluates a checkpoint with the config that it was written with (`--eval`). `name`: as of `find_run`."""
-    with required("rl_platform.launch.saved", "--eval"):
-        from rl_platform.launch.saved.saved_run import find_run
-    run = find_run(name, "--eval")
-    loaded = run.load(overrides)
-    import torch
-
-    from rl_platform.launch.saved.evaluation import evaluate_checkpoint
-    from rl_platform.runtime.cpu import keep_freed_memory
-
-    if not torch.cuda.is_available():
-        keep_freed_memory()
-    evaluate_checkpoint(run, loaded, overrides)
 
 
 def load(
@@ -271,22 +247,6 @@ def load(
     loaded = find(ESTIMATES, "compute_type.with_types", _as_written)(loaded, placement, inventory)
     chosen = chosen_backend(loaded.config.rollout.backend, on_gpus)
     return PlacedConfig(loaded.with_backend(*chosen), placement, grouped)
-
-
-def _slurm_options(sbatch: Sequence[str], setup: str) -> SlurmOptions:
-    with required("rl_platform.launch.jobs", "--slurm"):
-        from rl_platform.launch.jobs.slurm import SlurmOptions
-
-    return SlurmOptions(sbatch, setup)
-
-
-def _kuberay_options(image: str | None, claim: str | None, limits: Sequence[str]) -> KubeRayOptions:
-    if image is None:
-        raise typer.BadParameter("--kuberay needs --image: the container image of the pods (docs/containers.md)")
-    with required("rl_platform.launch.jobs", "--kuberay"):
-        from rl_platform.launch.jobs.kuberay import KubeRayOptions
-
-    return KubeRayOptions(image, limits=limits) if claim is None else KubeRayOptions(image, claim, limits)
 
 
 def _as_written(loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> LoadedConfig:
