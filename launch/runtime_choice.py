@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import sys
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from rl_platform import acceleration
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
-from rl_platform.errors import RayLost
 from rl_platform.extras import required
 from rl_platform.interrupts import take_back
 from rl_platform.numerics import computing
@@ -60,43 +55,11 @@ def _computing(config: Config, placement: Placement) -> AbstractContextManager[N
     return computing(precision, deterministic=runner.deterministic, here=here)
 
 
-@contextmanager
-def cluster_for(cluster: Cluster, placement: Placement) -> Iterator[Callable[[], None]]:
-    """Starts Ray in the background if the placement needs it, and returns a function that waits until it runs.
-
-    That function raises the error that kept Ray from starting, RayLost after `cluster.start_timeout_s`. Ray ends with
-    the block.
-    """
+def cluster_for(cluster: Cluster, placement: Placement) -> AbstractContextManager[Callable[[], None]]:
+    """Starts Ray in the background if the placement needs it: see `ray_in_background`, whose function it returns."""
     if not placement.uses_ray(cluster):
-        yield lambda: None
-        return
+        return nullcontext(lambda: None)
     with required("rl_platform.runtime.ray", "cluster.runtime", hint="cluster.runtime=local"):
-        from rl_platform.runtime.ray.cluster_start import ray_cluster
+        from rl_platform.runtime.ray.background_start import ray_in_background
 
-    ray, entered, over = ray_cluster(cluster, len(placement.hosts)), Future[None](), threading.Event()
-    limit_s = min(cluster.start_timeout_s, threading.TIMEOUT_MAX)
-
-    def enter() -> None:
-        try:
-            ray.__enter__()
-        except BaseException as error:
-            entered.set_exception(error)
-        else:
-            entered.set_result(None)
-            over.wait()  # Ray's processes end with the thread that has started them
-
-    def wait() -> None:
-        if not concurrent.futures.wait([entered], limit_s).done:
-            raise RayLost(f"Ray did not start within {limit_s:g} s (cluster.start_timeout_s)")
-        entered.result()
-
-    threading.Thread(target=enter, name="ray start", daemon=True).start()  # if it hangs, the command ends without it
-    try:
-        yield wait
-    finally:
-        given_up = isinstance(sys.exception(), RayLost)
-        try:
-            if concurrent.futures.wait([entered], 0 if given_up else limit_s).done and entered.exception() is None:
-                ray.__exit__(*sys.exc_info())
-        finally:
-            over.set()
+    return ray_in_background(cluster, len(placement.hosts))

@@ -15,7 +15,6 @@ from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.embodied.stepping import deprecations_once
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.extras import find, required
-from rl_platform.suggest import did_you_mean, nearest
 from rl_platform.user_code import import_user_module, is_named
 
 if TYPE_CHECKING:
@@ -207,17 +206,3 @@ def no_time_limit(env_id: str) -> Problem:
         "environment with max_episode_steps"
     )
     return Problem("env.max_episode_steps", message, value="null", allowed="at least 1", hint=hint)
-
-
-def check_camera(env: AnyEnv, camera: object, key: str) -> None:
-    """Raises ConfigError for an unknown camera of a MuJoCo environment, for which Gymnasium would use its default
-    view. key: of the camera in the config."""
-    model: Any = getattr(env.unwrapped, "model", None)
-    if not isinstance(camera, str) or not hasattr(model, "ncam"):
-        return
-    names = [name for index in range(model.ncam) if (name := model.camera(index).name)]
-    if camera not in names:
-        message, allowed = "the model has no such camera", ", ".join(names) or "null: it has none"
-        near = did_you_mean(camera, names)
-        hint = f"{near} {key}={nearest(camera, names)}" if near else ""
-        raise ConfigError([Problem(key, message, value=camera, allowed=allowed, hint=hint)])

@@ -1,17 +1,13 @@
-"""The common parts of actor, critic and reference: a model in a training engine, trained in epochs of mini-batches.
-
-Mini-batches whose gradient was not finite are written to `failures/` in the output folder.
-"""
+"""The common parts of actor, critic and reference: a model in a training engine, trained in epochs of mini-batches."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +25,7 @@ from rl_platform.engines.training.base import Loss, MicroBatches, learning_rate
 from rl_platform.engines.training.build import training_engine
 from rl_platform.engines.training.sharded_state import ShardedState, ShardedTensor, state_bytes
 from rl_platform.errors import Diverged
+from rl_platform.extras import find
 from rl_platform.records import RolloutBatch, Weights
 from rl_platform.rng import generator
 from rl_platform.runtime.host import ComponentContext
@@ -36,8 +33,6 @@ from rl_platform.tracing import recorder
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "failures"  # of the run's output folder
-MOST_KEPT = 10  # files of a run: the first ones are the most useful, and the disk must not fill up
 FAILURES_IN_A_ROW = 3  # optimizer steps with a non-finite gradient before the run is called diverged
 
 
@@ -177,7 +172,8 @@ class Learner(Evaluator):
     def _count_failure(self, mini_batch: RolloutBatch, step: int, epoch: int) -> None:
         self.failures += 1
         kept = ""
-        if self.context.rank == 0 and (path := keep_failed_batch(mini_batch, self.config, self.kind, step, epoch)):
+        keep = find("rl_platform.runners.watching", "failed_batches.keep_failed_batch", lambda *_: None)
+        if self.context.rank == 0 and (path := keep(mini_batch, self.config, self.kind, step, epoch)):
             kept = f" The last such mini-batch is in {path}."
         if self.failures >= FAILURES_IN_A_ROW:
             raise Diverged(
@@ -282,36 +278,6 @@ def _ends(which: str, metrics: Metrics) -> dict[str, float]:
     """Returns the distance of the policy to the rollout's, in the first or the last optimizer step of an update."""
     means = {name: metrics.mean(name) for name in ("actor/approx_kl", "actor/clip_frac")}
     return {f"{name}_{which}": value for name, value in means.items() if value is not None}
-
-
-def keep_failed_batch(batch: RolloutBatch, config: Config, kind: str, step: int, epoch: int) -> Path | None:
-    """Writes `batch` to failures/step-00000012-actor-0.pt and says so; None: there are enough, or it cannot be written.
-
-    `torch.load` reads it: the fields of `RolloutBatch` by name, its inputs as `inputs.<name>`. `step` counts from 0,
-    the file's name from 1, as metrics do.
-    """
-    folder = Path(config.runner.output_dir).expanduser().absolute() / FOLDER
-    path = folder / f"step-{step + 1:08d}-{kind}-{epoch}.pt"
-    try:
-        folder.mkdir(exist_ok=True)  # an output folder that was moved is not created again
-        if not path.exists() and len(list(folder.iterdir())) >= MOST_KEPT:
-            return None
-        torch.save(_tensors(batch), path)
-    except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a full disk; the run goes on
-        logger.warning("a mini-batch with a non-finite gradient could not be written to %s: %s", path, error)
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-        return None
-    logger.warning(
-        "%s: the gradient of a mini-batch was not finite; its step was left out, its rows are in %s", kind, path
-    )
-    return path
-
-
-def _tensors(batch: RolloutBatch) -> dict[str, Tensor]:
-    fields = {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
-    fields |= {f"inputs.{name}": value for name, value in batch.inputs.items()}
-    return {name: tensor.clone() for name, tensor in fields.items()}  # torch.save writes the whole storage of a view
 
 
 def present(tensor: Tensor | None) -> Tensor:

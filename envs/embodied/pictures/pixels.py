@@ -10,7 +10,8 @@ import mujoco
 import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from rl_platform.envs.embodied.descriptions import EnvDescription, PixelFormat, check_camera
+from rl_platform.envs.embodied.build_problems.cameras import check_camera
+from rl_platform.envs.embodied.descriptions import EnvDescription, PixelFormat
 from rl_platform.errors import ConfigError, Problem
 
 if TYPE_CHECKING:

@@ -12,13 +12,14 @@ from rl_platform.algorithms.kl import full_kl
 from rl_platform.algorithms.variants.importance_weights import mismatch_weights
 from rl_platform.components.actor import EmbodiedActor, LanguageActor
 from rl_platform.components.critic import LanguageCritic
-from rl_platform.components.learner import FAILURES_IN_A_ROW, keep_failed_batch
+from rl_platform.components.learner import FAILURES_IN_A_ROW
 from rl_platform.components.reference import LanguageReference
 from rl_platform.config.schema import Config
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
 from rl_platform.errors import ConfigError, Diverged
 from rl_platform.records import RolloutBatch
+from rl_platform.runners.watching.failed_batches import keep_failed_batch
 
 NAN = float("nan")
 
