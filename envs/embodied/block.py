@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from rl_platform.envs.embodied import env_state
 from rl_platform.envs.embodied.adapter import reset_env
 from rl_platform.envs.embodied.buffers import Buffers, all_finite
 from rl_platform.envs.embodied.descriptions import EnvSetup
@@ -26,6 +25,7 @@ from rl_platform.envs.embodied.step_results import WrongResult, check_exact, fla
 from rl_platform.envs.embodied.stepping import native_envs, stop_timers, user_envs
 from rl_platform.envs.embodied.success import SuccessCount
 from rl_platform.errors import WorkerError
+from rl_platform.extras import find
 from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from rl_platform.envs.embodied.spaces import AnyEnv
     from rl_platform.envs.embodied.user_envs.user_envs import UserEnvs
 
+STATES = "rl_platform.envs.embodied.saved_states"  # an extra
 logger = logging.getLogger(__name__)
 
 
@@ -51,6 +52,10 @@ class EnvFailure(Exception):
 
 class NotFinite(Exception):
     """The first observation of an episode has NaN or infinity."""
+
+
+class CannotSave(Exception):
+    """An environment holds something that cannot be saved; the message names it."""
 
 
 class EnvBlock:
@@ -296,11 +301,12 @@ class EnvBlock:
     def save(self) -> list[bytes]:
         """Returns the state of each environment and its running episode."""
         states: list[bytes] = []
-        lost: dict[int, env_state.CannotSave] = {}
+        lost: dict[int, CannotSave] = {}
+        save = find(STATES, "env_state.save", _cannot_save) if self._native is None else None
         for i in range(len(self._lengths)):
             try:
-                state = self._native.save(i) if self._native is not None else env_state.save(self._envs[i])
-            except env_state.CannotSave as error:
+                state = self._native.save(i) if self._native is not None else save(self._envs[i])
+            except CannotSave as error:
                 state, lost[i] = None, error
             episode = float(self._returns[i]), int(self._lengths[i]), self._success.save(i)
             states.append(pickle.dumps((state, *episode)))
@@ -326,7 +332,7 @@ class EnvBlock:
                 if self._native is not None:
                     self._native.restore(i, state)
                 else:
-                    env_state.restore(self._envs[i], state)
+                    find(STATES, "env_state.restore", _cannot_save)(self._envs[i], state)
             except Exception as error:
                 raise EnvFailure(self._first + i, "restore", traceback.format_exc()) from error
             self._returns[i], self._lengths[i] = returned, length
@@ -337,6 +343,10 @@ class EnvBlock:
             self._native.close()
         for env in self._envs:
             env.close()
+
+
+def _cannot_save(env: AnyEnv, *state: bytes) -> bytes:
+    raise CannotSave(f"{STATES} is not installed")
 
 
 def _physics_failures(env: AnyEnv) -> np.ndarray | None:

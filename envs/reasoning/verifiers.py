@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rl_platform.envs.reasoning.foreign_rewards import RewardExtension
+from rl_platform.extras import find
+from rl_platform.user_code import Extension
 
 BUILT_IN = ("task", "math_verify", "exact_match")
 MATHEMATICS = ("jsonl", "file", "dataset")  # types of tasks whose answers are compared as numbers and formulas
@@ -50,7 +51,7 @@ class RewardFunction(Protocol):
         """Returns the score, or the score and the rewards of steps. answer, metadata: of the question."""
 
 
-REWARD = RewardExtension(
+REWARD = Extension(
     "reward",
     "reward.type",
     RewardFunction,
@@ -145,5 +146,6 @@ def _math_verifier() -> Verifier:
 
 
 def _user_verifier(name: str) -> Verifier:
-    function = REWARD.load(name)
+    kind = find("rl_platform.config.explanations", "foreign_rewards.of_rewards", lambda kind: kind)(REWARD)
+    function = kind.load(name)
     return lambda item: function(item.response, item.answer, item.metadata)

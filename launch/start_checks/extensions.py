@@ -12,6 +12,7 @@ from rl_platform.algorithms.variants.filters import GROUPS, SAMPLES
 from rl_platform.algorithms.variants.user_estimator import ESTIMATOR
 from rl_platform.algorithms.variants.user_policy_loss import LOSS
 from rl_platform.components.agents.agent_function import AGENT, AGENT_TOOL, TEXT_ENVIRONMENT, TOOL
+from rl_platform.config.explanations.foreign_rewards import of_rewards
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import ENGINE
 from rl_platform.envs.embodied.user_backend import BACKEND
@@ -45,7 +46,7 @@ USES = (
         GROUPS, "filter", lambda config: [sampling.filter if (sampling := config.algorithm.dynamic_sampling) else None]
     ),
     Use(SAMPLES, "filter", lambda config: [config.algorithm.sample_filter]),
-    Use(REWARD, "", lambda config: []),  # its own process imports it: user_code_checks.check_reward
+    Use(of_rewards(REWARD), "", lambda config: []),  # its own process imports it: user_code_checks.check_reward
     Use(TOOL, "", lambda config: [turns.tool if (turns := config.rollout.multi_turn) else None]),
     Use(AGENT, "", lambda config: [agent.function if (agent := config.rollout.agent) else None]),
     Use(AGENT_TOOL, "", lambda config: [tool.type for tool in agent.tools] if (agent := config.rollout.agent) else []),

@@ -46,7 +46,11 @@ def gae(
     compiled = None
     if ends is not None or mask.numel() >= COMPILE_FROM:  # an embodied run, which has ends, compiles other loops anyway
         compiled = acceleration.find("gae_function", values)
-    return (compiled or _plain_gae)(rewards, values, mask, gamma, lam, ends, end_values)
+    arguments = rewards, values, mask, gamma, lam, ends, end_values
+    if compiled is not None:
+        return compiled(*arguments)
+    advantages = torch.where(mask, scan(*coefficients(*arguments)), 0.0)
+    return advantages.to(values.dtype), torch.where(mask, advantages + values, 0.0).to(values.dtype)
 
 
 def decoupled_gae(
@@ -64,21 +68,6 @@ def decoupled_gae(
     if isinstance(lam_policy, Tensor) or lam_policy != lam_value:
         returns = gae(rewards, values, mask, gamma, lam_value, ends, end_values)[1]
     return estimated, returns
-
-
-def _plain_gae(
-    rewards: FloatBT,
-    values: FloatBT,
-    mask: BoolBT,
-    gamma: float,
-    lam: float | FloatB,
-    ends: BoolBT | None,
-    end_values: FloatBT | None,
-) -> tuple[FloatBT, FloatBT]:
-    """Computes `gae` by `scan`."""
-    estimated = scan(*coefficients(rewards, values, mask, gamma, lam, ends, end_values))
-    advantages = torch.where(mask, estimated, 0.0)
-    return advantages.to(values.dtype), torch.where(mask, advantages + values, 0.0).to(values.dtype)
 
 
 def coefficients(

@@ -5,7 +5,8 @@ A checkpoint is a folder `step-00000040` with a file (`env.pt`) or a folder of s
 sealed by a SHA-256 of its own. A person who can write the folder can seal a manifest, so its values are not trusted:
 names stay inside the folder, and files are loaded as tensors and plain values only. Loading runs no code from them.
 
-Not covered: what is in a folder of shards; values that hold a pickle as bytes, see `envs/embodied/env_state.py`.
+Not covered: what is in a folder of shards; values that hold a pickle as bytes, see
+`envs/embodied/saved_states/env_state.py`.
 """
 
 from __future__ import annotations

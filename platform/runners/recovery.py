@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from rl_platform.config.schema.env import Env
-from rl_platform.envs.embodied.env_state import refuse_code
-from rl_platform.errors import WorkerDied, WorkerError
+from rl_platform.envs.embodied.block import STATES
+from rl_platform.errors import CheckpointError, WorkerDied, WorkerError
+from rl_platform.extras import find
 from rl_platform.records import StateDict, Weights, WeightsReceived
 from rl_platform.runners.component_groups import EnvGroup, RolloutGroup
 from rl_platform.runtime import Runtime
@@ -129,7 +130,11 @@ class EnvPart:
 
     def refuse_code(self, state: StateDict) -> None:
         """Raises CheckpointError if loading `state` may run code, see `env_state`."""
-        refuse_code(state["envs"]["envs"])
+        find(STATES, "env_state.refuse_code", _refuse)(state["envs"]["envs"])
+
+
+def _refuse(states: Sequence[bytes]) -> None:
+    raise CheckpointError(f"states of environments cannot be read: {STATES} is not installed")
 
 
 @dataclass(frozen=True)

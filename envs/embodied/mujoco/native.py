@@ -18,9 +18,9 @@ import numpy as np
 
 from rl_platform.envs.embodied.arrays import Array
 from rl_platform.envs.embodied.descriptions import time_limit
-from rl_platform.envs.embodied.env_state import NATIVE
 from rl_platform.envs.embodied.mujoco.row_operations import join
 from rl_platform.envs.embodied.mujoco.tasks import find_task
+from rl_platform.envs.embodied.saved_states.env_state import NATIVE
 from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rl_platform.envs.embodied.block import CannotSave
 from rl_platform.envs.embodied.descriptions import EnvDescription
-from rl_platform.envs.embodied.env_state import NATIVE, CannotSave, refuse_code
+from rl_platform.envs.embodied.saved_states.env_state import NATIVE, refuse_code
 from rl_platform.envs.embodied.spaces import EnvSpaces, read_spaces
 from rl_platform.envs.embodied.user_backend import BACKEND, EnvBackend, StepArrays
 from rl_platform.errors import CheckpointError, ConfigError

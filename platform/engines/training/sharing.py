@@ -146,12 +146,3 @@ def over_ranks(metrics: Metrics, device: torch.device, group: Group) -> Metrics:
         minima=dict(zip(metrics.minima, minima, strict=True)),
         maxima=dict(zip(metrics.maxima, maxima, strict=True)),
     )
-
-
-def on_cpu(metrics: Metrics) -> Metrics:
-    """Returns the metrics on the CPU: a pickled CUDA tensor is restored on the receiver's device of that index."""
-    return Metrics(
-        {names: Sums(sums.total.cpu(), float(sums.count)) for names, sums in metrics.means.items()},
-        {name: value.cpu() for name, value in metrics.minima.items()},
-        {name: value.cpu() for name, value in metrics.maxima.items()},
-    )

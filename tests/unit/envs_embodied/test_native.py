@@ -11,11 +11,11 @@ import pytest
 from gymnasium.envs.mujoco import mujoco_env
 from gymnasium.wrappers import TransformAction
 
-from rl_platform.envs.embodied import env_state
 from rl_platform.envs.embodied.descriptions import EnvDescription, make_env
 from rl_platform.envs.embodied.mujoco import physics
 from rl_platform.envs.embodied.mujoco.native import NativeEnvs
 from rl_platform.envs.embodied.mujoco.tasks import TASKS
+from rl_platform.envs.embodied.saved_states import env_state
 from rl_platform.envs.embodied.vector import VectorEnv
 from rl_platform.errors import ConfigError
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from rl_platform.envs.embodied.descriptions import EnvDescription
-from rl_platform.envs.embodied.env_state import NATIVE, refuse_code
 from rl_platform.envs.embodied.mujoco.tasks import TASKS
+from rl_platform.envs.embodied.saved_states.env_state import NATIVE, refuse_code
 from rl_platform.envs.embodied.vector import StepResult, VectorEnv
 from rl_platform.errors import CheckpointError
 

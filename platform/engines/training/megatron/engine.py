@@ -34,7 +34,6 @@ from rl_platform.engines.training.megatron.weight_map import TensorSource, base_
 from rl_platform.engines.training.sharded_state import ShardedState
 from rl_platform.engines.training.sharing import (
     balance_metrics_of,
-    on_cpu,
     over_ranks,
     part_of,
     shares,
@@ -199,7 +198,7 @@ class MegatronEngine:
         if self.last.post_process and self.data.handle is not None:
             balance = balance_metrics_of(mini_batch, self.data.size, self.model.hidden_size, self.balance)
             metrics = over_ranks(metrics, self.device, self.data).merge(balance)
-        metrics = self.pipeline.broadcast_object(on_cpu(metrics), self.pipeline.size - 1)
+        metrics = self.pipeline.broadcast_object(_on_cpu(metrics), self.pipeline.size - 1)
         metrics = self.tensor.broadcast_object(metrics, 0)  # a metric may stop the update, so it must be bit-identical
         own = {"grad_norm": torch.tensor([norm])}
         if self.router_aux_loss_coef:
@@ -380,3 +379,12 @@ class MegatronEngine:
                 hidden, tensor_parallel_output_grad=not self.is_value_model, group=group
             )
         return hidden if self.is_value_model else tensor_parallel.copy_to_tensor_model_parallel_region(hidden, group)
+
+
+def _on_cpu(metrics: Metrics) -> Metrics:
+    """Returns the metrics on the CPU: a pickled CUDA tensor is restored on the receiver's device of that index."""
+    return Metrics(
+        {names: Sums(sums.total.cpu(), float(sums.count)) for names, sums in metrics.means.items()},
+        {name: value.cpu() for name, value in metrics.minima.items()},
+        {name: value.cpu() for name, value in metrics.maxima.items()},
+    )

@@ -49,6 +49,11 @@ class RewardExtension(Extension):
         return self.misfit(name, message, hint)
 
 
+def of_rewards(kind: Extension) -> Extension:
+    """Returns this kind of user code, of which functions of other systems are refused."""
+    return RewardExtension(kind.kind, kind.key, kind.protocol, kind.usage)
+
+
 def _trl_arguments(names: list[str]) -> dict[str, str]:
     """Returns the arguments of a function of TRL for one response. Columns of the data set are lists there.
 

@@ -25,6 +25,7 @@ from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import EzPickle
 
+from rl_platform.envs.embodied.block import CannotSave
 from rl_platform.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -59,10 +60,6 @@ _HARMLESS = {
     ("numpy.random._pickle", "__generator_ctor"),
     *((f"numpy.random._{name.lower()}", name) for name in ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")),
 }
-
-
-class CannotSave(Exception):
-    """An environment holds something that cannot be saved; the message names it."""
 
 
 def save(env: AnyEnv) -> bytes:
