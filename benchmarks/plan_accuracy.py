@@ -177,7 +177,7 @@ def measure(case: Case) -> None:
     machine = stored_machine(device_of(inventory), inventory)
     kinds = {"policies": "policy"} if loaded.config.runner.task_type == "embodied" else {"prompts": "data"}
     known = machine is not None and all(fingerprint(loaded.config, of) in machine.tree[at] for at, of in kinds.items())
-    if not known or (inventory.accelerators > 1 and not machine.tree["all_reduce"]):
+    if not known or (inventory.num_accelerators > 1 and not machine.tree["all_reduce"]):
         # a process of its own, as for a user: an embodied policy leaves settings of torch's threads behind
         command = [sys.executable, "-c", CODE, str(ROOT / "configs" / case.config), *settings_of(case)]
         subprocess.run([*command, "--plan=calibrate"], stdout=subprocess.DEVNULL, check=True)

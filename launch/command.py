@@ -233,7 +233,7 @@ def load(
             schedule(cluster, inventory)
         except PlacementError as error:
             return error.problems
-        if starts and cluster.reallocate != "off" and max(inventory.accelerators, len(inventory.nodes)) == 1:
+        if starts and cluster.reallocate != "off" and max(inventory.num_accelerators, len(inventory.nodes)) == 1:
             message = "this machine has one device, and so one placement"
             return [Problem("cluster.reallocate", message, value=cluster.reallocate, allowed="off")]
         return []

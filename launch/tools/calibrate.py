@@ -84,7 +84,7 @@ def calibrate(config: Config, inventory: Inventory) -> str:
     tree = known if reused else _machine(kind, device, file)
     for name in ("environments", "policies", "prompts"):
         tree[name] = known.get(name, {})
-    several = inventory.accelerators > 1 and (device.type == "cpu" or torch.cuda.device_count() > 1)
+    several = inventory.num_accelerators > 1 and (device.type == "cpu" or torch.cuda.device_count() > 1)
     if several and not tree["all_reduce"]:
         tree["all_reduce"] = all_reduce_seconds(device.type)
     names = {kind: fingerprint(config, kind) for kind in ("env", "policy", "data")}

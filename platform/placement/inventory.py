@@ -33,7 +33,7 @@ class Node:
     """
 
     name: str
-    accelerators: int = 0
+    num_accelerators: int = 0
     cpus: int | None = None
     memory: int | None = None
     labels: frozenset[str] = frozenset()
@@ -61,9 +61,9 @@ class Inventory:
     gpu: str = ""
 
     @property
-    def accelerators(self) -> int:
+    def num_accelerators(self) -> int:
         """The number of accelerators of all nodes together."""
-        return sum(node.accelerators for node in self.nodes)
+        return sum(node.num_accelerators for node in self.nodes)
 
     @property
     def is_emulated(self) -> bool:
@@ -86,7 +86,7 @@ class Inventory:
         """Returns machines whose CPU workers emulate accelerators: a placement for a cluster runs without one."""
         detected = cls.detected(num_nodes)
         nodes = tuple(
-            replace(node, accelerators=devices_per_node, device_ids=(), emulated=True) for node in detected.nodes
+            replace(node, num_accelerators=devices_per_node, device_ids=(), emulated=True) for node in detected.nodes
         )
         return cls(nodes, f"no real GPUs: {devices_per_node} CPU workers per node by cluster.devices_per_node")
 
@@ -112,7 +112,7 @@ class Inventory:
             if node_group in (None, NODE_GROUP) or node_group in node.labels
         ]
         accelerators: list[tuple[int, int | None]] = [
-            (index, local) for index in chosen for local in range(self.nodes[index].accelerators)
+            (index, local) for index in chosen for local in range(self.nodes[index].num_accelerators)
         ]
         if node_group == NODE_GROUP or not accelerators:
             return [(index, None) for index in chosen]
@@ -223,8 +223,8 @@ def _group_names(groups: Sequence[NodeGroup]) -> list[Problem]:
 
 def _joined(group: NodeGroup, node: Node, count: int | None) -> Node:
     """Returns the node as a member of the group too, with `count` accelerators if a group declares them."""
-    if count is not None and count != node.accelerators:  # the names of these accelerators are unknown
-        node = replace(node, accelerators=count, device_ids=())
+    if count is not None and count != node.num_accelerators:  # the names of these accelerators are unknown
+        node = replace(node, num_accelerators=count, device_ids=())
     return replace(
         node,
         gpu=group.gpu or node.gpu,

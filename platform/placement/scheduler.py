@@ -157,7 +157,7 @@ def schedule(cluster: Cluster, inventory: Inventory) -> Placement:
         problems.append(_too_few_nodes(cluster, len(used.nodes)))
     used, group_problems = used.with_groups(cluster.node_groups)
     problems += group_problems
-    if (total := used.accelerators) > MAX_ACCELERATORS:
+    if (total := used.num_accelerators) > MAX_ACCELERATORS:
         allowed = f"at most {MAX_ACCELERATORS} {used.noun}s on all nodes together"
         raise PlacementError([*problems, Problem("cluster", f"{total} {used.noun}s are too many", allowed=allowed)])
     declared = {group.label for group in cluster.node_groups}
@@ -297,7 +297,7 @@ def _hosts(entries: Iterable[Entry], ranks: Iterable[Sequence[Place]], inventory
             env = environments.get((node, accelerators))
             if env is None:
                 env = environments[node, accelerators] = dict(inventory.nodes[node].env_vars)
-                if inventory.nodes[node].accelerators:  # an empty value keeps a CPU component off the GPUs
+                if inventory.nodes[node].num_accelerators:  # an empty value keeps a CPU component off the GPUs
                     env[VISIBLE_DEVICES] = inventory.nodes[node].visible_devices(accelerators)
             driven = () if inventory.nodes[node].emulated else accelerators
             ray_labels, owned = inventory.nodes[node].ray_labels, max(1, len(accelerators))

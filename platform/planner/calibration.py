@@ -36,7 +36,7 @@ def stored_basis(config: Config, inventory: Inventory) -> Basis:
     if machine is None:
         return Basis()
     node = inventory.nodes[0]
-    share = 1 / max(1, node.accelerators) if node.emulated else 1.0
+    share = 1 / max(1, node.num_accelerators) if node.emulated else 1.0
     return Basis(machine.lengths(config), machine.rates(device, config, share))
 
 

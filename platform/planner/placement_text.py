@@ -57,7 +57,7 @@ def render(placement: Placement, inventory: Inventory) -> str:
 
 def _summary(inventory: Inventory) -> str:
     nodes = len(inventory.nodes)
-    parts = [f"{nodes} node{'s' if nodes != 1 else ''}", _count(inventory.accelerators, inventory.noun)]
+    parts = [f"{nodes} node{'s' if nodes != 1 else ''}", _count(inventory.num_accelerators, inventory.noun)]
     cpus = [node.cpus for node in inventory.nodes if node.cpus is not None]
     memory = [node.memory for node in inventory.nodes if node.memory is not None]
     if cpus:
@@ -77,7 +77,7 @@ def _grid(placement: Placement, inventory: Inventory) -> list[str]:
             runs[-1].append(column)
         else:
             runs.append([column])
-    labels = ["", inventory.noun if inventory.accelerators else "", *placement.components]
+    labels = ["", inventory.noun if inventory.num_accelerators else "", *placement.components]
     margin = max(map(len, labels))
     lines: list[str] = []
     for block in _blocks([_cells(run, inventory) for run in runs], _WIDTH - margin):
@@ -106,7 +106,9 @@ def _columns(placement: Placement, inventory: Inventory) -> Iterator[_Column]:
                 ranks[key][index].append(slot.rank)
                 owned[key][index] = len(slot.accelerators)
     empty: list[list[int]] = [[] for _ in names]
-    accelerators = [(node, local) for node, entry in enumerate(inventory.nodes) for local in range(entry.accelerators)]
+    accelerators = [
+        (node, local) for node, entry in enumerate(inventory.nodes) for local in range(entry.num_accelerators)
+    ]
     cpus = sorted(node for node, local in ranks if local is None)
     for number, (node, local) in enumerate([*accelerators, *((node, None) for node in cpus)]):
         used = tuple(map(tuple, ranks.get((node, local), empty)))

@@ -195,7 +195,7 @@ def _devices(
 
     number = 0
     for node, entry in enumerate(inventory.nodes):
-        for local in range(entry.accelerators):
+        for local in range(entry.num_accelerators):
             yield use(node, local, number)
             number += 1
     yield from (use(node, None, None) for node in sorted(node for node, local in occupancy if local is None))

@@ -30,7 +30,7 @@ def as_tree(report: Report) -> dict[str, object]:
     return {
         "version": VERSION,
         "cluster": {
-            "nodes": [{"name": node.name, "gpus": node.accelerators} for node in inventory.nodes],
+            "nodes": [{"name": node.name, "gpus": node.num_accelerators} for node in inventory.nodes],
             "origin": inventory.origin,
             "device": {"kind": device.kind, "known": device.known, "memory_bytes": device.memory},
         },

@@ -51,13 +51,13 @@ class Search:
 
     def __init__(self, config: Config, shapes: Mapping[str, Shape], inventory: Inventory, basis: Basis | None) -> None:
         self.config, self.shapes, self.basis = config, shapes, basis
-        self.devices, self.per_node = devices_of(inventory), max(node.accelerators for node in inventory.nodes)
+        self.devices, self.per_node = devices_of(inventory), max(node.num_accelerators for node in inventory.nodes)
         self.device = self.devices.on(range(len(inventory.nodes)))
-        self.available = inventory.accelerators or len(inventory.nodes)
+        self.available = inventory.num_accelerators or len(inventory.nodes)
         self.rollout_devices = max(1, schedule(config.cluster, inventory).layout.parts["rollout"].per_rank)
         self.runs = _runs(self.devices, len(inventory.nodes))
         first, *others = self.runs
-        self.first_kind = sum(node.accelerators for node in inventory.nodes[: first[1]]) if others else 0
+        self.first_kind = sum(node.num_accelerators for node in inventory.nodes[: first[1]]) if others else 0
         self.emulated, self.tried = inventory.is_emulated, dict[str, Candidate]()
 
     def placements(self) -> SearchResult:

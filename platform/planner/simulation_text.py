@@ -62,7 +62,7 @@ EXPLANATION = (
 
 def _reports(report: Report, plan: Callable[[Sequence[str]], Report]) -> Iterator[tuple[int, Report | str]]:
     """Yields the number of devices and the report, or why there is none."""
-    own, noun = report.inventory.accelerators, f"{report.inventory.noun}s"
+    own, noun = report.inventory.num_accelerators, f"{report.inventory.noun}s"
     yield own, report
     if not own:
         yield 0, "Larger clusters: declare GPUs with cluster.inventory, or CPU workers with cluster.devices_per_node."

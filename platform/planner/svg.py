@@ -88,7 +88,7 @@ def report_svg(report: Report, step: bool = True) -> str:
 
 
 def _legend(canvas: _Canvas, report: Report) -> None:
-    nodes, gpus = len(report.inventory.nodes), report.inventory.accelerators
+    nodes, gpus = len(report.inventory.nodes), report.inventory.num_accelerators
     kind = report.device.kind if report.inventory.gpu or report.device.known else "GPU"
     machines = f"{nodes} node{'s' if nodes > 1 else ''}, {gpus or 'no GPU'}{f' x {kind}' if gpus else ''}"
     canvas.text(MARGIN, canvas.bottom + 10, f"{report.config.runner.experiment_name}: {machines}", "title")

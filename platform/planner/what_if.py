@@ -120,7 +120,7 @@ def _devices(config: Config, inventory: Inventory) -> list[Choice]:
 
     Empty without devices, and for clusters whose nodes are in groups.
     """
-    total = inventory.accelerators
+    total = inventory.num_accelerators
     if not total or config.cluster.node_groups:
         return []
     nodes, per_node = len(inventory.nodes), total // len(inventory.nodes)
@@ -138,10 +138,10 @@ def grown(config: Config, inventory: Inventory, total: int) -> tuple[str, ...] |
 
     None without devices, for clusters whose nodes are in groups, and where numbers would not stay whole.
     """
-    if not inventory.accelerators or config.cluster.node_groups:
+    if not inventory.num_accelerators or config.cluster.node_groups:
         return None
-    factor, nodes = Fraction(total, inventory.accelerators), len(inventory.nodes)
-    several = nodes > 1 or inventory.accelerators >= WHOLE_NODE
+    factor, nodes = Fraction(total, inventory.num_accelerators), len(inventory.nodes)
+    several = nodes > 1 or inventory.num_accelerators >= WHOLE_NODE
     placed = _resized(config, inventory, factor, factor if several else Fraction(total, WHOLE_NODE))
     embodied = config.runner.task_type == "embodied"
     rows = {"data.mini_batch_size": config.data.mini_batch_size * factor}
@@ -159,7 +159,7 @@ def grown(config: Config, inventory: Inventory, total: int) -> tuple[str, ...] |
 def _resized(config: Config, inventory: Inventory, factor: Fraction, more_nodes: Fraction) -> tuple[str, ...] | None:
     """Returns the overrides for `factor` times as many devices on `more_nodes` times as many machines; None where
     numbers would not stay whole."""
-    nodes, per_node = len(inventory.nodes), inventory.accelerators // len(inventory.nodes)
+    nodes, per_node = len(inventory.nodes), inventory.num_accelerators // len(inventory.nodes)
     sizes = nodes * more_nodes, per_node * factor / more_nodes
     entries, _ = read(config.cluster.component_placement)
     placement = {

@@ -114,7 +114,7 @@ def device_of(inventory: Inventory) -> Device:
 
     A GPU without a name has an unknown memory and the speed of `ASSUMED`; `known` is False.
     """
-    if not inventory.accelerators or inventory.is_emulated:
+    if not inventory.num_accelerators or inventory.is_emulated:
         return _cpu(inventory)
     if inventory.gpu:
         return GPUS[inventory.gpu]
@@ -129,7 +129,7 @@ def device_of(inventory: Inventory) -> Device:
 
 def _cpu(inventory: Inventory) -> Device:
     node = inventory.nodes[0]
-    share = max(1, node.accelerators) if node.emulated else 1  # a node group may have none
+    share = max(1, node.num_accelerators) if node.emulated else 1  # a node group may have none
     cores = (node.cpus or _ASSUMED_CORES) / share
     memory = node.memory // share if node.memory else None
     own, times = _core() if node.cpus else (_ASSUMED_FLOPS, 1)  # a detected node is like this machine

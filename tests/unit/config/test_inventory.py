@@ -22,7 +22,7 @@ def test_the_size_of_the_cluster_follows() -> None:
     cluster = load_config(CONFIG, [DECLARED]).config.cluster
     assert (cluster.num_nodes, cluster.gpus_per_node) == (512, 8)
     inventory = inventory_for(cluster)
-    assert (len(inventory.nodes), inventory.accelerators, inventory.gpu) == (512, 4096, "h100")
+    assert (len(inventory.nodes), inventory.num_accelerators, inventory.gpu) == (512, 4096, "h100")
     assert inventory.origin == "declared by cluster.inventory"
 
 

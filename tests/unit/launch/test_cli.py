@@ -249,7 +249,7 @@ def test_load_gives_config_placement_and_inventory(folder: Path):
     loaded, placement, inventory = command_line.load("embodied.yaml", ["cluster.gpus_per_node=1"])
     assert loaded.config.env.id == "CartPole-v1"
     assert json.dumps(placement.components["env"][0].accelerators) == "[0]"
-    assert inventory.accelerators == 1
+    assert inventory.num_accelerators == 1
 
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -27,7 +27,7 @@ def install_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: st
 
 def test_declared_nodes() -> None:
     inventory = inventory_for(Cluster(num_nodes=2, gpus_per_node=8, component_placement=ONE))
-    sizes = [(node.name, node.accelerators, node.cpus) for node in inventory.nodes]
+    sizes = [(node.name, node.num_accelerators, node.cpus) for node in inventory.nodes]
     assert sizes == [("node-0", 8, None), ("node-1", 8, None)]
     assert inventory.origin == "declared by cluster.gpus_per_node"
     # no GPUs declared is not no declaration
@@ -36,7 +36,7 @@ def test_declared_nodes() -> None:
 
 def test_cpu_workers_stand_for_accelerators_and_say_so() -> None:
     inventory = inventory_for(Cluster(num_nodes=2, devices_per_node=8, component_placement=ONE))
-    assert inventory.accelerators == 16
+    assert inventory.num_accelerators == 16
     assert inventory.origin == "no real GPUs: 8 CPU workers per node by cluster.devices_per_node"
     assert inventory.nodes[0].visible_devices((0, 1)) == ""
 
@@ -47,7 +47,7 @@ def test_this_machine() -> None:
     assert 1 <= node.cpus <= (os.cpu_count() or 1)
     assert node.memory is not None
     assert node.memory > 2**26
-    assert node.accelerators == len(node.device_ids)
+    assert node.num_accelerators == len(node.device_ids)
 
 
 def test_more_nodes_than_this_machine_are_an_assumption() -> None:
@@ -91,7 +91,7 @@ def test_a_broken_driver_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     install_nvidia_smi(tmp_path, monkeypatch, script)
     monkeypatch.setattr(inventory, "DRIVER_TIMEOUT_S", 1.0)
     (node,), origin = Inventory.detected().nodes, Inventory.detected().origin
-    assert node.accelerators == 0
+    assert node.num_accelerators == 0
     assert reason in origin
     assert "no GPU is used" in origin
 

@@ -58,7 +58,7 @@ def test_laws(case: tuple[Inventory, dict[str, str]]) -> None:
                 sizes = {len(slots[rank].accelerators) for rank in segment.ranks}
                 assert sizes == {max(1, len(segment.resources) // len(segment.ranks))}
     for host in placement.hosts:
-        assert set(host.accelerators) <= set(range(inventory.nodes[host.node].accelerators))
+        assert set(host.accelerators) <= set(range(inventory.nodes[host.node].num_accelerators))
         assert host.env["CUDA_VISIBLE_DEVICES"] == ",".join(map(str, host.accelerators))
         for name, rank in host.members:
             slot = placement.components[name][rank]

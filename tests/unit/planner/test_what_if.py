@@ -51,7 +51,7 @@ def test_a_larger_cluster_has_the_placement_in_proportion():
     assert [choice.value for choice in devices.choices] == [8, 16, 32, 64]  # a quarter would be half a machine
     for choice in devices.choices:
         report = planned(config, APART, *choice.overrides)
-        assert report.inventory.accelerators == choice.value
+        assert report.inventory.num_accelerators == choice.value
         ranks = {name: part.ranks for name, part in report.layout.parts.items()}
         assert ranks == {
             "actor": choice.value // 2,
