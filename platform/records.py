@@ -137,25 +137,6 @@ class Trajectory:
             return (True,) * len(self.token_ids)
         return tuple(not observed for observed in self.conversation.observed)
 
-    def state_dict(self) -> StateDict:
-        """Returns plain values for checkpoints, with the index in place of the prompt."""
-        turns = None if self.conversation is None else vars(self.conversation)
-        context = {} if self.conversation is None else {"context": self.prompt.token_ids}
-        rows = [row.state_dict() for row in self.rows]
-        return {**vars(self), "prompt": self.prompt.index, "conversation": turns, "rows": rows, **context}
-
-    @classmethod
-    def from_state(cls, state: StateDict, prompts: Mapping[int, Prompt]) -> Trajectory:
-        """Returns the trajectory of a `state_dict`. `prompts`: by their index."""
-        turns = state["conversation"]
-        conversation = None if turns is None else Conversation(**turns)
-        prompt = prompts[state["prompt"]]
-        if tuple(state.get("context", prompt.token_ids)) != prompt.token_ids:  # an agent changed it
-            prompt = dataclasses.replace(prompt, token_ids=tuple(state["context"]))
-        rows = tuple(cls.from_state(row, prompts) for row in state.get("rows", ()))
-        fields = {name: value for name, value in state.items() if name != "context"}
-        return cls(**{**fields, "prompt": prompt, "conversation": conversation, "rows": rows})
-
 
 @dataclass
 class RolloutBatch:

@@ -124,7 +124,8 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
 }
 NEEDS = {  # extras that an extra imports freely
     "rl_platform.components.demonstrations": ("rl_platform.engines.offloading",),
-    "rl_platform.models.policies": ("rl_platform.models.pretrained",),
+    "rl_platform.components.policy_recordings": ("rl_platform.algorithms.variants",),
+    "rl_platform.models.policies": ("rl_platform.algorithms.variants", "rl_platform.models.pretrained"),
     "rl_platform.models.vlas": (
         "rl_platform.models.policies",
         "rl_platform.models.pretrained",

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from rl_platform.algorithms.action_levels import ActionLevels
+from rl_platform.algorithms.variants.chunk_levels import ChunkLevels
 from rl_platform.components.policy_rollout import Actions
 from rl_platform.components.recording import Recording, Where
 from rl_platform.config.schema.algorithm import Bootstrap
@@ -23,7 +24,7 @@ class ChunkRecording(Recording):
 
     def __init__(self, num_envs: int, steps: int, spaces: EnvSpaces, levels: ActionLevels, turn: int = 1) -> None:
         super().__init__(num_envs, steps // levels.num_actions, spaces, max(turn, levels.num_actions))
-        self.levels = levels
+        self.levels = ChunkLevels(**vars(levels))
         chunks = (*self.ends.shape, levels.num_actions)
         self.log_probs = np.zeros((*chunks, levels.num_components), np.float32)
         self.rewards = np.zeros(chunks, np.float32)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.algorithms.losses import ModelOutputs
+from rl_platform.algorithms.variants.chunk_levels import ChunkLevels
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.choices import chosen, entropies, log_distributions, of_choices
 from rl_platform.models.draws import Among, normals
@@ -98,7 +99,7 @@ class ChunkActorCritic(nn.Module):
 
     def __init__(self, model: nn.Module, levels: ActionLevels) -> None:
         super().__init__()
-        self.model, self.levels = model, levels
+        self.model, self.levels = model, ChunkLevels(**vars(levels))
 
     def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
         shape, levels, inputs = batch.action_mask.shape, self.levels, batch.inputs

@@ -13,6 +13,7 @@ from rl_platform.algorithms.variants.filters import GROUPS, GroupFilter, decisio
 from rl_platform.config.schema.algorithm import DynamicSampling
 from rl_platform.errors import CheckpointError, DataError
 from rl_platform.records import Prompt, StateDict, Trajectory
+from rl_platform.runners.collection.trajectory_states import from_state, state_of
 
 Group = list[Trajectory]
 
@@ -140,11 +141,11 @@ class DynamicSampler:
 
     def state_dict(self) -> StateDict:
         """Returns the carried groups as plain values; prompts by their index."""
-        return {"carried": [[trajectory.state_dict() for trajectory in group] for group in self.carried]}
+        return {"carried": [[state_of(trajectory) for trajectory in group] for group in self.carried]}
 
     def load_state_dict(self, state: StateDict, prompts: Mapping[int, Prompt]) -> None:
         """Goes on with the groups of `state`. Raises CheckpointError if they are of another group size."""
-        carried = [[Trajectory.from_state(plain, prompts) for plain in group] for group in state["carried"]]
+        carried = [[from_state(plain, prompts) for plain in group] for group in state["carried"]]
         for group in carried:
             if len(group) != self.group_size:
                 raise CheckpointError(

@@ -15,6 +15,7 @@ from rl_platform.envs.reasoning.prompts import PromptLoader
 from rl_platform.errors import CheckpointError
 from rl_platform.records import Prompt, StateDict, Trajectory
 from rl_platform.reporter import Reporter
+from rl_platform.runners.collection.trajectory_states import from_state, state_of
 from rl_platform.runners.recovery import Recovery
 from rl_platform.runners.sample_ledger import SampleLedger
 from rl_platform.runtime import Runtime
@@ -134,11 +135,11 @@ class PartialRollouts:
 
     def state_dict(self) -> StateDict:
         """Returns the open prompts with their incomplete responses."""
-        return {"open": [[one.state_dict() for one in group] for group in self.open]}
+        return {"open": [[state_of(one) for one in group] for group in self.open]}
 
     def load_state_dict(self, state: StateDict, prompts: Mapping[int, Prompt]) -> None:
         """Loads the prompts of `state`. Raises CheckpointError if they are of another group size."""
-        groups = [[Trajectory.from_state(one, prompts) for one in group] for group in state["open"]]
+        groups = [[from_state(one, prompts) for one in group] for group in state["open"]]
         size = self.config.algorithm.group_size
         for group in groups:
             if len(group) != size:

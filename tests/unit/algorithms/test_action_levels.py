@@ -13,6 +13,7 @@ from rl_platform.algorithms.action_levels import ActionLevels, denominators_of
 from rl_platform.algorithms.advantages import advantages
 from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss
 from rl_platform.algorithms.rollout_metrics import rollout_metrics
+from rl_platform.algorithms.variants.chunk_levels import ChunkLevels
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.launch.card.algorithm_card import algorithm_card
@@ -65,7 +66,7 @@ def algorithm(rewards: str, log_probs: str, **keys: Any) -> Algorithm:
     return Algorithm(**settings | {"reward_type": rewards, "logprob_type": log_probs} | keys)
 
 
-def rollout(levels: ActionLevels) -> RolloutBatch:
+def rollout(levels: ChunkLevels) -> RolloutBatch:
     """[1,2P], as the environment and the actor before the update give it."""
     value_mask, units = levels.value_mask(EXECUTED), levels.entropy_units(EXECUTED)
     width = levels.num_positions
@@ -87,15 +88,15 @@ def rollout(levels: ActionLevels) -> RolloutBatch:
     )
 
 
-def estimated(settings: Algorithm) -> tuple[ActionLevels, RolloutBatch]:
+def estimated(settings: Algorithm) -> tuple[ChunkLevels, RolloutBatch]:
     """Rows of one chunk each, with advantages and returns."""
-    levels = ActionLevels.of(settings, 2, 2)
+    levels = ChunkLevels.of(settings, 2, 2)
     batch = rollout(levels)
     found, returns = advantages(batch, settings)
     return levels, replace(batch, advantages=found, returns=returns).flatten()
 
 
-def outputs(levels: ActionLevels) -> ModelOutputs:
+def outputs(levels: ChunkLevels) -> ModelOutputs:
     """Of the model in the middle of the update."""
     return ModelOutputs(
         levels.of_components(LOG_RATIOS, EXECUTED[0]),
@@ -145,7 +146,7 @@ def test_advantages_are_whitened_before_they_are_repeated(combination: tuple[str
 @pytest.mark.parametrize("combination", COMBINATIONS)
 def test_metrics_of_a_rollout_are_of_rewards_where_they_stand(combination: tuple[str, str]) -> None:
     settings = algorithm(*combination)
-    levels = ActionLevels.of(settings, 2, 2)
+    levels = ChunkLevels.of(settings, 2, 2)
     batch = rollout(levels)
     found, returns = advantages(batch, settings)
     metrics = rollout_metrics(replace(batch, advantages=found, returns=returns))
@@ -191,7 +192,7 @@ def test_a_rank_without_rows_adds_nothing(combination: tuple[str, str]) -> None:
 def test_gradients_by_finite_differences(kind: Any, combination: tuple[str, str]) -> None:
     torch.manual_seed(0)
     settings = algorithm(*combination, entropy_type=TOKEN, entropy_bonus=0.1, clip_ratio_low=1.0, clip_ratio_high=9.0)
-    levels = ActionLevels.of(settings, 2, 2 if kind == "continuous" else 1)
+    levels = ChunkLevels.of(settings, 2, 2 if kind == "continuous" else 1)
     config = PolicyConfig((4,), num_actions=2, num_values=levels.num_values)
     policy = ChunkPolicy((3,), ActionSpace(kind, 2), config)
     model = ChunkActorCritic(policy, levels).double()
