@@ -26,6 +26,7 @@ from rl_platform.components.actor import saved_policy, trained_policy
 from rl_platform.components.policy_rollout import Observations, PolicyInference
 from rl_platform.envs.embodied.descriptions import OF_PROGRAM
 from rl_platform.errors import ConfigError, DataError, Problem
+from rl_platform.launch.saved.policy_folder import built, normalizer_of, read_policy
 from rl_platform.launch.saved.saved_run import SavedRun, find_run
 from rl_platform.launch.saved.saved_weights import whole_weights
 from rl_platform.models.saved_policy import DESCRIPTION, SavedPolicy
@@ -44,8 +45,8 @@ class Policy:
         about = saved.description
         self.saved, self.spaces, self.levels = saved, about.spaces, about.levels
         seed = about.seed if seed is None else seed
-        self._inference = PolicyInference(saved.build(), torch.device(device), seed, about.forward_rows)
-        self._normalizer = saved.normalizer()
+        self._inference = PolicyInference(built(saved), torch.device(device), seed, about.forward_rows)
+        self._normalizer = normalizer_of(saved)
         self._memory_size = about.model.recurrent_size if about.model.type == "gru" else 0
         self._tasks = len(about.language.instruction_lengths) if about.language else 0
         self._choices = 0  # so far; each has random numbers of its own
@@ -222,7 +223,7 @@ def find_policy(folder: str | PathLike[str], asked: str, step: int | None = None
     path = Path(folder).expanduser()
     if not (path / DESCRIPTION).is_file():
         return policy_of(find_run(os.fspath(folder), asked, step))
-    saved = SavedPolicy.read(path)
+    saved = read_policy(path)
     if step not in (None, own := saved.description.step):
         message = f"{path} holds the policy of one step"
         hint = "name the folder of the run"
@@ -246,7 +247,7 @@ def policy_of(run: SavedRun) -> SavedPolicy:
     checkpoint = run.open(config)
     model = run.folder / "model"
     of_program = config.env.id.startswith(OF_PROGRAM) and (model / DESCRIPTION).is_file()
-    spaces = SavedPolicy.read(model).description.spaces if of_program else spaces_of(config)
+    spaces = read_policy(model).description.spaces if of_program else spaces_of(config)
     policy = trained_policy(config, spaces, config.runner.seed)
     weights = whole_weights(checkpoint.file("actor"), policy, config.actor.lora)
     normalizer = checkpoint.load("env").get("observation_normalizer")

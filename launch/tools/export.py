@@ -23,6 +23,7 @@ from rl_platform.config.schema.models import Model
 from rl_platform.disk import no_space, replacing
 from rl_platform.errors import CheckpointError, ConfigError, Problem, check_all
 from rl_platform.launch.saved.loaded_policy import find_policy
+from rl_platform.launch.saved.policy_folder import built, normalizer_of
 from rl_platform.launch.saved.saved_run import SavedRun, find_run
 from rl_platform.launch.saved.saved_weights import trained_weights, whole_weights
 from rl_platform.models.build import language_model
@@ -132,7 +133,7 @@ class PolicyGraph(nn.Module):
 
     def __init__(self, saved: SavedPolicy) -> None:
         super().__init__()
-        self.policy, self.about, normalizer = saved.build(), saved.description, saved.normalizer()
+        self.policy, self.about, normalizer = built(saved), saved.description, normalizer_of(saved)
         self.clip = None if normalizer is None else normalizer.clip
         if normalizer is not None:
             self.mean, self.scale = (nn.Buffer(torch.from_numpy(part)) for part in normalizer.mean_and_scale)

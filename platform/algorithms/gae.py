@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from rl_platform import acceleration
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rl_platform.algorithms.shapes import BoolBT, FloatB, FloatBT
 
 COMPILE_FROM = 2**22  # positions of a batch from which compiling a loop is won back, within a hundred batches or so
@@ -43,7 +45,7 @@ def gae(
     state that follows (0 if the episode terminated); None: one episode per row, worth 0 after its end. Values outside
     `mask`, and end values where nothing ends, may be anything. Schulman et al. 2016, arXiv 1506.02438, eq. 16.
     """
-    compiled = None
+    compiled: Callable[..., tuple[FloatBT, FloatBT]] | None = None
     if ends is not None or mask.numel() >= COMPILE_FROM:  # an embodied run, which has ends, compiles other loops anyway
         compiled = acceleration.find("gae_function", values)
     arguments = rewards, values, mask, gamma, lam, ends, end_values

@@ -175,6 +175,9 @@ NEEDS = {  # extras that an extra imports freely
         "rl_platform.launch.views",
     ),
     "rl_platform.launch.saved": (
+        "rl_platform.models.policies",
+        "rl_platform.models.pretrained",
+        "rl_platform.models.vlas",
         "rl_platform.launch.start_checks",
         "rl_platform.launch.views",
         "rl_platform.models.adapters",
@@ -227,7 +230,6 @@ SEAMS = (
     "platform/engines/rollout/torch.py",
     "platform/engines/training/fsdp.py",
     "platform/models/forward.py",
-    "platform/models/saved_policy.py",
     "platform/runners/embodied.py",
     "platform/runners/reasoning.py",
     "platform/runners/recovery.py",

@@ -24,6 +24,7 @@ from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.config.schema.models import Flow
 from rl_platform.errors import ConfigError
 from rl_platform.launch.saved.loaded_policy import Policy
+from rl_platform.launch.saved.policy_folder import built
 from rl_platform.launch.tools.export import _write_lerobot
 from rl_platform.models.embodied_policy import build_policy
 from rl_platform.models.saved_policy import PolicyDescription, SavedPolicy, language_of
@@ -156,7 +157,7 @@ def test_a_folder_of_lerobot_acts_as_the_run(stored: bool, tmp_path: Path) -> No
         section(out, num_action_chunks=options["n_action_steps"]), WIDE, ActionLevels(2, 6), 1, ["go"]
     )
     executed = []
-    for policy in (saved.build(), exported):
+    for policy in (built(saved), exported):
         rows, _ = policy.act(state(), torch.Generator().manual_seed(5), deterministic=True)
         executed.append(policy.executed(rows))
     assert executed[0].abs().max() > 1
