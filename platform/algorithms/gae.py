@@ -15,8 +15,6 @@ from torch.nn import functional as F
 from rl_platform import acceleration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rl_platform.algorithms.shapes import BoolBT, FloatB, FloatBT
 
 COMPILE_FROM = 2**22  # positions of a batch from which compiling a loop is won back, within a hundred batches or so
@@ -45,14 +43,10 @@ def gae(
     state that follows (0 if the episode terminated); None: one episode per row, worth 0 after its end. Values outside
     `mask`, and end values where nothing ends, may be anything. Schulman et al. 2016, arXiv 1506.02438, eq. 16.
     """
-    compiled: Callable[..., tuple[FloatBT, FloatBT]] | None = None
+    compiled = None
     if ends is not None or mask.numel() >= COMPILE_FROM:  # an embodied run, which has ends, compiles other loops anyway
         compiled = acceleration.find("gae_function", values)
-    arguments = rewards, values, mask, gamma, lam, ends, end_values
-    if compiled is not None:
-        return compiled(*arguments)
-    advantages = torch.where(mask, scan(*coefficients(*arguments)), 0.0)
-    return advantages.to(values.dtype), torch.where(mask, advantages + values, 0.0).to(values.dtype)
+    return (compiled or _plain_gae)(rewards, values, mask, gamma, lam, ends, end_values)
 
 
 def decoupled_gae(
@@ -70,6 +64,21 @@ def decoupled_gae(
     if isinstance(lam_policy, Tensor) or lam_policy != lam_value:
         returns = gae(rewards, values, mask, gamma, lam_value, ends, end_values)[1]
     return estimated, returns
+
+
+def _plain_gae(
+    rewards: FloatBT,
+    values: FloatBT,
+    mask: BoolBT,
+    gamma: float,
+    lam: float | FloatB,
+    ends: BoolBT | None,
+    end_values: FloatBT | None,
+) -> tuple[FloatBT, FloatBT]:
+    """Computes `gae` by `scan`."""
+    estimated = scan(*coefficients(rewards, values, mask, gamma, lam, ends, end_values))
+    advantages = torch.where(mask, estimated, 0.0)
+    return advantages.to(values.dtype), torch.where(mask, advantages + values, 0.0).to(values.dtype)
 
 
 def coefficients(
