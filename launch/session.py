@@ -14,6 +14,7 @@ import torch
 
 from rl_platform.config import LoadedConfig
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.cluster import Cluster
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.spaces import EnvSpaces
@@ -24,7 +25,6 @@ from rl_platform.garbage import collect_as_usual
 from rl_platform.interrupts import shutting_down
 from rl_platform.launch.command import START_CHECKS, PlacedConfig
 from rl_platform.launch.output import OutputFolder, output_folder
-from rl_platform.launch.run_restarts import RunRestarts
 from rl_platform.launch.runtime_choice import cluster_for, runtime_for
 from rl_platform.metrics import RunLog, user_loggers
 from rl_platform.placement.decisions import ESTIMATES, decide
@@ -40,6 +40,7 @@ from rl_platform.user_code import is_named
 
 if TYPE_CHECKING:
     from rl_platform.runners.watching.trace_file import Timeline
+    from rl_platform.runtime.ray.run_restarts import RunRestarts
 
 
 def terminal_view() -> Reporter:
@@ -63,7 +64,7 @@ def run(
     world = _world(config, placed.placement)
     callbacks = [*load_callbacks(config.runner.callbacks), *callbacks]
     with shutting_down(), output_folder(config, placed.loaded.resolved_yaml()) as output:
-        restarts = RunRestarts(config.cluster)
+        restarts = find("rl_platform.runtime.ray", "run_restarts.RunRestarts", _NoRestarts)(config.cluster)
         loop = partial(train, callbacks=callbacks, ppo_of=ppo_of or _failure_recorder(config, output.path))
         return restarts.run(partial(_run_once, placed, config_path, world, output, restarts, view, loop))
 
@@ -85,7 +86,7 @@ def _run_once(
     config_path: str,
     world: EnvSpaces | Split,
     output: OutputFolder,
-    restarts: RunRestarts,
+    restarts: RunRestarts | _NoRestarts,
     view: Callable[[], Reporter],
     loop: Callable[..., str],
 ) -> str:
@@ -283,6 +284,19 @@ class _RunReporters(Reporters):
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.output.keep()
         super().step(step, metrics)
+
+
+class _NoRestarts:
+    """Of runs without Ray: threads end with the process of the launcher."""
+
+    saved = False
+
+    def __init__(self, cluster: Cluster) -> None: ...
+
+    def run(self, attempt: Callable[[], str]) -> str:
+        return attempt()
+
+    def renew(self) -> None: ...
 
 
 class _PrintedNotes(Reporter):

@@ -90,18 +90,6 @@ def replacing(folder: Path) -> Iterator[Path]:
     shutil.rmtree(old, ignore_errors=True)
 
 
-@contextmanager
-def replacing_file(path: Path) -> Iterator[Path]:
-    """Yields an empty hidden file with the ending of `path`; it takes its place if the block ends without an error."""
-    stage = path.with_name(f".tmp-{path.name}")
-    try:
-        stage.write_bytes(b"")  # a folder that cannot be written to fails here
-        yield stage
-        os.replace(stage, path)
-    finally:
-        stage.unlink(missing_ok=True)
-
-
 def check_unedited(path: Path, text: str) -> None:
     """Raises FileExistsError if `path` is anything but a file with this text: the user may have edited it."""
     if os.path.lexists(path) and (not path.is_file() or read_regular(path) != text.encode()):

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rl_platform.disk import no_space, replacing_file
+from rl_platform.disk import no_space
 from rl_platform.errors import ConfigError, Problem
 
 PICTURES = (".png", ".svg", ".pdf", ".jpg")
+
+
+@contextmanager
+def replacing_file(path: Path) -> Iterator[Path]:
+    """Yields an empty hidden file with the ending of `path`; it takes its place if the block ends without an error."""
+    stage = path.with_name(f".tmp-{path.name}")
+    try:
+        stage.write_bytes(b"")  # a folder that cannot be written to fails here
+        yield stage
+        os.replace(stage, path)
+    finally:
+        stage.unlink(missing_ok=True)
 
 
 @contextmanager

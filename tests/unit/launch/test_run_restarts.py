@@ -8,8 +8,8 @@ import pytest
 
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import HostDied, PlacementError, PlatformError, Problem, WorkerDied
-from rl_platform.launch import run_restarts as module
-from rl_platform.launch.run_restarts import RunRestarts
+from rl_platform.runtime.ray import run_restarts as module
+from rl_platform.runtime.ray.run_restarts import RunRestarts
 
 
 @pytest.fixture
