@@ -124,5 +124,13 @@ class ComponentTimings:
 
 
 def _group_name(config: Config, component: str) -> str:
-    section = config.actor if component == "actor_critic" else getattr(config, component)
-    return section.group_name or component
+    names = {
+        "actor_critic": config.actor.group_name,
+        "actor": config.actor.group_name,
+        "critic": config.critic.group_name,
+        "reference": config.reference.group_name,
+        "rollout": config.rollout.group_name,
+        "reward": config.reward.group_name,
+        "env": config.env.group_name,
+    }
+    return names[component] or component
