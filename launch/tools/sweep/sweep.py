@@ -22,8 +22,9 @@ from rl_platform.disk import make_folder
 from rl_platform.environment_variables import changed_variables
 from rl_platform.errors import ConfigError, PlatformError, Problem
 from rl_platform.interrupts import shutting_down
-from rl_platform.launch.command import load
+from rl_platform.launch.command import load, located
 from rl_platform.launch.run_lock import LOCK, locked
+from rl_platform.launch.start_checks.env_check import check_env
 from rl_platform.launch.tools.run_groups import SEED
 from rl_platform.launch.tools.sweep.grid import SweepPoint, Varied, read_arguments
 from rl_platform.launch.tools.sweep.metric_check import check_metric
@@ -183,10 +184,11 @@ def _samples(spec: Spec, varied: Varied) -> list[SweepPoint]:
 def _load_all(config: str, varied: Varied, points: Sequence[SweepPoint]) -> list[LoadedConfig]:
     """Loads the config of each point. Raises ConfigError with the distinct problems, also for points that are equal."""
     refused: dict[str, tuple[Problem, list[str]]] = {}
-    configs, same = [], dict[str, str]()
+    configs, same, fitting = [], dict[str, str](), set[str]()
     for point in points:
         try:
             configs.append(load(config, [*varied.fixed, *point.overrides])[0])
+            _check_env(configs[-1], fitting)
         except ConfigError as error:
             for problem in error.problems:
                 refused.setdefault(str(problem), (problem, []))[1].append(point.name)
@@ -199,6 +201,15 @@ def _load_all(config: str, varied: Varied, points: Sequence[SweepPoint]) -> list
     if refused:
         raise ConfigError([_with_points(*each, len(points)) for each in refused.values()])
     return configs
+
+
+def _check_env(loaded: LoadedConfig, fitting: set[str]) -> None:
+    """Builds the environment of a point once, unless one of the same sections is in `fitting`. Raises ConfigError."""
+    sections = loaded.config.env.model_dump_json() + loaded.config.actor.model.model_dump_json()
+    if sections not in fitting:
+        with located(loaded):
+            check_env(loaded.config)
+        fitting.add(sections)
 
 
 def _with_points(problem: Problem, names: Sequence[str], total: int) -> Problem:
