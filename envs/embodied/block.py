@@ -288,8 +288,8 @@ class EnvBlock:
         observation = self._shaped_observations[i]
         places = np.argwhere(~np.isfinite(observation)).tolist()
         others = f" and at {len(places) - 1} more" if len(places) > 1 else ""
-        found = f"{observation[tuple(places[0])]} at {places[0]}{others} of shape {observation.shape}"
-        return NotFinite(f"the first observation has {found}")
+        place = f"{observation[tuple(places[0])]} at {places[0]}{others} of shape {observation.shape}"
+        return NotFinite(f"the first observation has {place}")
 
     def render(self) -> np.ndarray:
         """Returns a frame of the first environment, [height,width,3] uint8."""

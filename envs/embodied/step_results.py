@@ -39,10 +39,10 @@ def check_exact(value: object, dtype: np.dtype, what: str) -> None:
     with np.errstate(invalid="ignore"):
         same = array.dtype.kind in "iufb" and np.array_equal(array, array.astype(dtype))
     if not same:
-        found = f"{what} has type {array.dtype}"
+        message = f"{what} has type {array.dtype}"
         if array.dtype.kind in "iufb" and array.size:
-            found += f" and values from {array.min():g} to {array.max():g}"
-        raise WrongResult(f"{found}, which are no numbers of type {dtype} as in its space")
+            message += f" and values from {array.min():g} to {array.max():g}"
+        raise WrongResult(f"{message}, which are no numbers of type {dtype} as in its space")
 
 
 def check_choices(value: object, low: np.ndarray, high: np.ndarray, what: str) -> None:

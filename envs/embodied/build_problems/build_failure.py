@@ -47,8 +47,8 @@ def build_problem(name: str, env_id: str, kwargs: Mapping[str, object], error: B
         if "Vector" in str(error):
             hint = "name one environment, env.num_envs makes several"
         return Problem("env.id", message, value=name, hint=hint)
-    if (found := _ARGUMENT.search(str(error))) and found[1] in kwargs:
-        return Problem("env.kwargs", message, value=repr(kwargs), hint=f"remove it: ~env.kwargs.{found[1]}")
+    if (match := _ARGUMENT.search(str(error))) and match[1] in kwargs:
+        return Problem("env.kwargs", message, value=repr(kwargs), hint=f"remove it: ~env.kwargs.{match[1]}")
     if (problem := machine_problem(message, error, simulator_of(name))) is not None:
         return problem
     hint = "check env.kwargs against the environment's documentation"

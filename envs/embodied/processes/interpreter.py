@@ -102,8 +102,8 @@ def inspect_in_interpreter(description: EnvDescription) -> EnvFacts:
     assert description.python is not None
     name, key = description.python, pickle.dumps(description)
     if key not in _known:
-        (found,) = _inspections([description])
-        facts, problems, failure = found
+        (inspection,) = _inspections([description])
+        facts, problems, failure = inspection
         if problems:
             raise ConfigError(problems)
         if failure:
@@ -171,13 +171,13 @@ def answer() -> None:
     del sys.argv[1:]  # an environment may parse the command line
     files, descriptions = pickle.loads(connection.recv_bytes())
     for description in descriptions:
-        found: Inspection = None, [], ""
+        inspection: Inspection = None, [], ""
         try:
             for file in files:
                 import_user_module(file)
-            found = inspect_env(description), [], ""
+            inspection = inspect_env(description), [], ""
         except ConfigError as error:
-            found = None, list(error.problems), ""
+            inspection = None, list(error.problems), ""
         except Exception:
-            found = None, [], traceback.format_exc()
-        connection.send_bytes(pickle.dumps(found))
+            inspection = None, [], traceback.format_exc()
+        connection.send_bytes(pickle.dumps(inspection))

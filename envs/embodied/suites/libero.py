@@ -126,10 +126,10 @@ def _named_problems(cameras: Sequence[str]) -> Iterator[None]:
     except ValueError as error:
         # as MuJoCo's bindings in robosuite say it
         if (
-            found := re.search(r'No "camera" with name .* exists\. Available "camera" names = (.*)\.', str(error))
+            match := re.search(r'No "camera" with name .* exists\. Available "camera" names = (.*)\.', str(error))
         ) is None:
             raise
-        known = re.findall(r"[\w-]+", found[1])
+        known = re.findall(r"[\w-]+", match[1])
         for camera in cameras:
             check_name("cameras", camera, known, cameras)
         raise

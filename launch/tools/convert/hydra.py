@@ -107,14 +107,14 @@ def merged(base: dict[str, Value], over: Mapping[str, Value]) -> dict[str, Value
 
 def flat(tree: Mapping[str, Value], leaves: Sequence[str] = (), prefix: str = "") -> dict[str, Value]:
     """Dotted keys and their values. The mappings of `leaves` stay whole."""
-    found: dict[str, Value] = {}
+    dotted: dict[str, Value] = {}
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and value and key not in leaves:
-            found.update(flat(value, leaves, f"{key}."))
+            dotted.update(flat(value, leaves, f"{key}."))
         else:
-            found[key] = value
-    return found
+            dotted[key] = value
+    return dotted
 
 
 def resolved(values: Mapping[str, Value]) -> dict[str, Value]:
@@ -138,15 +138,15 @@ def _value(value: Value, key: str, values: Mapping[str, Value], depth: int) -> V
 
 def _text(value: str, key: str, values: Mapping[str, Value], depth: int) -> Value:
     """Fills in the innermost references until none is left. A reference that is the whole text keeps its type."""
-    while found := re.search(r"\$\{([^${}]*)\}", value):
-        result = _reference(found[1].strip(), key, values, depth)
+    while match := re.search(r"\$\{([^${}]*)\}", value):
+        result = _reference(match[1].strip(), key, values, depth)
         if isinstance(result, Unresolved):
             raise ValueError
-        if found[0] == value:
+        if match[0] == value:
             return result
         if isinstance(result, str) and result.startswith("${env:"):
             result = result.replace("${", "\0")  # ours, and not one of these references
-        value = value.replace(found[0], str(result), 1)
+        value = value.replace(match[0], str(result), 1)
     return value.replace("\0", "${")
 
 

@@ -139,8 +139,8 @@ def _scalar(word: str) -> Value:
 
 def _overrides(words: Sequence[str]) -> dict[str, Value]:
     """Hydra's overrides, and `config_name`: the trainer's config that --config-name selects."""
-    found = (re.fullmatch(r"\+{0,2}([A-Za-z_][\w./@-]*)=(.*)", word, re.DOTALL) for word in words)
-    keys = {each[1]: _scalar(each[2]) for each in found if each}
+    matches = (re.fullmatch(r"\+{0,2}([A-Za-z_][\w./@-]*)=(.*)", word, re.DOTALL) for word in words)
+    keys = {each[1]: _scalar(each[2]) for each in matches if each}
     named = re.search(r"--config-name[= ]'?([\w.-]+)", " ".join(words))
     return {**keys, **({"config_name": named[1]} if named else {})}
 
@@ -152,9 +152,9 @@ def _options(words: Sequence[str]) -> dict[str, Value]:
     for prefix, part in (("launcher.", words[:script]), ("", words[script + 1 :])):
         name = ""
         for word in part:
-            if found := re.fullmatch(r"--([A-Za-z][\w-]*)(?:=(.*))?", word, re.DOTALL):
-                name = prefix + found[1].replace("-", "_")
-                keys[name] = True if found[2] is None else _scalar(found[2])
+            if match := re.fullmatch(r"--([A-Za-z][\w-]*)(?:=(.*))?", word, re.DOTALL):
+                name = prefix + match[1].replace("-", "_")
+                keys[name] = True if match[2] is None else _scalar(match[2])
             elif name:
                 value = _scalar(word)
                 before = keys[name]

@@ -51,10 +51,10 @@ def _linear(value: Value) -> float | None:
     """Returns the start of a schedule that falls linearly to 0: `lin_0.001`, or as a saved model names it."""
     if not isinstance(value, str):
         return None
-    found = re.fullmatch(r"lin_([\d.eE+-]+)", value) or re.fullmatch(
+    match = re.fullmatch(r"lin_([\d.eE+-]+)", value) or re.fullmatch(
         r"LinearSchedule\(start=([\d.eE+-]+), end=0(?:\.0)?, end_fraction=1(?:\.0)?\)", value
     )
-    return float(found[1]) if found else None
+    return float(match[1]) if match else None
 
 
 def _learning_rate(value: Value, _: ForeignConfig) -> Outcome:
@@ -292,6 +292,6 @@ def _of_pickled(name: str, value: Mapping[str, Value]) -> dict[str, Value]:
     if name == "policy_kwargs":
         return {f"{name}.{key}": each for key, each in plain.items()}
     schedule = str(plain.get("value_schedule", ""))
-    if found := re.fullmatch(r"ConstantSchedule\(val=([\d.eE+-]+)\)", schedule):
-        return {name: float(found[1])}
+    if match := re.fullmatch(r"ConstantSchedule\(val=([\d.eE+-]+)\)", schedule):
+        return {name: float(match[1])}
     return {name: schedule if _linear(schedule) is not None else Unresolved("...", "pickled, and never loaded")}

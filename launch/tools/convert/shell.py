@@ -34,8 +34,8 @@ class _Shell:
 
     def words(self, raw: str) -> list[str]:
         """Returns the words that one raw word expands to: none, one, or the elements of an array."""
-        if found := re.fullmatch(r'"?\$\{(\w+)\[[@*]\]\}"?', raw):
-            value = self.variables.get(found[1], [])
+        if match := re.fullmatch(r'"?\$\{(\w+)\[[@*]\]\}"?', raw):
+            value = self.variables.get(match[1], [])
             return value if isinstance(value, list) else [value]
         if re.fullmatch(r'"?\$(@|\*|\{@\})"?', raw):
             return []
@@ -79,10 +79,10 @@ class _Shell:
         return "", at + 2  # $1, $@, $?
 
     def _braces(self, inner: str) -> str:
-        found = re.fullmatch(r"(\w+)(\[[@*]\])?(:?[-=?+])?(.*)", inner, re.DOTALL)
-        if found is None:
+        match = re.fullmatch(r"(\w+)(\[[@*]\])?(:?[-=?+])?(.*)", inner, re.DOTALL)
+        if match is None:
             return _MARK
-        name, _, test, other = found.groups()
+        name, _, test, other = match.groups()
         if test is None:
             return self._variable(name) if not other else _MARK
         known = self.variables.get(name)
@@ -149,8 +149,8 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def _assignment(raw: list[str]) -> tuple[str, str] | None:
-    found = re.fullmatch(r"([A-Za-z_]\w*\+?)=(.*)", raw[0], re.DOTALL) if raw else None
-    return (found[1], found[2]) if found else None
+    match = re.fullmatch(r"([A-Za-z_]\w*\+?)=(.*)", raw[0], re.DOTALL) if raw else None
+    return (match[1], match[2]) if match else None
 
 
 def _set(shell: _Shell, name: str, value: str | list[str], depth: int) -> None:

@@ -96,8 +96,8 @@ def scales(model: Model, spaces: EnvSpaces) -> tuple[ActionRange, StateScale | N
     if torch.get_default_device().type == "meta":  # parameters are counted, maybe without model.safetensors
         return ActionRange(*[[0.0] * spaces.action.size] * 2), state
     folder = LeRobotFolder(model.path)
-    found = LeRobotNormalizer.of(folder, ACTION).center_and_scale(spaces.action.size, model.unnorm_key)
-    low, high = ([center + sign * scale for center, scale in zip(*found, strict=True)] for sign in (-1, 1))
+    center_and_scale = LeRobotNormalizer.of(folder, ACTION).center_and_scale(spaces.action.size, model.unnorm_key)
+    low, high = ([center + sign * scale for center, scale in zip(*center_and_scale, strict=True)] for sign in (-1, 1))
     if state is not None:
         normalizer = LeRobotNormalizer.of(folder, STATE)
         center, scale = normalizer.center_and_scale(spaces.observation_size, model.unnorm_key)
@@ -141,14 +141,14 @@ def network_config(model: Model, spaces: EnvSpaces, levels: ActionLevels, vocabu
 
         lerobot = LeRobotFolder(folder)
         config = lerobot.config()
-        if found := [*_misfits(config, folder, model, spaces), *lerobot.misfits(spaces)]:
-            raise ConfigError(found)
+        if refused := [*_misfits(config, folder, model, spaces), *lerobot.misfits(spaces)]:
+            raise ConfigError(refused)
         return config
     with reading(_PATH, "cannot be loaded", folder):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     problems = _pi0_misfits if model.type == "pi0" else _vlm_misfits
-    if found := list(problems(config, folder, model, spaces)):
-        raise ConfigError(found)
+    if refused := list(problems(config, folder, model, spaces)):
+        raise ConfigError(refused)
     return config
 
 

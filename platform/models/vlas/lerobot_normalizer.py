@@ -74,12 +74,12 @@ class LeRobotNormalizer:
         for name in (step.get("registry_name") or step.get("class") for step in steps):
             if name not in (*_NEUTRAL, kind):
                 folder.refuse(f"{file} has the step {name}", ", ".join((*_NEUTRAL, kind)))
-        found = [step for step in steps if step.get("registry_name") == kind]
-        if not found:
+        of_kind = [step for step in steps if step.get("registry_name") == kind]
+        if not of_kind:
             return cls(folder, feature, file, "IDENTITY", {})
-        if len(found) > 1:
-            folder.refuse(f"{file} has {len(found)} steps {kind}", "1")
-        options = found[0].get("config") or {}
+        if len(of_kind) > 1:
+            folder.refuse(f"{file} has {len(of_kind)} steps {kind}", "1")
+        options = of_kind[0].get("config") or {}
         if absent := _REQUIRED - options.keys():
             folder.refuse(f"{file}: {kind} lacks {' and '.join(sorted(absent))}")
         if unknown := options.keys() - _REQUIRED - _OPTIONAL:
@@ -95,7 +95,7 @@ class LeRobotNormalizer:
             known = feature in options["features"] and (listed is None or feature in listed)
             name = options["features"][feature]["type"] if known else ""
         mode = str(modes.get(name, "IDENTITY"))
-        statistics = _file_of_statistics(folder, file, found[0].get("state_file"), feature)
+        statistics = _file_of_statistics(folder, file, of_kind[0].get("state_file"), feature)
         return cls(folder, feature, file, mode, {None: statistics} if statistics else {}, eps)
 
     @classmethod
@@ -169,5 +169,5 @@ def _file_of_statistics(folder: LeRobotFolder, file: str, name: str | None, feat
     if not place.is_file():
         folder.refuse(f"{file} names {name}, which is missing")
     start = f"{feature}."
-    found = {each: tensor for each, tensor in load_file(place).items() if each.startswith(start)}
-    return {each.removeprefix(start): tensor for each, tensor in found.items()}
+    tensors = {each: tensor for each, tensor in load_file(place).items() if each.startswith(start)}
+    return {each.removeprefix(start): tensor for each, tensor in tensors.items()}
