@@ -89,6 +89,8 @@ def _files(config: Config) -> Iterator[Problem]:
                 columns = [column for column in (task.prompt_column, task.answer_column) if column is not None]
                 fields = " and ".join(f"'{column}'" for column in columns)
                 hint = f"a file of {rows} with the fields {fields}, see docs/reasoning.md#your-own-questions"
+                if not Path(path).is_absolute():
+                    hint += f"; relative paths begin where the run is started, here {os.getcwd()}"
                 yield Problem(f"{key}.{name}", "no such file", value=path, hint=hint)
             elif task.type == "dataset" and (path.startswith((".", "/", "~")) or path.count("/") > 1):
                 hint = "a folder of datasets.load_dataset(...).save_to_disk(FOLDER), or an id of the Hugging Face hub"

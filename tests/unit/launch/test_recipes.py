@@ -128,6 +128,7 @@ def test_a_start_without_their_questions_says_what_to_write(command, path: Path,
     assert ended.code == 2, ended.err
     assert "data.task.path: no such file" in ended.err
     assert "one JSON object per line with the fields 'question' and 'answer'" in ended.err
+    assert f"relative paths begin where the run is started, here {Path.cwd()}" in ended.err
     assert not Path("out").exists()
 
 
