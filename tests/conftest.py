@@ -109,7 +109,7 @@ NOT_FAST = (  # in these folders: tests of extras and of other parts that most c
     "unit/models/test_recurrent_policy.py",
     "unit/models/test_routers.py",
     "unit/models/test_smolvla.py",
-    "unit/models/test_token_policy.py",
+    "unit/models/test_action_token_policy.py",
     "unit/models/test_vision.py",
     "unit/models/test_vla.py",
     "unit/models/test_weight_parts.py",

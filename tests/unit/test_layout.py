@@ -426,14 +426,14 @@ def test_no_two_files_share_a_name():
 
 
 def test_no_two_public_classes_share_a_name():
-    """Apart from those that users name, and the policies of two kinds of tokens."""
+    """Apart from those that users name."""
     paths: dict[str, list[str]] = {}
     for path in source_files():
         for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 paths.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     shared = {name: where for name, where in paths.items() if len(where) > 1}
-    assert {name: where for name, where in shared.items() if name not in ("Metrics", "TokenPolicy")} == {}
+    assert {name: where for name, where in shared.items() if name != "Metrics"} == {}
 
 
 def test_ray_is_imported_by_its_runtime_only():

@@ -15,9 +15,9 @@ from rl_platform.models.causal_lm import quiet_transformers
 from rl_platform.models.pretrained.folder_files import check_options, check_weights, reading
 from rl_platform.models.pretrained.model_folder import model_folder
 from rl_platform.models.tokenizer import load_tokenizer
+from rl_platform.models.vlas.action_token_policy import ActionTokenPolicy, unpadded_vocabulary, vision_parts
 from rl_platform.models.vlas.flow_policy import FlowPolicy
 from rl_platform.models.vlas.inputs import ActionRange, StateScale, action_range
-from rl_platform.models.vlas.token_policy import TokenPolicy, unpadded_vocabulary, vision_parts
 from rl_platform.models.vlas.vision_inputs import FAMILIES
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _TYPE, _PATH, _BINS = "actor.model.type", "actor.model.path", "actor.model.actio
 
 def build(
     model: Model, spaces: EnvSpaces, levels: ActionLevels, seed: int, instructions: Sequence[str]
-) -> FlowPolicy | TokenPolicy:
+) -> FlowPolicy | ActionTokenPolicy:
     """Returns the policy of section `model`. Random weights depend on `seed`, new parameters on torch's generator.
 
     Raises ConfigError if there is nothing to load, or if the spaces do not fit the model.
@@ -56,7 +56,7 @@ def build(
 
 def without_weights(
     model: Model, spaces: EnvSpaces, levels: ActionLevels, config: Mapping[str, object], tokens: Sequence[Sequence[int]]
-) -> FlowPolicy | TokenPolicy:
+) -> FlowPolicy | ActionTokenPolicy:
     """Returns a policy whose parameters are to be loaded. config: of its network; tokens: of each instruction."""
     from transformers import AutoConfig
 
@@ -75,10 +75,10 @@ def _assembled(
     tokens: Sequence[Sequence[int]],
     actions: ActionRange,
     state: StateScale | None,
-) -> FlowPolicy | TokenPolicy:
+) -> FlowPolicy | ActionTokenPolicy:
     if model.type in FLOW_POLICIES:
         return FlowPolicy(network, tokens, spaces, model.flow, levels, actions, state)
-    return TokenPolicy(network, tokens, spaces, model.action_bins, levels, actions)
+    return ActionTokenPolicy(network, tokens, spaces, model.action_bins, levels, actions)
 
 
 def scales(model: Model, spaces: EnvSpaces) -> tuple[ActionRange, StateScale | None]:

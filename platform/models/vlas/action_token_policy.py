@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
-class TokenPolicy(nn.Module):
+class ActionTokenPolicy(nn.Module):
     """Categorical policy over K x D components of `bins` bins, independent given the observation.
 
     Bin i is token V - 1 - i of a vocabulary of V tokens without padding, and the number at the middle between the

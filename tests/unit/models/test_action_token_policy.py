@@ -17,8 +17,8 @@ from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
 from rl_platform.errors import ConfigError
 from rl_platform.models.tokenizer import ByteTokenizer
 from rl_platform.models.vlas import build as vlas
+from rl_platform.models.vlas.action_token_policy import ActionTokenPolicy
 from rl_platform.models.vlas.inputs import camera_images
-from rl_platform.models.vlas.token_policy import TokenPolicy
 from rl_platform.models.vlas.vision_inputs import FAMILIES, VisionInputs
 
 BINS, ACTIONS, NUMBERS, VOCABULARY = 8, 3, 2, 300
@@ -81,11 +81,11 @@ def section(folder: Path | str) -> Model:
     return Model(type="vlm_tokens", path=str(folder), tokenizer="bytes", action_bins=BINS)
 
 
-def built(family: str, folder: Path, given: EnvSpaces = ONE, levels: ActionLevels = LEVELS) -> TokenPolicy:
+def built(family: str, folder: Path, given: EnvSpaces = ONE, levels: ActionLevels = LEVELS) -> ActionTokenPolicy:
     network(family).save_pretrained(folder)
     torch.manual_seed(1)
     policy = vlas.build(section(folder), given, levels, 3, TOLD)
-    assert isinstance(policy, TokenPolicy)
+    assert isinstance(policy, ActionTokenPolicy)
     torch.nn.init.normal_(policy.value_head.weight)
     return policy
 
