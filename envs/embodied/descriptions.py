@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.embodied.stepping import deprecations_once
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 PROBLEMS = "rl_platform.envs.embodied.build_problems"  # an extra
 SUITES = "rl_platform.envs.embodied.suites"  # an extra
 OF_PROGRAM = "function/"  # what the ids of environments begin with that exist in the program of the user only
+_made: WeakValueDictionary[int, AnyEnv] = WeakValueDictionary()  # by id; those of this process that still exist
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,11 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
     except (Exception, SystemExit) as error:
         problem_of = find(PROBLEMS, "build_failure.build_problem", _not_built)
         raise ConfigError([problem_of(description.id, spec.id, kwargs, error)]) from error
+    inner = env.unwrapped
+    if _made.get(id(inner)) is inner:
+        message = f"{spec.id} returns the same environment again; a run steps several environments"
+        raise ConfigError([Problem("env.id", message, value=description.id, hint="make a new one in each call")])
+    _made[id(inner)] = inner
     if absent := [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]:
         hint = "set it in __init__: a space of gymnasium.spaces"
         raise ConfigError([Problem("env.id", f"{spec.id} has no {' and no '.join(absent)}", value=spec.id, hint=hint)])

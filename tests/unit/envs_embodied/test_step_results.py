@@ -154,3 +154,10 @@ def test_classes_that_are_no_environments_are_named(folder: Path) -> None:
         VectorEnv(EnvDescription("own.py:Own"), 1)
     (problem,) = caught.value.problems
     assert (problem.key, problem.hint) == ("env.id", "derive the class from gymnasium.Env")
+
+
+def test_code_that_returns_one_environment_again_is_refused(folder: Path) -> None:
+    """All environments of a run would be one, and an evaluation would end the episodes of the training."""
+    (folder / "own.py").write_text(OWN + "\n\nONE = Own()\n\n\ndef same():\n    return ONE\n")
+    with pytest.raises(ConfigError, match="returns the same environment again"):
+        VectorEnv(EnvDescription("own.py:same", max_episode_steps=2), 2)
