@@ -77,7 +77,7 @@ class OutputFolder:
     def write_config(self, text: str, resumed: Checkpoint | None) -> list[str]:
         """Writes config.yaml. `resumed`: the checkpoint that the run continues from.
 
-        If the config of the earlier steps differs, it is kept as config-step-N.yaml. Returns the differences as notes.
+        If the config of the earlier steps differs, it is saved as config-step-N.yaml. Returns the differences as notes.
         """
         notes: list[str] = []
         if not self.new and not self._stepped and self._earlier is None:

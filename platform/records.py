@@ -164,7 +164,7 @@ class RolloutBatch:
     ends: Bool[Tensor, "batch seq"] | None = None  # the episode, or the rollout, ends after this position
     bootstrapped: Bool[Tensor, "batch seq"] | None = None  # ends after which the value of the next state counts
     end_observations: Shaped[Tensor, "batch choices ..."] | None = None  # of the state after an end
-    end_values: Float[Tensor, "batch seq"] | None = None  # V of the state after an end, 0 elsewhere
+    end_values: Float[Tensor, "batch seq"] | None = None  # V of the state after an end, otherwise 0
     log_probs: Float[Tensor, "batch seq"] | None = None  # log pi_old, of the training engine before the update
     reference_log_probs: Float[Tensor, "batch seq"] | None = None  # log pi_ref
     reference_states: Float[Tensor, "batch seq hidden"] | None = None  # hidden states, for an estimator `full`

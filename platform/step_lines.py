@@ -93,7 +93,7 @@ def _is_number(value: object) -> bool:
 
 def _restore(path: Path, last: int, contiguous: bool) -> None:
     """Rewrites the file with its lines of steps up to `last`, in order; damaged lines go to `<name>.damaged`."""
-    places: list[tuple[int, int]] = []  # step and offset: the lines of a long run are not kept in memory
+    places: list[tuple[int, int]] = []  # step and offset: the lines of a long run do not stay in memory
     damaged: list[tuple[int, bytes]] = []
     offset = 0
     with open(path, "rb") as file:

@@ -37,9 +37,9 @@ class Failure:
 class Spares:
     """Builds replacements for environments first, first + 1, ... and counts them in `failures` [N] of all workers.
 
-    A failure that a replacement would only repeat ends the run instead. It is the same exception from the same line in
-    the same step of the episode as the failure of this environment before it, and no episode got further: none of the
-    environment's ended since, and none before was longer.
+    A failure that a replacement would only repeat ends the run instead. Such a failure raises the same exception, from
+    the same line and in the same step of the episode, as the environment's previous failure. In between, no episode of
+    the environment ended, and none was longer before.
 
     lengths [K]: the steps of the running episodes, before the step in which an environment raises.
     seeds: those of these environments.

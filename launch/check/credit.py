@@ -25,7 +25,7 @@ COMPARED = 3  # positions, at least, on which a factor and a constant are fitted
 
 
 def not_asked(config: Config) -> str | None:
-    """Returns why the property is not asked; None: it is."""
+    """Returns why the property is not checked; None: it is."""
     return {
         "distillation": "adv_type distillation reads no rewards",
         "optimal_token_baseline": "the last tokens of the longest response have no others to be compared with",
@@ -33,6 +33,7 @@ def not_asked(config: Config) -> str | None:
 
 
 def credit(case: CheckedConfig) -> Iterator[PropertyDifference]:
+    """Changes single rewards and values, and compares the changes of the estimates to the assignment of credit."""
     batch = case.rollout
     known = _estimates(batch, case.algorithm)
     for field in ("rewards", "values"):

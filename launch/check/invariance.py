@@ -32,6 +32,7 @@ _ESTIMATES = ("advantages", "returns", "loss_weights")
 
 
 def micro_batches(case: CheckedConfig) -> Iterator[PropertyDifference]:
+    """Compares gradients and metrics of micro-batches of 1 and 3 rows to those of the whole mini-batch."""
     rows = range(len(case.batch))
     for name, loss in case.losses.items():
         whole = _of_parts(case, loss, [rows])
@@ -41,6 +42,7 @@ def micro_batches(case: CheckedConfig) -> Iterator[PropertyDifference]:
 
 
 def ranks(case: CheckedConfig) -> Iterator[PropertyDifference]:
+    """Compares gradients and metrics of 2 and 4 ranks to those of one."""
     for name, loss in case.losses.items():
         whole = _of_parts(case, loss, [range(len(case.batch))])
         for world_size in (2, 4):
@@ -49,12 +51,14 @@ def ranks(case: CheckedConfig) -> Iterator[PropertyDifference]:
 
 
 def observation_tokens(case: CheckedConfig) -> Iterator[PropertyDifference]:
+    """Compares a batch to the same batch with observation tokens between its actions."""
     width = case.rollout.action_mask.shape[1]
     columns = torch.randperm(width + PADDING, generator=case.numbers("gaps"))[:width].sort().values
     yield from _wider(case, "observations in between", columns, width + PADDING, torch.nan)
 
 
 def padding(case: CheckedConfig) -> Iterator[PropertyDifference]:
+    """Compares a batch to the same batch with more padding on the right and on the left."""
     width = case.rollout.action_mask.shape[1]
     for side, start in (("right", 0), ("left", PADDING)):
         what = f"{PADDING} more on the {side}"
@@ -62,6 +66,7 @@ def padding(case: CheckedConfig) -> Iterator[PropertyDifference]:
 
 
 def order(case: CheckedConfig) -> Iterator[PropertyDifference]:
+    """Compares a batch to the same batch with its rows in another order."""
     rollout = case.rollout
     shuffle = torch.randperm(len(rollout), generator=case.numbers("order"))
     moved = estimated(rollout.select(shuffle), case.algorithm)
@@ -82,6 +87,7 @@ def order(case: CheckedConfig) -> Iterator[PropertyDifference]:
 
 
 def balancing(case: CheckedConfig) -> Iterator[PropertyDifference]:
+    """Checks that an epoch has every row once, and that the ranks share the rows of each mini-batch."""
     rows, size = len(case.batch), len(case.batch) // 2
     tagged = replace(case.batch, group_ids=torch.arange(rows))
     seen = mini_batches(tagged, size, case.numbers("balancing")) if size * 2 == rows else [tagged]

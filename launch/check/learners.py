@@ -1,7 +1,7 @@
 """The config's own learners and PPO step around a model of a few thousand random parameters.
 
-Kept: the section `algorithm`, clipping and decay of the optimisers, temperature, activation. Replaced: models, so that
-nothing is loaded, batch sizes, learning rates, precision (float32), placement (this process, without GPU).
+Unchanged: the section `algorithm`, clipping and decay of the optimisers, temperature, activation. Replaced: models, so
+that nothing is loaded, batch sizes, learning rates, precision (float32), placement (this process, without GPU).
 """
 
 from __future__ import annotations

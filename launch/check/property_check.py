@@ -130,7 +130,7 @@ def _explanation(config: Config, failed: Sequence[PropertyOutcome]) -> str:
 
 @contextmanager
 def _own_folder(config: Config) -> Iterator[Config]:
-    """Yields the config with a temporary output folder, kept if it holds mini-batches without a finite gradient."""
+    """Yields the config with a temporary folder, which stays if it holds mini-batches without a finite gradient."""
     folder = mkdtemp(prefix="rl-check-")
     try:
         yield config.model_copy(update={"runner": config.runner.model_copy(update={"output_dir": folder})})

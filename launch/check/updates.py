@@ -19,6 +19,7 @@ PADDING = 37
 
 
 def parameters(case: CheckedConfig) -> Iterator[PropertyDifference]:
+    """Compares the changes of the parameters in an update with micro-batches or padding to those without."""
     batch = rollout(case)
     whole, measured = _changes(case, None, batch)
     variants = [(f"micro-batches of {size}", size, batch) for size in (1, 3)]

@@ -24,7 +24,7 @@ from rl_platform.placement.estimates.architectures import known_options
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-READ, QUESTIONS, VALIDATION = 200, 40, 8  # rows that are looked at; rows that are kept
+READ, QUESTIONS, VALIDATION = 200, 40, 8  # rows that are read; rows that are used
 _TEMPLATE = (
     "{%- macro turn(role) -%}{{ START | replace('{role}', role) | replace('{Role}', role | title) }}{%- endmacro -%}"
     "{%- for message in messages -%}{{ turn(message['role']) }}{{ message['content'] }}{{ END }}{%- endfor -%}"

@@ -148,6 +148,7 @@ def fields_of(batch: RolloutBatch) -> StateDict:
 
 
 def batch_of(state: StateDict) -> RolloutBatch:
+    """Returns the batch whose fields are the entries of a recorded state."""
     return RolloutBatch(**state)
 
 

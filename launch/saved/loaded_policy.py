@@ -199,8 +199,8 @@ def load_policy(
     folder: of a run, one of its checkpoints, its `model`, or `latest` for the newest run in runs/. step: of the
     checkpoint; None: the newest one. seed: of sampled actions; None: the run's. device: as in torch.
 
-    Raises ConfigError for a folder without a policy, a step without a checkpoint (the message lists the others), a
-    reasoning run, a wrong seed and a device that is not there; CheckpointError and DataError for damaged files.
+    Raises ConfigError for a folder without a policy, a step without a checkpoint, a reasoning run, a wrong seed and a
+    missing device. Raises CheckpointError and DataError for damaged files.
     """
     problems = []
     if not isinstance(folder, str | PathLike):

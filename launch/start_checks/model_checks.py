@@ -133,6 +133,7 @@ def _reward_bytes(section: RewardModel) -> int:
 
 
 def classifier_parts(section: RewardModel) -> tuple[PreTrainedTokenizerBase, PretrainedConfig]:
+    """Returns tokenizer and config of a reward model. Raises ConfigError if packages of `reward.type` are missing."""
     with required("rl_platform.components.reward_models", "reward.type"):
         from rl_platform.components.reward_models.classifier import load_parts
 

@@ -61,6 +61,7 @@ def context_sizes(section: Trainable, heads: int, kv_heads: int) -> list[int]:
 
 
 def tensor_ranks(section: Trainable) -> int:
+    """Returns the degree of tensor parallelism of a model: 1 unless Megatron trains it."""
     return section.parallel.tensor if section.training_backend == "megatron" else 1
 
 

@@ -129,7 +129,7 @@ def _device(kind: Device, inventory: Inventory) -> torch.device:
 
 
 def _known(file: Path) -> Measured:
-    """Returns the stored measurement, whose entries of other configs are kept; an empty one if no plan can use it."""
+    """Returns the stored measurement with the entries of all configs; an empty one if no plan can use it."""
     try:
         tree: Measured = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

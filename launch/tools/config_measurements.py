@@ -58,8 +58,8 @@ def environment_seconds(config: Config) -> dict[str, float]:
 
 
 def policy_seconds(config: Config, device: torch.device) -> dict[str, float]:
-    """Returns the seconds of a step of all environments with the policy's actions, of the log-probs of a row, and of an
-    optimizer step: the shortest of a few rollouts, with random weights and advantages of 0."""
+    """Returns three times in seconds: a step of all environments with the policy's actions, the log-probs of a row, and
+    an optimizer step. Each is the shortest of a few rollouts. Weights are random, advantages 0."""
     accelerators = () if device.type == "cpu" else (0,)
 
     def context(name: str) -> ComponentContext:

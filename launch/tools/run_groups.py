@@ -52,7 +52,7 @@ def group_by_config(runs: Sequence[Path]) -> dict[str, list[Path]]:
 def group_by_task(metrics: Mapping[Path, Rows]) -> dict[str, list[Path]]:
     """Returns the runs of each `runner.task_type` by its name; one group without a name if all have the same.
 
-    metrics: of each run. They tell its task if its config cannot be read.
+    metrics: of each run. They determine its task if its config cannot be read.
     """
     groups: dict[str, list[Path]] = {}
     for run, rows in metrics.items():

@@ -34,7 +34,7 @@ def is_made(name: str) -> bool:
 
 
 def make(name: str) -> Iterator[str]:
-    """Makes the environment unless it is there; yields what to tell the user. Raises ConfigError for an unknown
+    """Makes the environment unless it is there; yields messages for the user. Raises ConfigError for an unknown
     name, DataError if it cannot be made."""
     if name not in names():
         hint = did_you_mean(name, names())

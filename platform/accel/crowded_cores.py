@@ -1,6 +1,6 @@
 """Switches OpenMP threads to passive waiting while the machine has too few cores.
 
-The threads of an OpenMP team divide each operation and wait for each other at its end. By default libgomp's threads
+The threads of OpenMP divide each operation and wait for each other at its end. By default libgomp's threads
 wait actively for about ten milliseconds. That is fastest while every thread has a core. Beside another busy process a
 waiting thread occupies the core that the slowest thread needs: a PPO step on two cores takes three times as long. With
 passive waiting it takes less than twice as long, but passive waiting costs a quiet machine up to a fifth.
@@ -56,7 +56,7 @@ def waited_ns() -> dict[str, int]:
 def _watch(over: threading.Event) -> None:
     passive = False
     before, then = waited_ns(), time.monotonic()
-    while not over.wait(PERIOD_S):  # the thread's idle team ends with it
+    while not over.wait(PERIOD_S):  # the thread's idle pool ends with it
         waited, now = waited_ns(), time.monotonic()
         share = _grown(before, waited) / (now - then)
         before, then = waited, now
@@ -73,7 +73,7 @@ def _grown(before: Mapping[str, int], after: Mapping[str, int]) -> float:
 
 
 def _wait_passively() -> bool:
-    """Starts an idle OpenMP team in the calling thread; returns False if libgomp is not loaded.
+    """Starts an idle OpenMP thread pool in the calling thread; returns False if libgomp is not loaded.
 
     libgomp then counts more threads than cores, and reduces active waiting to about ten microseconds.
     """

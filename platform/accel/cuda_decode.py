@@ -10,7 +10,7 @@ precision with the attention of `cuda_prefill`.
 There is a graph for each padded number of rows and kind of sampling. The first step of a kind runs without a graph,
 because libraries allocate and kernels compile then; the second one is captured. Graphs contain the addresses of the
 weights, so weights that moved need new graphs. Graphs share one memory pool, which holds the activations and
-the logits of the largest step and is kept between generations. A graph larger than all others replaces them.
+the logits of the largest step and stays allocated between generations. A graph larger than all others replaces them.
 
 Not covered: windows shorter than a sequence, capped scores, sinks, and rotary frequencies that depend on the length.
 """

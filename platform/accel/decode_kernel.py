@@ -1,8 +1,8 @@
 """Attention of one new token per running sequence as one compiled loop: float32 or bfloat16, on a CPU.
 
 The threads of torch's own operations take pairs of key head and sequence from a shared counter. Pages are read in
-place. The contribution of a page is computed while the page is in a core's cache, and added to the sum so far with
-weights relative to the largest score so far (Dao et al. 2022, FlashAttention). One thread computes each number in a
+place. The contribution of a page is computed while the page is in a core's cache. It is added to the sum so far, with
+weights relative to the largest score so far (FlashAttention, Dao et al., 2022). One thread computes each number in a
 fixed order, so the number of threads changes no bit.
 
 bfloat16 halves the memory that is read. Each page is converted once for all query heads that share it; scores, weights

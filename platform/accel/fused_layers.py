@@ -109,6 +109,7 @@ def added(stream: Tensor, more: Tensor, weight: Tensor, epsilon: float, dtype: t
 
 
 def summed(stream: Tensor, more: Tensor) -> Tensor:
+    """Returns the sum of two tensors of the same shape."""
     return stream + more
 
 

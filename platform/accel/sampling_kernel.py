@@ -1,7 +1,7 @@
 """Sampling from logits as one compiled loop: float32 or bfloat16, on a CPU, without filters.
 
-A row is read three times while it is in a core's cache: for the largest logit, for the sums of the weights of BLOCK
-tokens each, and for the token within the block selected. No probabilities are stored. One thread computes a row.
+A row is read three times while it is in a core's cache. The passes compute the largest logit, the weights' sums over
+blocks of BLOCK tokens, and the token within the selected block. No probabilities are stored. One thread computes a row.
 """
 
 from __future__ import annotations

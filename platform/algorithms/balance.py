@@ -1,7 +1,7 @@
 """Divides the rows of a mini-batch over the ranks, so that all finish at about the same time.
 
-Rows move between the ranks of one mini-batch and never to another mini-batch, so the batch of an optimizer step does
-not depend on the number of ranks or on balancing.
+Rows move between the ranks of one mini-batch, never to another mini-batch. The batch of an optimizer step therefore
+does not depend on the number of ranks or on balancing.
 """
 
 from __future__ import annotations

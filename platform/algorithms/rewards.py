@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def place_outcome_rewards(scores: Shaped[Tensor, " batch"], action_mask: BoolBT) -> FloatBT:
-    """Returns rewards [B,T]: each of the `scores` [B] on the last position of `action_mask` [B,T], 0 elsewhere.
+    """Returns rewards [B,T]: each of the `scores` [B] on the last position of `action_mask` [B,T], 0 on the others.
 
     The last action, not the last token: a trajectory that ends with an observation or with padding keeps its reward.
     A row without any action gets no reward.

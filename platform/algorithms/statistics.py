@@ -54,7 +54,7 @@ def _variance(
 
 
 def whiten(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Returns (x - mean) / sqrt(var + 1e-8) over the positions of `mask`, 0 elsewhere."""
+    """Returns (x - mean) / sqrt(var + 1e-8) over the positions of `mask`, 0 on the others."""
     count = mask.sum()
     centred = x - _mean(x, mask, count)
     return torch.where(mask, centred * torch.rsqrt(_variance(centred, mask, count) + WHITEN_EPSILON), 0.0)

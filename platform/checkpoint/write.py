@@ -95,8 +95,8 @@ class CheckpointStore:
         """Returns the newest checkpoint that verifies; None if there is no checkpoint.
 
         Damaged ones are skipped with a warning.
-        Raises CheckpointError if the newest good one belongs to another model or to another version of the platform,
-        and if every one is damaged or cannot be read: starting over silently would lose them.
+        Raises CheckpointError if the newest good one belongs to another model or to another version of the platform.
+        Also raises it if every one is damaged or cannot be read, because a silent new start would lose them.
         """
         damages: list[str] = []
         for step in reversed(self.steps()):

@@ -118,7 +118,7 @@ class Recording:
 
 class HiddenStates:
     """Memory of a recurrent policy: `array` [num_envs,H] float32, the state after the last step of each running
-    episode; 0 where an episode begins. It is kept beside the environments, so that rollout ranks have no state."""
+    episode; 0 where an episode begins. It is stored beside the environments, so that rollout ranks have no state."""
 
     def __init__(self, num_envs: int, size: int) -> None:
         self.array = np.zeros((num_envs, size), np.float32)

@@ -125,5 +125,6 @@ def stops(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[list[int], list[s
 
 
 def no_template(name: str) -> ConfigError:
+    """Returns the error of a tokenizer without a chat template. name: its folder or name."""
     hint = "set data.use_chat_template: false"
     return ConfigError([Problem("data.use_chat_template", "the tokenizer has no chat template", value=name, hint=hint)])

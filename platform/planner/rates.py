@@ -242,6 +242,7 @@ def processor() -> str:
 
 
 def cores() -> int:
+    """Returns the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -1,5 +1,5 @@
-"""Proposes placements for a config and a cluster: those that share or split its devices in the usual ways and fit into
-memory, ranked by the predicted time of a step.
+"""Proposes placements for a config and a cluster, ranked by the predicted time of a step. They share or split the
+devices in the usual ways and fit into memory.
 
 The ranking is an estimate. Every component gets one rank per device; only rollout ranks of a hosted engine may have
 several. Splits into sizes 1, 2, 3, 4, 6, 8, 12 ... devices are tried, also with idle devices: a small model trains

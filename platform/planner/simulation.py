@@ -4,10 +4,10 @@
     train:    wait for ready -> [reference] [log-probs] [values] -> [train critic] [train actor] -> sync weights
               -> validate, checkpoint
 
-The order and the seconds of the phases are those of the plan, the rules between them those of the runtime: components
-on shared devices take turns, up to `runner.max_staleness` rollouts are collected ahead, responses wait for the reward
-in a bounded channel. A run restarts from its newest checkpoint if a node with a learner fails; a node without one
-repeats its part of the rollout. Not covered: failures that end the launcher, or that no node is free for.
+The plan gives the order and the seconds of the phases, the runtime the rules between them. Components on shared devices
+take turns. Up to `runner.max_staleness` rollouts are collected ahead. Responses wait for the reward in a bounded
+channel. A run restarts from its newest checkpoint if a node with a learner fails; a node without one repeats its part
+of the rollout. Not covered: failures that end the launcher, or that no node is free for.
 """
 
 from __future__ import annotations

@@ -110,6 +110,7 @@ def _beside(span: Span, layout: Layout) -> list[Span]:
 
 
 def step_seconds(spans: Sequence[Span]) -> float:
+    """Returns the seconds from the start of a step to the end of its last span; 0 without spans."""
     return max((span.stop for span in spans), default=0.0)
 
 

@@ -3,8 +3,8 @@
     issued = trained + rejected + dropped + in flight
 
 Counts are per prompt, so a response that is lost and another that is trained on twice do not cancel out. In an embodied
-run a prompt is an environment in one rollout, or the state in which a group of episodes begins, and a response is a row
-of the rollout.
+run a response is a row of the rollout. A prompt is an environment in one rollout, or the state in which a group of
+episodes begins.
 """
 
 from __future__ import annotations

@@ -135,8 +135,8 @@ def check_any_scored(trajectories: Sequence[Trajectory], reward: Reward) -> None
 
 
 def unscored_notes(trajectories: Sequence[Trajectory]) -> dict[str, str]:
-    """Returns for each cause a message about the responses without a score, with the error of the first of them: the
-    last line of its traceback, and the innermost place in the code."""
+    """Returns a message for each cause of responses without a score. It shows the error of the first of them: the last
+    line of its traceback, and the innermost place in the code."""
     notes: dict[str, str] = {}
     causes = Counter(one.outcome for one in trajectories if not one.valid)
     for one in trajectories:

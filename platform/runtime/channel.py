@@ -47,7 +47,7 @@ class Channel(Generic[T]):
     """A bounded stream with several producers and consumers; all methods may be called from any thread.
 
     A key is an address: an item put with a key is returned only by a get with that key, an item without a key by a get
-    without one. Order is kept within a key. `capacity` counts the items of all keys together. A `timeout` is in
+    without one. Items of one key stay in order. `capacity` counts the items of all keys together. A `timeout` is in
     seconds, None is the channel's `deadline_s`; it limits the wait for the next bit of progress and raises Deadline.
     `status` returns the state of a registered producer or consumer as text; it is called with the channel locked.
     """

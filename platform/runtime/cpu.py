@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 
-_PAUSE_SOFT = 1  # omp_pause_soft of OpenMP 5.0: the next parallel region builds the team anew
+_PAUSE_SOFT = 1  # omp_pause_soft of OpenMP 5.0: the next parallel region creates the thread pool again
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # options of mallopt(3)
 _MOST_KEPT = 2**31 - 1
 
@@ -25,8 +25,8 @@ def cpu_count() -> int:
 def keep_freed_memory() -> None:
     """Makes the allocator reuse freed memory instead of returning it to the system. Call before threads start.
 
-    glibc maps every large block anew, and the kernel clears each of its pages at the first touch: for a training step's
-    activations that costs a fifth of the matrix products that fill them.
+    glibc maps every large block anew, and the kernel clears each of its pages at the first touch. For the activations
+    of a training step, that takes a fifth of the time of the matrix products that fill them.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -51,7 +51,7 @@ def one_thread() -> Iterator[None]:
 
 
 def compute_alone() -> None:
-    """Makes the calling thread compute without an OpenMP team; other threads keep theirs."""
+    """Makes the calling thread compute without an OpenMP thread pool; other threads keep theirs."""
     import torch
 
     # This sets the calling thread's number, and that of every thread that has not computed yet: the latter is undone.
@@ -63,12 +63,12 @@ def compute_alone() -> None:
 
 
 def release_team() -> None:
-    """Ends the calling thread's OpenMP team; OpenMP builds it anew when the thread needs it again.
+    """Ends the calling thread's OpenMP thread pool; OpenMP creates it again on demand.
 
-    libgomp keeps a team for every thread that ever ran a parallel region. As soon as all teams together have more
-    threads than the machine has cores, no team waits for its next region actively any more: each region then costs a
-    sleep and a wake-up, a small matrix product takes half as long again, an addition ten times as long. Components are
-    threads but compute in turns, so one team at a time is enough.
+    libgomp keeps a thread pool for every thread that ever ran a parallel region. If all pools together have more
+    threads than the machine has cores, idle pools sleep instead of spinning, and each region costs a wake-up. A small
+    matrix product then takes half as long again, an addition ten times as long. Components are threads but compute in
+    turns, so one pool at a time is enough.
     """
     with suppress(OSError, AttributeError):
         libgomp().omp_pause_resource_all(_PAUSE_SOFT)

@@ -74,8 +74,8 @@ class Handle(Generic[R]):
         `on_progress(done, total, unit)` is called a few times a second with the progress of the rank that is least far;
         total 0: not known.
 
-        Raises the first failing rank's error as soon as it fails, without waiting for the other ranks: a PlatformError
-        as it was raised, anything else as WorkerError with the remote traceback. Raises Deadline if ranks are still
+        Raises the first failing rank's error as soon as it fails, without waiting for the other ranks. A PlatformError
+        is raised unchanged, anything else as WorkerError with the remote traceback. Raises Deadline if ranks are still
         busy.
         """
         limit = self._deadline_s if timeout is None else timeout

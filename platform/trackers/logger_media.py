@@ -27,6 +27,7 @@ def as_markdown(records: Sequence[Mapping[str, object]]) -> str:
 
 
 def as_table(records: Sequence[Mapping[str, object]]) -> wandb.Table:
+    """Returns a Weights & Biases table: a row per record, a column per key of any record."""
     import wandb
 
     columns = list(dict.fromkeys(name for record in records for name in record))
@@ -34,6 +35,7 @@ def as_table(records: Sequence[Mapping[str, object]]) -> wandb.Table:
 
 
 def as_video(video: Path) -> wandb.Video:
+    """Returns an MP4 file as a video of Weights & Biases."""
     import wandb
 
     return wandb.Video(str(video), format="mp4")

@@ -1,4 +1,4 @@
-"""The problem of an environment that is not found: similar ids, or the package that lacks."""
+"""The problem of an unregistered environment: similar ids, or the missing package."""
 
 from __future__ import annotations
 

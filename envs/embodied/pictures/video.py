@@ -106,8 +106,8 @@ def caption(episode: RecordedEpisode, step: int) -> str:
 
 
 def shown_episodes(video: Path, result: EvaluationResult) -> dict[Path, int]:
-    """Returns the number of the episode that each file shows: the one of the highest return in `video`, that of the
-    lowest in NAME-worst unless all are equal, and the first one if all are invalid."""
+    """Returns the number of the episode of each file. `video` shows the highest return, NAME-worst the lowest one
+    unless all are equal. If all episodes are invalid, `video` shows the first."""
     if not result.returns:
         return {video: 0}
     worst, best = (pick(range(len(result.returns)), key=result.returns.__getitem__) for pick in (min, max))

@@ -214,8 +214,10 @@ class RemoteWorker:
         return sock
 
     def _suspend_another(self) -> bool:
-        """Closes a connection of this process to the same server: an idle one of this thread, as for an evaluation on
-        the only robot, or one that draws, because a run can go on without its video.
+        """Closes another connection of this process to the same server.
+
+        An idle one of this thread is closed first, as for an evaluation on the only robot. Otherwise one that draws is
+        closed, because a run can continue without its video.
 
         Returns whether there was one.
         """

@@ -1,7 +1,7 @@
 """The process of an environment server that steps the environments of one connection.
 
-`Watch` calls the method `stop()` of environments that have one, from a thread of its own: when a step takes too long,
-the connection is lost, the trainer sends no command, or the server ends.
+`Watch` calls the method `stop()` of environments that have one, from a separate thread. It does so when a step takes
+too long, the connection is lost, the trainer sends no command, or the server ends.
 """
 
 from __future__ import annotations

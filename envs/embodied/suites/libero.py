@@ -54,7 +54,7 @@ class LiberoTask(gymnasium.Env[Any, np.ndarray]):
             with installed("libero", "env.id"):
                 from libero.libero import benchmark
                 from libero.libero.envs import OffScreenRenderEnv
-        except EOFError as error:  # its first import asks for the folder of data sets
+        except EOFError as error:  # its first import prompts for the folder of data sets
             raise ConfigError(
                 [Problem("env.id", "LIBERO has no file of its folders yet", hint=f"with network: `{DOWNLOAD}`")]
             ) from error

@@ -75,8 +75,9 @@ def reserved(text: str) -> bool:
 def find_answer(response: str, expected: str) -> str | None:
     """Returns the answer in a response; None if there is none or if it is hedged.
 
-    The answer is in <answer> tags or \\boxed{}, else in a `####` line. Without any of them it is the last number if a
-    number is expected, with the words after it, else the text after "the answer is", the last formula, or all of it.
+    The answer is in <answer> tags or \\boxed{}, else in a `####` line. Without any of them, the answer is the last
+    number and the words after it if a number is expected. Otherwise it is the text after "the answer is", else the last
+    formula, else the whole response.
     """
     text = response.rpartition("</think>")[2].replace("\N{MINUS SIGN}", "-")
     marks = _marks(text)

@@ -33,6 +33,7 @@ FORBIDDEN = EXECUTE | MAKE_CHAR | MAKE_SOCK | MAKE_FIFO | MAKE_BLOCK | IOCTL  # 
 
 
 def main():
+    """Runs the tests that arrive on stdin, each in a folder of its own, and writes their results to stdout."""
     setup = read_frame(0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # process 1 ignores signals of its namespace without a handler
     if setup["isolated"]:
@@ -259,6 +260,7 @@ def leave(code):
 
 
 def check(result, what):
+    """Returns the result of a C function; raises OSError with errno if it is negative."""
     if result < 0:
         raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
     return result
@@ -271,6 +273,7 @@ def read_frame(descriptor):
 
 
 def read_exactly(descriptor, size):
+    """Returns `size` bytes of the descriptor, None if it ends before."""
     parts = []
     while size:
         part = os.read(descriptor, min(size, 1 << 20))
@@ -282,6 +285,7 @@ def read_exactly(descriptor, size):
 
 
 def reply(status, cpu_s, result, note):
+    """Writes one result to stdout. cpu_s: CPU time in seconds; result, note: bytes."""
     frame = REPLY.pack(status, cpu_s, len(result), len(note)) + result + note
     while frame:
         frame = frame[os.write(1, frame) :]

@@ -114,6 +114,7 @@ def final_answer(solution: str) -> str:
 
 
 def column(row: dict[str, object], name: str, where: str) -> object:
+    """Returns the value of a column; `a.b` is the key b of a mapping a. Raises DataError for a missing column."""
     if name in row:
         return row[name]
     value: object = row

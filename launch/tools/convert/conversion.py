@@ -39,7 +39,7 @@ from rl_platform.placement.estimates.model_shape import ModelShape
 class System:
     """A system whose configs can be read. Its keys are in `<name>.yaml`.
 
-    name: of `--from`; title: as in `names.yaml`; marks: keys and patterns by which its configs are told from others;
+    name: of `--from`; title: as in `names.yaml`; marks: keys and patterns that identify its configs;
     rules: of keys whose values are computed; leaves: keys whose value is a mapping; kinds: the groups of defaults that
     a config has, by its keys; stand_ins: files that a config names, each with a name that it defines and its text.
     """

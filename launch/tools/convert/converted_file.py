@@ -26,8 +26,8 @@ def run(path: Path, name: str | None, output: Path | None, env: str | None) -> N
     """Writes the translation of `path` to `output`, else to standard output, and prints the report.
 
     Stand-ins for a simulator and a network are written beside `output`. Without `output` the report goes to standard
-    error. Raises ConfigError if the file is no config of a known system, if a file exists with another content, or,
-    after it has written, if the schema or the models refuse the result.
+    error. Raises ConfigError if the file is no config of a known system, or if a file exists with another content. Also
+    raises it after writing, if the schema or the models refuse the result.
     """
     foreign = read(path, name, env)
     done = convert(foreign.system, foreign.keys)

@@ -98,6 +98,7 @@ def _candidates(path: Path, name: str) -> list[Path]:
 
 
 def merged(base: dict[str, Value], over: Mapping[str, Value]) -> dict[str, Value]:
+    """Returns `base` with the values of `over`. Mappings are merged key by key, other values are replaced."""
     both = dict(base)
     for key, value in over.items():
         inner = both.get(key)

@@ -1,8 +1,8 @@
 """The outcome of one foreign key, and the conversions that several systems share.
 
-A table maps a foreign key, or a pattern with `*`, to one of our keys or to a `Rule`: a function of the key's value and
-of the whole foreign config that returns an `Outcome`. A rule raises TypeError or ValueError for a value that its key
-cannot have.
+A table maps a foreign key, or a pattern with `*`, to one of our keys or to a `Rule`. A rule is a function of the key's
+value and of the whole foreign config; it returns an `Outcome`. A rule raises TypeError or ValueError for a value that
+its key cannot have.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Outcome:
 
 
 def number(value: Value) -> int | float:
+    """Returns the value. Raises TypeError if it is not a number."""
     if not isinstance(value, int | float):
         raise TypeError(f"{value} is not a number")
     return value
@@ -106,14 +107,17 @@ Table = dict[str, str | Rule | Named]
 
 
 def write(values: Mapping[str, Value], why: str = "") -> Outcome:
+    """Returns the outcome that writes these values to our keys."""
     return Outcome("translated", values, why)
 
 
 def same(why: str) -> Outcome:
+    """Returns the outcome of a key that needs no counterpart. why: the platform does the same."""
     return Outcome("same", why=why)
 
 
 def untranslated(why: str, values: Mapping[str, Value] | None = None) -> Outcome:
+    """Returns the outcome of a key without a counterpart. values: written in its place."""
     return Outcome("untranslated", values or {}, why)
 
 
@@ -128,6 +132,7 @@ def part_of(key: str, why: str = "") -> Outcome:
 
 
 def unknown(value: Value, names: Iterable[Scalar]) -> Outcome:
+    """Returns the outcome of a value without a counterpart. names: the values that have one."""
     return untranslated(f"{value} has no counterpart; known: {', '.join(map(str, names))}")
 
 
@@ -145,6 +150,7 @@ def to(*keys: str, why: str = "") -> Rule:
 
 
 def contained(key: str, why: str = "") -> Rule:
+    """Returns the rule of a value that is contained in our `key`, which another rule writes."""
     return lambda value, _: same("not set") if value is None else part_of(key, why)
 
 
@@ -221,6 +227,8 @@ def top_k(key: str) -> Rule:
 
 
 def loggers(key: str) -> Rule:
+    """Returns the rule that writes the names of loggers to `key`."""
+
     def rule(value: Value, _: ForeignConfig) -> Outcome:
         names = value if isinstance(value, list) else [value]
         kept = [name for name in names if name in ("tensorboard", "wandb", "trackio")]

@@ -1,4 +1,4 @@
-"""Reads a config of another system into dotted keys, and tells which system it belongs to."""
+"""Reads a config of another system into dotted keys, and identifies its system."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def _options(words: Sequence[str]) -> dict[str, Value]:
 
 
 def _score(system: System, keys: Mapping[str, Value]) -> float:
-    """Returns the share of keys that the system's table knows, times that of its marks that are there."""
+    """Returns the share of keys in the system's table, times the share of its marks that are present."""
     marks = sum(any(fnmatch.fnmatchcase(key, mark) for key in keys) for mark in system.marks)
     if not keys or not marks:
         return 0.0
@@ -171,7 +171,7 @@ def _score(system: System, keys: Mapping[str, Value]) -> float:
 
 
 def _is_ours(keys: Mapping[str, Value]) -> bool:
-    """Returns whether the loader knows every key."""
+    """Returns whether the loader supports every key."""
     return "runner.task_type" in keys and all(is_known(key) for key in keys if not key.startswith("cluster."))
 
 

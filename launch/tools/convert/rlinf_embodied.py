@@ -30,6 +30,7 @@ _ONE_SET = "evaluation has the environments of training here"
 
 
 def embodied(source: ForeignConfig) -> bool:
+    """Returns whether the config trains an embodied policy."""
     return source("runner.task_type") == "embodied"
 
 

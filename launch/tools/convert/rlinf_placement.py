@@ -133,6 +133,7 @@ def share_processes(source: ForeignConfig) -> bool:
 
 
 def tensor_parallel(value: Value, source: ForeignConfig) -> Outcome:
+    """Translates the GPUs of a rollout rank, which are part of our placement."""
     if value in (None, 1):
         return same("one GPU per rollout rank")
     outcome = placement(source("cluster.component_placement"), source)

@@ -10,8 +10,8 @@ from rl_platform.placement.scheduler import Placement
 
 
 def busy_devices(lanes: Mapping[str, Sequence[TimelineEvent]], placement: Placement) -> list[Busy]:
-    """Returns the devices (GPUs, or the CPUs of a node) with the share of the recorded steps in which a rank of theirs
-    was called and did not wait for a channel.
+    """Returns the devices (GPUs, or the CPUs of a node) with their busy share of the recorded steps. A device is busy
+    while one of its ranks runs a call and does not wait for a channel.
 
     The steps are those of `measured_steps`. Ranks that wait for one another inside a call, as in a collective, count as
     working.

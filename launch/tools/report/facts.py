@@ -67,7 +67,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that a rule found. title: what is wrong; evidence: the numbers; advice: what to do. metrics: to look
+    """A finding of a rule. title: what is wrong; evidence: the numbers; advice: what to do. metrics: to look
     at."""
 
     level: Level
@@ -79,7 +79,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class VerdictRule:
-    """asks: the question that it answers. needs: metrics without which it says nothing, or other `SOURCES`."""
+    """asks: the question that it answers. needs: metrics without which it has no finding, or other `SOURCES`."""
 
     asks: str
     needs: tuple[str, ...]

@@ -15,7 +15,7 @@ from rl_platform.launch.tools.report.page import ENDINGS, write
 from rl_platform.launch.tools.written import check_output
 from rl_platform.run_files import METRICS
 
-MOST_RUNS = 8  # colours that a reader can tell apart
+MOST_RUNS = 8  # colours that a reader can distinguish
 FOLLOW_S = 10
 
 

@@ -1,7 +1,7 @@
 """Writes the report: the data of the runs as JSON inside one HTML file, which draws itself.
 
-Texts of models and names of runs never become markup: the JSON holds no `<`, the script of the page makes text nodes of
-every text, and a content security policy allows that script alone and no network.
+Texts of models and names of runs never become markup. The JSON holds no `<`, and the script of the page makes text
+nodes of every text. A content security policy allows that script alone and no network.
 """
 
 from __future__ import annotations

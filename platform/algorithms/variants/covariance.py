@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def covariant_positions(batch: RolloutBatch, algorithm: Algorithm, draw: torch.Generator) -> BoolBT:
     """Returns [B,T] bool of a mini-batch with advantages and log_probs (of the policy before the update).
 
-    Of n active positions max(1, floor(fraction n)) are chosen: for kl_cov those of the largest covariances, for
-    clip_cov drawn among those whose covariance is inside (low, high), all of them if there are fewer. "The Entropy
-    Mechanism of Reinforcement Learning for Reasoning Language Models", arXiv 2505.22617, eq. 10 to 13.
+    Of n active positions max(1, floor(fraction n)) are chosen. kl_cov chooses those of the largest covariances.
+    clip_cov draws among those whose covariance is inside (low, high), and chooses all of them if there are fewer. "The
+    Entropy Mechanism of Reinforcement Learning for Reasoning Language Models", arXiv 2505.22617, eq. 10 to 13.
     """
     assert batch.advantages is not None
     assert batch.log_probs is not None

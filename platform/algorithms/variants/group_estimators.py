@@ -85,5 +85,5 @@ class Groups:
 
 
 def on_actions(per_row: FloatB, mask: BoolBT, like: FloatBT) -> FloatBT:
-    """Returns [B,T] in the type of `like`: the number of each row on its active positions, 0 elsewhere."""
+    """Returns [B,T] in the type of `like`: the number of each row on its active positions, 0 on the others."""
     return torch.where(mask, per_row.to(like.dtype)[:, None], 0.0)

@@ -1,7 +1,7 @@
 """`rollout.agent` on one rank: trajectories with several calls of the policy.
 
-The calls come from an agent of the user through an endpoint of the rollout, from the loop with tools, or from the loop
-with a text environment, which may have tools too. Rows, limits, retries and failures are the same for all.
+There are three callers: an agent of the user through an endpoint of the rollout, the loop with tools, and the loop with
+a text environment. The latter may have tools too. Rows, limits, retries and failures are the same for all.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One trajectory of a black-box agent: its calls of the endpoint, and the training rows that they make.
 
 Tokens are recorded as the engine generated them. If the messages of a call begin with those of an earlier call and its
-answer, the call goes on with the recorded tokens, and only the new messages are encoded. Otherwise the agent has
-rewritten its context, and a new row begins. Calls that go on from the same answer share its tokens, which are trained
-on in one of their rows.
+answer, the call continues the recorded tokens. Only the new messages are encoded. Otherwise the agent has rewritten its
+context, and a new row begins. Calls that go on from the same answer share its tokens, which are trained on in one of
+their rows.
 """
 
 from __future__ import annotations

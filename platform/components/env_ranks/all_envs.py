@@ -1,7 +1,7 @@
 """The environments of all env ranks as one: rank 0 collects, every rank simulates an equal part of each stage.
 
-The rollout does not depend on the number of ranks: environments are seeded by their number in the run, and rank 0
-counts and normalises all observations, a whole stage at a time.
+The rollout does not depend on the number of ranks. Environments are seeded by their number in the run. Rank 0 counts
+and normalises all observations, a whole stage at a time.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from rl_platform.runtime.channel import Channel
 
 @dataclass(frozen=True)
 class Order:
-    """The next work of another rank: step a stage with these actions (see `VectorEnv.send`), or, without actions, send
-    the observations of all its environments, after a reset if there are `seeds`."""
+    """The next work of another rank. With `actions`, the rank steps a stage (see `VectorEnv.send`). Without, it sends
+    the observations of all its environments, and resets them first if there are `seeds`."""
 
     stage: int = 0
     actions: np.ndarray | None = None

@@ -52,11 +52,13 @@ _NO_COMPONENTS = {  # why a policy of this type has no log-prob per component of
 
 
 def refused(config: Config) -> Iterator[Problem]:
+    """Yields the problems of the keys of `algorithm`."""
     for rules in (_estimator, _kl_terms, _losses, _correction, _rows, _old_log_probs):
         yield from rules(config)
 
 
 def unread(config: Config) -> Iterator[Unread]:
+    """Yields the keys of `algorithm` that this config does not read, each with the reason."""
     for rules in (_unread_by_estimator, _unread_by_kl, _unread_by_losses, _unread_by_correction, _unread_rows):
         yield from rules(config)
 

@@ -20,6 +20,7 @@ _ADDRESS = re.compile(r"auto|[\w.-]+:\d+|\[[0-9a-fA-F:.]+\]:\d+")
 
 
 def refused(config: Config) -> Iterator[Problem]:
+    """Yields the problems of the keys of `cluster`."""
     cluster, inventory = config.cluster, when(lambda: config.cluster.inventory)
     if when(lambda: embodied(config) and {"actor", "actor_critic"} <= set(_placed(config))):
         message = "actor and actor_critic are two names of one component in embodied runs"
@@ -59,6 +60,7 @@ def refused(config: Config) -> Iterator[Problem]:
 
 
 def unread(config: Config) -> Iterator[Unread]:
+    """Yields the keys of `cluster` that this config does not read, each with the reason."""
     if when(lambda: config.cluster.runtime == "local"):
         reason = "cluster.runtime local is one process without Ray"
         keys = "address restarts restart_backoff_s collective_timeout_s reallocate"

@@ -31,6 +31,7 @@ def divisor_of(rows: int, size: int) -> str:
 
 
 def refused(config: Config) -> Iterator[Problem]:
+    """Yields the problems of the keys of `data`."""
     data = config.data
     if when(lambda: config.rows_per_step % data.mini_batch_size):
         rows, size = config.rows_per_step, data.mini_batch_size
@@ -107,6 +108,7 @@ def _sources(sources: list[Source]) -> Iterator[Problem]:
 
 
 def unread(config: Config) -> Iterator[Unread]:
+    """Yields the keys of `data` that this config does not read, each with the reason."""
     if when(lambda: embodied(config)):
         yield from unread_keys("data", _PROMPTS, "embodied training has no prompts", TASK)
     elif when(lambda: reasoning(config)):

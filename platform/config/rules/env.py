@@ -22,6 +22,7 @@ WARP_CANNOT = ("num_workers", "pixels", "tasks", "python")  # keys of `env`
 
 
 def refused(config: Config) -> Iterator[Problem]:
+    """Yields the problems of the keys of `env`."""
     if not when(lambda: embodied(config)):
         return
     env, actor = config.env, config.actor
@@ -140,6 +141,7 @@ def _task(config: Config, task: EnvTask, key: str, before: list[EnvTask]) -> Ite
 
 
 def unread(config: Config) -> Iterator[Unread]:
+    """Yields the keys of `env` that this config does not read, each with the reason."""
     if when(lambda: reasoning(config)):
         yield Unread("env", "reasoning tasks have no simulation", (TASK,))
     elif when(lambda: embodied(config)):

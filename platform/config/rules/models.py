@@ -29,6 +29,7 @@ _TRAINED, _ROLES = ("actor", "critic"), ("actor", "critic", "reference")
 
 
 def refused(config: Config) -> Iterator[Problem]:
+    """Yields the problems of the keys of `actor`, `critic` and `reference`."""
     if problem := when(lambda: critic_problem(config)):
         yield problem
     for role in _TRAINED:
@@ -45,6 +46,7 @@ def refused(config: Config) -> Iterator[Problem]:
 
 
 def unread(config: Config) -> Iterator[Unread]:
+    """Yields unread keys of `actor`, `critic`, `reference` and `algorithm`, each with the reason."""
     if when(lambda: embodied(config)):
         yield from _unread_by_policy(config)
     elif when(lambda: reasoning(config)):

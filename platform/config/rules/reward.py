@@ -24,6 +24,7 @@ _LESS = "multiplying a negative reward by a factor below 1 would reward truncati
 
 
 def refused(config: Config) -> Iterator[Problem]:
+    """Yields the problems of the keys of `reward`."""
     if not when(lambda: reasoning(config)):
         return
     for key, part in when(lambda: config.reward.parts) or ():
@@ -173,6 +174,7 @@ def _factor_of_truncation(config: Config) -> Iterator[Problem]:
 
 
 def unread(config: Config) -> Iterator[Unread]:
+    """Yields unread keys of `reward` and `algorithm`, each with the reason."""
     if when(lambda: embodied(config)):
         yield Unread("reward", "embodied rewards come from the environment", (TASK,))
         reason = "it belongs to responses; see env.normalize_rewards"

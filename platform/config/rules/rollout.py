@@ -18,6 +18,7 @@ _BETWEEN_TURNS = 2  # tokens of a response that are not an observation, at least
 
 
 def refused(config: Config) -> Iterator[Problem]:
+    """Yields the problems of the keys of `rollout`."""
     if not when(lambda: reasoning(config)):
         return
     rollout, data = config.rollout, config.data
@@ -144,6 +145,7 @@ def _partial_rollout(config: Config) -> Iterator[Problem]:
 
 
 def unread(config: Config) -> Iterator[Unread]:
+    """Yields the keys of `rollout` that this config does not read, each with the reason."""
     if when(lambda: embodied(config)):
         yield Unread("rollout.offload", "embodied policies are small and always stay on their device", (TASK,))
         names = f"backend sampling val_sampling multi_turn agent max_running_requests stop vllm {_HOSTED}"

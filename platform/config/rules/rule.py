@@ -61,8 +61,10 @@ def unknown_name(key: str, name: str, known: Collection[str], what: str = "funct
 
 
 def embodied(config: Config) -> bool:
+    """Returns whether the config trains an embodied policy."""
     return config.runner.task_type == "embodied"
 
 
 def reasoning(config: Config) -> bool:
+    """Returns whether the config trains a language model."""
     return config.runner.task_type == "reasoning"

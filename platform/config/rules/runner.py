@@ -18,6 +18,7 @@ def _leaves_its_folder(name: str) -> bool:
 
 
 def refused(config: Config) -> Iterator[Problem]:
+    """Yields the problems of the keys of `runner`."""
     runner, algorithm = config.runner, config.algorithm
     if when(lambda: _leaves_its_folder(runner.experiment_name)):
         message = "becomes a folder in runs/, so it is no absolute path and has no part `..`"
@@ -72,6 +73,7 @@ def _stale(config: Config) -> Iterator[Unread]:
 
 
 def unread(config: Config) -> Iterator[Unread]:
+    """Yields the keys of `runner` that this config does not read, each with the reason."""
     yield from _stale(config)
     if when(lambda: embodied(config)):
         yield from unread_keys(

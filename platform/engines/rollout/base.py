@@ -43,8 +43,8 @@ class Completion:
     """A response: token ids including a sampled EOS, and the log-prob of each. "abort": `abort` ended it early.
 
     routes: experts of all tokens of prompt and response but the last, int16 [tokens,layers,K], of engines that were
-    asked for them. segments: (version of the weights, tokens) in order, of engines that record them; empty: all tokens
-    are of the engine's version.
+    configured to return them. segments: (version of the weights, tokens) in order, of engines that record them; empty:
+    all tokens are of the engine's version.
     """
 
     index: int

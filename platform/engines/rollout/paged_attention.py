@@ -141,7 +141,7 @@ class Readers:
             for number, data in enumerate(pool.segments):
                 here = readers[number * pool.segment_pages :][: pool.segment_pages]
                 most = max(map(len, here))
-                if not most:  # kept for sequences that start later
+                if not most:  # reserved for sequences that start later
                     continue
                 for place, numbers in enumerate(here):
                     for position, row_number in enumerate(numbers, start=self.results + place * most):

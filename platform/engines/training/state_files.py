@@ -232,7 +232,7 @@ class _Writer(dcp.FileSystemWriter):
 
 class _Reader(dcp.FileSystemReader):
     def read_metadata(self) -> Metadata:
-        """Returns the index of the files. Raises CheckpointError if it cannot be read or names files elsewhere."""
+        """Returns the files' index. Raises CheckpointError if it is unreadable or names files outside the folder."""
         path = self._get_metadata_path()
         try:
             with open(path, "rb") as file:

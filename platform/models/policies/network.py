@@ -62,8 +62,8 @@ def build_network(name: str, spaces: EnvSpaces, options: dict[str, object]) -> n
 def check_network(name: str, spaces: EnvSpaces, options: dict[str, object]) -> None:
     """Builds the network and calls it with random observations between 0 and 1.
 
-    Raises ConfigError for another result than features [B,width], for features that depend on other rows or earlier
-    calls, and for layers that its state_dict lacks: rollout, training and a checkpoint would have different policies.
+    Raises ConfigError if the result is not features [B,width], if features depend on other rows or earlier calls, or if
+    the state_dict lacks layers. Rollout, training and a checkpoint would then have different policies.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         network = build_network(name, spaces, options)

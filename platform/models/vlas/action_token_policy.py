@@ -1,8 +1,8 @@
 """Actions as tokens of a vision-language model: bins at the end of the vocabulary, by OpenVLA's conventions.
 
 The prompt is images and instruction, followed by one placeholder token per number of the chunk. The hidden states of
-the placeholders give all numbers of a chunk in one pass, as in Kim et al., "Fine-Tuning Vision-Language-Action Models"
-(2025), OpenVLA-OFT, so rollout and training compute the same function. Bins and tokens are those of Kim et al.,
+the placeholders give all numbers of a chunk in one pass, so rollout and training compute the same function
+(OpenVLA-OFT, Kim et al., "Fine-Tuning Vision-Language-Action Models", 2025). Bins and tokens are those of Kim et al.,
 "OpenVLA" (2024). Not covered: OpenVLA's own network, whose code is not in transformers.
 """
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 class ActionTokenPolicy(nn.Module):
     """Categorical policy over K x D components of `bins` bins, independent given the observation.
 
-    Bin i is token V - 1 - i of a vocabulary of V tokens without padding, and the number at the middle between the
-    points i and i + 1 of `bins` points from -1 to 1; the last bin is the number of the one before it. The value head
-    reads the hidden state of the prompt's last token; it starts at zero.
+    Bin i is token V - 1 - i of a vocabulary of V tokens without padding. Its number is the middle between the points i
+    and i + 1 of `bins` points from -1 to 1. The last bin has the number of the bin before it. The value head reads the
+    hidden state of the prompt's last token; it starts at zero.
 
     instructions: token ids [L] of each task, without those of images.
     """

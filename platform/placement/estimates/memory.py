@@ -158,8 +158,8 @@ class MemoryModel:
         return Usage(parts, overhead, overhead + peak)
 
     def communicators(self, name: str) -> int:
-        """Returns the number of NCCL groups of a component's process: of learners with several ranks, which share them,
-        of an engine on several GPUs, and of weights on their way to the rollout."""
+        """Returns the number of NCCL groups of a component's process. It counts the groups of learners with several
+        ranks, of an engine on several GPUs, and of the weight transfer to the rollout."""
         part, groups = self.layout.parts[name], 0
         if name in LEARNERS and part.ranks > 1:
             parallel = layout_of_learner(self.config.section(name))

@@ -12,8 +12,9 @@ FLOAT = 4  # bytes of float32, the type of parameters and optimizer state
 
 @dataclass(frozen=True)
 class Latent:
-    """Multi-head latent attention (DeepSeek-V2, 2024): queries and keys of `plain` + `rotary` channels a head, values
-    of `value` channels, computed from `keys` channels and, if it is not 0, `queries` channels."""
+    """Multi-head latent attention (DeepSeek-V2, 2024). Queries and keys have `plain` + `rotary` channels a head, values
+    have `value`. Keys and values are computed from `keys` channels; so are queries from `queries` channels, unless it
+    is 0."""
 
     queries: int
     keys: int

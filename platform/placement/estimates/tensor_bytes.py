@@ -16,6 +16,7 @@ ADAM_STATES = 2
 
 
 def bytes_of(dtype: str) -> int:
+    """Returns the bytes of one number: 2 in bfloat16, otherwise 4."""
     return 2 if dtype == "bfloat16" else FLOAT
 
 

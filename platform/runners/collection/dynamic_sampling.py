@@ -1,6 +1,6 @@
 """Dynamic sampling (DAPO, Yu et al. 2025): groups whose samples all score the same are replaced by other prompts.
 
-A group is all samples of one prompt. It is kept or rejected as a whole, as a filter per sample would delete lone
+A group is all samples of one prompt. It is accepted or rejected as a whole, as a filter per sample would delete lone
 successes. The caller generates.
 """
 
@@ -69,7 +69,7 @@ class DynamicSampler:
         """Returns the trajectories of one step, group by group, and metrics. `generate(round)` gives scored responses
         to a new batch of prompts, in their order.
 
-        Carried groups come first, then those that were kept, in the order of their prompts. Raises DataError when
+        Carried groups come first, then the accepted ones, in the order of their prompts. Raises DataError when
         `max_rounds` did not give enough and `on_exhausted` does not say what to do instead.
         """
         ready, self.carried = self.carried, []

@@ -147,4 +147,5 @@ class RolloutsAhead(Rollouts):
 
 
 def with_metrics(rollout: Collected, metrics: dict[str, float]) -> Collected:
+    """Returns the rollout with further metrics; they replace those of the same name."""
     return replace(rollout, metrics=rollout.metrics | metrics)

@@ -1,7 +1,8 @@
 """The timeline of the first steps, written as `trace.json`.
 
-The file is in the trace event format that chrome://tracing and ui.perfetto.dev open: a group of lanes per host, a lane
-per component rank, and one for the runner with the phases of each step. `rl_platform.tracing` records the spans.
+chrome://tracing and ui.perfetto.dev open the file, which is in the trace event format. It has a group of lanes per
+host, a lane per component rank, and a lane for the runner with the phases of each step. `rl_platform.tracing` records
+the spans.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from rl_platform.runtime.ray.cluster_start import ray_cluster
 def ray_in_background(cluster: Cluster, hosts: int) -> Iterator[Callable[[], None]]:
     """Starts Ray for this number of hosts, and returns a function that waits until it runs.
 
-    That function raises the error that kept Ray from starting, RayLost after `cluster.start_timeout_s`. Ray ends with
+    That function raises the error that prevented Ray's start, RayLost after `cluster.start_timeout_s`. Ray ends with
     the block.
     """
     ray, entered, over = ray_cluster(cluster, hosts), Future[None](), threading.Event()

@@ -93,8 +93,8 @@ def prepare_process(
     """Once, before anything is computed here: environment, torch's threads, search paths (the first one is the run's
     folder), garbage collection. Returns where this process's warnings and errors will be.
 
-    accelerated: the process has accelerators, so it computes little on CPUs and returns freed memory, of which all
-    processes of a node would otherwise keep as much as they ever used.
+    accelerated: the process has accelerators, so it computes little on CPUs. It returns freed memory; otherwise each
+    process of a node would hold its peak memory.
     """
     collect_rarely()
     os.environ.update(environment)

@@ -1,8 +1,8 @@
 """Items of a channel on their way to another process: small ones inside the call, large ones through the object store.
 
-All large items of one call are stored as one object, as an object costs more than a megabyte in it. Only references
-go through the queue, and every process of a node reads the same memory: received items must not be written to, and
-a stored item that lives keeps the memory of its whole bundle.
+All large items of one call are stored as one object, as an object costs more than a megabyte in it. Only references go
+through the queue, and every process of a node reads the same memory. Received items must therefore not be written to. A
+stored item that is still referenced holds the memory of its whole bundle.
 """
 
 from __future__ import annotations

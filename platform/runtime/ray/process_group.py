@@ -87,6 +87,7 @@ def join_group(
 
 
 def leave_group() -> None:
+    """Destroys the process group of this process, if it has one."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():

@@ -3,9 +3,9 @@
 While one call is on its way, further puts are collected for the next call. That call waits a moment for the producers
 of the last one: a producer in a loop is about to put again. The threads would otherwise form two alternating groups.
 
-A put waits until its items are in the channel, or raises its own error. Where the channel had plenty of room when it
-was last heard of, a put without a deadline of its own returns before: a thread of the buffer sends it, and `flush`, or
-the next put of the same producer, raises what went wrong. After a flush there is no difference to a waiting put.
+A put waits until its items are in the channel, or raises its own error. If the last reply reported enough free
+capacity, a put without its own deadline returns earlier. A thread of the buffer then sends the items. Errors are raised
+by `flush` or by the next put of the same producer. After a flush there is no difference to a waiting put.
 """
 
 from __future__ import annotations

@@ -57,6 +57,7 @@ class TensorShape:
 
 
 def shapes_of(state: Mapping[str, Tensor]) -> tuple[TensorShape, ...]:
+    """Returns name, type and shape of each tensor. Tensors of the same memory refer to the first of them."""
     first: dict[Hashable, str] = {}
     shapes = []
     for name, tensor in state.items():

@@ -51,6 +51,7 @@ def installation_problem(python: str | None) -> Problem | None:
 
 
 def unusable(python: str, reason: str) -> Problem:
+    """Returns the problem of an interpreter that does not run."""
     message = f"this interpreter does not run: {reason}"
     return Problem(PYTHON, message, value=python, hint=f"the path of a Python with vLLM {VERSION}")
 

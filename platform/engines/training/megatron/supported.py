@@ -21,6 +21,7 @@ ROTARY = ("default", "linear", "llama3")  # types with fixed frequencies
 
 
 def transformer_engine_installed() -> bool:
+    """Returns whether the package Transformer Engine is installed, without importing it."""
     return importlib.util.find_spec("transformer_engine") is not None
 
 

@@ -1,7 +1,7 @@
 """Log-probabilities, entropies and KL divergence with an output matrix whose rows are split over ranks.
 
-Full logits never exist: a rank computes those of its part of the vocabulary for a chunk of tokens at a time, and three
-numbers per token are summed over the ranks. Every rank gets all results.
+Full logits never exist. A rank computes the logits of its part of the vocabulary, for one chunk of tokens at a time. An
+all-reduce sums three numbers per token. Every rank gets all results.
 """
 
 from __future__ import annotations
