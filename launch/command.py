@@ -65,7 +65,7 @@ class Arguments:
 
     @property
     def refusals(self) -> Iterator[str]:
-        """What is wrong with the combination of options."""
+        """The problems of the combination of options."""
         others, of_pods = self.only_shows or self.check, self.image is not None or self.claim is not None or self.limit
         if self.kuberay and self.image is None:
             yield "--kuberay needs --image: the container image of the pods (docs/containers.md)"

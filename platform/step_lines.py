@@ -53,8 +53,8 @@ class StepLines:
 def read_lines(path: Path, *, texts: bool = True) -> Iterator[Line]:
     """Yields the records of a file, one at a time; a torn last line is left out. texts: values may be texts.
 
-    Raises DataError for a line that is not a JSON object with a step or has another value, with line and key, OSError
-    for a file that cannot be read.
+    Raises DataError, with line and key, for a line that is not a JSON object with a step or that has another value.
+    Raises OSError for a file that cannot be read.
     """
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):

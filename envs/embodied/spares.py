@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Failure:
-    """What an environment raised. place: `file:line`, empty if nothing was raised.
+    """The exception of an environment. place: `file:line`, empty if nothing was raised.
 
     step: of the episode, from 1; 0: its reset.
     """

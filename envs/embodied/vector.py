@@ -1,8 +1,8 @@
 """Vectorised environments: N copies of a Gymnasium environment, stepped in this process or in worker processes.
 
 An episode that ends is reset in the same step. The result has the first observation of the next episode and the last
-one of the ended episode, from whose value the learner bootstraps if it was truncated. Numbers that are not finite never
-leave this module: the episode ends and is marked invalid.
+one of the ended episode. The learner bootstraps from the value of the latter if the episode was truncated. Numbers that
+are not finite never leave this module: the episode ends and is marked invalid.
 
 Not covered: normalisation (`normalize.py`) and evaluation (`evaluate.py`).
 """

@@ -194,8 +194,8 @@ class ScoringPool:
     def _lost(self, worker: ScoringProcess, reason: str, why: str) -> None:
         """Replaces a process that died, or that sent something else than a score.
 
-        The response gets a second process, because the first failure may have another cause: an operator, lack of
-        memory, or an earlier response that changed the state of the process.
+        The response gets a second process, because the first failure may have another cause. Examples are an operator,
+        lack of memory, and an earlier response that changed the state of the process.
         """
         if not worker.ready:
             self._failed_start(worker, why)

@@ -1,6 +1,6 @@
 """The algorithm card: the computation of a config in words, printed at the start of every run.
 
-It answers the questions on which public systems differ silently: denominators, placement of the KL, source of the old
+It covers the points in which public systems differ silently: denominators, placement of the KL, source of the old
 log-probs, number of optimizer steps, meaning of the warm-up.
 """
 

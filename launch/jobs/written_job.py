@@ -1,4 +1,4 @@
-"""`--slurm` and `--kuberay`: writes the file of a job, and submits it if asked."""
+"""`--slurm` and `--kuberay`: writes the file of a job, and optionally submits it."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 After some steps the measured times of the phases correct the plan's cost model, and the search looks for a faster
 placement of the same devices. `suggest` prints it. `auto` also moves the run there if that pays within `PAYS_WITHIN`
-steps: the loop saves the step, the components end, and those of the new placement load that checkpoint. Loggers,
-counters, order of the data and random numbers continue: a move is a resume without a new process.
+steps. The loop saves the step and the components end. The components of the new placement load that checkpoint.
+Loggers, counters, order of the data and random numbers continue: a move is a resume without a new process.
 
 Not covered: other keys than `cluster.component_placement`, other devices.
 """

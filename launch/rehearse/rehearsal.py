@@ -138,8 +138,8 @@ def _folder(parent: str | None) -> Iterator[Path]:
 
 
 def _locked(folder: Path) -> int | None:
-    """Locks the folder as long as this process lives, so that a later rehearsal tells it from a stale one. None if
-    another process holds the lock or there is no lock file."""
+    """Locks the folder as long as this process lives, so that a later rehearsal does not take it for a stale one. None
+    if another process holds the lock or there is no lock file."""
     try:
         file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError:

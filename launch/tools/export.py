@@ -43,9 +43,9 @@ COMMAND = "rl-platform export"
 def export(name: str, step: int | None, format: Format | None, output: Path | None) -> list[str]:
     """Writes the model of a run, see `find_policy`; returns lines that say where it is and how to load it.
 
-    format None: the first one of the task. output None: a folder in that of the run. Raises ConfigError for a run or a
-    step that is not there, a format that the model does not have, and an output folder that is not empty; DataError
-    if the disk is full.
+    format None: the first one of the task. output None: a folder in that of the run. Raises ConfigError for a missing
+    run or step, a format that the model does not have, and an output folder that is not empty; DataError if the disk is
+    full.
     """
     path = Path(name).expanduser()
     run = None if (path / DESCRIPTION).is_file() else find_run(name, COMMAND, step)

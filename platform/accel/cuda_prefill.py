@@ -1,7 +1,7 @@
 """Attention of prompts that enter the cache of the torch rollout engine on a GPU: a few kernels for all prompts.
 
-A Triton kernel writes new keys and values to the pages of a `KVCache`, another one reads those of earlier tokens back,
-and flash attention computes all prompts at once. `PrefillAttention` launches several kernels for each prompt and page.
+A Triton kernel writes new keys and values to the pages of a `KVCache`. Another one reads those of earlier tokens back.
+Flash attention computes all prompts at once. `PrefillAttention` launches several kernels for each prompt and page.
 
 Not covered: float32, which flash attention lacks; windows, capped scores, sinks.
 """

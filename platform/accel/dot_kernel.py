@@ -157,7 +157,7 @@ _add_rows, _add_row = _block(BLOCK, add=True), _block(1, add=True)
 
 
 def _dot(pointer: object) -> None:
-    """What each thread runs."""
+    """The function that each thread runs."""
     call = carray(pointer, 1)[0]
     size, step, together = call.size, 4 * call.outputs, call.rows - call.rows % BLOCK
     span = taken(pointer)

@@ -1,8 +1,8 @@
 """Variants of a config that compute the same update: other splits of the models, and other micro-batches.
 
-A variant changes tensor, pipeline and expert parallelism of models that Megatron trains, context parallelism of long
-sequences, the GPUs of a rollout rank of a hosted engine, `offload`, or the size of the learners' micro-batches.
-`one_update_older` is the only one that changes results.
+A variant changes the layout of the models: tensor, pipeline and expert parallelism if Megatron trains them, context
+parallelism of long sequences, and the GPUs of a hosted engine's rollout rank. It may also change `offload` or the size
+of the learners' micro-batches. `one_update_older` is the only one that changes results.
 """
 
 from __future__ import annotations

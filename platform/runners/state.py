@@ -29,9 +29,9 @@ class RunState:
     """Checkpoints of the run in `output_dir`, and `resume_from`: the newest one that was written, before that the one
     of `runner.resume` (None: start at step 0).
 
-    Raises CheckpointError for a checkpoint at an explicit path that is damaged, for one of another model, and if every
-    checkpoint of the folder is damaged or cannot be read. restarted: this command has written checkpoints before, of
-    which the newest counts, whatever `runner.resume` is. saved: one was written.
+    Raises CheckpointError for a damaged checkpoint at an explicit path and for one of another model. Also raises it if
+    every checkpoint of the folder is damaged or cannot be read. restarted: this command has written checkpoints before,
+    of which the newest counts, whatever `runner.resume` is. saved: one was written.
     """
 
     def __init__(self, config: Config, output_dir: Path, reporter: Reporter, restarted: bool = False) -> None:

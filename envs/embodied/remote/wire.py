@@ -96,8 +96,8 @@ def address_of(host: str, port: int) -> str:
 
 
 def read_token(path: str) -> str:
-    """Returns the token in a file, without blanks at its ends. Raises ValueError if there is none, a short one, or one
-    that other users of this machine may read, as every one of them could then move a robot."""
+    """Returns the token in a file, without blanks at its ends. Raises ValueError if there is none, or if it is short.
+    Also raises it if other users of this machine may read it, because each of them could then move a robot."""
     try:
         with Path(path).open(encoding="utf-8") as file:
             if os.fstat(file.fileno()).st_mode & 0o077:

@@ -2,8 +2,8 @@
 
 Each test has a process of its own, forked from this one, which confines itself before it compiles the program. This
 process reads frames from descriptor 0 and writes frames to descriptor 1 (`process.py`). It never receives an expected
-output. It imports nothing of the platform, because the sandbox contains only Python's standard library, and few modules
-of that, because they would take more time than many programs.
+output. It imports nothing of the platform, because the sandbox contains only Python's standard library. It imports few
+modules of that, because imports would take more time than many programs.
 """
 
 import atexit

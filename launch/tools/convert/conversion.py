@@ -76,7 +76,7 @@ class System:
 
 @dataclass(frozen=True)
 class TranslatedKey:
-    """What became of one foreign key. given: the file names it; else it is a default of the system."""
+    """The result of one foreign key. given: the file names it; else it is a default of the system."""
 
     key: str
     value: Value

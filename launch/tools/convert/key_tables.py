@@ -63,7 +63,7 @@ _Condition = dict[str, bool | list[Scalar]]
 
 
 class Block(_Strict):
-    """Keys under one condition. Where it does not hold, the system does not read them, for the reason `otherwise`.
+    """Keys under one condition. If it does not hold, the system does not read them, for the reason `otherwise`.
 
     under: begins every foreign key of the block. applies: keys of which one must be true, or have one of the listed
     values; excluded: none may. unchanged: keys that have the same name here. to: our key of each. contained: for each

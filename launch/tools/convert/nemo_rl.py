@@ -339,7 +339,7 @@ def _schedule(role: str, ours: str) -> Table:
 
 
 def _learner(role: str, ours: str) -> Table:
-    """What else `policy` and `value` share."""
+    """Returns further rules that `policy` and `value` share."""
     mega = f"{role}.megatron_cfg"
 
     def tokenizer(value: Value, source: ForeignConfig) -> Outcome:

@@ -187,7 +187,7 @@ def detail(why: str) -> Rule:
 
 
 def lacking(why: str) -> Rule:
-    """What cannot be expressed, whatever its value."""
+    """Returns the rule of a key that has no counterpart, whatever its value."""
     return lambda *_: untranslated(why)
 
 

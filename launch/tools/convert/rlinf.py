@@ -299,7 +299,7 @@ def _updates(source: ForeignConfig) -> int | float:
 
 
 def _learner(role: str) -> Table:
-    """What actor and critic share."""
+    """Returns the rules that actor and critic share."""
     offloaded = [f"{role}.offload_{part}" for part in ("weight", "grad", "optimizer")]
 
     def precision(value: Value, source: ForeignConfig) -> Outcome:

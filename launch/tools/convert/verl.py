@@ -336,7 +336,7 @@ _SCHEDULES = ("lr_scheduler_type", "lr_decay_style", "warmup_style")
 
 
 def _memory(role: str, ours: str, fsdp: str) -> Table:
-    """What leaves the GPU, and what its ranks share."""
+    """Returns the rules of offloading and of the parallel layout."""
 
     def offload(section: str) -> Table:
         parts = [f"{role}.{section}.{name}_offload" for name in ("param", "grad", "optimizer")]

@@ -40,8 +40,8 @@ class Demonstrations:
 def read_demonstrations(settings: WarmStart, spaces: EnvSpaces) -> Demonstrations:
     """Returns the demonstrations, as the policy observes and acts in an environment of these spaces.
 
-    Raises ConfigError for a file that is missing or unreadable, and for observations or actions of another size, that
-    are not finite or, for actions, beyond the bounds.
+    Raises ConfigError for a file that is missing or unreadable. Also raises it for observations or actions that have
+    another size or are not finite, and for actions beyond the bounds.
     """
     if (problem := absent(settings)) is not None:
         raise ConfigError([problem])

@@ -61,7 +61,7 @@ class Shares:
 
 
 class AllEnvs:
-    """What `Environment` uses of a `VectorEnv`, for the environments of all ranks, on rank 0."""
+    """The methods of `VectorEnv` that `Environment` calls, for the environments of all ranks, on rank 0."""
 
     def __init__(self, own: VectorEnv, shares: Shares, peers: Peers) -> None:
         self._own, self._shares, self._peers = own, shares, peers

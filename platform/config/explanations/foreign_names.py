@@ -58,7 +58,7 @@ def foreign_sections() -> dict[str, tuple[str, str]]:
 
 
 def foreign_keys() -> dict[str, ForeignName]:
-    """Returns the endings of other systems' paths. Where two systems share a name, the first in the file counts."""
+    """Returns the endings of other systems' paths. If two systems share a name, the first in the file counts."""
     return _read().keys
 
 

@@ -1,7 +1,7 @@
 """Drops inherited keys that only a former choice reads.
 
 A child that writes `data.task.type: jsonl` does not inherit the `params` of a generated task. Keys that the same file
-writes are kept, so that the rules can refuse them.
+writes remain, so that the rules can refuse them.
 """
 
 from __future__ import annotations

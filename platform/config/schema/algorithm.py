@@ -35,7 +35,7 @@ SEQUENCE_RATIO = ("gspo", "gspo_token", "gmpo")  # those with one ratio per sequ
 
 
 class EstimatorNeeds(NamedTuple):
-    """What an advantage estimator reads, and whether it whitens.
+    """The inputs of an advantage estimator, and whether it whitens.
 
     values: the values of a critic. groups: several samples of one prompt. greedy: the reward of a greedy response to
     each prompt. squared_probs: the sum of the squared probabilities over the vocabulary. whitens: True: always, False:

@@ -1,8 +1,7 @@
 """Chunked prefill: prompts enter the cache a bounded number of tokens per forward pass, beside running sequences.
 
-The common prefix of all prompts of a call (such as the system turn of a chat template) is computed once, and so is a
-prompt with several consecutive samples; their full pages are stored once. Not covered: prefixes that only some prompts
-share.
+The common prefix of all prompts of a call (such as the system turn of a chat template) is computed once. So is a prompt
+with several consecutive samples; their full pages are stored once. Not covered: prefixes that only some prompts share.
 """
 
 from __future__ import annotations

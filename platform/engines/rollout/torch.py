@@ -1,11 +1,11 @@
 """The built-in rollout engine: continuous batching on torch, on CPU or GPU.
 
-A forward pass has one token of every running sequence and a bounded number of prompt tokens, so long prompts enter in
-parts while other sequences are decoded. A finished sequence leaves at once and a waiting one enters. Keys and values
-are stored in pages (`kv_cache`); common prefixes are computed and stored once (`prefill`); known architectures run with
-fewer operations (`decoder`). On a CPU a compiled loop computes attention (`accel/decode_kernel`), in bfloat16 also the
-operations between the matrix products (`accel/row_kernels`) and sampling (`accel/sampling_kernel`). On a GPU with
-Triton a CUDA graph decodes the running sequences, and the forward pass has the prompts only (`accel/cuda_decode`).
+A forward pass has one token of every running sequence and a bounded number of prompt tokens. Long prompts therefore
+enter in parts while other sequences are decoded. A finished sequence leaves at once and a waiting one enters. Keys and
+values are stored in pages (`kv_cache`); common prefixes are computed and stored once (`prefill`); known architectures
+run with fewer operations (`decoder`). On a CPU a compiled loop computes attention (`accel/decode_kernel`), in bfloat16
+also the operations between the matrix products (`accel/row_kernels`) and sampling (`accel/sampling_kernel`). On a GPU
+with Triton a CUDA graph decodes the running sequences, and the forward pass has the prompts only (`accel/cuda_decode`).
 Weights of the same device and type are references to the trainer's; on a CPU the matrices are packed for each
 generation (`accel/packed_linear`).
 

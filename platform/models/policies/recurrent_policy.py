@@ -59,9 +59,9 @@ class RecurrentPolicy(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Evaluates given actions of B sequences of L steps. Gradients flow back to a sequence's first step.
 
-        observations [B,L,D], actions [B,L,A] float32 or [B,L] int64, hidden_states [B,H] before the first step,
-        episode_starts [B,L] bool: steps that begin an episode -> log_probs, entropy, values [B,L], and the hidden
-        states [B,L,H] after each step.
+        Returns log_probs, entropy and values [B,L], and the hidden states [B,L,H] after each step. observations:
+        [B,L,D]. actions: [B,L,A] float32 or [B,L] int64. hidden_states: [B,H] before the first step. episode_starts:
+        [B,L] bool, steps that begin an episode.
         """
         shape = episode_starts.shape
         features = self._features(observations.flatten(0, 1)).unflatten(0, shape)

@@ -124,8 +124,8 @@ def _absurd(value: object, name: str) -> Iterator[str]:
 
 
 def check_weights(network: nn.Module, missing: Iterable[str], unexpected: Iterable[str], folder: str, key: str) -> None:
-    """Raises ConfigError if weights of a loaded network are missing, are not finite or were no floating-point numbers,
-    and if the files hold layers that it does not have."""
+    """Raises ConfigError if weights of a loaded network are missing, are not finite or were no floating-point numbers.
+    Also raises it if the files hold layers that the network does not have."""
     if absent := sorted(missing):  # transformers would initialise them randomly
         doubt = ": is it a classifier?" if absent[0].startswith("score") else ""
         raise ConfigError([Problem(key, f"{len(absent)} weights are missing, as {absent[0]}{doubt}", value=folder)])

@@ -33,7 +33,7 @@ CRITIC_WIDTH = 256
 
 
 class FlowNetwork(Protocol):
-    """What `FlowPolicy` uses of a network; it is a module of transformers.
+    """The parts of a network that `FlowPolicy` uses; it is a module of transformers.
 
     config has chunk_size H, max_action_dim A, max_state_dim S and num_inference_steps. backbone: the vision-language
     model; decoder: its language model, to which adapters are added.

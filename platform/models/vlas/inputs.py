@@ -1,4 +1,4 @@
-"""What vision-language-action policies read and write: embedded instructions, camera images, ranges of actions."""
+"""Inputs and outputs of vision-language-action policies: embedded instructions, camera images, ranges of actions."""
 
 from __future__ import annotations
 

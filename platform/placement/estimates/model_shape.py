@@ -28,8 +28,8 @@ class ModelShape:
     """A decoder. `attention_bias`: of q, k and v; `output_bias`: of the attention's output; `qk_norm`: norms over query
     and key heads; `norms`: over hidden states, of a layer; `sinks`: a number per head; `expert_bias`: of experts and
     router; `value_head`: a scalar head in place of the vocabulary's. `experts` above 0: a layer has as many
-    feed-forward networks, each of width `intermediate`, and a token goes through `active_experts` of them and through
-    one of width `shared`, which has a gate if `shared_gate`. The first `dense_layers` layers have one of width
+    feed-forward networks, each of width `intermediate`. A token goes through `active_experts` of them and through one
+    of width `shared`. The latter has a gate if `shared_gate`. The first `dense_layers` layers have one of width
     `dense_intermediate` instead. `gated` False: feed-forward networks have two matrices, not three."""
 
     vocabulary: int

@@ -1,7 +1,7 @@
 """The chains of components that evaluate finished responses while others are generated, and the rows of a part.
 
-Reference log-probs, log-probs and values of a response depend on that response only, so a component that shares no
-device with the rollout starts before the batch is complete.
+Reference log-probs, log-probs and values of a response depend on that response only. A component that shares no device
+with the rollout therefore starts before the batch is complete.
 """
 
 from __future__ import annotations

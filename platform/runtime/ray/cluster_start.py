@@ -1,9 +1,9 @@
 """Starts or joins the Ray cluster under a run.
 
-A cluster that the run starts keeps its files in a temporary folder, has no dashboard and a bounded object store, and
-ends with the run without leaving a process. Its ports are bound to the loopback interface. Its token is new for each
-run. Only the user can enter the folder of its files. Runs on one cluster are separate: each has its own names and its
-own placement group.
+A cluster that the run starts writes its files to a temporary folder. It has no dashboard and a bounded object store. It
+ends with the run and leaves no process. Its ports are bound to the loopback interface. Its token is new for each run.
+Only the user can enter the folder of its files. Runs on one cluster are separate: each has its own names and its own
+placement group.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Decides which processes of a run are started again when they die, and how often.
 
 One without a learner is: its components keep weights that are published again, or simulations that the runner has a
-recent state of. What a learner had learned since the last checkpoint is gone with its process.
+recent state of. The updates of a learner since the last checkpoint are lost with its process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Serialisation of calls, results and messages: large arrays and tensors stay beside the pickled rest, uncopied.
 
 The buffers may live in shared memory: `unpack(copy=False)` makes arrays and tensors on top of them, which must not be
-written to; `copy=True` gives the receiver its own. Tensors on an accelerator travel through main memory. What travels
-by name instead of by value (channels, published weights) is decided by `References`.
+written to; `copy=True` gives the receiver its own. Tensors on an accelerator travel through main memory. `References`
+decides which objects are sent by name instead of by value (channels, published weights).
 """
 
 from __future__ import annotations

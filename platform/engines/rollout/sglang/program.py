@@ -1,8 +1,8 @@
 """The program of SGLang's process: the engine, the calls that arrive, the answers that leave.
 
 One code path; a CPU differs from a GPU in the arguments of `engine_arguments` only. Token ids go in and come out, the
-tokenizer is not loaded. The model's weights are not read from a disk either: the engine starts with what it makes up
-and gets its weights by `load` before the first request.
+tokenizer is not loaded. The model's weights are not read from a disk either. The engine starts with placeholder weights
+and receives the real ones by `load` before the first request.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class EngineHost:
             self.aborting.discard(number)
 
     async def abort(self, number: int, generation: int) -> None:
-        """What the call `generation` has not finished ends now, with what there is of it."""
+        """Ends the unfinished sequences of the call `generation` now. Their results hold the tokens so far."""
         self.aborting.add(generation)
         self.manager.abort_request(abort_all=True)
 

@@ -1,6 +1,6 @@
 """Weights in memory that another process reads: handed over as handles, not as bytes.
 
-Where shared memory has no room for them they are written to a file instead.
+If shared memory is too small for them, they are written to a file.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _mapped: dict[str, Tensor] = {}  # what this process was shown last
 
 
 class SharedWeights:
-    """Room for one set of weights, made at the first `write`. Tensors that come again, as those of a learner in this
-    process do, are moved there themselves: nothing is copied from then on, and the room is free again."""
+    """Memory for one set of weights, allocated at the first `write`. Tensors that are sent again, as those of a learner
+    in this process, are moved there themselves. From then on nothing is copied, and this memory is released."""
 
     def __init__(self) -> None:
         self._views: dict[str, Tensor] = {}

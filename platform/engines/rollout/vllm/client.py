@@ -30,7 +30,7 @@ PAGE = 128  # tokens of a block of keys and values on a CPU
 
 @dataclass(frozen=True)
 class VLLMSetup:
-    """What starts an engine.
+    """The settings that start an engine.
 
     longest: tokens of a sequence. memory_share: of each GPU, for weights, keys and values. gpus: names of the GPUs of
     this engine; none: it computes on the CPU. python: the interpreter; None: this one. extra: arguments of
