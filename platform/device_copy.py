@@ -21,7 +21,7 @@ def on_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     for tensor in tensors:
         ends.append(-(-(ends[-1] + tensor.nbytes) // ALIGNMENT) * ALIGNMENT)
     places = [slice(start, start + tensor.nbytes) for start, tensor in zip(ends, tensors, strict=False)]
-    # The driver copies from pinned memory while the host goes on.
+    # The driver copies from pinned memory while the host continues.
     staged = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=True)
     for place, tensor in zip(places, tensors, strict=True):
         staged[place].view(tensor.dtype).view(tensor.shape).copy_(tensor)

@@ -64,7 +64,7 @@ class Run:
 
     folder: Path
     exit_reason: str | None = None
-    env: Any = field(default=None, repr=False)  # what made its environments, if that was a function
+    env: Any = field(default=None, repr=False)  # the function that made its environments, if there was one
 
     def __fspath__(self) -> str:
         """Returns the folder: `rl.load_policy(run)` and others read it."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PROBLEMS = "rl_platform.envs.embodied.build_problems"  # an extra
 SUITES = "rl_platform.envs.embodied.suites"  # an extra
-OF_PROGRAM = "function/"  # what the ids of environments begin with that exist in the program of the user only
+OF_PROGRAM = "function/"  # prefix of the ids of environments that exist in the user's program only
 _made: WeakValueDictionary[int, AnyEnv] = WeakValueDictionary()  # by id; those of this process that still exist
 
 

@@ -18,7 +18,7 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, PlatformError, Problem
 from rl_platform.launch.jobs.job_file import write_job
 
-GRACE_S = 120  # before the time limit, for the run to end cleanly; it goes on when the same script is submitted again
+GRACE_S = 120  # before the time limit, for the run to end cleanly; it continues when the same script is submitted again
 START_S = 300  # for all nodes to join
 _OPTION = re.compile(r"[a-z][a-z0-9-]*(=[^\s\"'\\`$#;&|<>()]+)?")
 

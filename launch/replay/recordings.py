@@ -116,7 +116,7 @@ def record(folder: Path, step: int, output: Path | None, from_start: bool) -> It
     except (PlatformError, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt) or not any(failures):  # the run failed before the step, or after it
             shutil.rmtree(target, ignore_errors=True)  # else the same command would be refused
-            if hasattr(error, "__notes__"):  # of a run, which goes on from its checkpoint
+            if hasattr(error, "__notes__"):  # of a run, which continues from its checkpoint
                 error.__notes__ = ["nothing was recorded; the same command begins again"]
             raise
         yield f"step {step} failed as it was recorded: {failures[0]}"

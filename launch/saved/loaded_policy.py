@@ -36,8 +36,8 @@ from rl_platform.runtime.cpu import one_thread
 class Policy:
     """Acts in one environment, or in N at once.
 
-    Call `reset`, or pass `episode_starts`, when episodes begin: a recurrent policy has a memory, and a policy that
-    chooses several actions at once has some left. saved: what the policy was built from.
+    Call `reset`, or pass `episode_starts`, when episodes begin. A recurrent policy has a memory, and a policy with
+    action chunks stores actions that are not executed yet. saved: what the policy was built from.
     """
 
     def __init__(self, saved: SavedPolicy, seed: int | None = None, device: str = "cpu") -> None:

@@ -41,7 +41,7 @@ def _check_agent(config: Config) -> None:
 
 def check_reward(config: Config) -> None:
     """Raises ConfigError or WorkerError if the user's reward function cannot be imported or the reward model is
-    invalid, Unreachable if the reward server does not answer. Does not read the weights of a reward model.
+    invalid. Raises Unreachable if the reward server does not answer. Does not read the weights of a reward model.
     """
     for key, scoring in config.reward.parts:
         with problems_of(key, "reward"):

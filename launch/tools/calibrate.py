@@ -47,7 +47,7 @@ OPTION = "--plan=calibrate"
 BUSY = 0.5  # processes that wait or compute for each core before the measurement; more disturb it
 TYPES = ("float32", "bfloat16")
 RUN_ROWS, RUN_STEPS, MINI_BATCHES = (64, 256), 8, 2  # responses of a step of the two runs, steps, mini-batches
-# a model so small that a run takes what the runner, the engines and the components take beside the model
+# the model is so small that a run measures the overhead of runner, engines and components
 RUN = """
 runner:
   {task_type: reasoning, experiment_name: calibration, trace_steps: 0, logger_backends: [], val_check_interval: 0}

@@ -21,7 +21,7 @@ from rl_platform.runtime.child import Child, Death
 
 NAME = "rl-platform"
 State = Literal["ok", "note", "missing", "problem"]
-EXTRAS = {  # what each extra is for
+EXTRAS = {  # purpose of each extra
     "sglang": "rollout.backend: sglang",
     "modelscope": "models named modelscope:ORG/NAME",
     "lora": "adapters: actor.lora, critic.lora",

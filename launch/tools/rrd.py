@@ -21,8 +21,8 @@ ENDINGS = (".rrd",)
 
 
 def write(run: Path, output: Path) -> None:
-    """Raises ConfigError if the run has drawn no episode, `output` cannot be written, or rerun-sdk is not installed,
-    DataError if the files of the episode are damaged."""
+    """Raises ConfigError if the run has drawn no episode, `output` cannot be written, or rerun-sdk is not installed.
+    Raises DataError if the files of the episode are damaged."""
     reason = "embodied runs with env.evaluation.video: true draw an episode"
     check_all(_require_rerun, partial(check_runs, [run], FACTS, reason), partial(check_output, output, ENDINGS))
     with writing(output, ENDINGS) as stage:

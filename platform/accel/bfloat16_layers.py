@@ -172,6 +172,8 @@ class Layer(torch.autograd.Function):
 
 
 class FinalNorm(torch.autograd.Function):
+    """The last norm of a model: bfloat16 states -> their norm in float32, with its gradient."""
+
     @staticmethod
     def forward(ctx: Any, states: Tensor, norm: Norm) -> Tensor:
         ctx.norm = norm

@@ -83,7 +83,7 @@ _SERIES = tuple(FLOAT(math.log(2) ** k / math.factorial(k)) for k in range(8))
 @inlined
 def power(x: float) -> float:
     """2^x of x <= 0 up to float32's rounding; of NaN NaN."""
-    x = FLOAT(-126) if x < FLOAT(-126) else x  # what is smaller is no normal number
+    x = FLOAT(-126) if x < FLOAT(-126) else x  # smaller results are no normal numbers
     whole = np.int32(x - FLOAT(0.5))
     part = x - FLOAT(whole)  # -1/2 to 1/2
     a, b, c, d, e, f, g, h = _SERIES

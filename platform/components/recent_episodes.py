@@ -18,6 +18,8 @@ Episode = tuple[float, int, int, Success | None]  # return, length, number of th
 
 
 class RecentEpisodes:
+    """The last `RECENT_EPISODES` episodes and the means of their returns, lengths and successes."""
+
     def __init__(self, tasks: EnvTasks) -> None:
         self._tasks = tasks
         self._episodes: deque[Episode] = deque(maxlen=RECENT_EPISODES)

@@ -46,7 +46,7 @@ class LoadedConfig:
 
     config: Config
     sources: dict[str, str]
-    notes: tuple[str, ...] = ()  # on what was decided for the user
+    notes: tuple[str, ...] = ()  # on decisions made for the user
     from_environment: Mapping[str, str] = field(default_factory=dict)
 
     def with_backend(self, backend: str, why: str) -> LoadedConfig:

@@ -10,7 +10,7 @@ import yaml
 from rl_platform.config.source import MAX_DEPTH, CoreLoader
 from rl_platform.errors import Problem, shortened
 
-DICT, OVERRIDES = "config", "overrides"  # what messages call the two
+DICT, OVERRIDES = "config", "overrides"  # names of the two in messages
 END = "\n...\n"  # PyYAML's mark after a value that is no dict or list
 ALLOWED = "dict, list, text, numbers, True, False, None"
 

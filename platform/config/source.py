@@ -23,8 +23,8 @@ _CORE = "tag:yaml.org,2002:"
 UNSET_TAG, REPLACE_TAG = "!unset", "!replace"
 _PLACEMENT = "cluster.component_placement"
 MAX_DEPTH = 50  # of nested sections and lists
-MAX_SIZE = 500_000  # characters of all values, and one for each of them: an alias repeats what it names
-_MAX_WHOLE = 2**63  # what the numbers of files and of libraries can hold
+MAX_SIZE = 500_000  # characters of all values, and one for each of them: an alias repeats its target
+_MAX_WHOLE = 2**63  # exclusive limit of int64, the type of files and libraries
 
 
 class _Unset:

@@ -1,7 +1,7 @@
 """Samples of actions for rows that may be part of a larger batch.
 
 `among` is (index of the first row, number of rows) in that batch, or None for the whole batch. The numbers of all its
-rows are drawn and those of other rows dropped, so a row's sample does not depend on how the batch is split.
+rows are drawn and those of other rows dropped. A row's sample therefore does not depend on the split of the batch.
 `deterministic` returns the most likely value and draws nothing.
 """
 

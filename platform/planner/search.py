@@ -138,7 +138,7 @@ class Search:
         if derives_memory(config, self.device, self.per_node):
             try:
                 derived = derived_memory(config, memory, order, crowds, self.device.memory or 0)
-            except ConfigError:  # no room for one sequence
+            except ConfigError:  # not enough memory for one sequence
                 return Candidate(keys, (), max(_peaks(memory, crowds, order), default=0), False, wide, variant.changes)
             config = with_engine_memory(config, derived)
             memory = MemoryModel(config, self.shapes, layout, on_gpu=True)

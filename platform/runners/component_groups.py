@@ -40,11 +40,15 @@ class Ranks(Protocol):
 
 
 class EvaluatorGroup(Ranks, Protocol):
+    """Ranks that compute log-probs or values of a batch."""
+
     def evaluate(self, batch: RolloutBatch) -> Handle[dict[str, Tensor]]: ...
     def offload(self, weights: bool) -> Handle[None]: ...
 
 
 class LearnerGroup(EvaluatorGroup, Protocol):
+    """Ranks that train a model and publish its weights."""
+
     def update(self, batch: RolloutBatch, step: int) -> Handle[dict[str, float]]: ...
     def latest_steps(self) -> Handle[list[dict[str, float]]]: ...
     def publish(self, version: int, copy: bool = False, on_request: bool = False) -> Handle[Weights | WeightsToken]: ...
@@ -98,6 +102,8 @@ class RolloutGroup(Ranks, Protocol):
 
 
 class EnvGroup(Ranks, Protocol):
+    """Ranks that step the environments and collect embodied rollouts."""
+
     def begin(self, peers: Peers | None) -> Handle[None]: ...
     def collect(
         self, step: int, policy: Policy | None, peers: Peers | None = None

@@ -196,7 +196,7 @@ class EmbodiedRunner:
         rollout = self.typed["rollout"]
         if self.acts_in_env:
             return work(None)
-        capacity = self.config.env.pipeline_stages * rollout.world_size  # each has one message under way
+        capacity = self.config.env.pipeline_stages * rollout.world_size  # each has one message in flight
         to_policy = self.runtime.channel("observations", capacity, ["env[0]"], ["rollout"])
         from_policy = self.runtime.channel("actions", capacity, ["rollout"], ["env[0]"])
         with self.recovery.working(to_policy, from_policy) as calls:

@@ -1,8 +1,8 @@
 """Child processes: a clean start, a private pipe, death with the parent, an end with a deadline.
 
 A child runs a string of code in a new interpreter, so it imports neither the user's main module nor what the parent has
-imported. Its end of the pipe is an inherited socket: no other process can open it. It leads a session of its own, so
-signals of the terminal are left to the parent, and killing the child also kills what the child started.
+imported. Its end of the pipe is an inherited socket: no other process can open it. It leads its own session, so signals
+of the terminal reach the parent only. Killing the child also kills the processes that it started.
 
 Not covered: the messages on the pipe.
 """
@@ -156,7 +156,7 @@ class Child:
     def _release(self) -> None:
         self.socket.close()
         if self._process.stdin is not None:
-            self._process.stdin.close()  # the guard kills what is left
+            self._process.stdin.close()  # the guard kills the remaining processes
 
 
 def _environment(added: Mapping[str, str | None], search_paths: Sequence[str]) -> dict[str, str]:

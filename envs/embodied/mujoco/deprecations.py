@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Environment variable with the deprecations that this run has logged, one per line. MuJoCo 4 reports them for each
 # model file that it reads, and child processes read the same files and inherit the variable.
 _SHOWN_DEPRECATIONS = "RL_PLATFORM_SHOWN_DEPRECATIONS"
-_USES_MUJOCO = ("gymnasium.envs.mujoco", "gymnasium_robotics", "metaworld")  # what entry points begin with
+_USES_MUJOCO = ("gymnasium.envs.mujoco", "gymnasium_robotics", "metaworld")  # prefix of entry points
 _warning_handler = threading.Lock()
 
 

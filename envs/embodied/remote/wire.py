@@ -72,6 +72,8 @@ Fields = dict[str, Any]  # of a message: JSON, not checked yet
 
 
 class Message(NamedTuple):
+    """A message of one connection: its kind, JSON fields, and arrays by name."""
+
     kind: Kind
     fields: Fields
     arrays: dict[str, np.ndarray]
@@ -294,7 +296,7 @@ def _fill(sock: socket.socket | Reader, views: list[memoryview], limits: _Limits
         if limits is not None:
             if (now := time.monotonic()) > limits.reading:
                 raise TimeoutError("timed out")
-            sock.settimeout(max(limits.waiting - now, 1e-3))  # a moment, so that what has arrived is read
+            sock.settimeout(max(limits.waiting - now, 1e-3))  # above 0, so that bytes that have arrived are read
         count = sock.recvmsg_into(views)[0]
         if count == 0:
             raise EOFError("the connection was closed")

@@ -11,7 +11,7 @@ from pathlib import Path
 from rl_platform.errors import ConfigError, DataError, Problem
 from rl_platform.text_files import NotUTF8, text_of
 
-MAX_DEPTH = 50  # of lists and objects inside a row, which travels between processes
+MAX_DEPTH = 50  # of lists and objects inside a row, which processes send to each other
 _TOO_DEEP = f"more than {MAX_DEPTH} lists or objects inside each other"
 Row = tuple[str, dict[str, object]]  # the place in the file, for messages, and the columns
 

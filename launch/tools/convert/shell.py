@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from rl_platform.launch.tools.convert.outcome import Unresolved
 
-_MARK = "\0"  # stands for what is not known
+_MARK = "\0"  # replaces a value that is not known
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _OPENING, _CLOSING = {"if", "for", "while", "until", "case", "{"}, {"fi", "done", "esac", "}"}
 _KEYWORDS = {"then", "else", "elif", "do", "!", "export", "local", "readonly", "declare", "exec", "time"}

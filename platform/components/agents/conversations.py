@@ -20,7 +20,7 @@ from rl_platform.errors import WorkerError
 from rl_platform.models.tokenizer import Tokenizer
 from rl_platform.records import Conversation, Prompt, SamplingParams, Trajectory
 
-Seed = Callable[..., int]  # of a prompt, a sample and what else identifies a draw: a turn, or a call of an agent
+Seed = Callable[..., int]  # of a prompt, a sample, and the turn or the agent's call of a draw
 Deliver = Callable[[Trajectory], None]
 
 

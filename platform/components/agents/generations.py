@@ -74,7 +74,7 @@ class Generations:
         try:
             return list(await asyncio.gather(*answers))
         except asyncio.CancelledError:
-            with self._changed:  # what the engine has begun, it ends; nobody reads the result
+            with self._changed:  # the engine finishes the sequences that it has started; their results are dropped
                 self._waiting = [
                     (owner, request) for owner, request in self._waiting if not self._answers[request.index].done()
                 ]

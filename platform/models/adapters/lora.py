@@ -19,7 +19,7 @@ from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.adapters.targets import unknown_targets
 
 ADAPTER = "default"  # peft's name of the set of adapters; part of its parameter names
-BASE = ".base_layer."  # what peft inserts into the names of a targeted matrix
+BASE = ".base_layer."  # inserted by peft into the names of a targeted matrix
 
 
 def not_installed(key: str) -> Problem | None:

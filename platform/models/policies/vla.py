@@ -1,10 +1,10 @@
 """The vision-language-action policy: a language model reads an image and an instruction and selects action bins.
 
 An observation is one sequence: the instruction's tokens, the image's positions, one query per action component. The
-last hidden states of the queries give logits over bins in one pass, so components are independent given the
+last hidden states of the queries give logits over bins in one pass. Components are therefore independent given the
 observation, as those of a diagonal Gaussian. Rollout and training compute the same function without a cache. (Decoding
-component by component would cost one pass each, but could model dependence between them.) Instructions come first:
-each is computed once for all rows that share it.
+component by component would cost one pass each, but could model dependence between them.) Instructions come first: each
+is computed once for all rows that share it.
 
 Parallel decoding as in Kim et al., "Fine-Tuning Vision-Language-Action Models" (2025), OpenVLA-OFT; bins as in Brohan
 et al., "RT-1" (2022).

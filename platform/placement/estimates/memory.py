@@ -55,7 +55,7 @@ LOGIT_CHUNK = 1024  # positions whose logits exist together: models.language.TOK
 LOGIT_COPIES = 3  # logits, their exponentials and a gradient
 FILTERED_COPIES = 9  # with top-k or top-p: also sorted probabilities, their order and sums
 PREFILL_TOKENS, GPU_PREFILL_TOKENS = 1024, 8192  # of engines.rollout.prefill
-PAGES_BESIDE = 2 * 64  # tokens: of engines.rollout.kv_cache, what a slot takes beside the tokens it holds
+PAGES_BESIDE = 2 * 64  # tokens: of engines.rollout.kv_cache, overhead of a slot beside its tokens
 SENT_BUCKET = 256 * 2**20  # bytes: BUCKET of runtime.weights.group
 # CUDA context: 543 MiB in a process that allocated nothing (github.com/pytorch/pytorch/issues/81257), and a workspace
 # of cuBLAS, 32 MiB on Hopper

@@ -31,7 +31,7 @@ def keep_failed_batch(batch: RolloutBatch, config: Config, kind: str, step: int,
         if not path.exists() and len(list(folder.iterdir())) >= MOST_KEPT:
             return None
         torch.save(_tensors(batch), path)
-    except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a full disk; the run goes on
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a full disk; the run continues
         logger.warning("a mini-batch with a non-finite gradient could not be written to %s: %s", path, error)
         with suppress(OSError):
             path.unlink(missing_ok=True)

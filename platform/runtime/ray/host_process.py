@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Member = tuple[str, int]
 Timings = dict[str, tuple[int, float]]
 Record = tuple[str, int, str]  # logger, level, message
-RankState = tuple[str, Progress]  # what a rank does, and how far it is
+RankState = tuple[str, Progress]  # the call of a rank, and its progress
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Components of the process get references. Another process gets a copy by the first transfer that reaches it. The
 sending side of a transfer runs between two calls of the publishing rank. All ranks of a learner gather weights on
-request during the transfer, and the sender sends each bucket meanwhile, so no rank holds all of them.
+request during the transfer. The sender sends each bucket meanwhile, so no rank holds all of them.
 """
 
 from __future__ import annotations

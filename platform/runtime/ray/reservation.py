@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rl_platform.errors import PlacementError, Problem
 from rl_platform.placement.scheduler import Host
 
-NODE_SHARE = 0.01  # of a CPU: what holds a place on a node without keeping others off its cores
+NODE_SHARE = 0.01  # of a CPU: reserves a node without taking its cores from others
 OWN_LABEL = "ray.io/"  # with it begin the labels that Ray gives its nodes itself
 
 Bundle = Mapping[str, float]  # resources by Ray's names

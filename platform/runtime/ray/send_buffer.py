@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from rl_platform.runtime.ray.payloads import Content
 from rl_platform.runtime.ray.serialization import Packed, unpack_error
 
-LINGER_S = 0.5e-3  # a tenth of what a call with large items takes
-AHEAD = 16 * 2**20  # bytes on their way without a waiting producer
+LINGER_S = 0.5e-3  # a tenth of the time of a call with large items
+AHEAD = 16 * 2**20  # bytes in flight without a waiting producer
 IDLE_S = 1.0
 
 
@@ -50,7 +50,7 @@ class SendBuffer:
         self._sending = False
         self._users = 1  # producers at the time of the last call
         self._room = 0
-        self._items = self._bytes = 0  # gathered or on their way
+        self._items = self._bytes = 0  # gathered or in flight
         self._outcomes: dict[int, BaseException | None] = {}
         self._ahead: set[int] = set()  # puts without a waiting producer
         self._unsettled: Counter[str] = Counter()  # their number for each producer

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 BUCKET = 32 * 2**20  # bytes: an object of the store costs as much as copying ten million of them
-CACHED = 256 * 2**10  # bytes: what a core has in its cache
+CACHED = 256 * 2**10  # bytes: the size of a core's cache
 
 
 @dataclass(frozen=True)

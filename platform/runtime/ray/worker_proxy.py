@@ -84,7 +84,7 @@ class WorkerProxy:
         self._on_failure, self._lost_peer = on_failure, lost_peer
         self._count = 0
         self._open: dict[Future[object], tuple[str, float]] = {}  # calls without a result: method, time
-        self._order, self._arriving = threading.Lock(), threading.Lock()  # what arrives must not wait for what is sent
+        self._order, self._arriving = threading.Lock(), threading.Lock()  # receiving must not wait for sending
         self._timings: dict[str, tuple[int, float]] = {}
         self._memory_peak = 0
         self._latest = -1  # number of the latest result: results may overtake each other

@@ -75,10 +75,14 @@ class RunningTask(NoisyStart):
 
 
 class Swimmer(RunningTask):
+    """Swims forward. `exclude_current_positions_from_observation` removes two positions."""
+
     hidden = 2
 
 
 class HalfCheetah(RunningTask):
+    """Runs forward; initial velocities are normally distributed."""
+
     normal_velocities = True
 
 

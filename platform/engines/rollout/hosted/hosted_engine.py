@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ITEM, ANSWER, FAILED, DIED = "item", "answer", "failed", "died"  # kinds of what comes back for a call
+ITEM, ANSWER, FAILED, DIED = "item", "answer", "failed", "died"  # kinds of replies to a call
 LOG_LINES = 30  # of the end of the log, shown when the engine does not start
 SEARCHED_LINES = 400  # of the end of the log, in which a reason is looked for: tracebacks of several processes
 START_S = 600.0  # a large model on many GPUs takes minutes
@@ -153,7 +153,7 @@ class HostedEngine(ABC):
     engine: str
     accepts_arrivals = True
 
-    stop_texts: StopTexts | None = None  # the engine generates on, and what follows the text is dropped
+    stop_texts: StopTexts | None = None  # the engine continues; tokens after the text are dropped
 
     def __init__(self, label: str, model_config: Mapping[str, object], eos_token_ids: Sequence[int]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="rl-platform-model-")

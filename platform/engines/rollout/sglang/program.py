@@ -230,7 +230,7 @@ class EngineHost:
         """Gives the GPU's memory back, keys, values and weights."""
         from sglang.srt.managers import io_struct as messages
 
-        # the last answer is out before its scheduler is idle, and one that is not dies of the next request
+        # The last answer is sent before the scheduler is idle; a busy scheduler would fail on the next request.
         if not (flushed := await self.manager.flush_cache(timeout_s=IDLE_S)).success:
             raise RuntimeError(f"the engine is not idle {IDLE_S:g} s after its last answer: {flushed.message}")
         await self.manager.release_memory_occupation(messages.ReleaseMemoryOccupationReqInput(), None)

@@ -21,12 +21,13 @@ SPARE = 16 * 2**20  # bytes of shared memory that are left to others
 SHARED_MEMORY = Path("/dev/shm")
 DEVICE = 6  # index of the device in the arguments that torch sends for a tensor on a GPU
 _sharing = threading.Lock()
-_mapped: dict[str, Tensor] = {}  # what this process was shown last
+_mapped: dict[str, Tensor] = {}  # by name: the shared tensors of the last `load`
 
 
 class SharedWeights:
-    """Memory for one set of weights, allocated at the first `write`. Tensors that are sent again, as those of a learner
-    in this process, are moved there themselves. From then on nothing is copied, and this memory is released."""
+    """Memory for one set of weights, allocated at the first `write`. If the same tensors are sent again, as those of a
+    learner in this process, their storage is moved into shared memory. From then on nothing is copied, and this memory
+    is released."""
 
     def __init__(self) -> None:
         self._views: dict[str, Tensor] = {}
@@ -69,8 +70,8 @@ class SharedWeights:
 
 
 def load(model: object, named: Sequence[tuple[str, Tensor]]) -> None:
-    """SGLang's loader in its process. Memory that was shown to it stays mapped until the same names come again, since
-    mapping and releasing it takes longer than copying what it holds. Handles of a GPU are released at once."""
+    """SGLang's loader in its process. Shared memory stays mapped until the same names are sent again. Mapping and
+    releasing it takes longer than copying its contents. Handles of a GPU are released at once."""
     model.load_weights(named)
     _mapped.update((name, tensor) for name, tensor in named if tensor.device.type == "cpu")
 

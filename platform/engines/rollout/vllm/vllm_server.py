@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-ITEM, ANSWER, FAILED = "item", "answer", "failed"  # kinds of what comes back for a call
+ITEM, ANSWER, FAILED = "item", "answer", "failed"  # kinds of replies to a call
 GREEDY = 1e-5  # vLLM decodes greedily at lower temperatures
 
 Stored = tuple[str, str, list[int], int]  # name, type, shape and first byte of a tensor in shared memory
