@@ -162,7 +162,7 @@ class WorkerDied(PlatformError):
 
 
 class HostDied(WorkerDied):
-    """The process of a host is gone, or its node. A run goes on without it if it is started again."""
+    """The process of a host is gone, or its node. If the run is started again, it continues without it."""
 
 
 class RayLost(HostDied):

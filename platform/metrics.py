@@ -48,8 +48,8 @@ class RunLog(Reporter):
 
     On resume, lines of steps after the resumed one are cut, so that the file equals that of a run never interrupted
     (less `time/` and rates). `metrics.jsonl` has a line for every step: its lines are on the disk before a checkpoint
-    counts, and `StepLines` fills gaps that damage left. The other files are diagnostics: if one cannot be written, a
-    warning says so once and the run goes on without it.
+    counts, and `StepLines` fills gaps that damage left. The other files are diagnostics. If one cannot be written, the
+    run logs one warning and continues without it.
     """
 
     def __init__(self, output_dir: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""The small typed records that travel between components.
+"""The small typed records that components send to each other.
 
 Shapes: B rows (sequences or transitions), T positions. A reasoning row is one sequence, prompt and response together.
 An embodied rollout has one row per environment and one position per step. Once advantages are known, it is flattened to

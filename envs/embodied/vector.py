@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class EpisodeStats:
     """A finished episode: the sum of its raw rewards, its number of steps, its success (None: not reported).
 
-    terminated: it ended by itself, otherwise by a limit of steps.
+    terminated: it reached a terminal state, otherwise a limit of steps ended it.
     """
 
     env_index: int

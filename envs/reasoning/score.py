@@ -15,15 +15,8 @@ from typing import TypeGuard
 
 RAISED, TIMEOUT, DIED, REFUSED = "raised", "timeout", "died", "refused"
 PASSED, WRONG, NO_PROGRAM = "passed", "wrong", "no_program"
-OUTCOMES = (
-    PASSED,
-    WRONG,
-    "crashed",
-    TIMEOUT,
-    "memory",
-    "output",
-    NO_PROGRAM,
-)  # of programs: the cause that ended the tests
+# of programs: the cause that ended the tests
+OUTCOMES = (PASSED, WRONG, "crashed", TIMEOUT, "memory", "output", NO_PROGRAM)
 # float32 represents numbers up to this with an error of at most 0.03, and can sum the squares of 10^6 of them.
 LARGEST_REWARD = 1e6
 LONGEST_MESSAGE = 16 * 2**20  # bytes

@@ -217,9 +217,9 @@ class Learner(Evaluator):
     def publish(self, version: int, copy: bool = False, on_request: bool = False) -> Weights:
         """Returns the parameters under the model's own names, with adapters merged into new matrices.
 
-        Within one process they are references, unless `copy`: a copy does not change while training goes on. version:
-        number of updates so far. on_request: the ranks gather when weights are requested; no call of the learner may
-        run at that time.
+        Within one process they are references, unless `copy`: a copy does not change during training. version: number
+        of updates so far. on_request: the ranks gather when weights are requested; no call of the learner may run at
+        that time.
         """
         delta, readable = self.config.rollout.sync == "delta", self.config.readable_publications
         offered = readable == 1 and may_go_by_group(self.config, self.device.type == "cuda")

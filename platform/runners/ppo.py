@@ -63,7 +63,7 @@ def train(
     """Runs PPO steps from the step of `state` until `runner.max_steps` or until a callback returns True.
 
     ppo_of: makes the object that updates the models; None: `PPO`. leaves: called after each step but the last one;
-    True: the loop saves the step and returns LEFT, and the run can go on with other worker groups.
+    True: the loop saves the step and returns LEFT, and the run can continue with other worker groups.
 
     Returns what ended the run: `max_steps`, `max_epochs` or `callback NAME`. After a signal or the error of a callback,
     saves the step and raises Interrupted or that error.

@@ -100,7 +100,8 @@ class _QueuedCall:
 class RankThread:
     """One component rank and the thread that constructs it and runs its calls in order.
 
-    A call that raises fails its future with a PlatformError, is logged and passed to `on_failure`; the thread goes on.
+    A call that raises fails its future with a PlatformError, is logged and passed to `on_failure`; the thread
+    continues.
     """
 
     def __init__(self, host: str, context: ComponentContext, spec: ComponentSpec, on_failure: FailureHook) -> None:

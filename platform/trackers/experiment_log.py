@@ -34,7 +34,7 @@ class ExperimentLog(Reporter):
     """Reports to `backends`: TensorBoard events under `tensorboard/` of the run's folder, and `TRACKERS`.
 
     TensorBoard and Weights & Biases also get the samples and the video. A tracker that fails is reported once, and the
-    run goes on without it. Raises ConfigError if a backend is not installed.
+    run continues without it. Raises ConfigError if a backend is not installed.
     """
 
     def __init__(self, output_dir: str | Path, backends: Sequence[str]) -> None:
@@ -104,7 +104,7 @@ def missing_trackers(backends: Sequence[str]) -> Iterator[Problem]:
 
 
 def _start_tracker(name: str, info: RunInfo) -> Tracker:
-    """Returns a run of the tracker, which goes on when the training resumes."""
+    """Returns a run of the tracker, which continues when the training resumes."""
     id_file = info.output_dir / f"{name}_id"
     resumed = info.resumed_step is not None and id_file.exists()
     identity = id_file.read_text() if resumed else os.urandom(4).hex()

@@ -27,7 +27,7 @@ LIMIT = 1_000  # steps of an episode of the suite; rewards are in [0, 1], so the
 class _Tasks(gymnasium.Env[np.ndarray, np.ndarray]):
     """A dm_control environment; observations are joined in the order of the task, as float32 numbers.
 
-    A task ends its episodes by itself: with discount 0 if it failed, else by its limit of steps.
+    A task ends its own episodes: with discount 0 if it failed, else by its limit of steps.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 25}  # noqa: RUF012 - as Gymnasium declares it

@@ -22,7 +22,7 @@ FOLLOW_S = 10
 def report(runs: Sequence[Path], output: Path, show: bool, follow: bool) -> Iterator[str]:
     """Writes the report of the runs to `output` and yields lines for the terminal.
 
-    follow: the file is written again every `FOLLOW_S` seconds until no run goes on. show: in the browser. Raises
+    follow: the file is written again every `FOLLOW_S` seconds until all runs have ended. show: in the browser. Raises
     ConfigError for a wrong command line, DataError for a damaged run.
     """
     check_all(partial(_check_number, runs), partial(check_runs, runs), partial(check_output, output, ENDINGS))

@@ -33,8 +33,8 @@ NO_CALL = "the agent ended without a call of the endpoint"
 
 
 class AgentRuns:
-    """A trajectory without a reward (its agent raised, hung, died or made no call) is masked out, and the run goes
-    on."""
+    """A trajectory without a reward (its agent raised, hung, died or made no call) is masked out, and the run
+    continues."""
 
     def __init__(self, label: str, config: Config, engine: RolloutEngine, tokenizer: Tokenizer) -> None:
         assert config.rollout.agent is not None

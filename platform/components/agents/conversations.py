@@ -41,8 +41,8 @@ class _Open:
 
 
 class Conversations:
-    """`rollout.multi_turn` on one rank. If a tool raises, hangs or dies, its response has no reward and the run goes
-    on."""
+    """`rollout.multi_turn` on one rank. If a tool raises, hangs or dies, its response has no reward and the run
+    continues."""
 
     def __init__(self, label: str, config: Config, engine: RolloutEngine, tokenizer: Tokenizer) -> None:
         assert config.rollout.multi_turn is not None

@@ -1,7 +1,7 @@
 """`rollout.agent.environment`: each response of the policy is a step, and the environment answers with text.
 
-With `rollout.agent.tools`, responses with calls are no steps: the policy reads the results and goes on. An environment
-that raises, hangs or dies costs its trajectory.
+With `rollout.agent.tools`, responses with calls are no steps: the policy reads the results and continues. An
+environment that raises, hangs or dies costs its trajectory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`rollout.agent.tools`: the policy answers a question and calls tools before its answer.
 
 A call that cannot be read, has an unknown name or wrong arguments, raises, hangs or dies gives an error that the policy
-reads; the trajectory goes on. Calls of one response run one after another, because they share the state of the tools.
+reads; the trajectory continues. Calls of one response run one after another, because they share the state of the tools.
 """
 
 from __future__ import annotations

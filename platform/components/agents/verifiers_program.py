@@ -1,7 +1,7 @@
 """Environments of the library verifiers: their check, and the program of their process (see `agent_process.py`).
 
-Such an environment calls the rollout's endpoint by itself, as an agent of the user does, and its rubric gives the
-reward. Covers environments with `load_environment`, which verifiers has before 0.4; its tasksets are not covered.
+Such an environment calls the rollout's endpoint, as an agent of the user does. Its rubric gives the reward. Covers
+environments with `load_environment`, which verifiers has before 0.4; its tasksets are not covered.
 """
 
 from __future__ import annotations

@@ -101,9 +101,8 @@ def check_options(folder: str, key: str) -> None:
     with reading(key, "cannot be loaded", folder):
         options = json.loads(read_regular(file, MAX_JSON).decode("utf-8-sig"))
         told = [f"config.json: {each}" for each in _absurd(options, "")]
-        for index in sorted(
-            Path(folder).glob("*.index.json")
-        ):  # transformers reads any file that it names, also a device
+        # transformers reads any file that the index names, also a device
+        for index in sorted(Path(folder).glob("*.index.json")):
             if index.with_name(index.name.removesuffix(".index.json")).is_file():
                 continue  # the weights are in one file
             content = json.loads(read_regular(index, MAX_JSON).decode("utf-8-sig"))

@@ -1,4 +1,4 @@
-"""Generation that stops when enough prompts are complete, and goes on with the other responses in a later call.
+"""Generation that stops when enough prompts are complete. A later call continues the other responses.
 
 `LanguageRollout.generate_until` calls it on each rank of the rollout. Not covered: which prompts are open, see
 `partial_rollouts.py`.

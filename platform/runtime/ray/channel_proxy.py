@@ -1,6 +1,6 @@
 """Channels between processes: the queue lives in one of them, its home; the others reach it by calls.
 
-In its home a channel passes references as in one process. From and to other processes items travel serialised, in
+In its home a channel passes references as in one process. Items from and to other processes are serialised and sent in
 batches; for large ones only references pass through the home. If the home dies the queue is lost, and all calls raise
 WorkerDied. `RayTransport` carries the calls.
 """

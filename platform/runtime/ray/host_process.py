@@ -1,4 +1,4 @@
-"""The parts of a host's process: its preparation, what travels by name, its answers. See `host_actor`."""
+"""The parts of a host's process: its preparation, the objects that are sent by name, its replies. See `host_actor`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CallResult:
 
 
 class NamedReferences:
-    """The objects that travel by name: channels and published weights. `here`: this host, or `runner`, which hosts
+    """The objects that are sent by name: channels and published weights. `here`: this host, or `runner`, which hosts
     nothing. `receives`: a component of this process may read what is published here."""
 
     def __init__(

@@ -49,7 +49,7 @@ def watch(addresses: Mapping[str, str], patience_s: float, lost: Callable[[str],
 
 
 class LauncherWatch:
-    """Interrupts the launcher's main thread when Ray is lost, and ends the process if it does not end by itself."""
+    """Interrupts the launcher's main thread when Ray is lost, and ends the process if the interrupt does not end it."""
 
     def __init__(self) -> None:
         self.lost: RayLost | None = None

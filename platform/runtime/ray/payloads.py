@@ -47,13 +47,13 @@ class Payload:
 
 
 def to_payload(item: object, references: References) -> Payload:
-    """Raises what pickling raises for an item that cannot travel."""
+    """Raises pickle's error for an item that cannot be serialised."""
     packed = pack(item, references)
     return Payload(packed if packed.buffers or packed.size >= IN_BAND else packed.data)
 
 
 def batch_contents(items: Sequence[object], references: References) -> list[Content]:
-    """Returns the forms of items that one receiver takes. Raises what pickling raises for one that cannot travel."""
+    """Returns the forms of items that one receiver takes. Raises pickle's error for one that cannot be serialised."""
     first = next((to_payload(item, references) for item in items if not isinstance(item, Payload)), None)
     if first is not None and isinstance(first.content, bytes) and not any(isinstance(item, Payload) for item in items):
         packed = pack(list(items), references)  # the others are probably as small as the first

@@ -1,8 +1,8 @@
 """Serialisation of calls, results and messages: large arrays and tensors stay beside the pickled rest, uncopied.
 
 The buffers may live in shared memory: `unpack(copy=False)` makes arrays and tensors on top of them, which must not be
-written to; `copy=True` gives the receiver its own. Tensors on an accelerator travel through main memory. `References`
-decides which objects are sent by name instead of by value (channels, published weights).
+written to; `copy=True` gives the receiver its own. Tensors on an accelerator are copied through main memory.
+`References` decides which objects are sent by name instead of by value (channels, published weights).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Packed:
 
 
 class References(Protocol):
-    """Objects that travel by name: `token` is what is sent instead, `resolve` what the receiver makes of it."""
+    """Objects that are sent by name: `token` returns the name that is sent, `resolve` the receiver's object."""
 
     def token(self, value: object) -> object | None: ...
 
@@ -55,7 +55,7 @@ class References(Protocol):
 
 
 class NoReferences:
-    """No object travels by name."""
+    """No object is sent by name."""
 
     def token(self, value: object) -> None:
         return None
@@ -68,7 +68,7 @@ NO_REFERENCES = NoReferences()
 
 
 def pack(value: object, references: References) -> Packed:
-    """Raises what pickling raises for objects that cannot travel."""
+    """Raises pickle's error for objects that cannot be serialised."""
     buffers: list[pickle.PickleBuffer] = []
 
     def place(buffer: pickle.PickleBuffer) -> bool:

@@ -91,7 +91,7 @@ class WorkerProxy:
         self._finished = ""  # the method of the last result
 
     def submit(self, method: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Future[object]:
-        """Raises what pickling raises for arguments that cannot travel."""
+        """Raises pickle's error for arguments that cannot be serialised."""
         arguments = self._packed(args, kwargs)
         future: Future[object] = Future()
         with self._order:

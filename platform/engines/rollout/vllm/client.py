@@ -1,7 +1,7 @@
 """vLLM as a rollout engine: starts its process, in an interpreter of its own, and brings the weights there.
 
-The code of the process is in `vllm_server`. Weights travel through a file in memory that both processes hold open, so
-neither a folder nor `/dev/shm` needs room for them.
+The code of the process is in `vllm_server`. Weights are sent through an in-memory file that both processes hold open.
+They need no space in a folder or in `/dev/shm`.
 """
 
 from __future__ import annotations
