@@ -27,8 +27,8 @@ def resolve_references(
 ) -> tuple[Tree, list[Problem], set[str], dict[str, str]]:
     """Replaces all references.
 
-    Returns four things: the tree, the problems (missing targets, cycles, sections inside text), the keys that have no
-    value because of them, and the written text of each key that reads an environment variable.
+    Returns the tree, the problems (missing targets, cycles, sections inside text), the keys that have no value because
+    of them, and the references to environment variables. The latter are the texts of the config file, by key.
 
     A value that is one reference as a whole keeps the type of its target. Keys that are not in `tree` are looked up in
     `defaults`, the schema's. A reference with a problem, and those that lead to it, become None. Raises ConfigError if

@@ -71,11 +71,11 @@ class FlowNetwork(Protocol):
 class FlowPolicy(nn.Module):
     """A Gaussian policy over denoising chains of H actions of A numbers; the environment executes K of D numbers.
 
-    An action of the policy is a row of numbers: the first recorded step, the S + 1 points [H,A] of the chain around the
-    S recorded steps, and the denoised actions [K,D]. Denoised actions inside the bounds lie between -1 and 1. Noise is
-    drawn for the K x D numbers that are executed. All others follow Euler's steps, so the log-prob counts every number
-    that was drawn after x_T. The value head reads the mean of the prefix's last hidden states, and the state; it starts
-    at zero.
+    An action of the policy is a row of numbers. It holds the first recorded step, the S + 1 points [H,A] of the chain
+    around the S recorded steps, and the denoised actions [K,D]. Denoised actions inside the bounds lie between -1 and
+    1. Noise is drawn for the K x D numbers that are executed. All others follow Euler's steps, so the log-prob counts
+    every number that was drawn after x_T. The value head reads the mean of the prefix's last hidden states, and the
+    state; it starts at zero.
     """
 
     def __init__(

@@ -1,13 +1,12 @@
 """Memory of every rank and every GPU, from the config and the model's shape alone.
 
-Counted: parameters, gradients and optimizer state of learners (float32, sharded over the ranks as FSDP does, or as
-Megatron's layout shares them; with adapters only those have gradients and optimizer state; a reference has parameters
-alone), the model that a sharded learner gathers for the rollout, what a micro-batch leaves for the backward pass, the
-generator's key-value cache, and what a process takes by itself. On CPUs passes in bfloat16 also copy a matrix of the
-learner, and generation packs all of them. Not counted: environments, verifiers, fragmentation.
-Components that share a GPU take turns, so of the passing parts the largest counts; a reward model scores while the
-rollout generates, so theirs add up. Lasting parts add up. If components leave for host memory (`OffloadOrder`), the
-fullest phase counts.
+Counted for learners: parameters, gradients and optimizer state in float32, sharded over the ranks as by FSDP or
+Megatron's layout. With adapters, only those have gradients and optimizer state; a reference has parameters alone. Also
+counted: the model that a sharded learner gathers for the rollout, the activations of a micro-batch for the backward
+pass, the generator's key-value cache, and the overhead of a process. On CPUs passes in bfloat16 also copy a matrix of
+the learner, and generation packs all of them. Not counted: environments, verifiers, fragmentation. Components that
+share a GPU take turns, so of the passing parts the largest counts; a reward model scores while the rollout generates,
+so theirs add up. Lasting parts add up. If components leave for host memory (`OffloadOrder`), the fullest phase counts.
 """
 
 from __future__ import annotations
