@@ -296,7 +296,11 @@ def test_the_introduction_of_the_page_is_written_by_the_script(gpu: ModuleType) 
     page = page_of({"small": False, "machine": {"GPU": "H200"}, "parts": {}})
     before = page.partition("| machine |")[0]
     assert before.count("\n\n") == 2
-    for sentence in ("Each part ran alone", "A commit with a + had uncommitted changes.", "Of 18 parts: 18 not run."):
+    for sentence in (
+        "Each part ran in a process",
+        "A commit with a + had uncommitted changes.",
+        "Of 18 parts: 18 not run.",
+    ):
         assert sentence in before
     assert max(map(len, before.splitlines())) <= 120
 

@@ -53,9 +53,12 @@ def as_rank(rank: int) -> None:
 
 
 def live_bytes() -> int:
-    """Bytes of all tensors of this process in main memory. oneDNN's packed matrices of other tests have no storage."""
+    """Bytes of all tensors of this process in main memory. Packed matrices (oneDNN) and fake tensors that other tests
+    left have no storage."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
     tensors = [each for each in gc.get_objects() if issubclass(type(each), Tensor) and each.device.type == "cpu"]
-    tensors = [each for each in tensors if not each.is_mkldnn]
+    tensors = [each for each in tensors if not (each.is_mkldnn or isinstance(each, FakeTensor))]
     locals_ = [each.to_local() if hasattr(each, "to_local") else each for each in tensors]
     return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in locals_}.values())
 
