@@ -7,8 +7,8 @@
 
 Each part runs in a process of its own for a limited time. If a part fails, its reason is stored and the next part
 starts. A later call skips parts that passed or missed a target, and runs all others. Parts whose packages are
-missing are left out and named. The page is OUTPUT/gpu.md; OUTPUT/gpu.json has the same numbers for the next call. What
-a person writes into OUTPUT/gpu_notes.txt, such as the conditions of a run, stands above the numbers.
+missing are left out and named. The page is OUTPUT/gpu.md; OUTPUT/gpu.json has the same numbers for the next call. The
+text of OUTPUT/gpu_notes.txt, written by hand, stands above the numbers: the conditions of a run, for example.
 
 Exit code 0: all parts passed or were left out; 1: a part did not pass or had no time, or there is no GPU; 2: invalid
 arguments. Not covered: several GPUs, several nodes, downloads, learning results (`acceptance.py`).

@@ -72,7 +72,8 @@ class Stop:
         else:
             _later(self._grace_s, self._expire)
             word = WORDS[signal.Signals(number)]
-            text = f"{word}: stopping after step {self.step}, at most {self._grace_s:g} s from now"
+            limit = f"at most {self._grace_s:g} s from now (runner.stop_grace_s)"
+            text = f"{word}: stopping after step {self.step}, {limit}"
         _later(0.0, self._note, text)
         return True
 

@@ -145,7 +145,7 @@ def test_a_long_update_holds_up_the_end_for_the_grace_period_only(group, number:
     ended = group(*LARGE_UPDATE, "runner.stop_grace_s=2").steps(1).send(number, number)
     assert ended.code == code
     assert ended.seconds > 2
-    assert "stopping after step 1, at most 2 s from now" in ended.out
+    assert "stopping after step 1, at most 2 s from now (runner.stop_grace_s)" in ended.out
 
 
 def test_without_a_grace_period_sigterm_ends_the_run_at_once(group):

@@ -1,6 +1,6 @@
-"""Shows the notices that Farama's packages (Gymnasium, Gymnasium-Robotics) print when they are imported once.
+"""A run shows each notice of Farama's packages (Gymnasium, Gymnasium-Robotics) once.
 
-Each worker process imports the packages, and each import prints the notice of a version.
+The packages print them when they are imported, and each worker process imports the packages.
 """
 
 from __future__ import annotations
