@@ -116,8 +116,8 @@ def test_paths_of_the_architecture_exist() -> None:
     assert [path for path in PATH.findall(ARCHITECTURE) if not list(ROOT.glob(path.rstrip("/")))] == []
 
 
-def test_the_list_of_what_a_newcomer_must_read_is_true() -> None:
-    listed = ARCHITECTURE.partition("<!-- newcomer -->")[2].partition("<!-- /newcomer -->")[0]
+def test_the_list_of_what_to_read_first_is_true() -> None:
+    listed = ARCHITECTURE.partition("<!-- read first -->")[2].partition("<!-- /read first -->")[0]
     printed = re.search(r"\*\*total\*\* \| \| \*\*([\d,]+)\*\*", listed)
     assert printed is not None
     total = int(printed[1].replace(",", ""))

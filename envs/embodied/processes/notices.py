@@ -10,15 +10,16 @@ import sys
 
 _HIDDEN = "RL_PLATFORM_HIDDEN_NOTICES"  # names of packages, or _ALL: of a worker process
 _ALL = "*"
-_started: list[bool] = []  # not empty: this process has started a worker
+_started = False  # whether this process has started a worker
 
 
 def variables_of_worker() -> dict[str, str]:
     """Returns the environment variables of the next worker process: only the first one prints notices, of packages
     that this process has not imported."""
+    global _started
     if _started:
         return {_HIDDEN: _ALL}
-    _started.append(True)
+    _started = True
     known = getattr(sys.modules.get("farama_notifications"), "notifications", ())
     return {_HIDDEN: " ".join(name for name in known if name in sys.modules)}
 

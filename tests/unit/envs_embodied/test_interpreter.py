@@ -215,7 +215,7 @@ def test_a_notice_of_a_package_appears_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     """Gymnasium-Robotics prints one at each import, also in runs of environments that it does not concern."""
-    monkeypatch.setattr("rl_platform.envs.embodied.processes.notices._started", [])
+    monkeypatch.setattr("rl_platform.envs.embodied.processes.notices._started", False)
     notice = (
         "from farama_notifications import notifications\n"
         "if 'gymnasium_robotics' in notifications:\n    print('a notice', file=__import__('sys').stderr)\n"
