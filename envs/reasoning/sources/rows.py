@@ -16,6 +16,7 @@ from rl_platform.errors import DataError
 from rl_platform.records import Message
 
 ROLES = ("system", "user", "assistant")
+_THOUSANDS = re.compile(r"[-+]?[^\w\s,()\[\]{}]*\d{1,3}(?:,\d{3})+(?!\d)[^,;()\[\]{}]*")
 _MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*['"](role|content)['"]\s*:""")  # as pandas writes a list into CSV
 
 
@@ -103,14 +104,19 @@ def questions_of(rows: Iterable[Row], prompt_column: str, answer_column: str | N
         if not isinstance(text, str) or not text.strip():
             needed = "must be a text that is not empty, or a list of messages"
             raise DataError(f"{where}: column '{prompt_column}' {needed}, not {shown(prompt)}.")
+        _encodable(text, prompt_column, where)
         metadata = {name: value for name, value in row.items() if name != prompt_column}
         yield Question(text, answer, metadata, messages, where=where)
 
 
 def final_answer(solution: str) -> str:
-    """Returns the text after `####` (GSM8K) without thousands separators, or the whole text if there is no `####`."""
+    """Returns the text after `####` (GSM8K), or the whole text if there is no `####`.
+
+    A number after `####` loses its thousands separators. The commas of lists, tuples and sets stay.
+    """
     _, mark, final = solution.rpartition("####")
-    return final.strip().replace(",", "") if mark else solution.strip()
+    final = final.strip()
+    return final.replace(",", "") if mark and _THOUSANDS.fullmatch(final) else final
 
 
 def column(row: dict[str, object], name: str, where: str) -> object:
@@ -138,8 +144,20 @@ def _answer(answer: object, column: str, where: str) -> str:
     typed = isinstance(answer, str | int | float) and not isinstance(answer, bool)
     missing = isinstance(answer, float) and not math.isfinite(answer)  # pandas and json.dumps write a gap as NaN
     if not typed or missing or not final_answer(str(answer)):
-        raise DataError(f"{where}: column '{column}' must be a text or a number, not {shown(answer)}.")
-    return final_answer(str(answer))
+        needed = "must be a text that is not empty, or a number"
+        raise DataError(f"{where}: column '{column}' {needed}, not {shown(answer)}.")
+    return _encodable(final_answer(str(answer)), column, where)
+
+
+def _encodable(text: str, column: str, where: str) -> str:
+    """Returns the text. Raises DataError for half of a surrogate pair, which JSON can hold and no tokenizer encodes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        needed = f"holds {half} without its other half, which is no character: correct or remove it"
+        raise DataError(f"{where}: column '{column}' {needed}.") from error
+    return text
 
 
 def _messages(items: list[object], where: str) -> tuple[Message, ...]:

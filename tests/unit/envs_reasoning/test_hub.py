@@ -85,7 +85,10 @@ def test_every_container_holds_the_same_questions(saved: Path, tmp_path: Path) -
             {"answer_column": "reward_model.truth"},
             r"row 1: no column 'reward_model.truth'. .*, reward_model.ground_truth",
         ),
-        ({"answer_column": "reward_model"}, r"row 1: column 'reward_model' must be a text or a number"),
+        (
+            {"answer_column": "reward_model"},
+            r"row 1: column 'reward_model' must be a text that is not empty, or a number",
+        ),
         ({"path": "no/such"}, r"no/such: cannot be loaded: .* needs a network"),
     ],
 )

@@ -128,6 +128,13 @@ def test_columns_can_be_renamed_and_others_are_kept(tmp_path: Path) -> None:
         ("a #### 1\n#### 2.50", "2.50"),
         (r" \frac{1}{2} ", r"\frac{1}{2}"),
         ("(1,2)", "(1,2)"),
+        ("#### $1,234,567.50", "$1234567.50"),
+        ("#### 1,234 dollars", "1234 dollars"),
+        ("#### [1,2]", "[1,2]"),
+        ("#### (1,200)", "(1,200)"),
+        ("#### 1, 2, 3", "1, 2, 3"),
+        ("#### 1,000, 2,000", "1,000, 2,000"),
+        ("#### 12,34", "12,34"),
     ],
 )
 def test_gold_answer_of_gsm8k(solution: str, answer: str) -> None:
@@ -160,6 +167,21 @@ def test_bad_files(tmp_path: Path, content: list[object], expected: str) -> None
     with pytest.raises(DataError, match=expected) as caught:
         build_questions(jsonl(write(tmp_path / "a.jsonl", content)), seed=1)
     assert caught.value.exit_code == 65
+
+
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [
+        ({"question": "2\ud83d", "answer": "2"}, "question"),
+        ({"question": [{"role": "user", "content": "2\ud83d"}], "answer": "2"}, "question"),
+        ({"question": "2", "answer": "\ud83d"}, "answer"),
+    ],
+)
+def test_half_a_character_is_refused_with_its_row(tmp_path: Path, row: dict[str, object], column: str) -> None:
+    """No tokenizer encodes it."""
+    path = write(tmp_path / "a.jsonl", [*rows(1, 2), row])
+    with pytest.raises(DataError, match=rf"a\.jsonl:3: column '{column}' holds \\ud83d without its other half"):
+        build_questions(jsonl(path), seed=1)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
