@@ -199,13 +199,17 @@ def load_policy(
     folder: of a run, one of its checkpoints, its `model`, or `latest` for the newest run in runs/. step: of the
     checkpoint; None: the newest one. seed: of sampled actions; None: the run's. device: as in torch.
 
-    Raises ConfigError for a folder without a policy, a step without a checkpoint, a reasoning run, a wrong seed and a
-    missing device. Raises CheckpointError and DataError for damaged files.
+    Raises ConfigError for a folder without a policy, a step without a checkpoint, a reasoning run, a wrong step or
+    seed and a missing device. Raises CheckpointError and DataError for damaged files.
     """
     problems = []
     if not isinstance(folder, str | PathLike):
         allowed = "a run, or the path of its folder"
         problems.append(Problem("folder", "names no folder", value=repr(folder)[:80], allowed=allowed))
+    if step is not None and (not isinstance(step, Integral) or isinstance(step, bool) or step < 0):
+        allowed = "a whole number, at least 0; None: the newest checkpoint"
+        hint = f"step={int(step)}" if isinstance(step, str) and step.isdecimal() else ""
+        problems.append(Problem("step", "is no step", value=repr(step)[:80], allowed=allowed, hint=hint))
     if seed is not None and (not isinstance(seed, Integral) or seed < 0):
         problems.append(Problem("seed", "is no seed", value=repr(seed)[:80], allowed="a whole number, at least 0"))
     if problems:

@@ -30,6 +30,8 @@ _DEBIAN = {  # packages of libraries that simulators load
 _DRAWING = re.compile(r"\b(?i:egl|osmesa|opengl|glfw)|\bgl[A-Z]\w")  # parts of errors of libraries that draw
 _FILE = re.compile(r"(?:No such file or directory|Error opening file|could not open)\W*([^'\"\n]*)", re.IGNORECASE)
 _ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
+_TWICE = re.compile(r"\bmake\(\) got multiple values for (?:keyword )?argument '(\w+)'")  # of gymnasium.make
+_KEYS = {"id": "env.id", "max_episode_steps": "env.max_episode_steps"}  # of arguments that the platform passes
 
 
 def build_problem(name: str, env_id: str, kwargs: Mapping[str, object], error: BaseException) -> Problem:
@@ -47,6 +49,8 @@ def build_problem(name: str, env_id: str, kwargs: Mapping[str, object], error: B
         if "Vector" in str(error):
             hint = "name one environment, env.num_envs makes several"
         return Problem("env.id", message, value=name, hint=hint)
+    if isinstance(error, TypeError) and (match := _TWICE.search(str(error))) and match[1] in kwargs:
+        return _passed_by_platform(match[1], kwargs[match[1]])
     if (match := _ARGUMENT.search(str(error))) and match[1] in kwargs:
         return Problem("env.kwargs", message, value=repr(kwargs), hint=f"remove it: ~env.kwargs.{match[1]}")
     if (problem := machine_problem(message, error, simulator_of(name))) is not None:
@@ -55,6 +59,15 @@ def build_problem(name: str, env_id: str, kwargs: Mapping[str, object], error: B
     if isinstance(error, ModuleNotFoundError) and error.name:  # code that raises it may give no name
         return Problem("env.id", message, value=env_id, hint=f"install the package that contains {error.name}")
     return Problem("env.kwargs", message, value=repr(kwargs), hint=hint)
+
+
+def _passed_by_platform(argument: str, value: object) -> Problem:
+    removed = f"~env.kwargs.{argument}"
+    if (key := _KEYS.get(argument)) is None:
+        message, hint = "the platform sets this argument of gymnasium.make", f"remove it: {removed}"
+    else:
+        message, hint = f"{key} sets this argument of gymnasium.make", f"{removed} {key}={value}"
+    return Problem(f"env.kwargs.{argument}", message, value=repr(value), hint=hint)
 
 
 def _check_task_of_metaworld(env_id: str, kwargs: Mapping[str, object]) -> None:

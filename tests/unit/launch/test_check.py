@@ -191,6 +191,13 @@ MISFITS = [
     ("env.id=PickCube-v1", "no such environment", "write MODULE:PickCube-v1 with the module whose import registers it"),
     ("actor.model.initial_log_std=-1", "command line: actor.model.initial_log_std: has no effect here", "remove it"),
     ("env.kwargs.lenght=2", "env.kwargs: CartPole-v1 cannot be built", "unexpected keyword argument 'lenght'"),
+    (
+        "env.kwargs.max_episode_steps=100",
+        "env.kwargs.max_episode_steps: env.max_episode_steps sets this argument of gymnasium.make",
+        "hint: ~env.kwargs.max_episode_steps env.max_episode_steps=100",
+    ),
+    ("env.kwargs.id=Acrobot-v1", "env.kwargs.id: env.id sets this", "hint: ~env.kwargs.id env.id=Acrobot-v1"),
+    ("env.kwargs.disable_env_checker=true", "the platform sets this", "remove it: ~env.kwargs.disable_env_checker"),
 ]
 
 

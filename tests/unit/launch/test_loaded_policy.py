@@ -191,6 +191,13 @@ def test_folders_without_a_policy(command, folder: Path) -> None:
     for device in ("tpu", "cuda:9", 3):
         with pytest.raises(ConfigError, match=f"no such device: .*\n    value: {device}"):
             load_policy("out", device=device)
+    for step, hint in (("1", "\n    hint: step=1"), ("first", ""), (1.0, ""), (True, ""), (-1, ""), ([1], "")):
+        with pytest.raises(ConfigError) as wrong:
+            load_policy("out", step=step)
+        assert f"step: is no step\n    value: {step!r}\n    allowed: a whole number, at least 0; None: " in str(
+            wrong.value
+        )
+        assert str(wrong.value).endswith(f"the newest checkpoint{hint}")
     assert load_policy("out", step=1).saved.description.step == 1
     assert load_policy(folder / "out" / "checkpoints" / "step-00000002", step=1).saved.description.step == 1
     with pytest.raises(ConfigError, match=r"no checkpoint of step 7\n    value: 7\n    allowed: 1, 2\n"):
