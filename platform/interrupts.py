@@ -5,7 +5,7 @@ A signal has one of three effects, by the stage that the command is in:
 1. from `handle_signals` on, the process ends at once: nothing was started that outlives it;
 2. within `shutting_down`, `Interrupted` is raised in the main thread, which ends what was started;
 3. within `stopping_after_step`, the loop ends after the step. A second Ctrl-C acts as in stage 2, and so does the end
-   of a grace period after SIGTERM and SIGHUP.
+   of a grace period after SIGTERM and SIGHUP. Where a step can be dropped, that end raises `StepDropped` instead.
 
 While the command shuts down, another Ctrl-C ends the process at once. Signals that the command inherited as ignored
 (`nohup`, a shell's background job) stay ignored.
@@ -17,6 +17,7 @@ the process.
 from __future__ import annotations
 
 import _thread
+import math
 import os
 import signal
 import sys
@@ -43,6 +44,10 @@ class Interrupted(KeyboardInterrupt):
         super().__init__(self.word)
 
 
+class StepDropped(Interrupted):
+    """The grace period is too short for the step, which has changed nothing yet that a checkpoint stores."""
+
+
 class Stop:
     """A request to end after a step. The loop sets `step`, the number of its current step, from 1."""
 
@@ -50,13 +55,41 @@ class Stop:
         self.step = 0
         self.number: int | None = None  # of the signal that requested it
         self._grace_s, self._note = grace_s, note
-        self._answered = self._expired = False
+        self._ends = math.inf  # the end of the grace period
+        self._answered = self._expired = self._droppable = False
 
     def due(self) -> bool:
         """Returns whether the run ends after this step. Must be called when the work of a step is done: if it returns
         True, the grace period does not cut off the checkpoint that follows."""
         self._answered = self.number is not None
         return self._answered
+
+    @contextmanager
+    def droppable(self, left_s: float | None) -> Iterator[None]:
+        """Within the block the end of the grace period raises StepDropped. The end of the block raises it if less than
+        `left_s` seconds of the period are left then: the rest of the step takes so long.
+
+        left_s None: the step cannot be dropped, and the end of the grace period raises Interrupted.
+        """
+        if left_s is None:
+            yield
+            return
+        self._droppable = True
+        try:
+            yield
+            if time.monotonic() + left_s > self._ends:
+                raise self.dropped()
+        finally:
+            self._droppable = False
+
+    def drops(self, number: int) -> bool:
+        """Called by the signal handler. True: the signal, which `accept` refused, is to raise `dropped()`."""
+        return self._droppable and self._expired and number != signal.SIGINT
+
+    def dropped(self) -> StepDropped:
+        assert self.number is not None
+        self._answered = True
+        return StepDropped(self.number)
 
     def accept(self, number: int) -> bool:
         """Called by the signal handler. False: the run is not to wait for the end of the step."""
@@ -70,6 +103,7 @@ class Stop:
         if interrupt:
             text = f"stopping after step {self.step}, press Ctrl-C again to leave now"
         else:
+            self._ends = time.monotonic() + self._grace_s
             _later(self._grace_s, self._expire)
             word = WORDS[signal.Signals(number)]
             limit = f"at most {self._grace_s:g} s from now (runner.stop_grace_s)"
@@ -116,6 +150,8 @@ class _Signals:
         if _imports(frame):  # an exception in the middle of a C++ module's import may abort the process
             _later(AGAIN_S, self._again, number)
             return
+        if self.stop is not None and self.stop.drops(number):
+            raise self.stop.dropped()
         self.leaving = True
         if self.ends_process:
             _later(SHUTDOWN_S, _exit, number)

@@ -94,6 +94,7 @@ class EnvBlock:
         self._ended_returns = buffers.returns[rows]
         self._ended_lengths = buffers.lengths[rows]
         self._returns = np.zeros(last - first)
+        self._warned_of_saving = False
         self._lengths = np.zeros(last - first, np.int64)
         self._spares = Spares(setup, buffers.failures, first, self._lengths)
         self._success = SuccessCount(buffers.success_once[rows], buffers.success_at_end[rows])
@@ -310,7 +311,8 @@ class EnvBlock:
                 state, lost[i] = None, error
             episode = float(self._returns[i]), int(self._lengths[i]), self._success.save(i)
             states.append(pickle.dumps((state, *episode)))
-        if lost:
+        if lost and not self._warned_of_saving:  # long steps save after each one
+            self._warned_of_saving = True
             first, reason = next(iter(lost.items()))
             others = f" and {len(lost) - 1} others" if len(lost) > 1 else ""
             message = "environment %d%s cannot be saved, a resumed run restarts these episodes: %s"

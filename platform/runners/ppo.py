@@ -27,11 +27,12 @@ from rl_platform.algorithms.validation import check_batch
 from rl_platform.config.schema import Config
 from rl_platform.errors import Diverged
 from rl_platform.extras import is_present, required
-from rl_platform.interrupts import stopping_after_step
+from rl_platform.interrupts import StepDropped, stopping_after_step
 from rl_platform.records import RolloutBatch, StateDict
 from rl_platform.reporter import Reporter, Sample
 from rl_platform.rng import generator
 from rl_platform.runners.component_groups import LearnerGroup
+from rl_platform.runners.last_step import LastStep
 from rl_platform.runners.phases import ComponentTimings, Phase, Phases
 from rl_platform.runners.rollouts import Collected, Rollouts
 from rl_platform.runners.state import RunState
@@ -76,7 +77,12 @@ def train(
             reporter.step(0, untrained)
         while not loop.over:
             stop.step = loop.step + 1
-            rollout = loop.rollouts.take(loop.step)  # with staleness, the next ones are collected during the update
+            try:
+                with loop.last_step.saved_by(stop):
+                    rollout = loop.rollouts.take(loop.step)  # with staleness, during the update of an earlier step
+            except StepDropped:
+                loop.last_step.save()
+                break
             metrics = rollout.metrics | loop.update(rollout)  # advantages and returns, critic epochs, actor epochs
             metrics |= loop.sync_weights()
             loop.over = not loop.rollouts.more(loop.step)
@@ -86,6 +92,8 @@ def train(
             stopped = stop.due()  # also by a signal during `leaves`, which may take seconds
             if loop.over or stopped or left or _due(loop.step, config.runner.save_interval):
                 loop.checkpoint()
+            else:
+                loop.keep_state()
             if left:
                 return LEFT
             loop.over = loop.over or stopped
@@ -101,6 +109,7 @@ class _Loop:
         if config.runner.task_type == "embodied":
             compute_alone()  # a step computes a few thousand numbers here; starting a thread pool would take longer
         self.rollouts = _rollouts(runner, config)
+        self.last_step = LastStep(config.runner.stop_grace_s, runner, ppo, self.rollouts, state)
         self.step, self.over, self.reason = 0, False, ""
         self.stragglers: Stragglers | None = None  # None: not installed
         self.utilization: Utilization | None = None
@@ -169,7 +178,13 @@ class _Loop:
         with self.reporter.phase("checkpoint"):
             self.rollouts.settle()
             self._check_samples()
-            self.state.save(self.step, self.runner, self.ppo, self.rollouts)
+            self.state.save(self.step, self.runner, self.state.read(self.runner, self.ppo, self.rollouts))
+        self.last_step.forget()
+
+    def keep_state(self) -> None:
+        """Copies the state in memory if the step was a long one, so that a stop can drop the next step."""
+        if not self.config.runner.max_staleness:
+            self.last_step.keep(self.step)
 
     def _validation(self) -> Metrics:
         with self.reporter.phase("validate"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,17 @@ if TYPE_CHECKING:
 
 MISTYPED = (KeyError, IndexError, TypeError, ValueError, AttributeError, AssertionError, ArithmeticError, RuntimeError)
 TRUST = "To resume from it, set runner.trust_checkpoint=true if you trust everyone who could write to its folder"
+
+
+@dataclass(frozen=True)
+class SmallState:
+    """The state of a run without its learners, which is small enough for a copy in memory.
+
+    parts: of the environments; run: of the runner, the PPO object and the rollouts.
+    """
+
+    parts: dict[str, StateDict]
+    run: StateDict
 
 
 class RunState:
@@ -106,16 +118,20 @@ class RunState:
         ppo.load_state_dict(run["ppo"])
         rollouts.load_state_dict(run.get("rollouts", {}))
 
-    def save(self, step: int, runner: TaskRunner, ppo: PPO, rollouts: Rollouts) -> None:
+    def read(self, runner: TaskRunner, ppo: PPO, rollouts: Rollouts) -> SmallState:
+        """Returns the present state, which may refer to objects of the run. Call `rollouts.settle` first."""
+        parts = {name: part.state_dict().wait()[0] for name, part in runner.parts().items()}
+        run = {"task": runner.state_dict(), "ppo": ppo.state_dict(), "rollouts": rollouts.state_dict()}
+        return SmallState(parts, run)
+
+    def save(self, step: int, runner: TaskRunner, small: SmallState) -> None:
+        """Writes a checkpoint of `small` and of the learners as they are now."""
         parts: dict[str, Part] = {name: shards(group) for name, group in runner.learned_parts().items()}
-        states = {name: part.state_dict().wait()[0] for name, part in runner.parts().items()}
-        parts |= states
         if not self._trusts and not self._wrote:
-            self._note_code(runner, states)
+            self._note_code(runner, small.parts)
         self._wrote = True
         self.reporter.sync()  # a checkpoint without the metrics of its steps would leave a gap in them
-        run = {"task": runner.state_dict(), "ppo": ppo.state_dict(), "rollouts": rollouts.state_dict()}
-        checkpoint = self.resume_from = self.store.save(step, parts | {"run": run})
+        checkpoint = self.resume_from = self.store.save(step, parts | small.parts | {"run": small.run})
         self.saved = True
         self.reporter.note(f"checkpoint of step {step}: {checkpoint.path}")
 

@@ -148,6 +148,41 @@ def test_a_long_update_holds_up_the_end_for_the_grace_period_only(group, number:
     assert "stopping after step 1, at most 2 s from now (runner.stop_grace_s)" in ended.out
 
 
+SLOW_SCORE = (
+    "import time\ndef score(response, answer, metadata):\n    time.sleep(0.6)\n    return float(len(response) % 3)\n"
+)
+SLOW_ENV = """
+import time
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Slow(CartPoleEnv):
+    def step(self, action):
+        time.sleep(0.15)
+        return super().step(action)
+"""
+SCORED = "reasoning.yaml", "reward.type=slow_score.py:score", "data.train_batch_size=4", "data.val_size=2"
+STEPPED = "embodied.yaml", "env.id=slow_env.py:Slow", "env.num_envs=2", "env.num_workers=2", "env.max_episode_steps=8"
+
+
+@pytest.mark.parametrize(("task", "number", "code"), [(SCORED, *CODES[1]), (STEPPED, *CODES[2])])
+def test_a_rollout_longer_than_the_grace_period_is_dropped_and_the_step_before_it_saved(
+    group, command, folder: Path, task, number: signal.Signals, code: int, final_state, logged, differences
+):
+    (folder / "slow_score.py").write_text(SLOW_SCORE)
+    (folder / "slow_env.py").write_text(SLOW_ENV)
+    ended = group(*task, *ENDLESS, "runner.stop_grace_s=1").steps(3).send(number)
+    assert ended.code == code, ended.err
+    step = newest(folder).step
+    assert step == read_metrics(folder / "out")[-1]["step"] == 2
+    assert "step 3 is dropped, because it does not end within runner.stop_grace_s: saving step 2" in ended.out
+    assert "the same command goes on from step 2" in ended.err
+    more = "runner.max_steps=3"
+    assert command(*task, more).code == 0
+    assert command(*task, more, "runner.output_dir=whole").code == 0
+    assert differences(final_state("out", 3), final_state("whole", 3)) == []
+    assert str(logged("out")) == str(logged("whole"))
+
+
 def test_without_a_grace_period_sigterm_ends_the_run_at_once(group):
     ended = group(*LARGE_UPDATE, "runner.stop_grace_s=0").steps(1).send(signal.SIGTERM)
     assert ended.code == 143

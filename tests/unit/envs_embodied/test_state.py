@@ -93,7 +93,8 @@ def test_an_env_that_cannot_be_saved_says_so_and_restarts(caplog: pytest.LogCapt
     envs.step(np.zeros((NUM_ENVS, 2)))
     with caplog.at_level(logging.WARNING):
         state = envs.state_dict()
-    assert "environment 0 and 2 others cannot be saved" in caplog.text
+        envs.state_dict()
+    assert caplog.text.count("environment 0 and 2 others cannot be saved") == 1
     assert "generator" in caplog.text
     assert resumed.load_state_dict(state)[:, 1].tolist() == [0, 0, 0]
 

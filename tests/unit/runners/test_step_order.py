@@ -14,7 +14,7 @@ from rl_platform.components.actor import LanguageActor
 from rl_platform.components.critic import LanguageCritic
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.data import Data
-from rl_platform.interrupts import Interrupted, _signals
+from rl_platform.interrupts import Interrupted, StepDropped, Stop, _signals
 from rl_platform.records import RolloutBatch, Weights
 from rl_platform.runners.ppo import PPO, train
 from rl_platform.runners.rollouts import Collected
@@ -139,6 +139,8 @@ class State:
     def restore(self, *args: Any) -> int:
         return 0
 
+    def read(self, *args: Any) -> None: ...
+
     def save(self, step: int, *args: Any) -> None:
         self.saved.append(step)
 
@@ -187,6 +189,19 @@ def test_a_signal_while_placements_are_compared_ends_the_run_after_that_step(
     with pytest.raises(Interrupted):
         train(config, World(config), Reporter(), state, leaves=leaves)  # type: ignore[arg-type]
     assert state.saved == [1]
+
+
+def test_a_step_is_dropped_if_the_rest_of_it_does_not_fit_in_the_grace_period() -> None:
+    stop = Stop(3600, lambda text: None)
+    with stop.droppable(7200):  # without a signal there is no limit
+        pass
+    with stop.droppable(60):
+        assert stop.accept(signal.SIGTERM)
+    with stop.droppable(None):
+        pass
+    with pytest.raises(StepDropped), stop.droppable(7200):
+        pass
+    assert not stop.drops(signal.SIGTERM)  # outside the block
 
 
 def test_all_critic_epochs_come_before_the_actors() -> None:
