@@ -1,8 +1,9 @@
-"""Records demonstrations of scripted experts for three robot tasks, in the layout of robomimic's files.
+"""Records demonstrations of scripted experts for four robot tasks, in the layout of robomimic's files.
 
-    python examples/demonstrations.py lift.hdf5              # robosuite's Lift
-    python examples/demonstrations.py fetch_push.hdf5        # FetchPush of Gymnasium-Robotics
-    python examples/demonstrations.py metaworld_push.hdf5    # push-v3 of Meta-World
+    python examples/demonstrations.py lift.hdf5                # robosuite's Lift
+    python examples/demonstrations.py fetch_push.hdf5          # FetchPush of Gymnasium-Robotics
+    python examples/demonstrations.py metaworld_push.hdf5      # push-v3 of Meta-World
+    python examples/demonstrations.py metaworld_drawer.hdf5    # drawer-open-v3 of Meta-World
 
 `--task` or the name of the file chooses the task. Needs `rl-platform environment manipulation` once, and `pip install
 h5py`. Executed actions have noise and the file has those of the expert, so a clone of it learns to correct its errors
@@ -36,17 +37,19 @@ class Task(NamedTuple):
 
 
 def lift(observation: np.ndarray) -> np.ndarray:
-    """Goes above the cube, down to it, closes the hand, and lifts it. At action 1 the hand moves by 0.05 m."""
-    hand, fingers, cube = observation[:3], observation[7:9], observation[9:12]
-    to_cube, action = cube - hand, np.zeros(7)
-    at_cube, closed = np.linalg.norm(to_cube) < 0.02, fingers[0] - fingers[1] < 0.06
-    aside = np.linalg.norm(to_cube[:2]) > 0.015
+    """Goes above the cube, down around it, closes the hand, and lifts it. At action 1 the hand moves by 0.05 m."""
+    hand, (x, y, z, w), fingers, cube = observation[:3], observation[3:7], observation[7:9], observation[9:12]
+    to_cube, width, action = cube - hand, fingers[0] - fingers[1], np.zeros(7)
+    between = 0.03 < width < 0.06  # the cube is 0.04 m wide; an open hand 0.08 m
+    aside, above = np.linalg.norm(to_cube[:2]), -to_cube[2]
+    at_cube = (aside < 0.02 and above < 0.01) or (between and max(aside, above) < 0.03)
     action[6] = CLOSE if at_cube else OPEN
-    if at_cube and closed:
+    if at_cube and between:
         action[2] = (LIFTED - cube[2]) / 0.05
-    elif not at_cube:
-        target = to_cube + np.array([0.0, 0.0, 0.06 if aside else 0.0])
-        action[:3] = target / 0.05
+    else:
+        height = 0.06 if aside > (0.015 if above > 0.03 else 0.025) else 0.0
+        action[:3] = (to_cube + np.array([0.0, 0.0, height])) / 0.05
+    action[3:6] = 4.0 * np.sign(x) * np.array([w, z, -y])  # turns the hand downwards: quaternion 1, 0, 0, 0
     return np.clip(action, -1.0, 1.0)
 
 
@@ -89,6 +92,21 @@ def metaworld_push(observation: np.ndarray) -> np.ndarray:
     return np.clip(np.append(10.0 * target, gripper), -1.0, 1.0)
 
 
+def metaworld_drawer(observation: np.ndarray) -> np.ndarray:
+    """Goes above the handle, down behind it, and pulls the drawer to its goal, with the fingers open."""
+    hand, handle, goal = observation[:3], observation[4:7], observation[36:39]
+    to_handle = handle - hand
+    if np.linalg.norm(to_handle[:2]) > 0.05:
+        target = to_handle + np.array([0.0, 0.0, 0.12])
+        if to_handle[2] > -0.06:  # beside the handle: up first
+            target[:2] = 0.0
+    elif to_handle[2] < -0.02:
+        target = to_handle
+    else:
+        target = np.array([to_handle[0], 2.0 * (goal[1] - handle[1]), to_handle[2]])
+    return np.clip(np.append(10.0 * target, OPEN), -1.0, 1.0)
+
+
 LIFT = {"robot0_eef_pos": 3, "robot0_eef_quat": 4, "robot0_gripper_qpos": 2, "object-state": 10}
 TASKS = {
     "lift": Task(
@@ -118,6 +136,18 @@ TASKS = {
         slice(3),
         100,
     ),
+    "metaworld_drawer": Task(
+        EnvDescription(
+            "metaworld:Meta-World/MT1",
+            {"env_name": "drawer-open-v3", "seed": 1},
+            max_episode_steps=100,
+            python="manipulation",
+        ),
+        {"state": 39},
+        metaworld_drawer,
+        slice(3),
+        20,
+    ),
 }
 
 
@@ -141,7 +171,8 @@ def record(path: str, task: Task, episodes: int, noise: float, workers: int) -> 
                     result = envs.step(np.clip(moved, -1.0, 1.0).astype(np.float32))
                     observations, over = result.observations, bool(result.ended.all())
                 for episode in result.episodes:
-                    if episode.success is None or not episode.success.at_end:
+                    asked = first + episode.env_index < episodes  # the last round of workers may be one too many
+                    if not asked or episode.success is None or not episode.success.at_end:
                         continue
                     group = file.create_group(f"data/demo_{written}")
                     group["actions"] = np.stack(chosen)[:, episode.env_index].astype(np.float32)

@@ -108,6 +108,7 @@ def test_the_shipped_config_trains_reports_success_and_draws_its_evaluation(
         ("adroit_pen", 45, 24),
         ("fetch_push", 31, 4),
         ("metaworld_push", 39, 4),
+        ("metaworld_drawer", 39, 4),
     ],
 )
 def test_the_task_of_the_shipped_config_is_built(name: str, size: int, actions: int) -> None:
@@ -115,7 +116,7 @@ def test_the_task_of_the_shipped_config_is_built(name: str, size: int, actions: 
     assert (spaces.observation_size, spaces.action.size) == (size, actions)
 
 
-@pytest.mark.parametrize("name", ["fetch_push", "metaworld_push"])
+@pytest.mark.parametrize("name", ["fetch_push", "metaworld_push", "metaworld_drawer"])
 def test_demonstrations_of_a_scripted_expert_start_the_shipped_config(
     name: str, script: Callable[[Path], ModuleType], command, folder: Path
 ) -> None:
@@ -235,6 +236,7 @@ def test_robosuite_is_seen_by_cameras_and_as_a_state(drawing: dict[str, str]) ->
         ("robosuite_lift", ["runner.warm_start.demonstrations=nothing.hdf5"], "no such file or folder"),
         ("fetch_push", [], "python examples/demonstrations.py fetch_push.hdf5"),
         ("metaworld_push", [], "python examples/demonstrations.py metaworld_push.hdf5"),
+        ("metaworld_drawer", [], "python examples/demonstrations.py metaworld_drawer.hdf5"),
         ("metaworld_reach", ["env.kwargs.env_name=reach-v4"], "did you mean reach-v3"),
         ("dm_cheetah", ["env.kwargs.domain=cheetha"], "did you mean cheetah"),
         ("dm_cheetah", ["env.kwargs.task=rum"], "did you mean run"),

@@ -55,6 +55,15 @@ def test_a_recording_is_complete_or_leaves_no_file(example: ModuleType, folder: 
         assert file["data/demo_1/obs/cube"].shape == (3, 2)
 
 
+def test_no_more_episodes_are_recorded_if_the_workers_do_not_divide_them(example: ModuleType, folder: Path) -> None:
+    Path("arm.py").write_text(ARM)
+    env, parts = EnvDescription("arm.py:Arm", max_episode_steps=3), {"hand": 1, "cube": 2}
+    task = example.Task(env, parts, lambda observation: np.ones(2), slice(2), 3)
+    assert example.record("arm.hdf5", task, 3, 0.1, 2) == 1.0
+    with h5py.File("arm.hdf5") as file:
+        assert sorted(file["data"]) == ["demo_0", "demo_1", "demo_2"]
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
