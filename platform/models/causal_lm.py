@@ -76,8 +76,11 @@ def export_causal_lm(
 ) -> None:
     """Writes `weights` in float32, named as in `language.LanguageModel`, and the tokenizer as a Hugging Face folder.
 
-    A head that is tied to the embeddings may be missing.
+    A head that is tied to the embeddings may be missing. The generation config names every token that ended a response:
+    many chat models end a turn with another token than config.json names.
     """
+    from transformers import GenerationConfig
+
     with quiet_transformers():
         network = meta_causal_lm(config)  # random weights of 135M parameters would take 3 s
         whole = {name: tensor.to("cpu", torch.float32) for name, tensor in weights.items()}
@@ -87,6 +90,9 @@ def export_causal_lm(
         if "head.weight" in whole:
             network.get_output_embeddings().weight = nn.Parameter(whole["head.weight"], requires_grad=False)
         network.tie_weights()
+        ends = list(tokenizer.eos_token_ids)
+        network.generation_config = GenerationConfig.from_model_config(network.config)
+        network.generation_config.eos_token_id = ends if len(ends) > 1 else ends[0]
         network.save_pretrained(folder)
     tokenizer.save(folder)
 

@@ -54,6 +54,8 @@ def test_what_is_merged_is_bit_for_bit_what_peft_merges(pair: Any, tmp_path: Any
         assert torch.equal(tensor, expected[name.replace("head.", "lm_head.").replace("backbone", "model")]), name
 
     class NoTokenizer:
+        eos_token_ids = (2,)
+
         def save(self, folder: Any) -> None:
             pass
 

@@ -278,6 +278,23 @@ class TestExport:
         assert loaded.config.tie_word_embeddings == (kind == "llama")
         torch.testing.assert_close(loaded(tokens).logits, expected, rtol=1e-5, atol=1e-5)
 
+    def test_the_exported_model_ends_responses_at_the_tokens_that_ended_them_in_training(
+        self, tmp_path, causal_lm
+    ) -> None:
+        """A chat model whose generation_config.json alone names the end of a turn, as Phi-3: without it transformers
+        and vLLM would go on after the turn, as would a second run from this folder."""
+        from transformers import AutoModelForCausalLM
+
+        class ChatTokenizer(ByteTokenizer):
+            eos_token_ids = (2, 258)
+
+        plain = causal_lm("llama")
+        plain.config.eos_token_id = 2
+        export_causal_lm(LanguageModel(plain).state_dict(), plain.config, ChatTokenizer(), tmp_path / "model")
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+        assert loaded.generation_config.eos_token_id == [2, 258]
+        assert json.loads((tmp_path / "model" / "generation_config.json").read_text())["eos_token_id"] == [2, 258]
+
 
 class TestModelScope:
     """A stand-in of the library, whose folders have the files of Hugging Face's."""
