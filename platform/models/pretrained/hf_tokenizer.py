@@ -38,9 +38,13 @@ class HFTokenizer:
         pad = self._tokenizer.pad_token_id
         self.pad_token_id: int = pad if pad is not None else self.eos_token_ids[0]
         self.vocab_size = len(self._tokenizer)
+        # of a text: a tokenizer whose BOS is its EOS encodes an empty one as this token, too
+        self._end_added = self._tokenizer.encode("?")[-1:] == [self._tokenizer.eos_token_id]
 
     def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text)
+        tokens: list[int] = self._tokenizer.encode(text)
+        # tokenizers with add_eos_token end every text, after which the policy would write a new one
+        return tokens[:-1] if self._end_added else tokens
 
     def decode(self, token_ids: Iterable[int], *, special: bool = False) -> str:
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=not special)

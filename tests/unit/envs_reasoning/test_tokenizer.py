@@ -49,6 +49,26 @@ def test_hugging_face_tokenizer(folder: Path) -> None:
     assert tokenizer.apply_chat([{"role": "user", "content": "one"}]) == [1, 4, 7, 2, 1, 6]
 
 
+@pytest.mark.parametrize(("template", "encoded"), [("<s> $A </s>", [1, 7, 8]), ("</s> $A", [2, 7, 8])])
+def test_an_eos_that_the_tokenizer_appends_is_no_part_of_a_prompt(
+    folder: Path, template: str, encoded: list[int]
+) -> None:
+    """The policy would write a new text after it. Tokenizers with add_eos_token append it; that of OPT begins
+    with it."""
+    from tokenizers import processors
+
+    file = folder / "tokenizer.json"
+    fields = json.loads(file.read_text())
+    special = [("<s>", 1), ("</s>", 2)]
+    fields["post_processor"] = json.loads(
+        processors.TemplateProcessing(single=template, special_tokens=special).__getstate__()
+    )
+    file.write_text(json.dumps(fields))
+    tokenizer = load_tokenizer(Model(tokenizer=str(folder)))
+    assert tokenizer.encode("one two") == encoded
+    assert tokenizer.encode("one </s>") == [*encoded[:2], 2]
+
+
 @pytest.mark.parametrize("with_config", [False, True])
 @pytest.mark.parametrize("family", ["Qwen2", "GPT2"])
 def test_a_folder_without_a_vocabulary_is_refused(family: str, with_config: bool, tmp_path: Path) -> None:
