@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from rl_platform.errors import ChannelClosed, ConfigError, PlatformError, WorkerDied, WorkerError
+from rl_platform.errors import ChannelClosed, CheckpointError, ConfigError, PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.cpu import release_team
 from rl_platform.runtime.peak_memory import memory_peak
 from rl_platform.runtime.waits import stack_of, waiting_on
@@ -213,8 +213,8 @@ class RankThread:
             result = call.function()
         except BaseException as error:  # SystemExit in a component must fail the call, not end the thread silently
             failure = _typed(error, self.label, call.method)
-            # a closed channel is the consequence of another failure; problems of a config are listed when the run ends
-            if not self._retired and not isinstance(error, ChannelClosed | ConfigError):
+            # a closed channel is the consequence of another failure; the other two are shown when the run ends
+            if not self._retired and not isinstance(error, ChannelClosed | CheckpointError | ConfigError):
                 headline = str(error).partition("\n")[0]
                 logger.error("%s.%s raised %s: %s", self.label, call.method, type(error).__name__, headline)
         count, seconds = self._timings.get(call.method, (0, 0.0))

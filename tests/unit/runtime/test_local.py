@@ -18,6 +18,7 @@ from waiting import HANG_S, until
 
 from rl_platform.errors import (
     ChannelClosed,
+    CheckpointError,
     ConfigError,
     DataError,
     Deadline,
@@ -256,11 +257,14 @@ def test_an_error_comes_back_typed_with_its_traceback_and_the_rank_goes_on(caplo
     assert "critic[1].fail raised KeyError: 'returns'" in caplog.messages
 
 
-def test_problems_of_a_config_are_not_logged_as_they_are_listed_when_the_run_ends(caplog):
+@pytest.mark.parametrize(
+    "refused",
+    [ConfigError([Problem("critic.model.path", "holds no weights")]), CheckpointError("step-1 cannot be read")],
+)
+def test_errors_that_are_shown_when_the_run_ends_are_not_logged(caplog, refused):
     with runtime([("critic", 0)]) as local:
         critic = local.start(specs("critic"))["critic"]
-        refused = ConfigError([Problem("critic.model.path", "holds no weights")])
-        with pytest.raises(ConfigError) as raised:
+        with pytest.raises(type(refused)) as raised:
             critic.fail(refused).wait()
         assert raised.value is refused
         assert refused.__notes__ == ["raised in critic[0].fail"]
