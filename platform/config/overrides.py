@@ -63,7 +63,7 @@ def _malformed(text: str, key: str, equals: str, value: str, place: str) -> Prob
         message = f"more than {MAX_DEPTH} sections inside each other"
         return Problem("config", message, where=place, value=f"{text[:77]}...")
     elif not value.strip():
-        message, hint = "the value is missing", f"write {key}=null to switch it off"
+        message, hint = "the value is missing", f"~{key} removes the key; {key}=null switches an optional one off"
     return Problem(key or text, message, where=place, value=text, hint=hint) if message else None
 
 

@@ -66,4 +66,4 @@ def _check(name: str, what: str, result: object, mask: BoolBT) -> FloatBT:
     wrong = first_not_finite(result, mask)
     if wrong is not None:
         raise ESTIMATOR.misfit(name, f"returned {what} that are not finite, first at {wrong}: {result[wrong].item()}")
-    return torch.where(mask, result.to(torch.float32), 0.0)
+    return torch.where(mask, result.detach().to(torch.float32), 0.0)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 from torch import Tensor
 
 from rl_platform.algorithms.aggregation import select
-from rl_platform.algorithms.metrics import Metrics
+from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.user_code import Extension
 
@@ -25,10 +26,13 @@ class PolicyLoss(Protocol):
         """Returns the loss of each position [B,T] and metrics.
 
         Called for each micro-batch with tensors [B,T] that are 0 outside the mask, of which `log_probs` has a gradient.
-        mask [B,T] bool; None: every position counts. `algorithm`: the section of the config.
+        The loss has a gradient, too, even where it is 0. mask [B,T] bool; None: every position counts. `algorithm`: the
+        section of the config.
         """
 
 
+T = TypeVar("T")
+GRADIENT = "compute it from log_probs, without torch.no_grad, detach or numbers of Python"
 LOSS = Extension(
     "policy loss",
     "algorithm.policy_loss",
@@ -53,6 +57,34 @@ def load_policy_loss(name: str) -> PolicyLoss:
         if not isinstance(result[0], Tensor) or result[0].shape != log_probs.shape:
             shape = list(result[0].shape) if isinstance(result[0], Tensor) else type(result[0]).__name__
             raise LOSS.misfit(name, f"the loss it returned is {shape}, not one number per position")
-        return select(result[0], mask), result[1]
+        if log_probs.requires_grad and not result[0].requires_grad:
+            raise LOSS.misfit(name, "the loss it returned has no gradient, so the policy would not learn", GRADIENT)
+        return select(result[0], mask), _checked(name, result[1])
 
     return loss
+
+
+def _checked(name: str, metrics: Metrics) -> Metrics:
+    """Returns the metrics without their gradients, which would keep the tensors of all mini-batches in memory.
+
+    Raises ConfigError if they are not those of `Metrics`.
+    """
+    means = {}
+    for names, sums in metrics.means.items():
+        if not (isinstance(names, tuple) and isinstance(sums, Sums) and np.shape(sums.total) == (len(names),)):
+            raise LOSS.misfit(
+                name, f"its metrics have {names!r} as means", "rl_platform.algorithms.metrics.over makes them"
+            )
+        means[names] = Sums(_detached(sums.total), _detached(sums.count))
+    for extrema in (metrics.minima, metrics.maxima):
+        for each, value in extrema.items():
+            if np.shape(value) != ():
+                raise LOSS.misfit(name, f"its metric {each} is no number but has the shape {list(np.shape(value))}")
+    minima, maxima = (
+        {each: _detached(value) for each, value in extrema.items()} for extrema in (metrics.minima, metrics.maxima)
+    )
+    return Metrics(means, minima, maxima)
+
+
+def _detached(value: T) -> T:
+    return value.detach() if isinstance(value, Tensor) else value

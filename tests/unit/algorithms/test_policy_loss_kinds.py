@@ -236,7 +236,7 @@ def test_rows_do_not_depend_on_each_other(order: list[int]) -> None:
 class TestOfTheUser:
     SOURCE = """
 import torch
-from rl_platform.algorithms.metrics import Metrics
+from rl_platform.algorithms.metrics import Metrics, over
 
 def squared(log_probs, old_log_probs, advantages, mask, algorithm):
     ratio = (log_probs - old_log_probs).exp()
@@ -247,6 +247,19 @@ def number(log_probs, old_log_probs, advantages, mask, algorithm):
 
 def bare(log_probs, old_log_probs, advantages, mask, algorithm):
     return -advantages * log_probs
+
+def cut_off(log_probs, old_log_probs, advantages, mask, algorithm):
+    return -advantages * log_probs.detach(), Metrics()
+
+def plain_numbers(log_probs, old_log_probs, advantages, mask, algorithm):
+    return -advantages * log_probs, Metrics(means={"actor/mine": 3.0})
+
+def several(log_probs, old_log_probs, advantages, mask, algorithm):
+    return -advantages * log_probs, Metrics(maxima={"actor/mine": log_probs.amax(1)})
+
+def measured(log_probs, old_log_probs, advantages, mask, algorithm):
+    means = over(2.0, {"actor/mine": log_probs.sum()})
+    return -advantages * log_probs, Metrics(means, maxima={"actor/most": log_probs.max()})
 
 constant = 3
 """
@@ -291,6 +304,11 @@ constant = 3
         loss, _ = function(dirty, OLD, ADVANTAGES, MASK, Algorithm())
         assert not loss.isnan()[MASK].any()
 
+    def test_its_metrics_keep_no_tensors_in_memory(self) -> None:
+        _, metrics = self.loss("my_losses:measured")
+        assert not any(sums.total.requires_grad for sums in metrics.means.values())
+        assert not metrics.maxima["actor/most"].requires_grad
+
     @pytest.mark.parametrize(
         ("name", "reason"),
         [
@@ -300,8 +318,12 @@ constant = 3
             ("my_losses:constant", "is not a function"),
             ("my_losses:number", r"not one number per position"),
             ("my_losses:bare", "returned Tensor"),
+            ("my_losses:cut_off", "has no gradient"),
+            ("my_losses:plain_numbers", "have 'actor/mine' as means"),
+            ("my_losses:several", r"metric actor/mine is no number but has the shape \[3\]"),
         ],
     )
+    @pytest.mark.usefixtures("any_shapes")
     def test_what_is_wrong_is_said(self, name: str, reason: str) -> None:
         with pytest.raises(ConfigError, match=reason) as caught:
             self.loss(name)

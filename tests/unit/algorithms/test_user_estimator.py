@@ -72,6 +72,14 @@ def test_config_and_values_reach_it_and_returns_come_back(module: Callable[[str]
     assert torch.equal(returns, 2.0 * MASK)
 
 
+def test_a_gradient_of_the_result_is_cut(module: Callable[[str], str]) -> None:
+    """The losses differentiate log-probs and values only; the embodied loss copies advantages with NumPy."""
+    name = module("def estimate(b, a):\n    return b.rewards.clone().requires_grad_(), b.rewards\n")
+    algorithm = Algorithm(adv_type=f"{name}:estimate", normalize_advantages=False)
+    estimated, _ = advantages(make_batch(values=torch.zeros(3, 3)), algorithm)
+    assert not estimated.requires_grad
+
+
 @pytest.mark.parametrize(
     ("result", "message"),
     [
