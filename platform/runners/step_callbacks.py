@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from rl_platform.user_code import Extension
 
 
@@ -33,11 +35,18 @@ def load_callbacks(names: Sequence[str]) -> list[Callback]:
 
 
 def stopped_by(callbacks: Sequence[Callback], step: int, metrics: Mapping[str, float]) -> list[str]:
-    """Calls all callbacks; returns the names of those that returned True. Raises WorkerError with their traceback."""
+    """Calls all callbacks; returns the names of those that returned True.
+
+    Raises WorkerError with their traceback, ConfigError for a result that is no bool.
+    """
     stopping = []
     for callback in callbacks:
         name = getattr(callback, "__qualname__", type(callback).__qualname__)
         with CALLBACK.running(name):
-            if callback(step, metrics):
-                stopping.append(name)
+            result = callback(step, metrics)
+        if not (result is None or isinstance(result, bool | np.bool_)):
+            message = f"returned {type(result).__name__}, neither True, False nor None"
+            raise CALLBACK.misfit(name, message, "bool(...) of the result says whether the run stops")
+        if result:
+            stopping.append(name)
     return stopping

@@ -106,6 +106,7 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.engines.training.megatron": "platform/engines/training/megatron",
     "rl_platform.engines.rollout.sglang": "platform/engines/rollout/sglang",
     "rl_platform.engines.rollout.stopping": "platform/engines/rollout/stopping",
+    "rl_platform.engines.rollout.user_engines": "platform/engines/rollout/user_engines",
     "rl_platform.engines.rollout.vllm": "platform/engines/rollout/vllm",
     "rl_platform.envs.embodied.mujoco": "envs/embodied/mujoco",
     "rl_platform.envs.embodied.saved_states": "envs/embodied/saved_states",

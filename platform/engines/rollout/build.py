@@ -8,7 +8,7 @@ import torch
 
 from rl_platform.config.rollout_backend import HOSTED, chosen_backend, gathers_as_engine
 from rl_platform.config.schema import Config
-from rl_platform.engines.rollout.base import ENGINE, EngineSetup, RolloutEngine
+from rl_platform.engines.rollout.base import EngineSetup, RolloutEngine
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.extras import required
 from rl_platform.user_code import is_named
@@ -32,7 +32,18 @@ def rollout_engine(
     rollout = config.rollout
     device = torch.device("cuda", accelerators[0]) if accelerators else torch.device("cpu")
     if is_named(rollout.backend):
-        return _user_engine(config, label, model_config, eos, device)
+        setup = EngineSetup(
+            label=label,
+            model_config=model_config,
+            eos=eos,
+            device=device,
+            dtype=generation_dtype(config.actor.model.dtype, device),
+            max_running=rollout.running_limit,
+            longest=config.data.longest_sequence,
+        )
+        with required("rl_platform.engines.rollout.user_engines", "rollout.backend", hint="rollout.backend=torch"):
+            from rl_platform.engines.rollout.user_engines.checked_engine import user_engine
+        return user_engine(config, setup)
     if chosen_backend(rollout.backend, bool(accelerators))[0] == "torch":
         dtype = generation_dtype(config.actor.model.dtype, device)
         return TorchRolloutEngine(
@@ -53,25 +64,6 @@ def rollout_engine(
     hosted = hosted_engine(config, label, model_config, eos, accelerators, seed)
     hosted.stop_texts = stop_texts
     return hosted
-
-
-def _user_engine(
-    config: Config, label: str, model_config: PretrainedConfig, eos: tuple[int, ...], device: torch.device
-) -> RolloutEngine:
-    name = config.rollout.backend
-    setup = EngineSetup(
-        label=label,
-        model_config=model_config,
-        eos=eos,
-        device=device,
-        dtype=generation_dtype(config.actor.model.dtype, device),
-        max_running=config.rollout.running_limit,
-        longest=config.data.longest_sequence,
-    )
-    kind = ENGINE.load(name)
-    with ENGINE.running(name):
-        engine: RolloutEngine = kind(setup, **config.rollout.engine_args)
-    return engine
 
 
 def generation_dtype(trained: str, device: torch.device) -> torch.dtype:

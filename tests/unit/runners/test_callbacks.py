@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import pytest
 
-from rl_platform.errors import WorkerError
+from rl_platform.errors import ConfigError, WorkerError
 from rl_platform.runners.step_callbacks import stopped_by
 
 
@@ -34,7 +35,17 @@ def test_all_are_called_and_those_that_stop_are_named() -> None:
 
 
 def test_an_error_carries_its_traceback() -> None:
-    told = r"(?s)broken raised KeyError at .*test_callbacks\.py:26: 'val/retrun'.*in broken\n"
+    told = r"(?s)broken raised KeyError at .*test_callbacks\.py:27: 'val/retrun'.*in broken\n"
     with pytest.raises(WorkerError, match=told) as failed:
         stopped_by([broken], 1, {})
     assert failed.value.exit_code == 70
+
+
+@pytest.mark.parametrize("result", [{"stop": False}, 0, "continue", np.array([True, False])], ids=str)
+def test_a_result_that_is_no_bool_stops_nothing_and_is_refused(result: object) -> None:
+    with pytest.raises(ConfigError, match="neither True, False nor None"):
+        stopped_by([lambda step, metrics: result], 1, {})  # type: ignore[list-item, return-value]
+
+
+def test_a_bool_of_numpy_counts() -> None:
+    assert len(stopped_by([lambda step, metrics: np.bool_(True)], 1, {})) == 1  # type: ignore[list-item, return-value]
