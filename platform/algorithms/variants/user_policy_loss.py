@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -87,4 +87,4 @@ def _checked(name: str, metrics: Metrics) -> Metrics:
 
 
 def _detached(value: T) -> T:
-    return value.detach() if isinstance(value, Tensor) else value
+    return cast(T, value.detach()) if isinstance(value, Tensor) else value
