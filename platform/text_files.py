@@ -11,6 +11,12 @@ from pathlib import Path
 
 _MARKS = {codecs.BOM_UTF8: "UTF-8", codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32"}
 _MARKS |= {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}  # the first begins as that of UTF-32
+_PACKED = {
+    b"\x1f\x8b": ("gzip", "gunzip -c <"),
+    b"BZh": ("bzip2", "bunzip2 -c <"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "unzstd -c <"),
+    b"PK\x03\x04": ("ZIP", "unzip -p"),
+}
 
 
 class NotUTF8(ValueError):
@@ -33,6 +39,13 @@ def text_of(contents: bytes, path: str | Path) -> str:
 
 
 def _other(contents: bytes, path: str | Path, error: UnicodeDecodeError) -> NotUTF8:
+    for start, (kind, program) in _PACKED.items():
+        if contents.startswith(start):
+            new = Path(path).with_name(f"{Path(path).stem}-unpacked{Path(path).suffix}")
+            hint = f"{program} {shlex.quote(str(path))} > {shlex.quote(str(new))}"
+            return NotUTF8(f"not UTF-8: the file is compressed by {kind}", 1, hint)
+    if contents.startswith(b"PAR1"):
+        return NotUTF8("not UTF-8: the file is in the format Parquet", 1, "its suffix is .parquet")
     for mark, encoding in _MARKS.items():
         if contents.startswith(mark) and encoding != "UTF-8":
             return _converted(f"not UTF-8: the file begins with the mark of {encoding}", 1, encoding, path)

@@ -6,6 +6,7 @@ Not covered: building questions (`tasks.py`) and grouping samples of a prompt (t
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +19,7 @@ from rl_platform.errors import CheckpointError, ConfigError, DataError, Problem
 from rl_platform.records import Message, Prompt, StateDict
 
 PLACEHOLDER = "{question}"
+IMAGE_COLUMNS = ("images", "image", "videos", "video")  # names in data sets of vision-language models
 
 
 class PromptEncoder(Protocol):
@@ -81,12 +83,27 @@ def notes_on(questions: Split, train: PromptSet, validation: PromptSet) -> list[
     if questions.unused:
         used, rows = len(questions.validation), questions.unused
         notes.append(f"validation uses {used} questions and leaves out {rows} more of its files: data.val_size")
+    if contradicted := _contradicted(questions.train):
+        count, example = len(contradicted), json.dumps(contradicted[0][:60], ensure_ascii=False)
+        notes.append(f"{count} training questions occur again with another answer, the first is {example}")
+    if pictured := [name for name in IMAGE_COLUMNS if any(question.metadata.get(name) for question in questions.train)]:
+        what = f"the column {pictured[0]} of the questions is not part of any prompt: reasoning models read text only"
+        notes.append(what)
     if renamed := sum(SOURCE_COLUMN in question.metadata for question in [*questions.train, *questions.validation]):
         label = 'metadata["source"] is the label of data.sources'
         notes.append(
             f"{renamed} questions have a column 'source': {label}, the column is metadata[\"{SOURCE_COLUMN}\"]"
         )
     return notes
+
+
+def _contradicted(questions: Sequence[Question]) -> list[str]:
+    """Returns the questions of files that occur again with another answer, which is wrong for one of the two."""
+    stored = [question for question in questions if question.where]
+    answers: dict[str, str] = {}
+    return list(
+        dict.fromkeys(each.text for each in stored if answers.setdefault(each.text, each.answer) != each.answer)
+    )
 
 
 def _check_template(data: Data, questions: Sequence[Question]) -> None:

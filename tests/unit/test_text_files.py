@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 import subprocess
 from pathlib import Path
@@ -55,3 +56,19 @@ def test_a_byte_behind_the_mark_of_utf8():
     with pytest.raises(NotUTF8, match="byte 5 of the line is 0xff") as raised:
         text_of(b"\xef\xbb\xbfa\xff", "a.yaml")
     assert raised.value.line == 1
+
+
+def test_a_compressed_file_is_named_with_the_command_that_unpacks_it(tmp_path: Path):
+    path = tmp_path / "my questions.jsonl"
+    path.write_bytes(gzip.compress(TEXT.encode()))
+    with pytest.raises(NotUTF8, match="the file is compressed by gzip") as raised:
+        text_of(path.read_bytes(), path)
+    if shutil.which("gunzip"):
+        subprocess.run(raised.value.hint, shell=True, check=True)
+        assert (tmp_path / "my questions-unpacked.jsonl").read_text("utf-8") == TEXT
+
+
+def test_a_parquet_file_with_another_suffix():
+    with pytest.raises(NotUTF8, match="format Parquet") as raised:
+        text_of(b"PAR1\x15\xff", "a.jsonl")
+    assert raised.value.hint == "its suffix is .parquet"

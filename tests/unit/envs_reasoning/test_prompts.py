@@ -66,6 +66,25 @@ def test_each_kind_of_question_without_use_is_reported() -> None:
     ]
 
 
+def test_questions_of_files_with_two_answers_are_reported() -> None:
+    rows = [("1+1?", "2"), ("2+2?", "4"), ("1+1?", "3"), ("2+2?", "4"), ("1+1?", "4")]
+    stored = [Question(text, answer, where=f"a.jsonl:{line}") for line, (text, answer) in enumerate(rows, 1)]
+    assert notes_on(Split(stored, []), PromptSet([], 0), PromptSet([], 0)) == [
+        '1 training questions occur again with another answer, the first is "1+1?"'
+    ]
+    generated = [Question(text, answer) for text, answer in rows]  # the scorer of a data set may accept several answers
+    assert notes_on(Split(generated, []), PromptSet([], 0), PromptSet([], 0)) == []
+
+
+def test_images_that_the_model_does_not_get_are_reported() -> None:
+    seen = [Question("<image>What is this?", "2", {"images": ["a.png"]})]
+    assert notes_on(Split(seen, []), PromptSet([], 0), PromptSet([], 0)) == [
+        "the column images of the questions is not part of any prompt: reasoning models read text only"
+    ]
+    empty = [Question("What is this?", "2", {"images": []})]
+    assert notes_on(Split(empty, []), PromptSet([], 0), PromptSet([], 0)) == []
+
+
 def test_a_column_with_another_name_in_the_metadata_is_reported() -> None:
     renamed = [Question("1", "1", {"source": "sums", "source_column": "aops"}, source="sums")]
     assert notes_on(Split(renamed, renamed), PromptSet([], 0), PromptSet([], 0)) == [
