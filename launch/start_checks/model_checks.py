@@ -29,14 +29,17 @@ BYTES_FROZEN = 4
 
 def check_architectures(config: Config, placement: Placement) -> None:
     """Raises ConfigError with the problems of all models that their config.json shows: families, quantised weights,
-    positions, outputs that a full KL cannot compare. Reads no weights."""
+    positions, other tokens than the actor's, outputs that a full KL cannot compare. Reads no weights."""
     from rl_platform.models.build import length_problem
     from rl_platform.models.language import LogitTransform
+    from rl_platform.models.tokenizer import check_same_tokens, load_tokenizer
 
     outputs: dict[str, LogitTransform] = {}
 
     def check_model(name: str) -> None:
-        loaded, _, key = model_config(config, name)
+        loaded, section, key = model_config(config, name)
+        if key != "actor.model":
+            check_same_tokens(load_tokenizer(config.actor.model), load_tokenizer(section, key), key)
         outputs[name] = LogitTransform.of(loaded)
         if (problem := length_problem(config, loaded, key)) is not None:
             raise ConfigError([problem])

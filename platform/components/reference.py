@@ -6,21 +6,11 @@ from torch import Tensor
 
 from rl_platform.components.learner import Evaluator, present
 from rl_platform.config.schema import Config
-from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.build import language_model, token_temperature
 from rl_platform.models.forward import TokenPolicy
-from rl_platform.models.tokenizer import Tokenizer, load_tokenizer
+from rl_platform.models.tokenizer import check_same_tokens, load_tokenizer
 from rl_platform.records import RolloutBatch
 from rl_platform.runtime.host import ComponentContext
-
-SAMPLE = "def f(x):\n    return 3.14 * x  # größer, 面积, Σ"
-
-
-def check_teacher(own: Tokenizer, teachers: Tokenizer) -> None:
-    """Raises ConfigError if the teacher reads tokens otherwise than the actor: its log-probs would be of other text."""
-    if own.encode(SAMPLE) != teachers.encode(SAMPLE):
-        message = "the teacher encodes text in other tokens than the actor, so it cannot judge the actor's tokens"
-        raise ConfigError([Problem("reference.model", message, allowed="a model with the actor's tokenizer")])
 
 
 class LanguageReference(Evaluator):
@@ -31,7 +21,7 @@ class LanguageReference(Evaluator):
         section = config.reference_section
         self.full_kl = config.algorithm.full_kl
         if config.algorithm.distillation_coef and context.rank == 0:
-            check_teacher(load_tokenizer(config.actor.model), load_tokenizer(section.model))
+            check_same_tokens(load_tokenizer(config.actor.model), load_tokenizer(section.model), "reference.model")
         probed = config.reference.model is not None and context.rank == 0  # the actor's model is probed there
         language = language_model(config, section.model, context.seed, probed=probed)
         policy = TokenPolicy(language, token_temperature(config), keep_states=self.full_kl)

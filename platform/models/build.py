@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,8 @@ from rl_platform.config.schema.models import Lora, Model
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.causal_lm import load_causal_lm, load_config
 from rl_platform.models.language import LanguageModel
-from rl_platform.models.tokenizer import load_tokenizer
+from rl_platform.models.tokenizer import Tokenizer, load_tokenizer
+from rl_platform.records import Prompt
 from rl_platform.rng import derive_seed
 
 if TYPE_CHECKING:
@@ -76,6 +79,24 @@ def length_problem(config: Config, model_config: PretrainedConfig, key: str) -> 
     message = f"prompt and response together may have {longest} tokens, the model of {key} reads {positions}"
     allowed = f"data.max_prompt_length + data.max_response_length up to {positions}"
     return Problem("data.max_response_length", message, allowed=allowed)
+
+
+def check_vocabulary(config: Config, tokenizer: Tokenizer, prompts: Iterable[Prompt]) -> None:
+    """Raises ConfigError if a prompt holds a token that the actor's model does not have, or if no response could end.
+
+    A tokenizer may have more tokens than its model, as Gemma 3's, as long as no prompt holds them.
+    """
+    size = load_config(config.actor.model, tokenizer.vocab_size, tokenizer.eos_token_ids[0]).vocab_size
+    largest = max((token for prompt in prompts for token in prompt.token_ids), default=0)
+    end = min(tokenizer.eos_token_ids)
+    if max(largest, end) < size:
+        return
+    token, place = (largest, "prompts hold") if largest >= size else (end, "responses end with")
+    text = json.dumps(tokenizer.decode([token], special=True), ensure_ascii=False)
+    message = f"{place} the token {token}, {text}, and the model has tokens 0 to {size - 1} only"
+    hint = "the tokenizer of this model, or model.resize_token_embeddings(len(tokenizer)) before the model is saved"
+    key = "actor.model.path" if config.actor.model.tokenizer is None else "actor.model.tokenizer"
+    raise ConfigError([Problem(key, message, hint=hint)])
 
 
 def readable_positions(config: PretrainedConfig) -> int | None:

@@ -13,6 +13,8 @@ from rl_platform.extras import required
 from rl_platform.models.causal_lm import PRETRAINED
 from rl_platform.records import Message
 
+SAMPLE = "def f(x):\n    return 3.14 * x  # größer, 面积, Σ"  # of text that tokenizers encode differently
+
 
 class Tokenizer(Protocol):
     """The interface of tokenizers. `eos_token_ids`: tokens that end a response, at least one."""
@@ -122,6 +124,14 @@ def stops(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[list[int], list[s
     if problems:
         raise ConfigError(problems)
     return alone, shown
+
+
+def check_same_tokens(own: Tokenizer, other: Tokenizer, key: str) -> None:
+    """Raises ConfigError if the model of `key` has other tokens than the actor: it would read other text than the actor
+    wrote."""
+    if own.encode(SAMPLE) != other.encode(SAMPLE):
+        message = "its tokenizer encodes text in other tokens than the actor's, and it reads the actor's tokens"
+        raise ConfigError([Problem(key, message, allowed="a model with the actor's tokenizer")])
 
 
 def no_template(name: str) -> ConfigError:

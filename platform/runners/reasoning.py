@@ -26,6 +26,7 @@ from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.verifiers import DECIDING
 from rl_platform.errors import CheckpointError
 from rl_platform.extras import find, required
+from rl_platform.models.build import check_vocabulary
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory, Weights
@@ -82,6 +83,7 @@ class ReasoningRunner:
         self.tokenizer = load_tokenizer(config.actor.model)
         train = build_prompts(questions.train, self.tokenizer, config.data)
         validation = build_prompts(questions.validation, self.tokenizer, config.data)
+        check_vocabulary(config, self.tokenizer, [*train.prompts, *validation.prompts])
         for note in notes_on(questions, train, validation):
             reporter.note(note)
         self.validation = validation.prompts

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from rl_platform.algorithms.advantages import advantages
-from rl_platform.components.reference import check_teacher
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.errors import ConfigError
-from rl_platform.models.tokenizer import ByteTokenizer
+from rl_platform.models.tokenizer import ByteTokenizer, check_same_tokens
 from rl_platform.records import RolloutBatch
 
 NAN = float("nan")
@@ -60,8 +59,8 @@ def test_a_teacher_with_other_tokens_is_refused() -> None:
         def encode(self, text: str) -> list[int]:
             return [byte + 1 for byte in text.encode()]
 
-    check_teacher(ByteTokenizer(), ByteTokenizer())
+    check_same_tokens(ByteTokenizer(), ByteTokenizer(), "reference.model")
     with pytest.raises(ConfigError) as caught:
-        check_teacher(ByteTokenizer(), Shifted())
+        check_same_tokens(ByteTokenizer(), Shifted(), "reference.model")
     assert caught.value.problems[0].key == "reference.model"
     assert "other tokens than the actor" in caught.value.problems[0].message

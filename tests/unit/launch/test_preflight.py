@@ -7,7 +7,7 @@ import json
 import os
 from collections import namedtuple
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -28,8 +28,11 @@ from rl_platform.launch.start_checks.extensions import check_extensions
 from rl_platform.launch.start_checks.model_checks import check_architectures, check_models
 from rl_platform.launch.start_checks.preflight import check_cheap
 from rl_platform.launch.start_checks.user_code_checks import check_reward
+from rl_platform.models.build import check_vocabulary
+from rl_platform.models.tokenizer import ByteTokenizer
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
+from rl_platform.records import Prompt
 
 GPUS = "cluster.gpus_per_node=2"
 
@@ -369,6 +372,40 @@ def test_sequences_are_as_long_as_the_model_reads(folder: Path):
     tiny("llama", vocab_size=259, max_position_embeddings=8).config.save_pretrained(folder / "short")
     with pytest.raises(ConfigError, match=r"data\.max_response_length: .* the model of actor\.model reads 8"):
         check_architectures(*loaded("reasoning.yaml", "actor.model={path: ./short, tokenizer: bytes}")[:2])
+
+
+def test_a_critic_with_other_tokens_than_the_actor_is_refused(folder: Path):
+    """It would read other text than the actor wrote."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 1, "x": 2}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", unk_token="<unk>").save_pretrained(
+        folder / "words"
+    )
+    tiny("llama", vocab_size=259).config.save_pretrained(folder / "words")
+    with pytest.raises(ConfigError, match=r"critic\.model: its tokenizer encodes text in other tokens"):
+        check_architectures(*loaded("reasoning.yaml", "critic.model={path: ./words}")[:2])
+    check_architectures(*loaded("reasoning.yaml", "critic.model={path: ./words, tokenizer: bytes}")[:2])
+
+
+@pytest.mark.parametrize(
+    ("size", "text", "expected"),
+    [
+        (90, "what", 'prompts hold the token 119, "w", and the model has tokens 0 to 89 only'),
+        (258, "what", "responses end with the token 258, .*, and the model has tokens 0 to 257 only"),
+        (259, "what", None),
+    ],
+)
+def test_tokens_that_the_model_does_not_have_are_refused(folder: Path, size: int, text: str, expected: str | None):
+    """Added tokens without `resize_token_embeddings`. The run failed in the first step, on a GPU without the reason."""
+    tiny("llama", vocab_size=size).config.save_pretrained(folder / "small")
+    config = loaded("reasoning.yaml", "actor.model={path: ./small, tokenizer: bytes}")[0]
+    prompts = [Prompt(0, text, "", tuple(text.encode()), {}, (), "")]
+    refused = nullcontext() if expected is None else pytest.raises(ConfigError, match=expected)
+    with refused:
+        check_vocabulary(config, ByteTokenizer(), prompts)
 
 
 def test_a_full_kl_compares_models_with_one_scale_of_logits(folder: Path):
