@@ -97,6 +97,8 @@ def _estimator(config: Config) -> Iterator[Problem]:
         )
     if when(lambda: estimator_needs(algorithm.adv_type).greedy):
         yield from _greedy(config)
+    if when(lambda: reasoning(config) and estimator_needs(algorithm.adv_type).groups):
+        yield from _equal_samples(config)
     if when(lambda: estimator_needs(algorithm.adv_type).squared_probs):
         yield from _token_baseline(config)
     clip = when(lambda: algorithm.advantage_clip)
@@ -109,6 +111,21 @@ def _estimator(config: Config) -> Iterator[Problem]:
             f"the policy would never train: it starts at step {start} of {config.runner.max_steps} (runner.max_steps)"
         )
         yield Problem("algorithm.policy_training_start_step", message)
+
+
+def _equal_samples(config: Config) -> Iterator[Problem]:
+    """Yields a problem if all samples of a prompt are the likeliest response. With tools and environments their texts
+    may differ."""
+    rollout = config.rollout
+    if when(lambda: rollout.multi_turn is not None or rollout.agent is not None):
+        return
+    for name, likeliest, hint in (("temperature", 0, 1), ("top_k", 1, 0)):
+        if when(lambda: getattr(rollout.sampling, name) == likeliest):  # noqa: B023
+            message = (
+                f"adv_type {config.algorithm.adv_type} compares the samples of a prompt, and the likeliest token "
+                "makes them identical: advantages would be 0"
+            )
+            yield Problem(f"rollout.sampling.{name}", message, hint=f"rollout.sampling.{name}: {hint}")
 
 
 def _greedy(config: Config) -> Iterator[Problem]:
