@@ -10,6 +10,7 @@ import psutil
 import torch
 
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.models import Model
 from rl_platform.config.schema.reward import RewardModel
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.reasoning.question import Split
@@ -32,14 +33,13 @@ def check_architectures(config: Config, placement: Placement) -> None:
     positions, other tokens than the actor's, outputs that a full KL cannot compare. Reads no weights."""
     from rl_platform.models.build import length_problem
     from rl_platform.models.language import LogitTransform
-    from rl_platform.models.tokenizer import check_same_tokens, load_tokenizer
 
     outputs: dict[str, LogitTransform] = {}
 
     def check_model(name: str) -> None:
         loaded, section, key = model_config(config, name)
         if key != "actor.model":
-            check_same_tokens(load_tokenizer(config.actor.model), load_tokenizer(section, key), key)
+            _check_tokens(config, section, loaded, key)
         outputs[name] = LogitTransform.of(loaded)
         if (problem := length_problem(config, loaded, key)) is not None:
             raise ConfigError([problem])
@@ -59,6 +59,18 @@ def check_architectures(config: Config, placement: Placement) -> None:
     if config.reward.model is not None:
         checks.append(partial(classifier_parts, config.reward.model))
     check_all(*checks, check_outputs)
+
+
+def _check_tokens(config: Config, section: Model, loaded: PretrainedConfig, key: str) -> None:
+    """Raises ConfigError if the model of `key` cannot read the actor's tokens, or reads them as other text."""
+    from rl_platform.models.tokenizer import check_same_tokens, load_tokenizer
+
+    tokenizer = load_tokenizer(config.actor.model)
+    check_same_tokens(tokenizer, load_tokenizer(section, key), key)
+    written = min(tokenizer.vocab_size, model_config(config, "actor")[0].vocab_size)  # some vocabularies are padded
+    if loaded.vocab_size < written:
+        message = f"the model has {loaded.vocab_size} tokens, and the actor writes {written}"
+        raise ConfigError([Problem(key, message, allowed="a model with the actor's vocabulary")])
 
 
 def checkpoint_bytes(config: Config, placement: Placement, inventory: Inventory, world: EnvSpaces | Split) -> int:

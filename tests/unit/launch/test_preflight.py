@@ -388,6 +388,9 @@ def test_a_critic_with_other_tokens_than_the_actor_is_refused(folder: Path):
     with pytest.raises(ConfigError, match=r"critic\.model: its tokenizer encodes text in other tokens"):
         check_architectures(*loaded("reasoning.yaml", "critic.model={path: ./words}")[:2])
     check_architectures(*loaded("reasoning.yaml", "critic.model={path: ./words, tokenizer: bytes}")[:2])
+    tiny("llama", vocab_size=200).config.save_pretrained(folder / "words")
+    with pytest.raises(ConfigError, match=r"critic\.model: the model has 200 tokens, and the actor writes 259"):
+        check_architectures(*loaded("reasoning.yaml", "critic.model={path: ./words, tokenizer: bytes}")[:2])
 
 
 @pytest.mark.parametrize(
