@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -25,6 +26,7 @@ from rl_platform.errors import ConfigError, PlatformError, WorkerError, check_al
 from rl_platform.launch.card.run_card import run_card
 from rl_platform.launch.check import invariance, updates
 from rl_platform.launch.check.credit import credit, not_asked
+from rl_platform.launch.check.episode_examples import episode_examples
 from rl_platform.launch.check.property import Property, PropertyOutcome
 from rl_platform.launch.check.reward_examples import reward_examples
 from rl_platform.launch.check.samples import CheckedConfig
@@ -76,7 +78,7 @@ def check(loaded: LoadedConfig, console: Console | None = None) -> list[Property
     failed = [outcome for outcome in outcomes if outcome.failed]
     if failed:
         raise PropertyFailed(_explanation(config, failed))
-    for line in reward_examples(config):
+    for line in chain(reward_examples(config), episode_examples(config)):
         console.print(Text(line), soft_wrap=True)
     return outcomes
 

@@ -6,9 +6,7 @@ Not covered: built-in rewards, servers and models, and questions that are not on
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from rl_platform.components.reward import process_scorer
@@ -20,10 +18,10 @@ from rl_platform.envs.reasoning.score import Score
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.envs.reasoning.verifiers import REWARD, ScoreItem
 from rl_platform.errors import ConfigError, DataError, PlatformError, Problem
-from rl_platform.user_code import is_named, is_of_user, relative
+from rl_platform.launch.check.user_lines import error_with_line
+from rl_platform.user_code import is_named
 
-_FRAME = re.compile(r'^ *File "(.+)", line (\d+), in ', re.MULTILINE)
-_OF_SCORING = str(Path(verifiers.__file__).parent)  # frames of a scoring process around the function
+SCORING = str(Path(verifiers.__file__).parent)  # frames of a scoring process around the function
 
 
 def reward_examples(config: Config) -> Iterator[str]:
@@ -35,7 +33,7 @@ def reward_examples(config: Config) -> Iterator[str]:
     if config.runner.task_type != "reasoning" or not own:
         return
     try:
-        items = [item for question in _questions(config) for item in _items(question)]
+        items = [item for question in example_questions(config) for item in _items(question)]
     except PlatformError as error:  # a start refuses it
         yield f"the reward functions were not called: {error}"
         return
@@ -47,14 +45,17 @@ def reward_examples(config: Config) -> Iterator[str]:
             pool.close()
         for item, score in zip(items, scores, strict=True):
             if not score.valid:
-                message = f"{_failure(part, score)}, for {_response(item)}"
+                message = f"{_failure(part, score)}, for {shown_response(item.response, item.answer)}"
                 hint = "such a response is left out of training: return a number for every response"
                 raise ConfigError([Problem(f"{key}.type", message, value=part.type, hint=hint)])
-        shown = [f"{score.value:g} for {_response(item)}" for item, score in zip(items, scores, strict=True)]
+        shown = [
+            f"{score.value:g} for {shown_response(item.response, item.answer)}"
+            for item, score in zip(items, scores, strict=True)
+        ]
         yield f"{key}.type {part.type} returned {', '.join(shown)}"
 
 
-def _questions(config: Config) -> list[Question]:
+def example_questions(config: Config) -> list[Question]:
     """Returns a question of each source. Raises PlatformError if they cannot be read here."""
     for _, task in config.data.tasks:
         if task.type == "dataset" and not Path(task.path or "").is_dir():
@@ -69,19 +70,13 @@ def _items(question: Question) -> Iterator[ScoreItem]:
         yield ScoreItem(response, question.text, question.answer, question.metadata, None, question.messages)
 
 
-def _response(item: ScoreItem) -> str:
-    return f"the expected answer {item.answer!r:.60}" if item.response else "an empty response"
+def shown_response(response: str, answer: str) -> str:
+    return f"the expected answer {answer!r:.60}" if response else "an empty response"
 
 
 def _failure(part: Scoring, score: Score) -> str:
     """Returns the error of the function without its traceback, and its place: the line that raised, or the function."""
-    error = score.detail.strip().splitlines()[-1]
-    places = [(path, line) for path, line in _FRAME.findall(score.detail) if not path.startswith(_OF_SCORING)]
-    places = [place for place in places if is_of_user(place[0])] or places
-    if places:
-        return f"raised {error} (at {relative(places[-1][0])}:{places[-1][1]})"
-    with suppress(OSError, TypeError):  # the source of a built-in function
-        function = inspect.unwrap(REWARD.load(part.type))
-        code = function if inspect.isroutine(function) else type(function).__call__
-        return f"{error} (of {relative(inspect.getsourcefile(code) or '')}:{inspect.getsourcelines(code)[1]})"
-    return error
+    function: object = inspect.unwrap(REWARD.load(part.type))
+    return error_with_line(
+        score.detail, (SCORING,), function if inspect.isroutine(function) else type(function).__call__
+    )

@@ -170,6 +170,7 @@ NEEDS = {  # extras that an extra imports freely
     "rl_platform.envs.reasoning.sandbox": ("rl_platform.envs.reasoning.servers",),
     "rl_platform.launch.check": (
         "rl_platform.algorithms.variants",
+        "rl_platform.components.agents",
         "rl_platform.components.policy_recordings",
         "rl_platform.launch.card",
         "rl_platform.launch.start_checks",
