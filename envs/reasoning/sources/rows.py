@@ -15,6 +15,7 @@ from rl_platform.envs.reasoning.sources.tables import READERS, Row, shown
 from rl_platform.errors import DataError
 from rl_platform.records import Message
 
+LARGEST_WHOLE = 2.0**53  # up to which floats hold every whole number
 ROLES = ("system", "user", "assistant")
 _THOUSANDS = re.compile(r"[-+]?[^\w\s,()\[\]{}]*\d{1,3}(?:,\d{3})+(?!\d)[^,;()\[\]{}]*")
 _MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*['"](role|content)['"]\s*:""")  # as pandas writes a list into CSV
@@ -141,6 +142,8 @@ def _columns(row: dict[str, object]) -> Iterator[str]:
 
 
 def _answer(answer: object, column: str, where: str) -> str:
+    if isinstance(answer, float) and answer.is_integer() and abs(answer) < LARGEST_WHOLE:
+        answer = int(answer)  # pandas makes floats of whole numbers, and no response says 3.0
     typed = isinstance(answer, str | int | float) and not isinstance(answer, bool)
     missing = isinstance(answer, float) and not math.isfinite(answer)  # pandas and json.dumps write a gap as NaN
     if not typed or missing or not final_answer(str(answer)):

@@ -121,6 +121,16 @@ def test_columns_can_be_renamed_and_others_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("number", "answer"), [(3.0, "3"), (-0.0, "0"), (3, "3"), (2.5, "2.5"), ("3.0", "3.0"), (1e22, "1e+22")]
+)
+def test_whole_numbers_that_are_stored_as_floats(tmp_path: Path, number: object, answer: str) -> None:
+    """A table with a gap has floats in all rows. `exact_match` never paid a response of 3."""
+    path = write(tmp_path / "a.jsonl", [{"question": "1+2?", "answer": number}])
+    (question,) = questions_of(file_rows(path, "question", "answer", READERS[".jsonl"]), "question", "answer")
+    assert (question.answer, question.metadata) == (answer, {"answer": number})
+
+
+@pytest.mark.parametrize(
     ("solution", "answer"),
     [
         ("He has 2*617=<<2*617=1234>>1234 apples.\n#### 1,234", "1234"),
