@@ -20,6 +20,7 @@ from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
+from rl_platform.errors import CheckpointError, ConfigError
 from rl_platform.extras import find, required
 from rl_platform.garbage import collect_as_usual
 from rl_platform.interrupts import shutting_down
@@ -120,7 +121,8 @@ def _run_once(
 
                 reason = reallocating(attempt.train_on, placed, reporter, folder, cluster_is_up)
         except BaseException as error:
-            error.add_note(state.outlook())
+            if state.restored or not isinstance(error, ConfigError | CheckpointError):  # else it would be raised again
+                error.add_note(state.outlook())
             if state.saved:
                 restarts.renew()
             raise

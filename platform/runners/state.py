@@ -53,7 +53,7 @@ class RunState:
         self._trusts, self._wrote = config.runner.trust_checkpoint, False
         self._mark = output_dir / FINISHED
         self.resume_from: Checkpoint | None = None
-        self.saved = False
+        self.saved = self.restored = False
         if restarted or config.runner.resume == "auto":
             self.resume_from = self.store.latest()
         elif config.runner.resume != "never":
@@ -90,6 +90,7 @@ class RunState:
         `runner.trust_checkpoint` is true.
         """
         if self.resume_from is None:
+            self.restored = True
             return 0
         try:
             self._load(self.resume_from, runner, ppo, rollouts)
@@ -100,6 +101,7 @@ class RunState:
                 f"checkpoint {self.resume_from.path} holds other values than this run saves: {reason}. "
                 "Use the config and the version of the platform that it was written with"
             ) from error
+        self.restored = True
         return self.resume_from.step
 
     def _load(self, checkpoint: Checkpoint, runner: TaskRunner, ppo: PPO, rollouts: Rollouts) -> None:

@@ -170,6 +170,15 @@ def test_the_same_command_again_after_the_end_does_nothing(command):
     assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")} == before
 
 
+def test_a_resume_that_is_refused_is_not_said_to_go_on(command):
+    """The same command would be refused again."""
+    assert command("reasoning.yaml", "runner.max_steps=1").code == 0
+    ended = command("reasoning.yaml", "runner.max_steps=2", "data.train_size=59")
+    assert ended.code == 65
+    assert "is of other prompts" in ended.err
+    assert "goes on" not in ended.err
+
+
 def test_a_run_killed_between_its_last_checkpoint_and_its_export_is_completed(command):
     assert command("reasoning.yaml", "runner.max_steps=2").code == 0
     shutil.rmtree("out/model")
