@@ -1,6 +1,7 @@
-"""Records demonstrations of scripted experts for four robot tasks, in the layout of robomimic's files.
+"""Records demonstrations of scripted experts for five robot tasks, in the layout of robomimic's files.
 
     python examples/demonstrations.py lift.hdf5                # robosuite's Lift
+    python examples/demonstrations.py door.hdf5                # robosuite's Door
     python examples/demonstrations.py fetch_push.hdf5          # FetchPush of Gymnasium-Robotics
     python examples/demonstrations.py metaworld_push.hdf5      # push-v3 of Meta-World
     python examples/demonstrations.py metaworld_drawer.hdf5    # drawer-open-v3 of Meta-World
@@ -23,6 +24,7 @@ from rl_platform.envs.embodied.vector import VectorEnv
 from rl_platform.errors import PlatformError
 
 OPEN, CLOSE = -1.0, 1.0
+UP = np.array([0.0, 0.0, 1.0])
 LIFTED = 0.92  # height of robosuite's cube at the end, in metres; the table is at 0.8
 
 
@@ -50,6 +52,41 @@ def lift(observation: np.ndarray) -> np.ndarray:
         height = 0.06 if aside > (0.015 if above > 0.03 else 0.025) else 0.0
         action[:3] = (to_cube + np.array([0.0, 0.0, height])) / 0.05
     action[3:6] = 4.0 * np.sign(x) * np.array([w, z, -y])  # turns the hand downwards: quaternion 1, 0, 0, 0
+    return np.clip(action, -1.0, 1.0)
+
+
+def door(observation: np.ndarray) -> np.ndarray:
+    """Grips the end of the handle from above, turns it down and pulls the door, which opens towards the hand.
+
+    The hand turns with the door and leans away from it, because the inner finger needs the gap behind the handle.
+    """
+    hand, (x, y, z, w), fingers = observation[:3], observation[3:7], observation[7:9]
+    panel, handle, hinge, turn = observation[9:12], observation[12:15], observation[15], observation[16]
+    # Angle of the door seen from above: the end of the handle is 0.1 m in front of it
+    ahead, seen = (handle - panel)[:2], np.array([-0.05 - 0.125 * (1.0 - np.cos(turn)), -0.1])
+    angle = np.arctan2(ahead[1], ahead[0]) - np.arctan2(seen[1], seen[0])
+    out, along = np.array([np.sin(angle), -np.cos(angle), 0.0]), np.array([np.cos(angle), np.sin(angle), 0.0])
+    to_handle, width, action = handle + 0.022 * out - hand, fingers[0] - fingers[1], np.zeros(7)
+    action[3:6] = 4.0 * np.sign(x) * np.array([w, z, -y]) + 0.2 * along - 2.0 * out[0] * UP
+    aside, above = np.linalg.norm(to_handle[:2]), -to_handle[2]
+    at_handle = aside < 0.02 and above < 0.01
+    held = 0.025 < width < 0.05 and np.linalg.norm(to_handle) < 0.05  # the handle is 0.03 m thick
+    action[6] = CLOSE if held or at_handle else OPEN
+    if held and hinge < 0.15:
+        further = min(turn + 0.6, 1.3)
+        arc = (np.cos(further) - np.cos(turn)) * along - (np.sin(further) - np.sin(turn)) * UP
+        action[:3] = (to_handle + 0.125 * arc) / 0.05
+        if turn > 1.0 or hinge > 0.03:
+            action[:3] = 0.5 * action[:3] + out
+    elif held:
+        action[:3] = to_handle / 0.05 + (1.0 if hinge < 0.36 else 0.2) * out
+    elif hinge > 0.3:
+        action[6] = CLOSE
+    elif turn > 0.3 and not at_handle:  # the hand presses the handle from above
+        action[:3] = UP + 0.3 * out
+    else:
+        height = 0.08 if aside > (0.015 if above > 0.04 else 0.03) and not at_handle else 0.0
+        action[:3] = (to_handle + height * UP) / 0.05
     return np.clip(action, -1.0, 1.0)
 
 
@@ -108,6 +145,15 @@ def metaworld_drawer(observation: np.ndarray) -> np.ndarray:
 
 
 LIFT = {"robot0_eef_pos": 3, "robot0_eef_quat": 4, "robot0_gripper_qpos": 2, "object-state": 10}
+DOOR = {
+    "robot0_eef_pos": 3,
+    "robot0_eef_quat": 4,
+    "robot0_gripper_qpos": 2,
+    "door_pos": 3,
+    "handle_pos": 3,
+    "hinge_qpos": 1,
+    "handle_qpos": 1,
+}
 TASKS = {
     "lift": Task(
         EnvDescription(
@@ -119,6 +165,17 @@ TASKS = {
         lift,
         slice(6),
         20,
+    ),
+    "door": Task(
+        EnvDescription(
+            "rl_platform.envs.embodied.suites.robosuite:Task",
+            {"task": "Door", "horizon": 100, "observations": list(DOOR)},
+            python="manipulation",
+        ),
+        DOOR,
+        door,
+        slice(3),
+        30,
     ),
     "fetch_push": Task(
         EnvDescription("gymnasium_robotics:FetchPushDense-v4", python="manipulation"),

@@ -109,6 +109,7 @@ def test_the_shipped_config_trains_reports_success_and_draws_its_evaluation(
         ("fetch_push", 31, 4),
         ("metaworld_push", 39, 4),
         ("metaworld_drawer", 39, 4),
+        ("robosuite_door", 17, 7),
     ],
 )
 def test_the_task_of_the_shipped_config_is_built(name: str, size: int, actions: int) -> None:
@@ -237,6 +238,7 @@ def test_robosuite_is_seen_by_cameras_and_as_a_state(drawing: dict[str, str]) ->
         ("fetch_push", [], "python examples/demonstrations.py fetch_push.hdf5"),
         ("metaworld_push", [], "python examples/demonstrations.py metaworld_push.hdf5"),
         ("metaworld_drawer", [], "python examples/demonstrations.py metaworld_drawer.hdf5"),
+        ("robosuite_door", [], "python examples/demonstrations.py door.hdf5"),
         ("metaworld_reach", ["env.kwargs.env_name=reach-v4"], "did you mean reach-v3"),
         ("dm_cheetah", ["env.kwargs.domain=cheetha"], "did you mean cheetah"),
         ("dm_cheetah", ["env.kwargs.task=rum"], "did you mean run"),

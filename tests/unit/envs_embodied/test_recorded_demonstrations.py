@@ -64,6 +64,20 @@ def test_no_more_episodes_are_recorded_if_the_workers_do_not_divide_them(example
         assert sorted(file["data"]) == ["demo_0", "demo_1", "demo_2"]
 
 
+def test_the_hand_holds_a_cube_that_noise_has_moved_away_from_its_centre(example: ModuleType) -> None:
+    hand, downwards, fingers, cube = [0.0, 0.0, 0.84], [1.0, 0.0, 0.0, 0.0], [0.02, -0.02], [0.0, 0.025, 0.83]
+    action = example.lift(np.array([*hand, *downwards, *fingers, *cube, *[0.0] * 7]))
+    assert (action[6], action[2]) == (example.CLOSE, 1.0)
+
+
+def test_the_handle_is_turned_before_the_door_is_pulled(example: ModuleType) -> None:
+    hand, downwards, fingers = [-0.145, -0.23, 1.075], [1.0, 0.0, 0.0, 0.0], [0.03, -0.003]
+    door, handle = [-0.195, -0.348, 1.1], [-0.145, -0.248, 1.075]
+    turned = example.door(np.array([*hand, *downwards, *fingers, *door, *handle, 0.0, 0.0]))
+    pulled = example.door(np.array([*hand, *downwards, *fingers, *door, *handle, 0.2, 0.0]))
+    assert (turned[2], turned[6], pulled[1], pulled[6]) == (-1.0, example.CLOSE, 1.0, example.CLOSE)
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
