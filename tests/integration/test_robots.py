@@ -117,6 +117,17 @@ def test_the_task_of_the_shipped_config_is_built(name: str, size: int, actions: 
     assert (spaces.observation_size, spaces.action.size) == (size, actions)
 
 
+def test_a_pose_that_is_drawn_again_is_not_reported(capfd: pytest.CaptureFixture[str]) -> None:
+    """Inverse kinematics misses the first pose of seeds 61, 62 and 64."""
+    envs = VectorEnv(EnvDescription.of(load_config(CONFIGS / "dm_reach.yaml").config.env), 1, 1)
+    try:
+        for seed in (61, 62, 64):
+            envs.reset([seed])
+    finally:
+        envs.close()
+    assert "Failed to converge" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["fetch_push", "metaworld_push", "metaworld_drawer"])
 def test_demonstrations_of_a_scripted_expert_start_the_shipped_config(
     name: str, script: Callable[[Path], ModuleType], command, folder: Path

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Iterator
@@ -101,7 +102,14 @@ class Manipulation(_Tasks):
 
             check_name("task", task, manipulation.ALL)
             env = manipulation.load(task)
+        logging.getLogger("absl").addFilter(_of_no_attempt)
         super().__init__(env, env.random_state, render_mode, width, height)
+
+
+def _of_no_attempt(record: logging.LogRecord) -> bool:
+    """Drops the warnings about poses that inverse kinematics did not reach at a start: dm_control draws another one,
+    and raises an error of its own after the last attempt."""
+    return not record.getMessage().startswith("Failed to converge after")
 
 
 @contextmanager
