@@ -12,7 +12,7 @@ h5py`. Executed actions have noise and the file has those of the expert, so a cl
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -144,6 +144,16 @@ def metaworld_drawer(observation: np.ndarray) -> np.ndarray:
     return np.clip(np.append(10.0 * target, OPEN), -1.0, 1.0)
 
 
+def robosuite_task(name: str, steps: int, parts: Iterable[str]) -> EnvDescription:
+    kwargs = {"task": name, "horizon": steps, "observations": list(parts)}
+    return EnvDescription("rl_platform.envs.embodied.suites.robosuite:Task", kwargs, python="manipulation")
+
+
+def metaworld_task(name: str, steps: int) -> EnvDescription:
+    kwargs = {"env_name": name, "seed": 1}
+    return EnvDescription("metaworld:Meta-World/MT1", kwargs, max_episode_steps=steps, python="manipulation")
+
+
 LIFT = {"robot0_eef_pos": 3, "robot0_eef_quat": 4, "robot0_gripper_qpos": 2, "object-state": 10}
 DOOR = {
     "robot0_eef_pos": 3,
@@ -155,55 +165,18 @@ DOOR = {
     "handle_qpos": 1,
 }
 TASKS = {
-    "lift": Task(
-        EnvDescription(
-            "rl_platform.envs.embodied.suites.robosuite:Task",
-            {"task": "Lift", "horizon": 60, "observations": list(LIFT)},
-            python="manipulation",
-        ),
-        LIFT,
-        lift,
-        slice(6),
-        20,
-    ),
-    "door": Task(
-        EnvDescription(
-            "rl_platform.envs.embodied.suites.robosuite:Task",
-            {"task": "Door", "horizon": 100, "observations": list(DOOR)},
-            python="manipulation",
-        ),
-        DOOR,
-        door,
-        slice(3),
-        30,
-    ),
+    "lift": Task(robosuite_task("Lift", 60, LIFT), LIFT, lift, noisy=slice(6), episodes=20),
+    "door": Task(robosuite_task("Door", 100, DOOR), DOOR, door, noisy=slice(3), episodes=30),
     "fetch_push": Task(
         EnvDescription("gymnasium_robotics:FetchPushDense-v4", python="manipulation"),
         {"achieved_goal": 3, "desired_goal": 3, "observation": 25},
         fetch_push,
-        slice(3),
-        300,
+        noisy=slice(3),
+        episodes=300,
     ),
-    "metaworld_push": Task(
-        EnvDescription(
-            "metaworld:Meta-World/MT1", {"env_name": "push-v3", "seed": 1}, max_episode_steps=150, python="manipulation"
-        ),
-        {"state": 39},
-        metaworld_push,
-        slice(3),
-        100,
-    ),
+    "metaworld_push": Task(metaworld_task("push-v3", 150), {"state": 39}, metaworld_push, noisy=slice(3), episodes=100),
     "metaworld_drawer": Task(
-        EnvDescription(
-            "metaworld:Meta-World/MT1",
-            {"env_name": "drawer-open-v3", "seed": 1},
-            max_episode_steps=100,
-            python="manipulation",
-        ),
-        {"state": 39},
-        metaworld_drawer,
-        slice(3),
-        20,
+        metaworld_task("drawer-open-v3", 100), {"state": 39}, metaworld_drawer, noisy=slice(3), episodes=20
     ),
 }
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from rl_platform.runtime.weights.group import WeightsOffer
 
 
+FinishReason = Literal["stop", "length", "abort"]
+
+
 @dataclass(frozen=True)
 class Request:
     """One response to generate. Its random numbers depend on `seed` only, not on other requests.
@@ -50,7 +53,7 @@ class Completion:
     index: int
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...]
-    finish_reason: Literal["stop", "length", "abort"]
+    finish_reason: FinishReason
     routes: Tensor | None = None
     segments: tuple[tuple[int, int], ...] = field(default=(), compare=False)
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, get_args, get_type_hints
+from typing import TYPE_CHECKING, get_args
 
 from rl_platform.config.schema import Config
-from rl_platform.engines.rollout.base import ENGINE, Completion, EngineSetup, Request, RolloutEngine
+from rl_platform.engines.rollout.base import ENGINE, Completion, EngineSetup, FinishReason, Request, RolloutEngine
 from rl_platform.errors import ConfigError
 from rl_platform.records import SamplingParams, Weights, WeightsReceived
 
 if TYPE_CHECKING:
     from rl_platform.runtime.weights.group import WeightsOffer
 
-REASONS = get_args(get_type_hints(Completion)["finish_reason"])
+REASONS = get_args(FinishReason)
 ROUNDING = 1e-3  # a log-prob may be above 0 by it
 EACH_ONCE = "generate calls on_finished once for each request, also for those that abort ends"
 
@@ -35,7 +35,8 @@ def user_engine(config: Config, setup: EngineSetup) -> RolloutEngine:
 class CheckedEngine:
     """Calls `engine`. Raises ConfigError for a result that does not fit, and WorkerError for an exception in it.
 
-    Token ids and log-probs may also be lists, arrays or tensors.
+    Token ids and log-probs may also be lists, arrays or tensors. Requests that arrive during a call wait for the next
+    one: a user's engine has no `Arrivals`.
     """
 
     def __init__(self, engine: RolloutEngine, name: str, vocab_size: int) -> None:
