@@ -52,7 +52,7 @@ ON_RAY = (
     "cluster.restart_backoff_s=0",
     "runner.trace_steps=0",
 )
-SHORT = "embodied", "reasoning", "four updates ahead, dynamic sampling"  # with seed 0, before every change
+SHORT = "embodied", "four updates ahead, dynamic sampling"  # with seed 0, before every change
 
 
 Start = Callable[..., Launcher]

@@ -121,7 +121,9 @@ def test_a_signal_during_a_validation_or_a_save_saves_the_step(
     assert read_metrics(folder / "out")[-1]["step"] == newest(folder).step
 
 
-@pytest.mark.parametrize(("number", "code"), [CODES[0], CODES[2]])  # test_ray_runs.py sends the other one
+@pytest.mark.parametrize(  # test_ray_runs.py sends SIGTERM
+    ("number", "code"), [CODES[0], pytest.param(*CODES[2], marks=pytest.mark.release)]
+)
 def test_a_signal_to_the_group_saves_the_step_on_ray(group, folder: Path, number: signal.Signals, code: int):
     placement = "cluster.component_placement={actor_critic: 0, 'env,rollout': 1}"
     devices = "cluster.devices_per_node=2", "env.num_workers=2"
@@ -205,7 +207,7 @@ cli.main()
 """
 
 
-@pytest.mark.parametrize("moment", [0, 1.0, 3.0])
+@pytest.mark.parametrize("moment", [0, pytest.param(1.0, marks=pytest.mark.release), 3.0])
 def test_an_interrupt_during_the_start_is_quiet_and_prompt(folder: Path, moment: float):
     """At moments, in seconds, between the first line of the entry point and the first step."""
     command, pipe = [sys.executable, "-c", START, "embodied.yaml", *ENDLESS], subprocess.PIPE
