@@ -70,15 +70,15 @@ def aggregate(
     loss = per_token_loss if zero_outside else select(per_token_loss, mask)
     tokens, sequences = max(denominators.tokens, 1.0), max(denominators.sequences, 1.0)
     match mode:
-        case "token-mean":  # sum_i sum_t L_it / sum_i |o_i|  (DAPO)
+        case "token-mean":  # sum_i sum_t L_it / sum_i |o_i|  (DAPO, Yu et al. 2025)
             return loss.sum() / tokens
         case "seq-mean-token-sum":  # 1/N sum_i sum_t L_it
             return loss.sum() / sequences
-        case "seq-mean-token-mean":  # 1/N sum_i 1/|o_i| sum_t L_it  (GRPO)
+        case "seq-mean-token-mean":  # 1/N sum_i 1/|o_i| sum_t L_it  (GRPO, Shao et al. 2024)
             if row_denominators is None:
                 row_denominators = loss.new_tensor(loss.shape[1]) if mask is None else mask.sum(dim=1)
             return (loss.sum(dim=1) / row_denominators.clamp(min=1)).sum() / sequences
-        case "seq-mean-token-sum-norm":  # 1/(N H) sum_i sum_t L_it  (Dr. GRPO)
+        case "seq-mean-token-sum-norm":  # 1/(N H) sum_i sum_t L_it  (Dr. GRPO, Liu et al. 2025)
             return loss.sum() / (sequences * denominators.horizon)
         case "token-sum":  # sum_i sum_t L_it
             return loss.sum()

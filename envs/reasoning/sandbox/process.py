@@ -67,7 +67,8 @@ class Result:
 class Sandbox:
     """Runs `program` test by test. A context manager: at its end no process of the sandbox is left.
 
-    isolated: in namespaces, with Landlock and seccomp; else only with resource limits. Raises WorkerError at
+    isolated: in namespaces, with Landlock and seccomp; else only with resource limits. Not a
+    `runtime.child.Child`: the process inherits neither the environment nor other descriptors. Raises WorkerError at
     construction if the sandbox cannot be made, which is never a program's fault.
     """
 

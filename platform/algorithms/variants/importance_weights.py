@@ -3,6 +3,9 @@
 Always u = log pi_train - log pi_rollout on the active positions: tokens were sampled from the rollout's distribution,
 so exp(u) is their importance ratio. Computed once per rollout batch, before it is split. The ratio of current and old
 policy is in policy_losses.py.
+
+Truncated importance sampling: Ionides 2008, for two engines Yao et al. 2025. IcePop: Ling Team 2025. Geometric mask of
+sequences: Liu, Li et al. 2025, "When Speed Kills Stability".
 """
 
 from __future__ import annotations
