@@ -15,7 +15,7 @@ from pathlib import Path
 
 from plan_accuracy import ROOT
 
-from rl_platform.launch.command import load
+from rl_platform.launch.placed_config import load
 from rl_platform.launch.tools.timeline import covered
 from rl_platform.placement.estimates.workload import running_sequences
 from rl_platform.planner.basis import Basis

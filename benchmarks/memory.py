@@ -31,7 +31,7 @@ from typing import Any
 
 from _common import machine, write_page
 
-from rl_platform.launch.command import load
+from rl_platform.launch.placed_config import load
 from rl_platform.launch.plans.plan_forms import plan
 from rl_platform.metrics import read_metrics
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from acceptance import ACCEPTANCE
 
-from rl_platform.launch.command import load
+from rl_platform.launch.placed_config import load
 from rl_platform.placement.estimates.hardware import GIB
 from rl_platform.planner.report import Report, plan_report
 from rl_platform.planner.step_timeline import duration

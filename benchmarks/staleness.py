@@ -32,7 +32,7 @@ from _common import machine
 from _simulated_clusters import FILL, SIMULATED, simulated
 from plan_accuracy import ROOT, Case, cache, folder_of, measure, run, settings_of, workers
 
-from rl_platform.launch.command import load
+from rl_platform.launch.placed_config import load
 from rl_platform.launch.plans.plan_forms import plan
 from rl_platform.launch.tools.plot import Curve, median_curve, read_curve
 from rl_platform.launch.tools.timeline import covered, read_lanes, shown

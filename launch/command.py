@@ -1,33 +1,21 @@
 """`platform-launch CONFIG [key=value ...]`: parses the command line and calls the part that does it.
 
-Config and placement are checked without torch or another heavy library, so a typo is reported at once. Signals and exit
-codes are in `cli`.
+Signals and exit codes are in `cli`, the config that all parts begin with in `placed_config`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from os import PathLike
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 
 import typer
 
-from rl_platform.config import Config, LoadedConfig, load_config
-from rl_platform.config.layers import strings_of
 from rl_platform.config.loader import EXPLANATIONS
-from rl_platform.config.rollout_backend import chosen_backend
-from rl_platform.config.schema.cluster import Cluster
-from rl_platform.errors import ConfigError, PlacementError, Problem
 from rl_platform.extras import find, required
 from rl_platform.launch import options
 from rl_platform.launch.options import PlanForm
-from rl_platform.placement.decisions import ESTIMATES
-from rl_platform.placement.inventory import Inventory, inventory_for
-from rl_platform.placement.scheduler import Placement, schedule
-
-START_CHECKS = "rl_platform.launch.start_checks"  # an extra
+from rl_platform.launch.placed_config import START_CHECKS, PlacedConfig, load, located
 
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["--help", "-h"]}
@@ -87,19 +75,6 @@ class Arguments:
             yield "--rehearse takes a config, KEY=VALUE and --rehearse-in, and no other option"
         if self.rehearse_in is not None and not self.rehearse:
             yield "--rehearse-in belongs to --rehearse"
-
-
-class PlacedConfig(NamedTuple):
-    """A valid config, its placement, and the inventory it is placed on."""
-
-    loaded: LoadedConfig
-    placement: Placement
-    inventory: Inventory
-
-    @property
-    def config(self) -> Config:
-        """The config itself, without its origin."""
-        return self.loaded.config
 
 
 @app.command()
@@ -163,9 +138,7 @@ def _key_instead(option: str) -> str:
 def launch(arguments: Arguments) -> None:
     """Runs the parsed command line, outside typer, which would turn Ctrl-C into a success."""
     if arguments.evaluate:
-        with required("rl_platform.launch.saved", "--eval"):
-            from rl_platform.launch.saved.saved_run import evaluate_run
-        evaluate_run(arguments.config, arguments.overrides)
+        _evaluate(arguments)
         return
     starts = not (arguments.only_shows or arguments.check or arguments.rehearse)
     placed = load(arguments.config, arguments.overrides, starts=starts)
@@ -213,64 +186,18 @@ def _carry_out(arguments: Arguments, placed: PlacedConfig) -> None:
         run(placed, arguments.config)
 
 
-def load(
-    config: str | PathLike[str] | Mapping[str, object],
-    overrides: Sequence[str] | Mapping[str, object],
-    *,
-    stored: bool = False,
-    starts: bool = False,
-) -> PlacedConfig:
-    """Returns a valid config, its placement and inventory. Raises ConfigError with the problems of all at once.
+def _evaluate(arguments: Arguments) -> None:
+    """Evaluates a checkpoint with the config that it was written with."""
+    with required("rl_platform.launch.saved", "--eval"):
+        from rl_platform.launch.saved.saved_run import find_run
 
-    stored: as in `load_config`. starts: a run follows on this machine, so missing files and models are listed too.
-    """
-    inventory: Inventory | None = None
+    run = find_run(arguments.config, "--eval")
+    loaded = run.load(arguments.overrides)
+    import torch
 
-    def check_cluster(cluster: Cluster) -> list[Problem]:
-        nonlocal inventory
-        inventory = inventory_for(cluster)
-        try:
-            schedule(cluster, inventory)
-        except PlacementError as error:
-            return error.problems
-        if starts and cluster.reallocate != "off" and max(inventory.num_accelerators, len(inventory.nodes)) == 1:
-            message = "this machine has one device, and so one placement"
-            return [Problem("cluster.reallocate", message, value=cluster.reallocate, allowed="off")]
-        return []
+    from rl_platform.launch.saved.evaluation import evaluate_checkpoint
+    from rl_platform.runtime.cpu import keep_freed_memory
 
-    missing = find(START_CHECKS, "missing.missing", None) if starts else find(START_CHECKS, "missing.unknown_env", None)
-    loaded = load_config(config, overrides, check_cluster, missing, stored=stored)
-    assert inventory is not None
-    placement = schedule(loaded.config.cluster, inventory)
-    on_gpus = bool(placement.accelerators.get("rollout")) and not placement.emulated
-    grouped, _ = inventory.with_groups(loaded.config.cluster.node_groups)
-    loaded = find(ESTIMATES, "compute_type.with_types", _as_written)(loaded, placement, inventory)
-    chosen = chosen_backend(loaded.config.rollout.backend, on_gpus)
-    return PlacedConfig(loaded.with_backend(*chosen), placement, grouped)
-
-
-def _as_written(loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> LoadedConfig:
-    """Raises ConfigError for a `model.dtype` that only the estimates select."""
-    for name in ("actor", "critic", "reference"):
-        if (model := getattr(loaded.config, name).model) is not None and model.dtype == "auto":
-            raise ConfigError([Problem(f"{name}.model.dtype", f"{ESTIMATES} is not installed", value="auto")])
-    return loaded
-
-
-@contextmanager
-def located(loaded: LoadedConfig) -> Iterator[None]:
-    """Adds the line of its key to each problem that a ConfigError of the block reports."""
-
-    def with_place(problem: Problem) -> Problem:
-        is_option = problem.key.startswith("--")
-        return problem if problem.where or is_option else replace(problem, where=loaded.where(problem.key))
-
-    try:
-        named_paths = find(EXPLANATIONS, "refused_paths.named_paths", lambda _: nullcontext())
-        with named_paths(lambda: strings_of(loaded.config.model_dump(mode="json"))):
-            yield
-    except ConfigError as error:
-        placed = type(error)([with_place(problem) for problem in error.problems])
-        for note in getattr(error, "__notes__", []):  # of a run that had begun
-            placed.add_note(note)
-        raise placed from error
+    if not torch.cuda.is_available():
+        keep_freed_memory()
+    evaluate_checkpoint(run, loaded, arguments.overrides)

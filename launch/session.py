@@ -24,8 +24,8 @@ from rl_platform.errors import CheckpointError, ConfigError
 from rl_platform.extras import find, required
 from rl_platform.garbage import collect_as_usual
 from rl_platform.interrupts import shutting_down
-from rl_platform.launch.command import START_CHECKS, PlacedConfig
 from rl_platform.launch.output import OutputFolder, output_folder
+from rl_platform.launch.placed_config import START_CHECKS, PlacedConfig
 from rl_platform.launch.runtime_choice import cluster_for, runtime_for
 from rl_platform.metrics import RunLog, user_loggers
 from rl_platform.placement.decisions import ESTIMATES, decide

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rl_platform.config.python_values import as_arguments
 from rl_platform.extras import required
-from rl_platform.launch.command import load, located
+from rl_platform.launch.placed_config import load, located
 from rl_platform.launch.views.console import run_console
 from rl_platform.python.arguments import Source, as_overrides, as_source, folder_of
 from rl_platform.python.environments import MakeEnv, registered

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 from rl_platform.envs.embodied.descriptions import EnvDescription, make_env
 from rl_platform.errors import ConfigError, Problem, check_all, problems_of
-from rl_platform.launch.command import load, located
+from rl_platform.launch.placed_config import load, located
 from rl_platform.python.arguments import Source, as_overrides, as_source
 from rl_platform.python.environments import MakeEnv, id_of, registered
 from rl_platform.python.one_run import one_run

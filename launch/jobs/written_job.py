@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rl_platform.config.schema import Config
-from rl_platform.launch.command import Arguments
 from rl_platform.launch.jobs.kuberay import KubeRayOptions, manifest, write_manifest
 from rl_platform.launch.jobs.slurm import SlurmOptions, sbatch_script, submit, write_script
+
+if TYPE_CHECKING:
+    from rl_platform.launch.command import Arguments
 
 
 def written_job(arguments: Arguments, config: Config) -> str:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from rl_platform.config import LoadedConfig
 from rl_platform.disk import no_space
 from rl_platform.errors import ConfigError, PlatformError, Problem
-from rl_platform.launch.command import PlacedConfig, load
 from rl_platform.launch.options import PlanForm
+from rl_platform.launch.placed_config import PlacedConfig, load
 from rl_platform.launch.start_checks.sharding import check_layout
 from rl_platform.launch.tools.written import replacing_file
 from rl_platform.planner.candidates import Candidate

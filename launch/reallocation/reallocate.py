@@ -25,7 +25,7 @@ import yaml
 from rl_platform.config import LoadedConfig
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, PlatformError, RayLost
-from rl_platform.launch.command import PlacedConfig, load
+from rl_platform.launch.placed_config import PlacedConfig, load
 from rl_platform.launch.start_checks.preflight import placement_problems
 from rl_platform.launch.start_checks.sharding import check_layout
 from rl_platform.placement.inventory import Inventory

@@ -18,7 +18,7 @@ from rl_platform.checkpoint.write import CheckpointStore
 from rl_platform.config import load_config
 from rl_platform.config.schema import Config
 from rl_platform.errors import CheckpointError, ConfigError, FolderInUse, PlatformError, Problem
-from rl_platform.launch.command import load
+from rl_platform.launch.placed_config import load
 from rl_platform.launch.replay.recorded_step import RecordedPPO
 from rl_platform.launch.session import run
 from rl_platform.records import StateDict

@@ -163,20 +163,6 @@ class _Search:
         return ConfigError([Problem(self.asked, message, value=self.name, allowed=allowed, hint=hint)])
 
 
-def evaluate_run(name: str, overrides: Sequence[str]) -> None:
-    """Evaluates a checkpoint with the config that it was written with (`--eval`). name: as of `find_run`."""
-    run = find_run(name, "--eval")
-    loaded = run.load(overrides)
-    import torch
-
-    from rl_platform.launch.saved.evaluation import evaluate_checkpoint
-    from rl_platform.runtime.cpu import keep_freed_memory
-
-    if not torch.cuda.is_available():
-        keep_freed_memory()
-    evaluate_checkpoint(run, loaded, overrides)
-
-
 def find_run(name: str, asked: str, step: int | None = None) -> SavedRun:
     """Returns a run by `name`: its folder (newest checkpoint, or that of `step`), a checkpoint, or `latest` (newest one
     in runs/). asked: see `SavedRun`.

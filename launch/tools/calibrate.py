@@ -24,7 +24,7 @@ import torch
 
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.launch.command import load
+from rl_platform.launch.placed_config import load
 from rl_platform.launch.tools.config_measurements import environment_seconds, policy_seconds, prompt_lengths
 from rl_platform.launch.tools.device_measurements import (
     all_reduce_seconds,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.launch.command import load
+from rl_platform.launch.placed_config import load
 from rl_platform.planner.cost import ADVANTAGES
 from rl_platform.planner.report import plan_report
 from rl_platform.planner.simulation import SYNC, RunModel, model_of, simulate

@@ -252,6 +252,7 @@ SEAMS = (
     "envs/reasoning/tasks.py",
     "launch/cli.py",
     "launch/command.py",
+    "launch/placed_config.py",
     "launch/start_checks/missing.py",
     "launch/start_checks/env_spaces.py",
     "launch/start_checks/model_checks.py",
@@ -406,11 +407,37 @@ def test_folders_of_a_level_import_each_other_without_a_cycle():
             same_level = first == "rl_platform" and other != area and LEVEL.get(other) == LEVEL[area]
             if same_level and extra_of(name) in (None, own):
                 imported[area].setdefault(other, f"{path.relative_to(ROOT)}:{line}")
+    check_acyclic(imported)
+
+
+def test_modules_import_each_other_without_a_cycle():
+    """Imports inside functions count as well, but for those of an extra by modules outside it."""
+    paths = {module_of(path): path for path in source_files()}
+    imported: dict[str, dict[str, str]] = {}
+    for module, path in paths.items():
+        typed, own = for_types_only(tree_of(path)), extra_of(str(path.relative_to(ROOT)))
+        imported[module] = {
+            other: f"{path.relative_to(ROOT)}:{line}"
+            for name, line in imports(tree_of(path))
+            for other in [name if name in paths else name.rpartition(".")[0]]
+            if other in paths and line not in typed and extra_of(other) in (None, own)
+        }
+    check_acyclic(imported)
+
+
+def check_acyclic(imported: dict[str, dict[str, str]]) -> None:
+    """`imported`: the imports of each module or folder, with the place of each."""
     try:
         graphlib.TopologicalSorter(imported).prepare()
     except graphlib.CycleError as error:
         cycle = error.args[1][::-1]
         pytest.fail("\n".join(f"{one} imports {other}: {imported[one][other]}" for one, other in pairwise(cycle)))
+
+
+def module_of(path: Path) -> str:
+    """The dotted name that a file is imported by."""
+    folder, *parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join([SOURCES[folder], *(part for part in parts if part != "__init__")])
 
 
 def test_areas_are_all_known():

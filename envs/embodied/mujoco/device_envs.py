@@ -18,7 +18,6 @@ from torch import Tensor
 
 from rl_platform.device_copy import on_device
 from rl_platform.envs.embodied.mujoco.device_step import DeviceStep
-from rl_platform.envs.embodied.mujoco.native import diverged
 from rl_platform.errors import Diverged, WorkerError
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ class NativeOnDevice:
         rewards, terminated = self._task.outcome(self._positions, now, actions)
         finals = self._task.observe(now).float()
         truncated = self._lengths >= self._limit - 1
-        invalid = diverged(now, self._lengths, self._task.dt, self._largest)
+        invalid = now.diverged(self._lengths, self._task.dt, self._largest)
         invalid |= ~(_are_finite(finals).all(1) & _are_finite(rewards))
         finals = torch.where(invalid[:, None], self._observations, finals)
         rewards = rewards.masked_fill(invalid, 0.0)

@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from rl_platform.envs.embodied.arrays import Array
 from rl_platform.envs.embodied.descriptions import time_limit
-from rl_platform.envs.embodied.mujoco.row_operations import join
-from rl_platform.envs.embodied.mujoco.tasks import find_task
+from rl_platform.envs.embodied.mujoco.tasks import native_task
 from rl_platform.envs.embodied.saved_states.env_state import NATIVE
 from rl_platform.tracing import recorder
 
@@ -28,10 +26,7 @@ if TYPE_CHECKING:
 
     from rl_platform.envs.embodied.mujoco.device_envs import NativeOnDevice, Starts
     from rl_platform.envs.embodied.mujoco.physics import DevicePhysics, Physics
-    from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import MujocoTask, Quantities
     from rl_platform.envs.embodied.spaces import AnyEnv
-
-_WRAPPERS = ("TimeLimit", "OrderEnforcing")  # wrappers that `NativeEnvs` implements
 
 
 class NativeEnvs:
@@ -110,7 +105,7 @@ class NativeEnvs:
         now, task = self._physics.now, self.task
         idle_positions = None if idle is None else self.positions[idle]
         rewards, terminated = task.outcome(self.positions, now, actions)
-        self.diverged = diverged(now, lengths, task.dt, self.largest)
+        self.diverged = now.diverged(lengths, task.dt, self.largest)
         if np.count_nonzero(self._physics.warnings):
             self.diverged |= (self._physics.warnings != 0).any(axis=1)
         if idle is not None:
@@ -163,34 +158,3 @@ class NativeEnvs:
 
     def close(self) -> None:
         self._physics.close()
-
-
-def diverged(now: Quantities, lengths: Array, dt: float, largest: float) -> Array:
-    """Returns [N] bool: MuJoCo reset a bad state, which sets the time back, or a position or velocity is not finite or
-    not below `largest`.
-
-    lengths [N]: steps of each episode before the last one; dt: seconds of a step. Arrays, or tensors of a device.
-    """
-    numbers = join((now.qpos, now.qvel))
-    was_reset = ~(now.time >= (lengths + 0.5) * dt)
-    if isinstance(numbers, np.ndarray) and np.vdot(numbers, numbers) < largest:
-        return was_reset  # every number is at most the square root of that sum
-    return was_reset | ~(abs(numbers) < largest).all(1)
-
-
-def native_task(env: AnyEnv) -> type[MujocoTask] | None:
-    """Returns the task by which `NativeEnvs` can step `env` with its wrappers; None if only Gymnasium can."""
-    if env.render_mode is not None:
-        return None
-    layer: Any = env
-    while layer is not env.unwrapped:
-        if type(layer).__module__ != "gymnasium.wrappers.common" or type(layer).__name__ not in _WRAPPERS:
-            return None
-        layer = layer.env
-    task = find_task(layer)
-    if task is not None:
-        from rl_platform.envs.embodied.mujoco.physics import is_covered
-
-        if not is_covered(layer.model):
-            return None
-    return task

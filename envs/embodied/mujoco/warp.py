@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_platform.envs.embodied.mujoco.tasks import native_task
 from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import Quantities
 from rl_platform.errors import Problem
 
@@ -28,8 +29,6 @@ _STATE = ("time", "qpos", "qvel", "act", "qacc_warmstart")
 
 def warp_problem(env: Any) -> Problem | None:
     """Returns a problem if MuJoCo Warp cannot step the environment `env`; None if it can."""
-    from rl_platform.envs.embodied.mujoco.native import native_task
-
     key, name = "env.backend", "mujoco_warp"
     if (task := native_task(env)) is None:
         allowed = "Gymnasium's MuJoCo tasks of version 5"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rl_platform.disk import check_unedited
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.launch.command import load, located
+from rl_platform.launch.placed_config import load, located
 from rl_platform.launch.start_checks.sharding import check_layout
 from rl_platform.launch.tools.convert.conversion import Conversion, convert
 from rl_platform.launch.tools.convert.converted_yaml import as_yaml, report

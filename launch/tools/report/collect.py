@@ -187,7 +187,7 @@ def _config(folder: Path, lacks: dict[str, str]) -> Line:
 def _plan(folder: Path, lacks: dict[str, str]) -> tuple[list[tuple[str, str]], str, Placement | None]:
     """Returns the algorithm card, the picture of the placement and the placement, from config.yaml."""
     from rl_platform.launch.card.run_card import run_card
-    from rl_platform.launch.command import load
+    from rl_platform.launch.placed_config import load
     from rl_platform.launch.plans.plan_forms import plan
 
     path, planned, reason = str(folder / "config.yaml"), None, ""

@@ -22,7 +22,7 @@ from rl_platform.disk import make_folder
 from rl_platform.environment_variables import changed_variables
 from rl_platform.errors import ConfigError, PlatformError, Problem
 from rl_platform.interrupts import shutting_down
-from rl_platform.launch.command import load, located
+from rl_platform.launch.placed_config import load, located
 from rl_platform.launch.run_lock import LOCK, locked
 from rl_platform.launch.start_checks.env_check import check_env
 from rl_platform.launch.tools.run_groups import SEED

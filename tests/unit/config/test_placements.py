@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.launch.command import load
+from rl_platform.launch.placed_config import load
 from rl_platform.placement.scheduler import Placement
 from rl_platform.planner.plan_text import plan_text
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.launch.command import load
+from rl_platform.launch.placed_config import load
 from rl_platform.launch.start_checks.sharding import check_sharding, sharding_problems
 
 pytestmark = pytest.mark.usefixtures("folder")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.launch.command import load
+from rl_platform.launch.placed_config import load
 from rl_platform.launch.tools.plot import _default_metrics, _finish, aligned, median_curve, read_curve, with_unit
 from rl_platform.launch.tools.run_groups import group_by_config, group_by_task
 from rl_platform.launch.tools.snapshot import snapshot

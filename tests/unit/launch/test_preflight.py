@@ -20,8 +20,8 @@ from rl_platform import extras
 from rl_platform.config import Config
 from rl_platform.errors import ConfigError, Problem, Unreachable
 from rl_platform.launch import session
-from rl_platform.launch.command import load
 from rl_platform.launch.output import output_folder
+from rl_platform.launch.placed_config import load
 from rl_platform.launch.start_checks import preflight
 from rl_platform.launch.start_checks.every_check import checked
 from rl_platform.launch.start_checks.extensions import check_extensions

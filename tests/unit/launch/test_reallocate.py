@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rl_platform.errors import Deadline, HostDied, WorkerDied
-from rl_platform.launch.command import PlacedConfig, load
+from rl_platform.launch.placed_config import PlacedConfig, load
 from rl_platform.launch.reallocation.reallocate import EVERY, FAILED, FIRST, Placed, Reallocation, reallocating
 from rl_platform.reporter import Reporters
 from rl_platform.runners.ppo import LEFT

@@ -13,7 +13,7 @@ import pytest
 from plans import different_mathematics
 
 from rl_platform.config import load_config
-from rl_platform.launch.command import load
+from rl_platform.launch.placed_config import load
 from rl_platform.planner.report import plan_report
 from rl_platform.planner.search import search
 

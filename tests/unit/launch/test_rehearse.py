@@ -16,7 +16,7 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Actor
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError
-from rl_platform.launch.command import load
+from rl_platform.launch.placed_config import load
 from rl_platform.launch.rehearse.findings import check_sizes
 from rl_platform.launch.rehearse.materials import architectures, write_questions
 from rl_platform.launch.rehearse.rehearsal import _folder

@@ -21,7 +21,8 @@ import torch
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import PlacementError, RayLost, WorkerDied
 from rl_platform.launch import session
-from rl_platform.launch.command import Arguments, _carry_out, load
+from rl_platform.launch.command import Arguments, _carry_out
+from rl_platform.launch.placed_config import load
 from rl_platform.launch.runtime_choice import runtime_for
 from rl_platform.runtime import cpu
 from rl_platform.runtime.ray import cluster_start

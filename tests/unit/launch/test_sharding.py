@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.launch.command import load
+from rl_platform.launch.placed_config import load
 from rl_platform.launch.start_checks.sharding import check_kernels, check_sharding, device_problems, sharding_problems
 
 pytestmark = pytest.mark.usefixtures("folder")

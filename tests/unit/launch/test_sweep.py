@@ -116,7 +116,7 @@ def test_dry_run_prints_the_command_of_each_point(tool, folder: Path) -> None:
 
 def started_before(folder: Path, point: str, **changes: object) -> None:
     """A point of an earlier call, with the config of `embodied.yaml`."""
-    from rl_platform.launch.command import load
+    from rl_platform.launch.placed_config import load
 
     overrides = [f"{key.replace('__', '.')}={value}" for key, value in changes.items()]
     (folder / point).mkdir(parents=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rl_platform.config import load_config
-from rl_platform.launch.command import PlacedConfig
+from rl_platform.launch.placed_config import PlacedConfig
 from rl_platform.launch.session import run
 from rl_platform.launch.tools.timeline import as_text, covered, read_lanes, work_shares
 from rl_platform.placement.inventory import inventory_for

@@ -12,7 +12,7 @@ import yaml
 
 from rl_platform.config.schema.cluster import PLACEMENT, Cluster
 from rl_platform.errors import ConfigError
-from rl_platform.launch.command import load
+from rl_platform.launch.placed_config import load
 from rl_platform.placement.grammar import MAX_PIECES, SHOWN
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import schedule

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rl_platform.launch.command import load
+from rl_platform.launch.placed_config import load
 from rl_platform.placement.estimates import compute_type
 
 ROOT = Path(__file__).resolve().parents[3]

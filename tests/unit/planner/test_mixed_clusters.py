@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from plans import Plans
 
-from rl_platform.launch.command import load
+from rl_platform.launch.placed_config import load
 from rl_platform.placement.estimates.component_shapes import shapes
 from rl_platform.planner.candidates import Candidate, Keys
 from rl_platform.planner.cost import CostModel

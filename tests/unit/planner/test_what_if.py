@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.launch.command import load
+from rl_platform.launch.placed_config import load
 from rl_platform.planner.lengths import Lengths
 from rl_platform.planner.report import Report, plan_report
 from rl_platform.planner.what_if import points, sliders, stretched

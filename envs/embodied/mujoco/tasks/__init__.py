@@ -6,6 +6,8 @@ covered: stepping the physics (`physics.py`), and the environment that combines 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from rl_platform.envs.embodied.mujoco.tasks.locomotion import (
     Ant,
     HalfCheetah,
@@ -18,6 +20,9 @@ from rl_platform.envs.embodied.mujoco.tasks.locomotion import (
 from rl_platform.envs.embodied.mujoco.tasks.manipulation import Pusher, Reacher
 from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import MujocoTask
 from rl_platform.envs.embodied.mujoco.tasks.pendulums import InvertedDoublePendulum, InvertedPendulum
+
+if TYPE_CHECKING:
+    from rl_platform.envs.embodied.spaces import AnyEnv
 
 TASKS: dict[str, type[MujocoTask]] = {
     "gymnasium.envs.mujoco.ant_v5.AntEnv": Ant,
@@ -33,9 +38,23 @@ TASKS: dict[str, type[MujocoTask]] = {
     "gymnasium.envs.mujoco.walker2d_v5.Walker2dEnv": Walker2d,
 }
 """By the full name of the environment's class, as a subclass may compute something else."""
+_WRAPPERS = ("TimeLimit", "OrderEnforcing")  # wrappers that `NativeEnvs` implements
 
 
-def find_task(env: object) -> type[MujocoTask] | None:
-    """Returns the task of the unwrapped environment `env`; None for other environments."""
-    kind = type(env)
-    return TASKS.get(f"{kind.__module__}.{kind.__qualname__}")
+def native_task(env: AnyEnv) -> type[MujocoTask] | None:
+    """Returns the task by which `NativeEnvs` can step `env` with its wrappers; None if only Gymnasium can."""
+    if env.render_mode is not None:
+        return None
+    layer: Any = env
+    while layer is not env.unwrapped:
+        if type(layer).__module__ != "gymnasium.wrappers.common" or type(layer).__name__ not in _WRAPPERS:
+            return None
+        layer = layer.env
+    kind = type(layer)
+    task = TASKS.get(f"{kind.__module__}.{kind.__qualname__}")
+    if task is not None:
+        from rl_platform.envs.embodied.mujoco.physics import is_covered
+
+        if not is_covered(layer.model):
+            return None
+    return task

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from rl_platform.envs.embodied.arrays import module_of
+from rl_platform.envs.embodied.mujoco.row_operations import join
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +36,18 @@ class Quantities:
     def rows(self, which: np.ndarray) -> Quantities:
         """Returns a copy with simulations `which` only."""
         return Quantities({name: array[which] for name, array in vars(self).items()})
+
+    def diverged(self, lengths: Array, dt: float, largest: float) -> Array:
+        """Returns [N] bool: MuJoCo reset a bad state, which sets the time back, or a position or velocity is not finite
+        or not below `largest`.
+
+        lengths [N]: steps of each episode before the last one; dt: seconds of a step.
+        """
+        numbers = join((self.qpos, self.qvel))
+        was_reset = ~(self.time >= (lengths + 0.5) * dt)
+        if isinstance(numbers, np.ndarray) and np.vdot(numbers, numbers) < largest:
+            return was_reset  # every number is at most the square root of that sum
+        return was_reset | ~(abs(numbers) < largest).all(1)
 
 
 class MujocoTask(ABC):
