@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
+
+from rl_platform.errors import ChannelClosed
 
 T = TypeVar("T")
 HANG_S = 60.0  # ends a test that would hang; on an idle machine everything that is waited for takes moments
@@ -20,6 +22,18 @@ def until(condition: Callable[[], T], seconds: float = HANG_S) -> T:
         assert time.monotonic() < end, "the condition never came true"
         time.sleep(0.01)
     return result
+
+
+def drained(channel: Any) -> list[Any]:
+    """All items of a channel until it is closed. Raises the error it was closed with."""
+    items = []
+    while True:
+        try:
+            items.append(channel.get())
+        except ChannelClosed as end:
+            if "closed and empty" not in str(end):
+                raise
+            return items
 
 
 def alive(pids: Iterable[int]) -> list[int]:

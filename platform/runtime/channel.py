@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -77,9 +77,9 @@ class Channel(Generic[T]):
         self._error: BaseException | None = None
         self._puts = self._gets = self._depth = self._max_depth = 0
 
-    def put(self, item: T, key: Hashable = None, timeout: float | None = None) -> None:
+    def put(self, item: T, key: Hashable = None) -> None:
         """Adds one item, waiting for room. Raises ChannelClosed, caused by the error the channel was closed with."""
-        self.put_many((item,), key, timeout)
+        self.put_many((item,), key)
 
     def put_many(self, items: Iterable[T], key: Hashable = None, timeout: float | None = None) -> None:
         """Adds items in order, waiting for room. Messages of errors have the number of items that were added."""
@@ -112,24 +112,12 @@ class Channel(Generic[T]):
             try:
                 while True:
                     if not stream.items and not self._wait_for_items(stream, key, timeout):
-                        raise self._end()
+                        raise self._error or ChannelClosed(f"get on channel '{self.name}', which is closed and empty")
                     self._linger(stream, max_items, linger)
                     if stream.items:  # no other consumer took them meanwhile
                         return self._take(stream, max_items)
             finally:
                 self._forget(key, stream)
-
-    def __iter__(self) -> Iterator[T]:
-        """Yields items without a key until the channel is closed and empty; raises the error it was closed with."""
-        stream = self._streams[None]
-        while True:
-            with self._lock:
-                if not stream.items and not self._wait_for_items(stream, None, None):
-                    if self._error is not None:
-                        raise self._error
-                    return
-                (item,) = self._take(stream, 1)
-            yield item
 
     def close(self, error: BaseException | None = None) -> None:
         """Ends puts. Consumers get the remaining items, then `error`. A second call changes no earlier error."""
@@ -202,9 +190,6 @@ class Channel(Generic[T]):
                 stream.ready.wait(left)
         finally:
             stream.users -= 1
-
-    def _end(self) -> BaseException:
-        return self._error or ChannelClosed(f"get on channel '{self.name}', which is closed and empty")
 
     def _wait_for_room(self, progress: str, timeout: float | None) -> None:
         self._producers_waiting += 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -146,10 +146,6 @@ class ServedChannel(Channel[object]):
     ) -> list[object]:
         return self._registry.unpacked(super().get_many(max_items, key, timeout, linger))
 
-    def __iter__(self) -> Iterator[object]:
-        for item in super().__iter__():
-            yield self._registry.unpacked([item])[0]
-
     # For other processes: serialised items in and out.
 
     def serve_put(self, puts: Sequence[PutRequest]) -> tuple[list[bytes | None], int]:
@@ -160,7 +156,7 @@ class ServedChannel(Channel[object]):
         for put in puts:
             threading.current_thread().name = put.producer
             try:
-                self.put_many([Payload(content) for content in put.contents], put.key, 0.0 if late else put.timeout)
+                self.put_many([Payload(content) for content in put.contents], put.key, 0.0 if late else None)
                 errors.append(None)
             except PlatformError as error:
                 late = late or isinstance(error, Deadline)
@@ -187,27 +183,19 @@ class ServedChannel(Channel[object]):
         return store_large([item.content for item in taken], self._registry.transport)
 
     def serve_get_many(self, max_items: int, key: Hashable, timeout: float | None, linger: float) -> list[Content]:
-        return self._contents(super().get_many(max_items, key, timeout, linger))
-
-    def serve_next(self) -> list[Content]:
-        """Returns the next item without a key, or nothing at a clean end."""
-        for item in super().__iter__():
-            return self._contents([item])
-        return []
-
-    def serve_close(self, error: bytes | None) -> None:
-        self.close(None if error is None else unpack_error(error))
-
-    def serve_stats(self) -> ChannelStats:
-        return self.stats()
-
-    def _contents(self, items: list[object]) -> list[Content]:
+        items = super().get_many(max_items, key, timeout, linger)
         try:
             return store_large(batch_contents(items, self._registry.references), self._registry.transport)
         except Exception as error:  # they have left the queue and are lost
             lost = WorkerError(f"channel '{self.name}': an item cannot travel to another process: {error}")
             self.close(lost)
             raise lost from error
+
+    def serve_close(self, error: bytes | None) -> None:
+        self.close(None if error is None else unpack_error(error))
+
+    def serve_stats(self) -> ChannelStats:
+        return self.stats()
 
 
 class ChannelProxy:
@@ -224,15 +212,15 @@ class ChannelProxy:
         self._closed = False
         self._send_buffer: SendBuffer | None = None
 
-    def put(self, item: object, key: Hashable = None, timeout: float | None = None) -> None:
-        self.put_many((item,), key, timeout)
+    def put(self, item: object, key: Hashable = None) -> None:
+        self.put_many((item,), key)
 
-    def put_many(self, items: Iterable[object], key: Hashable = None, timeout: float | None = None) -> None:
+    def put_many(self, items: Iterable[object], key: Hashable = None) -> None:
         contents = [to_payload(item, self._registry.references).content for item in items]
         if contents:
             self._send_buffer = self._send_buffer or self._registry.send_buffer(self)
             with waits_on(self.name):
-                self._send_buffer.put(PutRequest(contents, key, timeout, caller()))
+                self._send_buffer.put(PutRequest(contents, key, caller()))
 
     def get(self, key: Hashable = None, timeout: float | None = None) -> Any:
         return self.get_many(1, key, timeout)[0]
@@ -240,11 +228,9 @@ class ChannelProxy:
     def get_many(
         self, max_items: int, key: Hashable = None, timeout: float | None = None, linger: float = 0.0
     ) -> list[Any]:
-        return self._opened(self._call_flushed("get_many", max_items, key, timeout, linger, timeout=timeout))
-
-    def __iter__(self) -> Iterator[Any]:
-        while items := self._opened(self._call_flushed("next")):
-            yield from items
+        self._flush(caller())  # earlier puts of this thread have then arrived
+        contents = self._call("get_many", max_items, key, timeout, linger, timeout=timeout)
+        return list(self._registry.unpacked([Payload(content) for content in contents]))
 
     def close(self, error: BaseException | None = None) -> None:
         try:
@@ -265,23 +251,15 @@ class ChannelProxy:
         return self._closed
 
     def stats(self) -> ChannelStats:
-        stats: ChannelStats = self._call_flushed("stats")
+        self._flush()
+        stats: ChannelStats = self._call("stats")
         return stats
 
-    def _opened(self, contents: Sequence[Content]) -> list[Any]:
-        return list(self._registry.unpacked([Payload(content) for content in contents]))
-
     def send(self, puts: Sequence[PutRequest]) -> tuple[Sequence[bytes | None], int]:
-        limit = max(self.address.deadline_s if put.timeout is None else put.timeout for put in puts)
         contents = iter(store_large([content for put in puts for content in put.contents], self._registry.transport))
         sent = [replace(put, contents=list(itertools.islice(contents, len(put.contents)))) for put in puts]
-        answer: tuple[Sequence[bytes | None], int] = self._call("put", sent, timeout=limit)
+        answer: tuple[Sequence[bytes | None], int] = self._call("put", sent)
         return answer
-
-    def _call_flushed(self, operation: str, *arguments: object, timeout: float | None = None) -> Any:
-        """Calls after earlier puts have arrived: those of this thread for a get, else of the whole process."""
-        self._flush(caller() if operation in ("get_many", "next") else "")
-        return self._call(operation, *arguments, timeout=timeout)
 
     def _flush(self, producer: str = "") -> None:
         if (send_buffer := self._registry.existing_send_buffer(self.address)) is not None:

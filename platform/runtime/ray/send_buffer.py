@@ -4,8 +4,8 @@ While one call is on its way, further puts are collected for the next call. That
 of the last one: a producer in a loop is about to put again. The threads would otherwise form two alternating groups.
 
 A put waits until its items are in the channel, or raises its own error. If the last reply reported enough free
-capacity, a put without its own deadline returns earlier. A thread of the buffer then sends the items. Errors are raised
-by `flush` or by the next put of the same producer. After a flush there is no difference to a waiting put.
+capacity, a put returns earlier. A thread of the buffer then sends the items. Errors are raised by `flush` or by the
+next put of the same producer. After a flush there is no difference to a waiting put.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ IDLE_S = 1.0
 
 @dataclass(frozen=True)
 class PutRequest:
-    """Serialised items of one key; `producer` waits at most `timeout` seconds for room."""
+    """Serialised items of one key."""
 
     contents: Sequence[Content]
     key: Hashable
-    timeout: float | None
     producer: str
 
     @property
@@ -66,7 +65,7 @@ class SendBuffer:
             self._gathered.append(put)
             self._items, self._bytes = self._items + len(put.contents), self._bytes + size
             self._arrived.notify()
-            if fits and put.timeout is None:
+            if fits:
                 self._leave(put)
                 return
             while id(put) not in self._outcomes:

@@ -96,7 +96,7 @@ def test_a_full_channel_holds_the_producer_back_until_there_is_room(make: Make):
     consumers=st.integers(1, 4),
     capacity=st.integers(1, 9),
     batch=st.integers(1, 5),
-    modes=st.lists(st.sampled_from(["get", "get_many", "linger", "iterate"]), min_size=4, max_size=4),
+    modes=st.lists(st.sampled_from(["get", "get_many", "linger"]), min_size=4, max_size=4),
 )
 def test_every_item_is_delivered_exactly_once_and_in_its_producers_order(
     producers, consumers, capacity, batch, modes, make: Make
@@ -108,8 +108,6 @@ def test_every_item_is_delivered_exactly_once_and_in_its_producers_order(
             channel.put_many([(producer, index) for index in range(start, min(60, start + batch))])
 
     def consume(mode: str) -> list[tuple[int, int]]:
-        if mode == "iterate":
-            return list(channel)
         received: list[tuple[int, int]] = []
         try:
             while True:
@@ -167,7 +165,7 @@ def test_a_get_that_lingers_waits_for_others_until_there_are_enough_or_no_more_c
     )
 )
 def test_channel_behaves_as_a_plain_bounded_queue(steps, make: Make):
-    channel, model, number = make(capacity=6), deque(), 0
+    channel, model, number = make(capacity=6, deadline_s=0), deque(), 0
     for step, count in steps:
         if step == "put_many":
             fitting = min(count, 6 - len(model))
@@ -178,12 +176,12 @@ def test_channel_behaves_as_a_plain_bounded_queue(steps, make: Make):
                 channel.put_many(items)
             else:
                 with pytest.raises(Deadline, match=f"{fitting} of {count}" if count > 1 else "depth 6 of 6"):
-                    channel.put_many(items, timeout=0)
+                    channel.put_many(items)
         elif model:
             assert channel.get_many(count) == [model.popleft() for _ in range(min(count, len(model)))]
         else:
             with pytest.raises(Deadline):
-                channel.get_many(count, timeout=0)
+                channel.get_many(count)
         assert channel.stats().depth == len(model)
 
 
@@ -194,7 +192,7 @@ def test_close_lets_consumers_drain_and_then_ends_them(make: Make):
     channel.close()
     with pytest.raises(ChannelClosed, match="put on channel 'rollouts', which is closed"):
         channel.put(3)
-    assert list(channel) == [1, 2]
+    assert channel.get_many(9) == [1, 2]
     with pytest.raises(ChannelClosed, match="closed and empty"):
         channel.get()
 
@@ -208,17 +206,10 @@ def test_close_with_an_error_is_raised_after_what_was_put(make: Make):
         channel.put("late")
     assert repr(refused.value.__cause__) == repr(error)
     assert channel.get() == "good"
-    for end in (channel.get, lambda: channel.get_many(2), lambda: list(channel)):
+    for end in (channel.get, lambda: channel.get_many(2)):
         with pytest.raises(DataError) as raised:
             end()
         assert repr(raised.value) == repr(error)
-
-
-def test_iteration_does_not_take_an_error_for_the_end(make: Make):
-    channel = make()
-    channel.close(ChannelClosed("the run was stopped"))
-    with pytest.raises(ChannelClosed, match="the run was stopped"):
-        list(channel)
 
 
 def test_close_wakes_every_waiter():

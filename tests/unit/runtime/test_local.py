@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from stand_ins import Placed, placed_host
-from waiting import HANG_S, until
+from waiting import HANG_S, drained, until
 
 from rl_platform.errors import (
     ChannelClosed,
@@ -74,7 +74,7 @@ class Worker:
 
     def consume(self, channel: Any) -> list[Any]:
         self.log.append("consuming")
-        return list(channel)
+        return drained(channel)
 
     def close(self) -> None:
         self.log.append(f"close {self.context.label}")

@@ -22,7 +22,7 @@ import psutil
 import pytest
 import torch
 from stand_ins import Placed
-from waiting import HANG_S, until
+from waiting import HANG_S, drained, until
 
 from rl_platform.errors import ChannelClosed, DataError, Deadline, PlacementError, WorkerDied, WorkerError
 from rl_platform.records import Weights
@@ -98,7 +98,7 @@ class Worker:
         channel.put(1)
 
     def consume(self, channel: Any) -> list[Any]:
-        return list(channel)
+        return drained(channel)
 
     def sum_and_ownership(self, channel: Any) -> tuple[float, bool]:
         array = channel.get()

@@ -38,8 +38,8 @@ class Home:
         return [item for call in self.calls for item in call]
 
 
-def put(number: Any, producer: str = "rollout[0]", timeout: float | None = None) -> PutRequest:
-    return PutRequest([number], None, timeout, producer)
+def put(number: Any, producer: str = "rollout[0]") -> PutRequest:
+    return PutRequest([number], None, producer)
 
 
 @pytest.fixture
@@ -62,15 +62,14 @@ def test_with_room_a_put_returns_before_the_answer_and_flush_after_it(home: Home
     assert len(home.calls) <= 4, "what came during a call did not travel together"
 
 
-@pytest.mark.parametrize(("room", "timeout"), [(1, None), (100, 5.0)], ids=["no room", "a deadline of its own"])
-def test_otherwise_a_put_waits_for_the_answer(home: Home, room: int, timeout: float | None) -> None:
-    home.room, send_buffer = room, SendBuffer(home.send)
+def test_without_room_a_put_waits_for_the_answer(home: Home) -> None:
+    home.room, send_buffer = 1, SendBuffer(home.send)
     for number in range(5):
-        send_buffer.put(put(number, timeout=timeout))
+        send_buffer.put(put(number))
         assert home.items == list(range(number + 1))
     home.error = Deadline("full")
     with pytest.raises(Deadline, match="full"):
-        send_buffer.put(put(5, timeout=timeout))
+        send_buffer.put(put(5))
     send_buffer.flush()
 
 
