@@ -1,9 +1,9 @@
 """Starts or joins the Ray cluster under a run.
 
-A cluster that the run starts writes its files to a temporary folder. It has no dashboard and a bounded object store. It
-ends with the run and leaves no process. Its ports are bound to the loopback interface. Its token is new for each run.
-Only the user can enter the folder of its files. Runs on one cluster are separate: each has its own names and its own
-placement group.
+A cluster that the run starts writes its files to a temporary folder. It has no dashboard, no autoscaler and a
+bounded object store. It ends with the run and leaves no process. Its ports are bound to the loopback interface. Its
+token is new for each run. Only the user can enter the folder of its files. Runs on one cluster are separate: each has
+its own names and its own placement group.
 """
 
 from __future__ import annotations
@@ -46,6 +46,12 @@ for fact in sys.argv[3:]:
 shutil.rmtree(sys.argv[2], ignore_errors=True)
 """
 ENDING_S = 5.0  # for Ray's processes to end by themselves
+# Processes that Ray has no option against. Each takes a second of processor time at the start, and about 50 MB.
+UNUSED = (
+    "start_monitor",  # the autoscaler of a cluster, which would request more machines
+    "start_log_monitor",  # sends what processes print to the launcher, which ignores it (`log_to_driver`)
+    "start_api_server",  # of the dashboard, also without a dashboard
+)
 SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
 OWN_SETTINGS = {  # read by Ray's processes when they start
     "RAY_enable_metrics_collection": "0",  # Ray would collect them for its dashboard, which is off
@@ -98,14 +104,15 @@ def _started(processes: int) -> Iterator[None]:
         stack.callback(_end_processes, folder)
         for left in reversed(range(STARTS)):
             try:
-                _connect(
-                    address="local",
-                    num_cpus=min(processes, os.cpu_count() or 1),  # processes that start at once, before the hosts
-                    num_gpus=torch.cuda.device_count(),
-                    include_dashboard=False,
-                    object_store_memory=_store_bytes(),
-                    _temp_dir=os.path.join(folder, "ray"),  # in a private folder: Ray's are open to all users
-                )
+                with _without_unused_processes():
+                    _connect(
+                        address="local",
+                        num_cpus=min(processes, os.cpu_count() or 1),  # processes that start at once, before the hosts
+                        num_gpus=torch.cuda.device_count(),
+                        include_dashboard=False,
+                        object_store_memory=_store_bytes(),
+                        _temp_dir=os.path.join(folder, "ray"),  # in a private folder: Ray's are open to all users
+                    )
                 break
             except Exception as error:
                 if not left:
@@ -113,6 +120,21 @@ def _started(processes: int) -> Iterator[None]:
                 _end_processes(folder)
         with _guarded(folder, _processes(folder)):
             yield
+
+
+@contextmanager
+def _without_unused_processes() -> Iterator[None]:
+    """A Ray that starts in this block has none of the processes in `UNUSED`."""
+    from ray._private.node import Node
+
+    replaced = {name: vars(Node)[name] for name in UNUSED if name in vars(Node)}  # another version may lack one
+    for name in replaced:
+        setattr(Node, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for name, method in replaced.items():
+            setattr(Node, name, method)
 
 
 def _end_processes(folder: str) -> None:

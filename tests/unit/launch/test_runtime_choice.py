@@ -97,14 +97,16 @@ def priority_and_arenas(report: str) -> tuple[int, int]:
 def test_processes_of_an_own_ray_have_the_launchers_priority_one_arena_and_their_share_of_the_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    """And there is none of an autoscaler, of a log monitor and of a dashboard, which Ray has no option against."""
     import ray
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("OMP_NUM_THREADS")  # until the test is over
-    before = torch.get_num_threads()
+    before, others = torch.get_num_threads(), psutil.Process().children()
     torch.set_num_threads(6)
     try:
         with ray_cluster(Cluster(component_placement={}), processes=2):
+            helpers = [" ".join(each.cmdline()) for each in psutil.Process().children() if each not in others]
             threads = ray.get(ray.remote(os.getenv).remote("OMP_NUM_THREADS"))
             if sys.platform == "linux":  # the allocator is glibc's
                 settings = ray.get(ray.remote(priority_and_arenas).remote(str(tmp_path / "report.xml")))
@@ -112,6 +114,8 @@ def test_processes_of_an_own_ray_have_the_launchers_priority_one_arena_and_their
     finally:
         torch.set_num_threads(before)
     assert threads == "3"
+    assert len([words for words in helpers if "gcs_server" in words or "raylet" in words]) >= 2
+    assert [words for words in helpers if "monitor.py" in words or "dashboard.py" in words] == []
 
 
 @pytest.mark.parametrize("failures", [2, 3])
