@@ -31,7 +31,7 @@ SOCKET = "RL_PLATFORM_TEST_RAY_FORKS"
 # Packages that Ray's workers import. They take half of the time of `import ray`. Ray itself is not among them.
 IMPORTED_BY_RAY = (
     *("cloudpickle", "google.protobuf.internal.builder", "jsonschema", "msgpack", "pdb", "pydantic.v1", "requests"),
-    *("rl_platform.runtime.lifecycle", "tracemalloc", "wcwidth", "xxhash"),
+    *("pyarrow", "rl_platform.runtime.lifecycle", "tracemalloc", "wcwidth", "xxhash"),
 )
 LANGUAGE, CONTEXT = "--language=", "--serialized-runtime-env-context="
 
