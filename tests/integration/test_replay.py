@@ -195,8 +195,15 @@ def late(batch, algorithm):
 """
 
 
-@pytest.mark.parametrize("save_interval", [0, 2], ids=["models of now", "checkpoint"])
-@pytest.mark.parametrize("config", ["reasoning.yaml", "embodied.yaml"])
+@pytest.mark.parametrize(
+    ("config", "save_interval"),
+    [
+        pytest.param("reasoning.yaml", 0, id="reasoning, models of now"),
+        pytest.param("reasoning.yaml", 2, id="reasoning, checkpoint", marks=pytest.mark.release),
+        pytest.param("embodied.yaml", 0, id="embodied, models of now", marks=pytest.mark.release),
+        pytest.param("embodied.yaml", 2, id="embodied, checkpoint"),
+    ],
+)
 def test_a_step_that_fails_leaves_its_record(command, tool, folder: Path, config: str, save_interval: int) -> None:
     (folder / "late.py").write_text(LATE.replace("LAST", "float('inf')"))
     run = (config, "algorithm.adv_type=late.py:late", *RUN, f"runner.save_interval={save_interval}")

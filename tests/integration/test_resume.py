@@ -73,7 +73,7 @@ def assert_equal(final_state, logged, differences) -> Callable[..., None]:
     return check
 
 
-@pytest.mark.parametrize("name", ["reasoning", "CartPole"])
+@pytest.mark.parametrize("name", [pytest.param("reasoning", marks=pytest.mark.release), "CartPole"])
 def test_stopped_by_max_steps(command, whole: Callable[[str], Path], name: str, assert_equal):
     """Two runs of one seed are equal, too, or this one could not end as the whole one."""
     parts = (*RUNS[name], *INTERVALS, "runner.output_dir=parts")
