@@ -194,7 +194,9 @@ def _knock(address: str) -> None:
 def _connect(**options: object) -> None:
     """Connects with Ctrl-C blocked. Ray's processes inherit that, so only the command handles it and saves."""
     import ray
+    from ray._private import auto_init_hook
 
+    auto_init_hook.enable_auto_connect = False  # a call after the end of this one would start another Ray
     ray.shutdown()  # of one that was lost; else it does nothing
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_FROM_CHILDREN)
     try:

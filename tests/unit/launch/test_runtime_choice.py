@@ -97,7 +97,10 @@ def priority_and_arenas(report: str) -> tuple[int, int]:
 def test_processes_of_an_own_ray_have_the_launchers_priority_one_arena_and_their_share_of_the_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """And there is none of an autoscaler, of a log monitor and of a dashboard, which Ray has no option against."""
+    """And there is none of an autoscaler, of a log monitor and of a dashboard, which Ray has no option against.
+
+    A late call, as of a thread that watches the run, does not start another Ray.
+    """
     import ray
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -114,6 +117,9 @@ def test_processes_of_an_own_ray_have_the_launchers_priority_one_arena_and_their
     finally:
         torch.set_num_threads(before)
     assert threads == "3"
+    with pytest.raises(ray.exceptions.RaySystemError, match="Ray has not been started"):
+        ray.remote(os.getenv).remote("OMP_NUM_THREADS")
+    assert not ray.is_initialized()
     assert len([words for words in helpers if "gcs_server" in words or "raylet" in words]) >= 2
     assert [words for words in helpers if "monitor.py" in words or "dashboard.py" in words] == []
 
