@@ -1,18 +1,20 @@
-"""Records demonstrations of scripted experts for five robot tasks, in the layout of robomimic's files.
+"""Records demonstrations of scripted experts for six robot tasks, in the layout of robomimic's files.
 
     python examples/demonstrations.py lift.hdf5                # robosuite's Lift
     python examples/demonstrations.py door.hdf5                # robosuite's Door
     python examples/demonstrations.py fetch_push.hdf5          # FetchPush of Gymnasium-Robotics
     python examples/demonstrations.py metaworld_push.hdf5      # push-v3 of Meta-World
     python examples/demonstrations.py metaworld_drawer.hdf5    # drawer-open-v3 of Meta-World
+    python examples/demonstrations.py maniskill_pick.hdf5 --python maniskill/bin/python    # ManiSkill's PickCube
 
-`--task` or the name of the file chooses the task. Needs `rl-platform environment manipulation` once, and `pip install
-h5py`. Executed actions have noise and the file has those of the expert, so a clone of it learns to correct its errors
-(Laskey et al., "DART", 2017).
+`--task` or the name of the file chooses the task. Needs `rl-platform environment manipulation` once, or the setup of
+docs/maniskill.md, and `pip install h5py`. Executed actions have noise and the file has those of the expert, so a clone
+of it learns to correct its errors (Laskey et al., "DART", 2017).
 """
 
 import argparse
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +22,7 @@ import h5py
 import numpy as np
 
 from rl_platform.envs.embodied.descriptions import EnvDescription
-from rl_platform.envs.embodied.vector import VectorEnv
+from rl_platform.envs.embodied.vector import EpisodeStats, VectorEnv
 from rl_platform.errors import PlatformError
 
 OPEN, CLOSE = -1.0, 1.0
@@ -29,13 +31,17 @@ LIFTED = 0.92  # height of robosuite's cube at the end, in metres; the table is 
 
 
 class Task(NamedTuple):
-    """parts: of an observation, and their sizes. noisy: components of an action. episodes: to record by default."""
+    """parts: of an observation, and their sizes. noisy: components of an action. episodes: to record by default.
+
+    noise: standard deviation of the noise on executed actions, by default.
+    """
 
     env: EnvDescription
     parts: dict[str, int]
     expert: Callable[[np.ndarray], np.ndarray]
     noisy: slice
     episodes: int
+    noise: float = 0.2
 
 
 def lift(observation: np.ndarray) -> np.ndarray:
@@ -144,6 +150,20 @@ def metaworld_drawer(observation: np.ndarray) -> np.ndarray:
     return np.clip(np.append(10.0 * target, OPEN), -1.0, 1.0)
 
 
+def maniskill_pick(observation: np.ndarray) -> np.ndarray:
+    """Goes above the cube, down around it, closes the hand and carries it to the goal. Action 1 moves 0.1 m."""
+    width, held, hand = observation[7] + observation[8], observation[18], observation[19:22]
+    goal, cube = observation[26:29], observation[29:32]
+    to_cube, action = cube - hand, np.zeros(4)
+    between = 0.03 < width < 0.07  # the cube is 0.04 m wide; an open hand 0.08 m
+    aside, above = np.linalg.norm(to_cube[:2]), -to_cube[2]
+    at_cube = (aside < 0.015 and above < 0.01) or (between and max(aside, above) < 0.03)
+    height = 0.0 if at_cube or aside < (0.01 if above > 0.03 else 0.02) else 0.06
+    action[:3] = (goal - cube if held else to_cube + height * UP) / 0.1
+    action[3] = -1.0 if held or at_cube else 1.0  # unlike robosuite, 1 opens
+    return np.clip(action, -1.0, 1.0)
+
+
 def robosuite_task(name: str, steps: int, parts: Iterable[str]) -> EnvDescription:
     kwargs = {"task": name, "horizon": steps, "observations": list(parts)}
     return EnvDescription("rl_platform.envs.embodied.suites.robosuite:Task", kwargs, python="manipulation")
@@ -178,6 +198,18 @@ TASKS = {
     "metaworld_drawer": Task(
         metaworld_task("drawer-open-v3", 100), {"state": 39}, metaworld_drawer, noisy=slice(3), episodes=20
     ),
+    "maniskill_pick": Task(
+        EnvDescription(
+            "rl_platform.envs.embodied.suites.maniskill:ManiSkillTask",
+            {"task": "PickCube-v1", "control_mode": "pd_ee_delta_pos"},
+            python="maniskill/bin/python",
+        ),
+        {"state": 42},
+        maniskill_pick,
+        noisy=slice(3),
+        episodes=50,
+        noise=0.1,
+    ),
 }
 
 
@@ -191,22 +223,25 @@ def record(path: str, task: Task, episodes: int, noise: float, workers: int) -> 
     try:
         with h5py.File(unfinished, "w") as file:
             for first in range(0, episodes, workers):
-                seen, chosen, observations, over = [], [], envs.reset(range(first, first + workers)), False
-                while not over:
+                observations, seen, chosen = envs.reset(range(first, first + workers)), [], []
+                ended: dict[int, EpisodeStats | None] = {}  # None: invalid. These environments begin another episode
+                while len(ended) < workers:
                     actions = np.stack([task.expert(each) for each in observations])
                     seen.append(observations)
                     chosen.append(actions)
                     moved = actions.copy()
                     moved[:, task.noisy] += noise * draw.normal(size=moved[:, task.noisy].shape)
                     result = envs.step(np.clip(moved, -1.0, 1.0).astype(np.float32))
-                    observations, over = result.observations, bool(result.ended.all())
-                for episode in result.episodes:
-                    asked = first + episode.env_index < episodes  # the last round of workers may be one too many
-                    if not asked or episode.success is None or not episode.success.at_end:
+                    observations = result.observations
+                    valid = {episode.env_index: episode for episode in result.episodes}
+                    ended = {int(index): valid.get(int(index)) for index in np.flatnonzero(result.ended)} | ended
+                for index, episode in sorted(ended.items()):
+                    asked = first + index < episodes  # the last round of workers may be one too many
+                    if not asked or episode is None or episode.success is None or not episode.success.at_end:
                         continue
                     group = file.create_group(f"data/demo_{written}")
-                    group["actions"] = np.stack(chosen)[:, episode.env_index].astype(np.float32)
-                    each = np.split(np.stack(seen)[:, episode.env_index], parts, 1)
+                    group["actions"] = np.stack(chosen)[: episode.length, index].astype(np.float32)
+                    each = np.split(np.stack(seen)[: episode.length, index], parts, 1)
                     for name, part in zip(task.parts, each, strict=True):
                         group[f"obs/{name}"] = part
                     written += 1
@@ -222,16 +257,20 @@ if __name__ == "__main__":
     parser.add_argument("file")
     parser.add_argument("--task", choices=TASKS, help="by default the name of the file, without .hdf5")
     parser.add_argument("--episodes", type=int, help="by default as many as the task's config was run with")
-    parser.add_argument("--noise", type=float, default=0.2, help="standard deviation of the noise on executed actions")
+    parser.add_argument("--noise", type=float, help="standard deviation of the noise on executed actions")
+    parser.add_argument("--python", help="the interpreter that has the simulator (env.python)")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     if (name := options.task or Path(options.file).stem) not in TASKS:
         parser.error(f"{options.file} names no task: add --task {' or --task '.join(TASKS)}")
-    episodes = options.episodes or TASKS[name].episodes
+    task = TASKS[name]
+    if options.python is not None:
+        task = task._replace(env=replace(task.env, python=options.python))
+    episodes, noise = options.episodes or task.episodes, task.noise if options.noise is None else options.noise
     if episodes < 1 or options.workers < 1:
         parser.error("--episodes and --workers are at least 1")
     try:
-        share = record(options.file, TASKS[name], episodes, options.noise, options.workers)
+        share = record(options.file, task, episodes, noise, options.workers)
     except (PlatformError, OSError) as error:
         parser.error(f"{options.file}: {error}")
     print(f"{options.file}: {share:.0%} of {episodes} episodes succeeded and were written")

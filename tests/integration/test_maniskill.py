@@ -8,11 +8,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import pickle
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
+from rl_platform.config import load_config
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.vector import VectorEnv
@@ -36,6 +40,24 @@ def described(**kwargs: object) -> EnvDescription:
             pytest.skip(f"no Vulkan: {error}")
         raise
     return description
+
+
+@pytest.mark.parametrize("path", sorted(CONFIG.parent.glob("maniskill_*.yaml")), ids=lambda path: path.stem)
+def test_a_success_that_ends_an_episode_pays_more_than_waiting_beside_the_goal(path: Path) -> None:
+    """With the value 0 after a success, PushCube pays 1 for it and 0.5 / (1 - 0.8) for a cube beside the goal."""
+    config = load_config(path).config
+    assert config.env.id == ID
+    assert config.env.kwargs.get("reward_mode", "normalized_dense") == "normalized_dense"
+    assert config.algorithm.bootstrap_type == "always"
+
+
+def test_the_scripted_expert_picks_the_cube(script: Callable[[Path], ModuleType], folder: Path) -> None:
+    described(task="PickCube-v1")
+    pytest.importorskip("h5py")
+    example = script(CONFIG.parents[2] / "examples" / "demonstrations.py")
+    task = example.TASKS["maniskill_pick"]
+    task = task._replace(env=replace(task.env, python=PYTHON))
+    assert example.record("maniskill_pick.hdf5", task, 4, task.noise, 1) >= 0.75
 
 
 def test_a_seed_determines_the_episode_which_ends_by_the_limit_of_the_task() -> None:

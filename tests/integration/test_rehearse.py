@@ -33,6 +33,7 @@ NEEDS_MORE = (  # simulators that are not installed with the tests
     "libero_spatial_ppo_openpi_8gpu",
     "maniskill_ppo_mlp",
     "maniskill_ppo_openvlaoft_8gpu",
+    "maniskill_pick",
     "maniskill_push",
     "metaworld_drawer",
     "metaworld_mt10",

@@ -64,6 +64,50 @@ def test_no_more_episodes_are_recorded_if_the_workers_do_not_divide_them(example
         assert sorted(file["data"]) == ["demo_0", "demo_1", "demo_2"]
 
 
+UNEVEN = """
+import gymnasium
+import numpy as np
+
+
+class Arm(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-100, 100, (1,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.length, self.steps = 5 if seed is None else 2 + seed, 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        over = self.steps == self.length
+        return np.full(1, self.steps, np.float32), 1.0, over, False, {"success": over}
+"""
+
+
+def test_an_episode_that_ends_at_success_is_recorded_to_its_own_end(example: ModuleType, folder: Path) -> None:
+    Path("arm.py").write_text(UNEVEN)
+    env = EnvDescription("arm.py:Arm", max_episode_steps=9)
+    task = example.Task(env, {"hand": 1}, lambda observation: observation / 10, slice(1), 3)
+    assert example.record("arm.hdf5", task, 3, 0.0, 2) == 1.0
+    with h5py.File("arm.hdf5") as file:
+        seen = [file[f"data/demo_{number}/obs/hand"][:, 0].tolist() for number in range(3)]
+        assert seen == [[0, 1], [0, 1, 2], [0, 1, 2, 3]]
+        assert np.allclose(file["data/demo_2/actions"][:, 0], [0.0, 0.1, 0.2, 0.3])
+
+
+def test_a_cube_between_the_fingers_is_gripped_and_a_held_one_carried_to_the_goal(example: ModuleType) -> None:
+    joints, fingers, speeds, still = [0.0] * 7, [0.04, 0.04], [0.0] * 9, [1.0, 0.0, 0.0, 0.0]
+    hand, cube, goal = [0.0, 0.0, 0.02], [0.005, 0.0, 0.02], [0.055, 0.0, 0.12]
+
+    def action(held: float) -> np.ndarray:
+        observation = [*joints, *fingers, *speeds, held, *hand, *still, *goal, *cube, *still, *[0.0] * 6]
+        chosen: np.ndarray = example.maniskill_pick(np.array(observation))
+        return chosen
+
+    assert np.allclose(action(0.0), [0.05, 0.0, 0.0, -1.0])
+    assert np.allclose(action(1.0), [0.5, 0.0, 1.0, -1.0])
+
+
 def test_the_hand_holds_a_cube_that_noise_has_moved_away_from_its_centre(example: ModuleType) -> None:
     hand, downwards, fingers, cube = [0.0, 0.0, 0.84], [1.0, 0.0, 0.0, 0.0], [0.02, -0.02], [0.0, 0.025, 0.83]
     action = example.lift(np.array([*hand, *downwards, *fingers, *cube, *[0.0] * 7]))
@@ -83,6 +127,7 @@ def test_the_handle_is_turned_before_the_door_is_pulled(example: ModuleType) -> 
     [
         (["lift.hdf5"], "`rl-platform environment manipulation` makes it"),
         (["lift.hdf5", "--workers", "0"], "--episodes and --workers are at least 1"),
+        (["maniskill_pick.hdf5", "--python", "maniskill/bin/python"], "pip install mani-skill==3.0.1"),
         (["reach.hdf5"], "names no task: add --task lift"),
     ],
 )
