@@ -1,4 +1,4 @@
-"""Records demonstrations of scripted experts for six robot tasks, in the layout of robomimic's files.
+"""Records demonstrations of scripted experts for seven robot tasks, in the layout of robomimic's files.
 
     python examples/demonstrations.py lift.hdf5                # robosuite's Lift
     python examples/demonstrations.py door.hdf5                # robosuite's Door
@@ -6,6 +6,7 @@
     python examples/demonstrations.py metaworld_push.hdf5      # push-v3 of Meta-World
     python examples/demonstrations.py metaworld_drawer.hdf5    # drawer-open-v3 of Meta-World
     python examples/demonstrations.py maniskill_pick.hdf5 --python maniskill/bin/python    # ManiSkill's PickCube
+    python examples/demonstrations.py maniskill_push_camera.hdf5 --python maniskill/bin/python    # PushCube with images
 
 `--task` or the name of the file chooses the task. Needs `rl-platform environment manipulation` once, or the setup of
 docs/maniskill.md, and `pip install h5py`. Executed actions have noise and the file has those of the expert, so a clone
@@ -13,7 +14,7 @@ of it learns to correct its errors (Laskey et al., "DART", 2017).
 """
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -31,13 +32,13 @@ LIFTED = 0.92  # height of robosuite's cube at the end, in metres; the table is 
 
 
 class Task(NamedTuple):
-    """parts: of an observation, and their sizes. noisy: components of an action. episodes: to record by default.
+    """parts: of an observation, and their sizes; of images their shapes. noisy: components of an action.
 
-    noise: standard deviation of the noise on executed actions, by default.
+    episodes: to record by default. noise: standard deviation of the noise on executed actions, by default.
     """
 
     env: EnvDescription
-    parts: dict[str, int]
+    parts: Mapping[str, int | tuple[int, ...]]
     expert: Callable[[np.ndarray], np.ndarray]
     noisy: slice
     episodes: int
@@ -164,6 +165,19 @@ def maniskill_pick(observation: np.ndarray) -> np.ndarray:
     return np.clip(action, -1.0, 1.0)
 
 
+def maniskill_push(observation: np.ndarray) -> np.ndarray:
+    """Goes above a point behind the cube, down to it, and pushes the cube ahead (+x), with the fingers closed."""
+    hand, cube, action = observation[18:21], observation[28:31], np.zeros(4)
+    to_start = cube - np.array([0.05, 0.0, 0.0]) - hand
+    behind, aside = to_start[0] > -0.02, abs(to_start[1])
+    action[:3], action[3] = to_start / 0.1, -1.0
+    if behind and aside < 0.02 and hand[2] < 0.05:
+        action[0] = 1.0
+    elif np.linalg.norm(to_start[:2]) > 0.02:
+        action[2] += 0.6
+    return np.clip(action, -1.0, 1.0)
+
+
 def robosuite_task(name: str, steps: int, parts: Iterable[str]) -> EnvDescription:
     kwargs = {"task": name, "horizon": steps, "observations": list(parts)}
     return EnvDescription("rl_platform.envs.embodied.suites.robosuite:Task", kwargs, python="manipulation")
@@ -172,6 +186,13 @@ def robosuite_task(name: str, steps: int, parts: Iterable[str]) -> EnvDescriptio
 def metaworld_task(name: str, steps: int) -> EnvDescription:
     kwargs = {"env_name": name, "seed": 1}
     return EnvDescription("metaworld:Meta-World/MT1", kwargs, max_episode_steps=steps, python="manipulation")
+
+
+def maniskill_task(name: str, **kwargs: object) -> EnvDescription:
+    given = {"task": name, "control_mode": "pd_ee_delta_pos", **kwargs}
+    return EnvDescription(
+        "rl_platform.envs.embodied.suites.maniskill:ManiSkillTask", given, python="maniskill/bin/python"
+    )
 
 
 LIFT = {"robot0_eef_pos": 3, "robot0_eef_quat": 4, "robot0_gripper_qpos": 2, "object-state": 10}
@@ -199,15 +220,14 @@ TASKS = {
         metaworld_task("drawer-open-v3", 100), {"state": 39}, metaworld_drawer, noisy=slice(3), episodes=20
     ),
     "maniskill_pick": Task(
-        EnvDescription(
-            "rl_platform.envs.embodied.suites.maniskill:ManiSkillTask",
-            {"task": "PickCube-v1", "control_mode": "pd_ee_delta_pos"},
-            python="maniskill/bin/python",
-        ),
-        {"state": 42},
-        maniskill_pick,
+        maniskill_task("PickCube-v1"), {"state": 42}, maniskill_pick, noisy=slice(3), episodes=50, noise=0.1
+    ),
+    "maniskill_push_camera": Task(  # the policy observes state and images, the expert the objects too
+        maniskill_task("PushCube-v1", observations="state+rgb", size=64),
+        {"state": 25, "objects": 10, "rgb": (64, 64, 3)},
+        maniskill_push,
         noisy=slice(3),
-        episodes=50,
+        episodes=40,
         noise=0.1,
     ),
 }
@@ -218,7 +238,7 @@ def record(path: str, task: Task, episodes: int, noise: float, workers: int) -> 
     unfinished = Path(f"{path}.unfinished")  # an interrupted recording leaves no file that a run would read
     unfinished.absolute().parent.mkdir(parents=True, exist_ok=True)
     envs = VectorEnv(task.env, workers, workers)
-    parts = np.cumsum(list(task.parts.values()))[:-1]
+    parts = np.cumsum([np.prod(shape, dtype=int) for shape in task.parts.values()])[:-1]
     draw, written = np.random.default_rng(0), 0
     try:
         with h5py.File(unfinished, "w") as file:
@@ -242,8 +262,12 @@ def record(path: str, task: Task, episodes: int, noise: float, workers: int) -> 
                     group = file.create_group(f"data/demo_{written}")
                     group["actions"] = np.stack(chosen)[: episode.length, index].astype(np.float32)
                     each = np.split(np.stack(seen)[: episode.length, index], parts, 1)
-                    for name, part in zip(task.parts, each, strict=True):
-                        group[f"obs/{name}"] = part
+                    for (name, shape), part in zip(task.parts.items(), each, strict=True):
+                        if isinstance(shape, tuple):  # an image, whose pixels were divided by 255
+                            pixels = np.rint(255 * part).astype(np.uint8).reshape(-1, *shape)
+                            group.create_dataset(f"obs/{name}", data=pixels, compression="gzip")
+                        else:
+                            group[f"obs/{name}"] = part
                     written += 1
         unfinished.replace(path)
     finally:

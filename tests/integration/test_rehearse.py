@@ -35,6 +35,7 @@ NEEDS_MORE = (  # simulators that are not installed with the tests
     "maniskill_ppo_openvlaoft_8gpu",
     "maniskill_pick",
     "maniskill_push",
+    "maniskill_push_camera",
     "metaworld_drawer",
     "metaworld_mt10",
     "metaworld_ppo_openpi_8gpu",

@@ -130,6 +130,54 @@ def test_micro_batches_do_not_change_the_update(command) -> None:
     assert np.allclose(*nlls, atol=1e-5)
 
 
+LOOK = """
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict
+
+
+class Look(gymnasium.Env):
+    observation_space = Dict({"rgb": Box(0, 255, (8, 8, 3), np.uint8), "state": Box(-1, 1, (1,), np.float32)})
+    action_space = Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.column = int(self.np_random.integers(8))
+        return self.seen(), {}
+
+    def seen(self):
+        image = np.zeros((8, 8, 3), np.uint8)
+        image[:, self.column] = 255
+        return {"rgb": image, "state": np.zeros(1, np.float32)}
+
+    def step(self, action):
+        return self.seen(), -abs(float(action[0]) - (self.column / 3.5 - 1)), False, False, {}
+"""
+
+
+def test_a_policy_of_images_is_cloned(command, folder: Path) -> None:
+    """The wanted action is where the bright column is."""
+    Path("look.py").write_text(LOOK)
+    columns = np.arange(8).repeat(4)
+    images = np.zeros((32, 8, 8, 3), np.uint8)
+    images[np.arange(32), :, columns] = 255
+    with h5py.File("demos.hdf5", "w") as file:
+        file["data/demo_0/obs/rgb"], file["data/demo_0/obs/state"] = images, np.zeros((32, 1))
+        file["data/demo_0/actions"] = columns[:, None] / 3.5 - 1
+    ended = command(
+        "embodied.yaml",
+        "env={id: 'look.py:Look', max_episode_steps: 4, num_envs: 4, rollout_steps: 16, evaluation: {episodes: 10}}",
+        "actor.model={type: cnn, cnn: {channels: [8], kernels: [3], strides: [1]}, hidden_sizes: [32]}",
+        "actor.model.initial_log_std=-2.0",
+        "runner.warm_start={demonstrations: demos.hdf5, observations: [rgb, state], updates: 300, nll_coef: 0.5}",
+        "runner.max_steps=1",
+        "runner.output_dir=out",
+    )
+    assert ended.code == 0, ended.err
+    cloned = read_metrics("out")[0]["val/return"]
+    assert cloned > -0.4, f"{cloned} of 4 steps; a policy that does not look returns about -2"
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("demonstrations", "forked_workers")
 def test_two_ranks_of_learner_and_environments_clone_and_learn_as_one(command) -> None:

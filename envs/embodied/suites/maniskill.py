@@ -25,8 +25,9 @@ VULKAN = "ManiSkill needs Vulkan, for states too; docs/maniskill.md has the setu
 class ManiSkillTask(gymnasium.Env[Any, np.ndarray]):
     """One environment of ManiSkill. `info["success"]` is ManiSkill's check of success.
 
-    task: its id. observations: `state`, or `rgb`: images [size,size,3] uint8 and the state of the robot. options: other
-    arguments of the task, as control_mode or robot_uids. An episode has as many steps as ManiSkill registers for it.
+    task: its id. observations: `state`; `rgb`: images [size,size,3] uint8 and the state of the robot; `state+rgb`: the
+    images and the whole state, for experts that are recorded. options: other arguments of the task, as control_mode or
+    robot_uids. An episode has as many steps as ManiSkill registers for it.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012 - as Gymnasium declares it
@@ -34,7 +35,7 @@ class ManiSkillTask(gymnasium.Env[Any, np.ndarray]):
     def __init__(
         self, task: str, observations: str = "state", size: int = 128, render_mode: str | None = None, **options: Any
     ) -> None:
-        check_name("observations", observations, ("state", "rgb"))
+        check_name("observations", observations, ("state", "rgb", "state+rgb"))
         with installed("maniskill", "env.id"):
             import mani_skill.envs  # noqa: F401 - registers the tasks
             import torch
@@ -48,17 +49,19 @@ class ManiSkillTask(gymnasium.Env[Any, np.ndarray]):
         if not torch.cuda.is_available():  # Mesa's lavapipe, the same device for each environment of the process
             _accept_pci()
             defaults["render_backend"] = "pci:0"
-        if observations == "rgb":
+        images = observations != "state"
+        if images:
             defaults["sensor_configs"] = {"width": size, "height": size}
         self.render_mode, self.max_path_length = render_mode, REGISTERED_ENVS[task].max_episode_steps
+        mode = observations.replace("state+", "state_dict+")
         try:
-            env = gymnasium.make(task, obs_mode=observations, render_mode=render_mode, **defaults | options)
+            env = gymnasium.make(task, obs_mode=mode, render_mode=render_mode, **defaults | options)
         except RuntimeError as error:
             if not any(sign in str(error) for sign in OF_VULKAN):
                 raise
             problem = Problem("env.id", f"{task} cannot be built: {error}", value=task, hint=VULKAN)
             raise ConfigError([problem]) from error
-        if observations == "rgb":
+        if images:
             env = FlattenRGBDObservationWrapper(env, rgb=True, depth=False, state=True)
         self._env = CPUGymWrapper(env)
         self.observation_space, self.action_space = self._env.observation_space, self._env.action_space

@@ -3,7 +3,8 @@
     data/EPISODE/obs/NAME, data/EPISODE/actions          HDF5
     meta/info.json, data/**/*.parquet                    LeRobot, a row per step; columns by name, `action`
 
-Not covered: images, and videos of LeRobot data sets.
+Images among other parts are uint8 [T,height,width,channels] in HDF5. Not covered: environments that observe an image
+alone, and images and videos of LeRobot data sets.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def read_demonstrations(settings: WarmStart, spaces: EnvSpaces) -> Demonstration
     """Returns the demonstrations, as the policy observes and acts in an environment of these spaces.
 
     Raises ConfigError for a file that is missing or unreadable. Also raises it for observations or actions that have
-    another size or are not finite, and for actions beyond the bounds.
+    another size or are not finite, for actions beyond the bounds, and for pixels that are not 0 to 255.
     """
     if (problem := absent(settings)) is not None:
         raise ConfigError([problem])
@@ -52,10 +53,12 @@ def read_demonstrations(settings: WarmStart, spaces: EnvSpaces) -> Demonstration
     problems = _problems(path, observations, actions, spaces)
     if problems:
         raise ConfigError(problems)
+    if spaces.image_parts:  # scaled as `FlatObservations` scales them
+        observations = observations * np.where(_pixels(spaces), np.float32(1 / 255), np.float32(1))
     if spaces.action.kind != "continuous":
         actions = np.rint(actions).astype(np.int64) - np.asarray(spaces.action_start)
     typed = actions.astype(spaces.policy_action_dtype).reshape(len(actions), *spaces.policy_action_shape)
-    return Demonstrations(observations.astype(np.float32), typed, episodes)
+    return Demonstrations(observations, typed, episodes)
 
 
 def absent(settings: WarmStart) -> Problem | None:
@@ -68,13 +71,28 @@ def absent(settings: WarmStart) -> Problem | None:
     return None if path.exists() else Problem(FILE, "no such file or folder", value=str(path), hint=hint)
 
 
+def _pixels(spaces: EnvSpaces) -> np.ndarray:
+    """Returns per number of an observation [D] whether it is a pixel of an image among other parts."""
+    return np.concatenate([np.full(part.size, part.image) for part in spaces.parts])
+
+
 def _problems(path: Path, observations: np.ndarray, actions: np.ndarray, spaces: EnvSpaces) -> list[Problem]:
     problems = []
-    if observations.shape[1] != spaces.observation_size:
+    if spaces.images:
+        message, hint = "the environment observes an image alone", "let it observe a Dict with other parts too"
+        problems.append(Problem(KEY, message, value=str(path), hint=hint))
+    elif observations.shape[1] != spaces.observation_size:
         message = f"its observations have {observations.shape[1]} numbers"
         allowed = f"{spaces.observation_size}, as those of the environment"
         hint = "name the parts that the environment observes, in its order"
         problems.append(Problem(NAMES, message, value=str(path), allowed=allowed, hint=hint))
+    elif spaces.image_parts:
+        pixels = observations[:, _pixels(spaces)]
+        if (pixels % 1).any() or (pixels < 0).any() or (pixels > 255).any():
+            message = f"its images have numbers between {pixels.min():g} and {pixels.max():g}"
+            hint = "name the parts in the order of the environment"
+            allowed = "whole numbers from 0 to 255"
+            problems.append(Problem(NAMES, message, value=str(path), allowed=allowed, hint=hint))
     width, continuous = spaces.action.components, spaces.action.kind == "continuous"
     if actions.shape[1] != width:
         message, allowed = f"its actions have {actions.shape[1]} numbers", f"{width}, as those of the environment"
@@ -192,8 +210,9 @@ def _column(table: Any, name: str) -> np.ndarray:
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Parts [T,...] side by side: [T,sum of their sizes]."""
-    numbers = [np.asarray(part, np.float64) for part in parts]
+    """Parts [T,...] side by side: [T,sum of their sizes] float32. Numbers that are too large become infinite."""
+    with np.errstate(over="ignore"):
+        numbers = [np.asarray(part).astype(np.float32) for part in parts]
     return np.concatenate([part.reshape(len(part), math.prod(part.shape[1:])) for part in numbers], axis=1)
 
 

@@ -45,7 +45,7 @@ def refused(config: Config) -> Iterator[Problem]:
 def _warm_start(config: Config) -> Iterator[Problem]:
     """Yields what cannot be cloned: demonstrations hold observations and actions of single steps."""
     model, key = config.actor.model, "runner.warm_start"
-    if when(lambda: model.type != "mlp" and not is_named(model.type)):
+    if when(lambda: model.type not in ("mlp", "cnn") and not is_named(model.type)):
         message = f"demonstrations of single steps cannot train a policy of type {config.actor.model.type}"
         yield Problem(key, message, hint="actor.model.type: mlp")
     if when(lambda: model.num_action_chunks > 1):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Dict
 
 from rl_platform.components.demonstrations.cloning import LEAST_DEVIATION, demonstration_normalizer
 from rl_platform.components.demonstrations.demonstration_files import read_demonstrations
 from rl_platform.config.schema.runner import WarmStart
-from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
+from rl_platform.envs.embodied.adapter import FlatObservations
+from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces, read_spaces
 from rl_platform.errors import ConfigError
 
 h5py = pytest.importorskip("h5py", reason="pip install 'rl-platform[demonstrations]'")
@@ -128,6 +131,39 @@ def test_a_file_with_groups_in_place_of_numbers_is_refused(tmp_path: Path) -> No
         file["data"] = STEPS
     with pytest.raises(ConfigError, match="cannot be read"):
         read_demonstrations(WarmStart(demonstrations=str(tmp_path / "c")), BOX)
+
+
+class Seen(gymnasium.Env):
+    """Observes a state of two numbers and an image."""
+
+    observation_space = Dict({"rgb": Box(0, 255, (2, 3, 3), np.uint8), "state": Box(-9, 9, (2,), np.float32)})
+    action_space = Box(-1, 1, (2,), np.float32)
+
+
+def test_images_of_a_file_are_read_as_the_environment_shows_them(tmp_path: Path) -> None:
+    draw, env = np.random.default_rng(0), FlatObservations(Seen())
+    states, images = draw.normal(size=(5, 2)).astype(np.float32), draw.integers(0, 256, (5, 2, 3, 3), np.uint8)
+    with h5py.File(tmp_path / "demos.hdf5", "w") as file:
+        file["data/demo_0/obs/state"], file["data/demo_0/obs/rgb"] = states, images
+        file["data/demo_0/obs/fractions"] = images / 255
+        file["data/demo_0/actions"] = STEPS
+    spaces = read_spaces(env, "Seen")
+    settings = WarmStart(demonstrations=str(tmp_path / "demos.hdf5"), observations=["rgb", "state"])
+    read = read_demonstrations(settings, spaces).observations
+    shown = [env.observation({"rgb": image, "state": state}) for image, state in zip(images, states, strict=True)]
+    assert np.array_equal(read, np.stack(shown))
+    for wrong in (["state", "rgb"], ["fractions", "state"]):
+        with pytest.raises(ConfigError, match="allowed: whole numbers from 0 to 255"):
+            read_demonstrations(settings.model_copy(update={"observations": wrong}), spaces)
+    normalizer = demonstration_normalizer(spaces, 10.0, read)
+    assert np.array_equal(normalizer(read)[:, :18], read[:, :18]), "pixels are not normalised"
+    assert np.abs(normalizer(read)[:, 18:].std(0) - 1).max() < 0.01
+
+
+def test_an_image_alone_is_refused(tmp_path: Path) -> None:
+    spaces = EnvSpaces((1, 1, 3), ActionSpace("continuous", 2), (2,), (-1.0, -1.0), (1.0, 1.0), 0, "uint8")
+    with pytest.raises(ConfigError, match="observes an image alone"):
+        read_demonstrations(hdf5(tmp_path, ONES, STEPS), spaces)
 
 
 def test_the_normaliser_has_the_moments_of_the_demonstrations_for_good() -> None:

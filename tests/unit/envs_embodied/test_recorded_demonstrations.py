@@ -95,6 +95,51 @@ def test_an_episode_that_ends_at_success_is_recorded_to_its_own_end(example: Mod
         assert np.allclose(file["data/demo_2/actions"][:, 0], [0.0, 0.1, 0.2, 0.3])
 
 
+CAMERA = """
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict
+
+
+class Camera(gymnasium.Env):
+    observation_space = Dict({"state": Box(-9, 9, (2,), np.float32), "rgb": Box(0, 255, (2, 3, 3), np.uint8)})
+    action_space = Box(-1, 1, (2,), np.float32)
+
+    def seen(self):
+        return {"state": np.ones(2, np.float32), "rgb": np.arange(237, 255, dtype=np.uint8).reshape(2, 3, 3)}
+
+    def reset(self, *, seed=None, options=None):
+        return self.seen(), {}
+
+    def step(self, action):
+        return self.seen(), 1.0, False, False, {"success": True}
+"""
+
+
+def test_images_are_recorded_as_pixels(example: ModuleType, folder: Path) -> None:
+    Path("camera.py").write_text(CAMERA)
+    parts = {"rgb": (2, 3, 3), "state": 2}  # Gymnasium sorts the keys
+    env = EnvDescription("camera.py:Camera", max_episode_steps=2)
+    task = example.Task(env, parts, lambda observation: observation[-2:], slice(2), 1)
+    assert example.record("camera.hdf5", task, 1, 0.1, 1) == 1.0
+    with h5py.File("camera.hdf5") as file:
+        images = file["data/demo_0/obs/rgb"]
+        assert (images.dtype, images[1].reshape(-1).tolist()) == (np.uint8, list(range(237, 255)))
+        assert file["data/demo_0/obs/state"][:].tolist() == [[1, 1], [1, 1]]
+
+
+def test_the_arm_pushes_a_cube_from_behind(example: ModuleType) -> None:
+    joints, still = [0.0] * 18, [1.0, 0.0, 0.0, 0.0]
+    cube, goal = [0.05, 0.0, 0.02], [0.25, 0.0, 0.0]
+
+    def action(hand: list[float]) -> np.ndarray:
+        chosen: np.ndarray = example.maniskill_push(np.array([*joints, *hand, *still, *goal, *cube, *still]))
+        return chosen
+
+    assert np.allclose(action([0.01, 0.0, 0.02]), [1.0, 0.0, 0.0, -1.0])
+    assert action([0.1, 0.0, 0.1])[2] < 0.0 < action([0.1, 0.0, 0.05])[2], "above the table on the way back"
+
+
 def test_a_cube_between_the_fingers_is_gripped_and_a_held_one_carried_to_the_goal(example: ModuleType) -> None:
     joints, fingers, speeds, still = [0.0] * 7, [0.04, 0.04], [0.0] * 9, [1.0, 0.0, 0.0, 0.0]
     hand, cube, goal = [0.0, 0.0, 0.02], [0.005, 0.0, 0.02], [0.055, 0.0, 0.12]
