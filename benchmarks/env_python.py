@@ -6,7 +6,8 @@ nothing is handed back. Ours is `VectorEnv.step`: all environments are awaited b
 joined into one array, and ends, numbers that are not finite and success are checked. Actions are uniformly random.
 
 `sleep` is an environment whose step waits 1 ms: its ratio is the overhead of a step of that length. It needs no
-simulator, the others need `rl-platform environment manipulation`. Seconds of the processor are those of all processes
+simulator, the others need `rl-platform environment manipulation`, and ManiSkill, which only `--tasks` runs, the setup
+of docs/maniskill.md in the current folder. Seconds of the processor are those of all processes
 of a contestant; other load on the machine hardly changes them. `--tcp` adds a contestant whose environments are those
 of a server on the loopback interface (`env.address`), with as many connections as there are workers.
 
@@ -43,6 +44,7 @@ ALONE, OURS, TCP = "alone", "rl_platform", "rl_platform over TCP"
 STEPS, CPU = "steps", "cpu_seconds"
 FOLDER = Path(__file__).parent
 SUITES = "rl_platform.envs.embodied.suites"
+MANISKILL = "maniskill/bin/python"
 CAMERA = {"cameras": ["agentview"], "size": 84}
 
 
@@ -85,6 +87,26 @@ def dm_control_task(domain: str, task: str) -> Task:
     )
 
 
+def maniskill_task() -> Task:
+    given = {"task": "PushCube-v1", "control_mode": "pd_ee_delta_pos"}
+    return Task(
+        EnvDescription(f"{SUITES}.maniskill:ManiSkillTask", given),
+        """
+        import gymnasium, mani_skill.envs, torch
+        from mani_skill.envs.utils.system import backend
+        from mani_skill.utils.wrappers.gymnasium import CPUGymWrapper
+        torch.set_num_threads(1)
+        backend.parse_backend_device_id = lambda name: (name, None)
+        make = lambda: CPUGymWrapper(gymnasium.make(
+            "PushCube-v1", num_envs=1, sim_backend="physx_cpu", render_backend="pci:0", obs_mode="state",
+            control_mode="pd_ee_delta_pos", reward_mode="normalized_dense"))
+        low, high = make().action_space.low, make().action_space.high
+        ended = lambda result: result[2] or result[3]
+        """,
+        python=MANISKILL,
+    )
+
+
 TASKS = {
     "sleep": Task(
         EnvDescription(f"{FOLDER}/_sleep.py:Sleep", max_episode_steps=1_000_000),
@@ -114,6 +136,7 @@ TASKS = {
         ended = lambda result: result[2]
         """,
     ),
+    "ManiSkill PushCube": maniskill_task(),
     "robosuite Lift, camera": Task(
         EnvDescription(
             f"{SUITES}.robosuite:Task", {"task": "Lift", **CAMERA, "observations": ["robot0_proprio-state"]}
@@ -259,7 +282,8 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--steps", type=int, default=20, help="of every environment in a lap")
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
+    default = [name for name, task in TASKS.items() if task.python != MANISKILL]
+    parser.add_argument("--tasks", nargs="+", default=default, choices=TASKS)
     parser.add_argument("--tcp", action="store_true", help="also over TCP, on the loopback interface")
     options = parser.parse_args()
     if options.quick:

@@ -43,6 +43,9 @@ TASKS = {  # config: suite and task
     "adroit_pen": "Gymnasium-Robotics 1.4, AdroitHandPen-v1",
     "robosuite_lift": "robosuite 1.5, Lift",
     "robosuite_door": "robosuite 1.5, Door",
+    "maniskill_push": "ManiSkill 3.0, PushCube",
+    "maniskill_pick": "ManiSkill 3.0, PickCube",
+    "maniskill_push_camera": "ManiSkill 3.0, PushCube from images",
 }
 SUCCESS, SUCCESS_AT_END, RETURN = "val/success_once", "val/success_at_end", "val/return"
 TASK_SUCCESS = re.compile(r"val/(.+)/success_once")
@@ -108,7 +111,8 @@ def _formed(value: float, form: str) -> str:
 def row(name: str, runs: Sequence[Run]) -> str:
     """A line of the table of results."""
     env = load_config(CONFIGS / f"{name}.yaml").config.env
-    length = int(max(run.rows[-1].get("val/length", 0.0) for run in runs))
+    lengths = {each["val/length"] for run in runs for each in run.rows if "val/length" in each}
+    length = int(lengths.pop()) if len(lengths) == 1 else 0  # those that end at success have no common one
     cells = [
         f"[{name}]({name}.md)",
         TASKS[name],
