@@ -14,32 +14,61 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from device_rehearsal.acceptance_parts import REHEARSED
+from launcher_forks import Launchers
 from waiting import until
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 ONE_ROW = Namespace(dry_run=True, rows=1, length=8)
 
 
-def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", str(FOLDER / script), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+@pytest.fixture
+def run(launchers: Launchers, monkeypatch: pytest.MonkeyPatch) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """run("gpu.py", "--small"): the script in a process that has imported what runs use, as have its own forks."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        path = FOLDER / script
+        code = f"import runpy, sys; sys.path[0] = {str(FOLDER)!r}; sys.argv[0] = {str(path)!r}\n"
+        launcher = launchers.start(
+            FOLDER.parent, *arguments, code=f"{code}runpy.run_path(sys.argv[0], None, '__main__')"
+        )
+        out, err = launcher.communicate(1000)
+        return subprocess.CompletedProcess([str(path), *arguments], launcher.wait(), out, err)
+
+    return run_script
 
 
 @pytest.fixture
 def scripted(
-    script: Callable[[Path], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: Callable[[Path], ModuleType], launchers: Launchers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., str]:
     """scripted("margins.py", "cartpole"): the script in this process, in a folder of its own; why it ended, if it
-    failed. Training runs that it starts are processes."""
+    failed. Training runs that it starts are processes, which need not import."""
     monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    start_process = subprocess.run
+
+    def run_forked(command: list[str], **options: Any) -> subprocess.CompletedProcess[Any]:
+        python, option, *words = command
+        if (python, option) != (sys.executable, "-c"):
+            return start_process(command, **options)
+        with pytest.MonkeyPatch.context() as patch:
+            for name in os.environ.keys() - options.get("env", os.environ).keys():
+                patch.delenv(name)
+            for name, value in options.get("env", {}).items():
+                patch.setenv(name, value)
+            launcher = launchers.start(tmp_path, *words[1:], code=words[0])
+        out, err = launcher.communicate()
+        return subprocess.CompletedProcess(command, launcher.wait(), out, err)
+
+    monkeypatch.setattr(subprocess, "run", run_forked)
 
     def run_here(name: str, *words: str) -> str:
         monkeypatch.setattr(sys, "argv", [name, *words])
@@ -79,7 +108,7 @@ def test_without_a_gpu_it_ends_with_one_clear_line(scripted, capsys) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Megatron would compute on the GPU of this machine")
-def test_its_dry_run_measures_all_three_and_they_agree(tmp_path: Path) -> None:
+def test_its_dry_run_measures_all_three_and_they_agree(run, tmp_path: Path) -> None:
     ended = run("training_gpu.py", "--dry-run", "--json", str(tmp_path / "found.json"))
     assert ended.returncode == 0, ended.stderr
     found = json.loads((tmp_path / "found.json").read_text())["found"]
@@ -136,7 +165,7 @@ def gpu(script: Callable[[Path], ModuleType], monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.timeout(1200)
-def test_the_acceptance_of_a_gpu_runs_in_small(gpu: ModuleType, tmp_path: Path) -> None:
+def test_the_acceptance_of_a_gpu_runs_in_small(gpu: ModuleType, run, tmp_path: Path) -> None:
     """Every part whose packages are installed passes. `ppo-bfloat16` stands for `ppo-float32`, the same function, and
     device_rehearsal/test_acceptance.py runs what is in REHEARSED."""
     from gpu_parts.table import NAMES
