@@ -176,6 +176,7 @@ def test_images_are_learned_and_a_note_tells_what_becomes_of_them(model: str, co
     assert rows[-1]["val/return"] == 10
 
 
+@pytest.mark.release  # that images are learned, and a run with drawn pictures, are tested always: see above
 def test_a_pole_is_balanced_from_pictures(start, folder: Path, drawing) -> None:
     """The beginning of a run that ends at the longest episodes there are. Without learning, 20 steps stay below 11."""
     (folder / "balanced.py").write_text("def stop(step, metrics):\n    return metrics.get('episode/return', 0) > 20\n")

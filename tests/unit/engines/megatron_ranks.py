@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import sys
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +29,7 @@ from rl_platform.models.adapters.lora import add_adapters
 from rl_platform.models.causal_lm import export_causal_lm, load_causal_lm
 from rl_platform.models.forward import TokenPolicy, TokenValues
 from rl_platform.models.language import LanguageModel
-from rl_platform.models.pretrained.model_folder import PACKAGED, model_folder, packaged_gguf
+from rl_platform.models.pretrained.model_folder import PACKAGED, model_folder
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.records import RolloutBatch
 
@@ -448,7 +449,7 @@ def import_all() -> None:
 
 def preload() -> None:
     import_all()
-    if packaged_gguf():
+    if any('"real ' in jobs for jobs in sys.argv[2:]):
         real_model()
 
 
