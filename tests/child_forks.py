@@ -16,6 +16,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -193,6 +194,7 @@ def _become(job: dict[str, Any], descriptors: list[int]) -> str:
     os.chdir(job["folder"])
     os.environ.clear()
     os.environ.update(job["environment"])
+    tempfile.tempdir = None  # of the other TMPDIR
     sys.path[:] = list(
         dict.fromkeys(["", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *sys.path])
     )

@@ -143,6 +143,13 @@ import contextlib, gymnasium.envs.classic_control.cartpole, rl_platform.envs.emb
 with contextlib.suppress(Exception):
     import gymnasium.envs.mujoco.mujoco_env
 """
+# What a run of a rehearsal or of a sweep imports.
+RUN_IMPORTS = """
+from launcher_forks import import_for_runs
+from rl_platform.launch import cli, session
+from rl_platform.launch.start_checks import every_check
+import_for_runs()
+"""
 MISSING = [name for name in (*FAST, *NOT_FAST, *LONG) if not (TESTS / name).exists()]
 assert not MISSING, MISSING
 
@@ -347,6 +354,13 @@ def joins(address: str) -> str:
 def forked_environments() -> Iterator[None]:
     """Environment workers that this process starts are forks of one that has imported gymnasium and MuJoCo."""
     with forked_children("processes.worker_process", ENVIRONMENT_IMPORTS):
+        yield
+
+
+@pytest.fixture(scope="session")
+def forked_runs() -> Iterator[None]:
+    """Runs of rehearsals and sweeps that this process starts are forks of one that has imported for them."""
+    with forked_children("launch.cli import main", RUN_IMPORTS, others=["TMPDIR", "TORCHINDUCTOR_CACHE_DIR"]):
         yield
 
 

@@ -49,6 +49,7 @@ NEEDS_MORE = (  # simulators that are not installed with the tests
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_runs")
 def test_a_rehearsal_reports_and_leaves_only_its_report(command, folder):
     """Its engine says that it is installed, and does not start."""
     (folder / "temporary").mkdir()

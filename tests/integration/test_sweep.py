@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.usefixtures("forked_runs")
 def test_two_seeds_run_once_and_are_compared(tool, folder: Path) -> None:
     line = ("sweep", "embodied.yaml", "runner.seed=1,2", "runner.max_steps=1", "--jobs", "2", "--metric", "val/return")
     ended = tool(*line)

@@ -410,6 +410,7 @@ def test_stand_ins_have_the_shapes_of_the_file(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_runs")
 def test_a_converted_example_rehearses_with_its_stand_ins(
     tool: Any, command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
