@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from contextlib import nullcontext
+from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -178,6 +179,7 @@ def _mark(parameter: nn.Parameter, dimension: int) -> None:
     parameter.partition_dim, parameter.partition_stride = dimension, 1
 
 
+@cache
 def megatron_ranks() -> Any:
     spec = importlib.util.spec_from_file_location("megatron_ranks", Path(__file__).with_name("megatron_ranks.py"))
     assert spec is not None
@@ -190,7 +192,7 @@ def megatron_ranks() -> Any:
 def preload() -> None:
     """What both ranks import, before they are forked; the stand-in first."""
     install()
-    megatron_ranks().import_all()
+    megatron_ranks().import_for("fused")
 
 
 def main(rank: int, folder: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import json
 import sys
 from functools import cache
 from pathlib import Path
@@ -439,18 +440,20 @@ def held(engine: Any, batches: str) -> dict[str, int]:
     return {"layers": len(layers), "tokens": seen[0], "moments": sum(moments), "parameters": sum(parameters)}
 
 
-def import_all() -> None:
-    """What all ranks import, before they are forked."""
+def import_for(*layouts: str) -> None:
+    """What ranks of these layouts import, before they are forked, and the models that they copy."""
     import rl_platform.engines.training.megatron.engine  # noqa: F401
 
-    for kind in KINDS:
-        model(kind)
+    for layout in layouts:
+        if layout.startswith("real"):
+            real_model()
+            continue
+        for kind in KINDS_OF.get(layout, LLAMA):
+            model(kind)
 
 
 def preload() -> None:
-    import_all()
-    if any('"real ' in jobs for jobs in sys.argv[2:]):
-        real_model()
+    import_for(*(layout for job in sys.argv[2:] for layout in json.loads(job)[2]))
 
 
 def main(rank: int, folder: Path, *layouts: str) -> None:
