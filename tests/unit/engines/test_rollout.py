@@ -27,7 +27,7 @@ LENGTHS = (3, 11, 1, 7, 7, 20, 5, 2, 9, 14, 1, 6, 4)
 
 PAGES = [
     pytest.param((4, True), id="4"),
-    pytest.param((64, True), id="64"),
+    pytest.param((64, True), id="64", marks=pytest.mark.slow),
     pytest.param((4, False), id="4-uncompiled", marks=pytest.mark.slow),
 ]
 

@@ -146,6 +146,7 @@ def test_a_typo_is_answered_at_once_and_without_heavy_libraries(folder: Path, pr
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.slow
 def test_the_work_of_a_program_is_its_own(program) -> None:
     burn = "import time\nwhile time.process_time() < 1: pass"
     earlier = subprocess.Popen([sys.executable, "-c", burn])
