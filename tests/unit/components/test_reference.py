@@ -61,7 +61,7 @@ def found(runs: ModuleType, expected: Any, folder: Path, launchers: Launchers) -
     reports = {layout: [runs.report(folder, layout)] for layout in ALONE}
     Forked(Path(str(runs.__file__)), launchers).run((2, folder, [*SHARED]))
     for layout in SHARED:
-        reports[layout] = [torch.load(folder / f"{layout}-{rank}.pt") for rank in range(2)]
+        reports[layout] = [torch.load(folder / f"{layout}-{rank}.pt", weights_only=False) for rank in range(2)]
     return reports
 
 

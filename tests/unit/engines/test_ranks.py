@@ -43,7 +43,7 @@ def results(ranks: ModuleType, two_ranks: Any, tmp_path_factory: pytest.TempPath
         one[f"{name} resumed"] = ranks.resumed(ranks.engine(kind, **options), kind, folder / f"{name} 2")
     one["saved"] = {name: read_whole(folder / f"{name} 2") for name in ranks.VARIANTS if "lora" in name}
     one["bytes"] = {size: ranks.bytes_of_ranks(folder / f"critic {size}") for size in (1, 2)}
-    return {rank: torch.load(folder / f"rank{rank}.pt") for rank in range(2)} | {"one": one}
+    return {rank: torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)} | {"one": one}
 
 
 def alone(results: dict[Any, Any], variant: str) -> dict[str, Any]:
