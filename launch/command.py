@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import typer
 
-from rl_platform.config.loader import EXPLANATIONS
+from rl_platform.config.extends import EXPLANATIONS
 from rl_platform.extras import find, required
 from rl_platform.launch import options
 from rl_platform.launch.options import PlanForm

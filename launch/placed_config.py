@@ -12,8 +12,8 @@ from os import PathLike
 from typing import NamedTuple
 
 from rl_platform.config import Config, LoadedConfig, load_config
+from rl_platform.config.extends import EXPLANATIONS
 from rl_platform.config.layers import strings_of
-from rl_platform.config.loader import EXPLANATIONS
 from rl_platform.config.rollout_backend import chosen_backend
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import ConfigError, PlacementError, Problem

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -21,12 +23,22 @@ def run_path(text: str) -> Path:
 
 
 def check_runs(runs: Sequence[Path], file: str = METRICS, reason: str = "") -> None:
-    """Raises ConfigError with all paths that are neither a folder with `file` nor such a file.
+    """Raises ConfigError with all paths that are neither a folder with `file` nor such a file, and with the runs that
+    are named more than once.
 
     reason: why a run may have no such file.
     """
-    if problems := [problem for run in runs for problem in _problems(run, file, reason)]:
+    if problems := [*_repeated(runs, file), *(problem for run in runs for problem in _problems(run, file, reason))]:
         raise ConfigError(problems)
+
+
+def _repeated(runs: Sequence[Path], file: str) -> Iterator[Problem]:
+    """Yields a problem for each run that is named more than once, by whatever paths: it would count twice."""
+    real = (os.path.realpath(run.parent if run.name == file else run) for run in runs if run.exists())
+    for path, count in Counter(real).items():
+        if count > 1:
+            hint = "name it once: a median, mean or group would count it more than once"
+            yield Problem("RUN", "the run is named more than once", value=path, hint=hint)
 
 
 def _problems(run: Path, file: str, reason: str) -> Iterator[Problem]:

@@ -15,10 +15,10 @@ from rl_platform.config.python_values import DICT, as_yaml
 from rl_platform.config.source import Tree, YamlReader
 from rl_platform.disk import read_regular
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.run_files import CONFIG
-from rl_platform.suggest import nearest
+from rl_platform.extras import find
 from rl_platform.text_files import NotUTF8, text_of
 
+EXPLANATIONS = "rl_platform.config.explanations"  # an extra
 EXTENDS = "extends"
 MAX_BYTES = 200_000  # of a file: PyYAML reads some hundred thousand per second
 MAX_FILES = 32  # that extend each other
@@ -110,17 +110,7 @@ def _text_of(path: str | Path) -> str:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         hint = ""
         with suppress(OSError):  # of a path that the operating system refuses
-            hint = _file_near(Path(path))
+            hint = find(EXPLANATIONS, "near_files.config_near", lambda _: "")(Path(path))
         raise ConfigError(
             [Problem("config", f"the file cannot be read: {reason}", where=str(path), hint=hint)]
         ) from error
-
-
-def _file_near(path: Path) -> str:
-    """Returns a hint: the config in this folder, or the config beside this path whose name is closest. "" without."""
-    if (inside := path / CONFIG).is_file():
-        return f"did you mean {inside}?"
-    if path.exists():
-        return ""
-    close = nearest(path.stem, {file.stem for file in path.parent.glob("*.yaml")})
-    return f"did you mean {path.with_name(f'{close}.yaml')}?" if close else ""

@@ -16,7 +16,7 @@ import yaml
 from pydantic import ValidationError
 
 from rl_platform.config.describe import default_tree, field_at, is_known
-from rl_platform.config.extends import read_config
+from rl_platform.config.extends import EXPLANATIONS, read_config
 from rl_platform.config.layers import Layers, dotted, is_within_any, steps_of, strings_of, value_at
 from rl_platform.config.overrides import apply_overrides
 from rl_platform.config.python_values import OVERRIDES, Dumper, as_arguments
@@ -32,7 +32,6 @@ from rl_platform.redact import without_secrets
 if TYPE_CHECKING:
     from rl_platform.config.rules.rule import Unread
 
-EXPLANATIONS = "rl_platform.config.explanations"  # an extra
 REFERENCES = "rl_platform.config.references"  # an extra
 RULES = "rl_platform.config.rules"  # an extra
 

@@ -13,7 +13,6 @@ from rl_platform.launch.tools.named_runs import check_runs
 from rl_platform.launch.tools.report.collect import collect, state_of
 from rl_platform.launch.tools.report.page import ENDINGS, write
 from rl_platform.launch.tools.written import check_output
-from rl_platform.run_files import METRICS
 
 MOST_RUNS = 8  # colours that a reader can distinguish
 FOLLOW_S = 10
@@ -46,21 +45,10 @@ def report(runs: Sequence[Path], output: Path, show: bool, follow: bool) -> Iter
 
 
 def _check_number(runs: Sequence[Path]) -> None:
-    """Raises ConfigError for too many runs, and for runs that are named more than once."""
-    problems = []
+    """Raises ConfigError for too many runs."""
     if len(runs) > MOST_RUNS:
-        problems.append(
-            Problem("RUN", "too many runs for one page", value=str(len(runs)), allowed=f"at most {MOST_RUNS}")
-        )
-    files = [path.parent for path in runs if path.name == METRICS]
-    folders = [path.absolute() for path in (*files, *runs) if path.is_dir()]
-    problems += [
-        Problem("RUN", "the run is named more than once", value=str(folder))
-        for folder in dict.fromkeys(folders)
-        if folders.count(folder) > 1
-    ]
-    if problems:
-        raise ConfigError(problems)
+        allowed = f"at most {MOST_RUNS}"
+        raise ConfigError([Problem("RUN", "too many runs for one page", value=str(len(runs)), allowed=allowed)])
 
 
 def _wait(runs: Sequence[Path]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rl_platform.config import load_config
+from rl_platform.config.explanations.near_files import SHIPPED
 from rl_platform.errors import ConfigError, Problem
 
 BASE = """\
@@ -127,6 +128,33 @@ def test_files_that_cannot_be_extended(write: Any, files: dict[str, str], messag
     assert re.search(message, problem.message)
     assert problem.key == "extends"
     assert problem.where.endswith(".yaml:1")
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("aple", "did you mean aple.yml?"),
+        ("banan.yaml", "did you mean banana.yaml?"),
+        ("zzz.yaml", ". holds aple.yml, banana.yaml"),
+        (".", ". holds aple.yml, banana.yaml"),
+        ("fruit/banana.yaml", "did you mean configs/fruit/banana.yaml?"),
+        ("cartpole.yaml", f"did you mean {SHIPPED}/embodied/cartpole.yaml?"),
+        ("configs/fruit", "did you mean configs/fruit/config.yaml?"),
+        ("none/zzz.yaml", "there is no folder none"),
+        ("none/deep/zzz.yaml", "there is no folder none/deep"),
+        ("empty/zzz.yaml", "empty holds no YAML file"),
+        ("many", "many holds a0.yaml, a1.yaml, a2.yaml, a3.yaml, a4.yaml, a5.yaml, a6.yaml, a7.yaml and 2 more"),
+    ],
+)
+def test_a_config_that_is_not_there_has_a_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, hint: str
+) -> None:
+    files = ["aple.yml", "banana.yaml", "configs/fruit/banana.yaml", "configs/fruit/config.yaml", "empty/x.txt"]
+    for name in (*files, *(f"many/a{number}.yaml" for number in range(10))):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    assert problem_of(Path(path)).hint == hint
 
 
 TASK = """\

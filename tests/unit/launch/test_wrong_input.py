@@ -31,6 +31,13 @@ CASES: dict[str, list[Case]] = {
         ("runs/rnu nix", 2, ("2 problems", NO_RUN, "did you mean runs/run?", "value: nix")),
         ("embodied.yaml", 2, (FILE,)),
         ("runs", 2, (RUNS, "name runs/pole runs/run")),
+        (
+            "runs/run runs/pole runs/../runs/run/",
+            2,
+            ("1 problem:", "named more than once", "/runs/run\n"),
+        ),
+        ("runs/run/metrics.jsonl runs/run", 2, ("the run is named more than once",)),
+        ("torn.jsonl torn.jsonl", 2, ("the run is named more than once", "/torn.jsonl\n")),
         ("runs/run -m reward/maen", 2, ("--metric: no run has this metric", "did you mean reward/mean?")),
         ("runs/run -m x", 2, ("actor/approx_kl", "rl-platform metrics explains them")),
         ("runs/run -m reward/mean -x env_steps", 2, ("-x: no run has perf/env_steps", "allowed: step")),
