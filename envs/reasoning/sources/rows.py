@@ -17,6 +17,9 @@ from rl_platform.records import Message
 
 LARGEST_WHOLE = 2.0**53  # up to which floats hold every whole number
 ROLES = ("system", "user", "assistant")
+GAPS = {"nan", "<na>", "nat"}  # in lower case
+"""Texts that pandas' `astype(str)` makes of a missing value. `#### nan` is an answer."""
+
 _THOUSANDS = re.compile(r"[-+]?[^\w\s,()\[\]{}]*\d{1,3}(?:,\d{3})+(?!\d)[^,;()\[\]{}]*")
 _MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*['"](role|content)['"]\s*:""")  # as pandas writes a list into CSV
 
@@ -149,6 +152,9 @@ def _answer(answer: object, column: str, where: str) -> str:
     if not typed or missing or not final_answer(str(answer)):
         needed = "must be a text that is not empty, or a number"
         raise DataError(f"{where}: column '{column}' {needed}, not {shown(answer)}.")
+    if str(answer).strip().lower() in GAPS:
+        gap = f"is {shown(answer)}, which pandas writes for a missing value: remove the row"
+        raise DataError(f"{where}: column '{column}' {gap}, or write '#### {str(answer).strip()}' if it is the answer.")
     return _encodable(final_answer(str(answer)), column, where)
 
 

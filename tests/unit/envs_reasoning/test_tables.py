@@ -60,6 +60,16 @@ def test_every_suffix_has_a_reader() -> None:
     assert set(READERS) == set(FILE_SUFFIXES)
 
 
+def test_nan_is_an_answer_behind_its_mark_and_where_there_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("question,answer\nx,#### nan\ny,nanny\n")
+    split = build_questions(of(path), seed=1)
+    assert [q.answer for q in (*split.train, *split.validation)] == ["nan", "nanny"]
+    path.write_text("question,answer\nx,nan\ny,\n")
+    task = QuestionTask(type="file", path=str(path), answer_column=None)
+    assert len(build_questions(Data(task=task, val_size=1), seed=1).train) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
@@ -71,6 +81,9 @@ def test_every_suffix_has_a_reader() -> None:
         ("a.csv", b"question,answer\nx,1\ny\n", r"a\.csv:3: the header names 2 columns, this row has others"),
         ("a.csv", b"question,answer\nx,1,2\n", r"a\.csv:2: the header names 2 columns, this row has others"),
         ("a.csv", b'question,answer\nx,1\n"y', r"a\.csv:3: not CSV: .*, in the row that begins here"),
+        ("a.csv", b"question,answer\nx,1\ny,nan\n", r"a\.csv:3: column 'answer' is \"nan\", .* missing value: remove"),
+        ("a.jsonl", b'{"question": "x", "answer": " NaN"}', r"a\.jsonl:1: .* or write '#### NaN' if it is the answer"),
+        ("a.json", b'[{"question": "x", "answer": "<NA>"}]', r"row 1: column 'answer' is \"<NA>\""),
         ("a.csv", b"question,answer,answer\nx,1,2\n", r"a\.csv:1: several columns have the name 'answer'"),
         (
             "a.csv",
