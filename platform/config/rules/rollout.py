@@ -14,6 +14,7 @@ from rl_platform.user_code import is_named
 _MULTI_TURN, _PARTIAL, _AGENT = "rollout.multi_turn", "rollout.partial_rollout", "rollout.agent"
 _HOSTED = "tensor_parallel_size gpu_memory_utilization engine_args engine_env"
 _TOOLS = ("calculator",)
+_COLDEST = 0.01  # vLLM raises lower temperatures to it without an error
 _BETWEEN_TURNS = 2  # tokens of a response that are not an observation, at least: one per turn
 
 
@@ -32,6 +33,15 @@ def refused(config: Config) -> Iterator[Problem]:
         yield Problem("rollout.sampling.max_new_tokens", too_long)
     if when(lambda: (rollout.val_sampling.max_new_tokens or 0) > longest):
         yield Problem("rollout.val_sampling.max_new_tokens", too_long)
+    for name in ("sampling", "val_sampling"):
+        if when(lambda: 0 < getattr(rollout, name).temperature < _COLDEST):  # noqa: B023
+            message = (
+                "so near 0, logits divided by it overflow and log-probs become NaN; vLLM raises it, so that training "
+                "would divide by another temperature"
+            )
+            key = f"rollout.{name}.temperature"
+            hint = f"{key}: 0 always takes the likeliest token"
+            yield Problem(key, message, allowed=f"0, or at least {_COLDEST}", hint=hint)
     turns = when(lambda: rollout.multi_turn)
     if turns is not None:
         if unknown := when(lambda: unknown_name(f"{_MULTI_TURN}.tool", turns.tool, _TOOLS)):
