@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rl_platform.algorithms.validation import first_not_finite
+from rl_platform.algorithms.variants.unchanged import tensors_of, unchanged
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
 from rl_platform.user_code import Extension
@@ -23,7 +24,8 @@ class Estimate(Protocol):
     def __call__(self, batch: RolloutBatch, algorithm: Algorithm, /) -> tuple[Tensor, Tensor | None]:
         """Returns advantages [B,T], and returns [B,T] for the values or None without values.
 
-        Called once per rollout batch, without gradient. `algorithm`: the section of the config.
+        Called once per rollout batch, without gradient. It must not change the tensors of the batch. `algorithm`: the
+        section of the config.
         """
 
 
@@ -41,7 +43,7 @@ def load_estimator(name: str) -> Estimate:
     function = ESTIMATOR.load(name)
 
     def checked(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Tensor, Tensor | None]:
-        with torch.no_grad(), ESTIMATOR.running(name):
+        with torch.no_grad(), unchanged(ESTIMATOR, name, lambda: tensors_of(batch)), ESTIMATOR.running(name):
             pair = function(batch, algorithm)
         if not (isinstance(pair, tuple) and len(pair) == 2):
             raise ESTIMATOR.misfit(name, f"returned {type(pair).__name__}, not a pair")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from rl_platform.algorithms.aggregation import select
 from rl_platform.algorithms.metrics import Metrics, Sums
+from rl_platform.algorithms.variants.unchanged import unchanged
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.user_code import Extension
 
@@ -32,6 +35,11 @@ class PolicyLoss(Protocol):
 
 
 T = TypeVar("T")
+TAKEN = (  # metrics `actor/...` that the platform computes beside any policy loss
+    *("approx_kl_first", "approx_kl_k3", "approx_kl_last", "clip_frac_first", "clip_frac_last", "demonstration_nll"),
+    *("early_stopped", "entropy", "grad_norm", "kl_loss", "loss", "lr", "optimizer_steps", "pg_loss", "positive_nll"),
+    *("router_aux_loss", "skipped_updates"),
+)
 GRADIENT = "compute it from log_probs, without torch.no_grad, detach or numbers of Python"
 LOSS = Extension(
     "policy loss",
@@ -49,8 +57,9 @@ def load_policy_loss(name: str) -> PolicyLoss:
     def loss(
         log_probs: FloatBT, old_log_probs: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
     ) -> tuple[FloatBT, Metrics]:
-        tensors = (select(x, mask) for x in (log_probs, old_log_probs, advantages))
-        with LOSS.running(name):
+        tensors = [select(x, mask) for x in (log_probs, old_log_probs, advantages)]
+        lent = {"old_log_probs": old_log_probs, "advantages": advantages, "mask": mask}
+        with unchanged(LOSS, name, lambda: lent), LOSS.running(name):
             result = function(*tensors, mask, algorithm)
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Metrics)):
             raise LOSS.misfit(name, f"returned {type(result).__name__}")
@@ -67,7 +76,7 @@ def load_policy_loss(name: str) -> PolicyLoss:
 def _checked(name: str, metrics: Metrics) -> Metrics:
     """Returns the metrics without their gradients, which would keep the tensors of all mini-batches in memory.
 
-    Raises ConfigError if they are not those of `Metrics`.
+    Raises ConfigError if they are not those of `Metrics`, or would be mixed with others of the platform.
     """
     means = {}
     for names, sums in metrics.means.items():
@@ -80,10 +89,21 @@ def _checked(name: str, metrics: Metrics) -> Metrics:
         for each, value in extrema.items():
             if np.shape(value) != ():
                 raise LOSS.misfit(name, f"its metric {each} is no number but has the shape {list(np.shape(value))}")
+    _check_names(name, (*chain(*means), *metrics.minima, *metrics.maxima))
     minima, maxima = (
         {each: _detached(value) for each, value in extrema.items()} for extrema in (metrics.minima, metrics.maxima)
     )
     return Metrics(means, minima, maxima)
+
+
+def _check_names(name: str, metrics: Iterable[str]) -> None:
+    """Raises ConfigError for a metric that the platform computes too: the log would have a mixture of both."""
+    for metric in metrics:
+        if not metric.startswith("actor/"):
+            raise LOSS.misfit(name, f"its metric {metric} has no actor/ in front", f"name it actor/{metric}")
+        if metric.removeprefix("actor/") in TAKEN:
+            message = f"its metric {metric} is one of the platform, and would be mixed with it"
+            raise LOSS.misfit(name, message, f"another name, as actor/my_{metric.removeprefix('actor/')}")
 
 
 def _detached(value: T) -> T:

@@ -18,8 +18,10 @@ from rl_platform.algorithms.metrics import Metrics
 from rl_platform.algorithms.policy_losses import policy_loss_function, ppo_clip
 from rl_platform.algorithms.variants import policy_loss_kinds
 from rl_platform.algorithms.variants.positive_nll import positive_nll
+from rl_platform.algorithms.variants.user_policy_loss import TAKEN
 from rl_platform.config.schema.algorithm import POLICY_LOSSES, Algorithm, LossAggregation
 from rl_platform.errors import ConfigError
+from rl_platform.launch.tools.report.definitions import definitions
 from rl_platform.records import RolloutBatch
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "policy_loss.py"
@@ -261,6 +263,17 @@ def measured(log_probs, old_log_probs, advantages, mask, algorithm):
     means = over(2.0, {"actor/mine": log_probs.sum()})
     return -advantages * log_probs, Metrics(means, maxima={"actor/most": log_probs.max()})
 
+def mixed(log_probs, old_log_probs, advantages, mask, algorithm):
+    return -advantages * log_probs, Metrics(over(2.0, {"actor/mine": log_probs.sum(), "actor/loss": log_probs.sum()}))
+
+def elsewhere(log_probs, old_log_probs, advantages, mask, algorithm):
+    return -advantages * log_probs, Metrics(maxima={"reward/mean": log_probs.max()})
+
+def rude(log_probs, old_log_probs, advantages, mask, algorithm):
+    if mask is None:
+        advantages.mul_(2)
+    return -advantages * log_probs, Metrics()
+
 constant = 3
 """
 
@@ -309,6 +322,18 @@ constant = 3
         assert not any(sums.total.requires_grad for sums in metrics.means.values())
         assert not metrics.maxima["actor/most"].requires_grad
 
+    def test_it_must_not_change_what_it_is_lent(self) -> None:
+        function = policy_loss_function("my_losses:rude")
+        with pytest.raises(ConfigError, match=r"changed advantages, which it is lent"):
+            function((OLD + STEP).requires_grad_(), OLD, ADVANTAGES.clone(), None, Algorithm())
+
+    def test_the_names_that_it_must_not_use_are_those_of_the_reference(self) -> None:
+        """All metrics of the actor but those that depend on the policy loss."""
+        named = {metric.name: metric.source for metric in definitions()}
+        ours = {name.removeprefix("actor/") for name in named if name.startswith("actor/")}
+        of_losses = {name for name in ours if named[f"actor/{name}"] == "platform/algorithms/policy_losses.py"}
+        assert {*TAKEN} - {"router_aux_loss"} == ours - of_losses
+
     @pytest.mark.parametrize(
         ("name", "reason"),
         [
@@ -320,6 +345,8 @@ constant = 3
             ("my_losses:bare", "returned Tensor"),
             ("my_losses:cut_off", "has no gradient"),
             ("my_losses:plain_numbers", "have 'actor/mine' as means"),
+            ("my_losses:mixed", "metric actor/loss is one of the platform, .*\n(.*\n)*.*name, as actor/my_loss"),
+            ("my_losses:elsewhere", "metric reward/mean has no actor/ in front"),
             ("my_losses:several", r"metric actor/mine is no number but has the shape \[3\]"),
         ],
     )

@@ -95,6 +95,32 @@ def test_results_that_cannot_be_used(module: Callable[[str], str], result: str, 
     assert message in fails(f"{name}:estimate")
 
 
+@pytest.mark.parametrize(
+    ("change", "tensor"),
+    [
+        ("b.rewards.mul_(2)", "batch.rewards"),
+        ("b.rollout_log_probs[0, 0] = 1", "batch.rollout_log_probs"),
+        ("b.inputs['tokens'].zero_()", "batch.inputs['tokens']"),
+        ("b.rewards = b.rewards.clone()", "batch.rewards"),
+    ],
+)
+def test_it_must_not_change_the_batch(module: Callable[[str], str], change: str, tensor: str) -> None:
+    name = module(f"def estimate(b, a):\n    {change}\n    return b.rewards.clone(), None\n")
+    batch = make_batch()
+    batch.inputs["tokens"] = torch.ones(3, 3, dtype=torch.int64)
+    with pytest.raises(ConfigError, match=r"work on a copy, as batch\.") as caught:
+        advantages(batch, Algorithm(adv_type=f"{name}:estimate"))
+    assert f"changed {tensor}, which it is lent" in caught.value.problems[0].message
+
+
+def test_it_may_read_inference_tensors(module: Callable[[str], str]) -> None:
+    name = module("def estimate(b, a):\n    return b.rewards.clone(), None\n")
+    with torch.inference_mode():
+        batch = make_batch()
+        batch.rewards = batch.rewards + 0
+    advantages(batch, Algorithm(adv_type=f"{name}:estimate"))
+
+
 def test_a_critic_needs_returns(module: Callable[[str], str]) -> None:
     name = module("def estimate(b, a):\n    return b.rewards, None\n")
     assert "a critic is trained on them" in fails(f"{name}:estimate", values=torch.zeros(3, 3))
