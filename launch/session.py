@@ -203,6 +203,12 @@ def warnings_of(config: Config) -> Iterator[str]:
         for key, part in config.reward.parts:
             if part.type == "code" and part.isolation == "none":
                 yield f"{key}.isolation is none: programs of the model run with this user's rights on this machine"
+    steps = config.runner.max_steps
+    for role in ("actor", "critic") if config.critic.use_critic_model else ("actor",):
+        optim = getattr(config, role).optim
+        if (warmup := optim.lr_warmup_steps) > steps:
+            reached = f"the learning rate rises to {optim.lr * steps / warmup:.3g} and never reaches {optim.lr:g}"
+            yield f"{role}.optim.lr_warmup_steps is {warmup}, above runner.max_steps {steps}: {reached}"
 
 
 def _info(loaded: LoadedConfig, config_path: str, folder: Path, state: RunState, plan: str) -> RunInfo:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +19,7 @@ from rl_platform.envs.reasoning.question import SOURCE_COLUMN, Question, Split
 from rl_platform.errors import CheckpointError, ConfigError, DataError, Problem
 from rl_platform.records import Message, Prompt, StateDict
 
+logger = logging.getLogger(__name__)
 PLACEHOLDER = "{question}"
 IMAGE_COLUMNS = ("images", "image", "videos", "video")  # names in data sets of vision-language models
 
@@ -169,7 +171,7 @@ class PromptLoader:
         self._prompts: dict[str, list[Prompt]] = {source: [] for source in self._weights}
         for prompt in prompts:
             self._prompts[prompt.source].append(prompt)
-        self._count, self._fingerprint = len(prompts), _fingerprint(prompts)
+        self._count, self._fingerprint, self._answers = len(prompts), _fingerprint(prompts), _answers(prompts)
         self._drawn = dict.fromkeys(self._weights, 0)
         self._orders: dict[str, tuple[int, list[int]]] = {}  # by source: a pass and its order
 
@@ -188,10 +190,13 @@ class PromptLoader:
 
     def state_dict(self) -> StateDict:
         state = {"drawn": dict(self._drawn), "weights": dict(self._weights)}
-        return {**state, "seed": self._seed, "prompts": self._fingerprint}
+        return {**state, "seed": self._seed, "prompts": self._fingerprint, "answers": self._answers}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Continues from `state`. Raises CheckpointError if it is of other prompts, another seed or other weights."""
+        """Continues from `state`. Raises CheckpointError if it is of other prompts, another seed or other weights.
+
+        Other answers are a warning, as another reward is: the position in the data stays valid.
+        """
         pairs = (
             ("prompts", state["prompts"], self._fingerprint),
             ("seed", state["seed"], self._seed),
@@ -203,6 +208,11 @@ class PromptLoader:
                     f"the checkpoint's data position is of other {name} ({saved}, now {own}): "
                     "resume with the data and runner.seed it was made with, or start anew with runner.resume: never."
                 )
+        if state.get("answers", self._answers) != self._answers:
+            logger.warning(
+                "the expected answers of the training data differ from those of the checkpoint: rewards before and "
+                "after this step measure different things"
+            )
         self._drawn = dict(state["drawn"])
 
     def _next(self) -> Prompt:
@@ -230,3 +240,10 @@ def _fingerprint(prompts: Sequence[Prompt]) -> str:
     for prompt in prompts:
         digest.update(np.asarray(prompt.token_ids, dtype=np.int64).tobytes() + b"|")
     return f"{len(prompts)}-{digest.hexdigest()[:16]}"
+
+
+def _answers(prompts: Sequence[Prompt]) -> str:
+    """Returns a hash of the expected answers and their order."""
+    return hashlib.sha256("\0".join(prompt.answer for prompt in prompts).encode(errors="surrogatepass")).hexdigest()[
+        :16
+    ]

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
+from rl_platform.config import load_config
 from rl_platform.config.schema.algorithm import ESTIMATORS, PFPPO, Algorithm, DynamicSampling, KLControl
 from rl_platform.config.schema.data import Data, Source
 from rl_platform.config.schema.reward import Reward, WeightedReward
 from rl_platform.launch.card.algorithm_card import algorithm_card, functions_card, sources_card
+from rl_platform.launch.card.run_card import run_card
+
+CONFIGS = Path(__file__).parents[3] / "configs"
 
 
 def card(
@@ -224,3 +229,18 @@ def test_several_reward_functions() -> None:
     ((topic, text),) = functions_card(Reward(functions=functions))
     assert topic == "score"
     assert text.startswith("1 * correct (math_verify) + -0.1 * length (own:length); a response")
+
+
+def test_a_warm_up_longer_than_the_run_is_a_warning() -> None:
+    def warnings(*overrides: str) -> list[str]:
+        loaded = load_config(CONFIGS / "reasoning" / "ppo_tiny.yaml", ["actor.optim.lr=0.01", *overrides])
+        return [text for topic, text in run_card(loaded.config) if topic == "warning"]
+
+    assert warnings("runner.max_steps=5", "actor.optim.lr_warmup_steps=5") == []
+    (warning,) = warnings("runner.max_steps=5", "actor.optim.lr_warmup_steps=20")
+    assert warning == (
+        "actor.optim.lr_warmup_steps is 20, above runner.max_steps 5: the learning rate rises to 0.0025 and never "
+        "reaches 0.01"
+    )
+    both = warnings("runner.max_steps=5", *(f"{role}.optim.lr_warmup_steps=6" for role in ("actor", "critic")))
+    assert [text.split(".")[0] for text in both] == ["actor", "critic"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -153,6 +154,18 @@ def test_resume_with_other_data_or_seed_is_refused() -> None:
         PromptLoader(prompts(11), batch_size=4, seed=1).load_state_dict(state)
     with pytest.raises(CheckpointError, match="of other seed"):
         PromptLoader(prompts(10), batch_size=4, seed=2).load_state_dict(state)
+
+
+def test_resume_with_other_answers_warns(caplog: pytest.LogCaptureFixture) -> None:
+    """The position in the data stays valid, as with another reward."""
+    state = PromptLoader(prompts(10), batch_size=4, seed=1).state_dict()
+    corrected = [*prompts(9), replace(prompts(10)[9], answer="corrected")]
+    PromptLoader(prompts(10), batch_size=4, seed=1).load_state_dict(state)
+    older = {name: value for name, value in state.items() if name != "answers"}
+    PromptLoader(corrected, batch_size=4, seed=1).load_state_dict(older)
+    assert caplog.messages == []
+    PromptLoader(corrected, batch_size=4, seed=1).load_state_dict(state)
+    assert "the expected answers of the training data differ" in caplog.messages[0]
 
 
 def mixed(**counts: int) -> list[Prompt]:
