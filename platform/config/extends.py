@@ -28,8 +28,11 @@ def read_config(source: str | os.PathLike[str] | Mapping[str, object]) -> Layers
     """Returns the layers of a file, or of a dict, and of the files it extends. A dict names them from the working
     folder.
 
-    Raises ConfigError if one of the files holds no mapping.
+    Raises ConfigError for an empty name, and if one of the files holds no mapping.
     """
+    if isinstance(source, str) and not source.strip():
+        message, hint = "the name of the file is empty", "a variable of the shell may be unset"
+        raise ConfigError([Problem("config", message, value=repr(source), hint=hint)])
     path: str | Path = DICT if isinstance(source, Mapping) else Path(source)
     text, problems = as_yaml(source) if isinstance(source, Mapping) else (None, [])
     files: list[tuple[Tree, dict[str, str]]] = []

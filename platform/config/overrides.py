@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rl_platform.config.layers import Layers
@@ -47,7 +48,7 @@ def _parts(text: str) -> tuple[str, str, str]:
 def _malformed(text: str, key: str, equals: str, value: str, place: str) -> Problem | None:
     message = hint = ""
     if not equals or not key or "" in key.split("."):
-        message, hint = "an override has the form section.key=value", "quote it if it contains spaces"
+        message, hint = "an override has the form section.key=value", _form(text)
     elif key[0] in "+~-":
         bare = key.lstrip("+~-")
         message, hint = f"no value can be set with `{key[0]}` in front", f"write {bare}=value; ~{bare} removes the key"
@@ -65,6 +66,17 @@ def _malformed(text: str, key: str, equals: str, value: str, place: str) -> Prob
     elif not value.strip():
         message, hint = "the value is missing", f"~{key} removes the key; {key}=null switches an optional one off"
     return Problem(key or text, message, where=place, value=text, hint=hint) if message else None
+
+
+def _form(text: str) -> str:
+    """Returns what to write instead of an argument without key or equals sign."""
+    if text.endswith((".yaml", ".yml")):
+        return "a command takes one config, and a file can extend another: extends: FILE"
+    if pair := re.fullmatch(r"(\w+(?:\.\w+)+):\s*(\S.*)", text):
+        return f"write {pair[1]}={pair[2]}"
+    if text == "=":
+        return "write it without spaces around the equals sign"
+    return "quote it if it contains spaces"
 
 
 def _is_unicode(text: str) -> bool:

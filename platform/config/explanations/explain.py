@@ -115,6 +115,10 @@ def _is_number(text: str) -> bool:
 
 def _unknown(key: str, value: object, where: Where) -> Iterator[Problem]:
     parent, _, name = key.rpartition(".")
+    if field_at(key) is not None:  # one name, such as `runner.seed`
+        hint = f"names hold no dots: write {name} inside the section {parent}"
+        yield Problem(key, "unknown key", where=where(key), hint=hint)
+        return
     inside = list(_inside(key, value, where)) if isinstance(value, dict) and value else []
     if key in foreign_sections():
         system, target = foreign_sections()[key]
@@ -131,9 +135,9 @@ def _unknown(key: str, value: object, where: Where) -> Iterator[Problem]:
     section = section_at(parent)
     names = list(section.model_fields) if section is not None else []
     close = nearest(name, names, ALIKE)
-    if (elsewhere := _keys_named(key)) == key:  # its name is `runner.seed`
-        hint = f"names hold no dots: write {name} inside the section {parent}"
-    elif elsewhere:
+    if not parent and name.startswith(("x-", "_", ".")) and isinstance(value, dict):
+        hint = "define an anchor where it is first used, as actor: {optim: &name {lr: 1e-4}}"
+    elif elsewhere := _keys_named(key):
         hint = f"this key belongs to {elsewhere}"
     elif close:
         hint = f"did you mean {parent + '.' if parent else ''}{close}?"

@@ -11,6 +11,7 @@ from rl_platform.suggest import nearest
 SHIPPED = Path(__file__).resolve().parents[3] / "configs"  # of a checkout; a wheel has none
 SUFFIXES = (".yaml", ".yml")
 MOST_LISTED = 8
+DASHES = "\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}"  # into which some programs turn the hyphens of copied text
 
 
 def config_near(path: Path) -> str:
@@ -21,27 +22,34 @@ def config_near(path: Path) -> str:
         return _listed(path)
     if path.exists():
         return ""
-    if (meant := _beside(path) or _shipped(path)) is not None:
+    if path.is_symlink():
+        return f"it is a symbolic link to {path.readlink()}, which does not exist"
+    if path.name[0] in DASHES:
+        return f"an option begins with two hyphens: --{path.name.lstrip(f'-{DASHES}')}"
+    if (meant := _meant(path)) is not None:
         return f"did you mean {meant}?"
     return _listed(path.parent) if path.parent.is_dir() else f"there is no folder {path.parent}"
 
 
-def _beside(path: Path) -> Path | None:
-    """Returns the file in the same folder that has `path` as its name without suffix, or the nearest name."""
-    files = {file.stem: file for file in _configs(path.parent)}
-    stem = path.stem if path.suffix in SUFFIXES else path.name
-    return files.get(stem) or files.get(nearest(stem, files) or "")
+def _meant(path: Path) -> Path | None:
+    """Returns the config of that name, else of the nearest name: in the same folder, else a shipped one."""
+    name = path.stem if path.suffix in SUFFIXES else path.name
+    beside, shipped = {file.stem: file for file in _configs(path.parent)}, _shipped(path.parent.name)
+    if name in beside or name in shipped:
+        return beside.get(name) or shipped[name]
+    if (close := nearest(name, beside)) is not None:
+        return beside[close]
+    return None if (close := nearest(name, shipped, 0.8)) is None else shipped[close]
 
 
-def _shipped(path: Path) -> Path | None:
-    """Returns the config of that name, or else of the nearest one, below `configs/` of this folder or the checkout."""
-    for folder in (Path("configs"), SHIPPED):
-        files: dict[str, Path] = {}
-        for file in sorted(folder.rglob("*.yaml"), key=lambda file: (file.parent.name != path.parent.name, file)):
+def _shipped(folder: str) -> dict[str, Path]:
+    """Returns the configs below `configs/` of this folder, else of the checkout, by name; of equal names the one in a
+    folder named `folder`."""
+    files: dict[str, Path] = {}
+    for root in (Path("configs"), SHIPPED):
+        for file in sorted(root.rglob("*.yaml"), key=lambda file: (file.parent.name != folder, file)):
             files.setdefault(file.stem, file)
-        if (close := path.stem if path.stem in files else nearest(path.stem, files, 0.8)) is not None:
-            return files[close]
-    return None
+    return files
 
 
 def _configs(folder: Path) -> Iterator[Path]:

@@ -64,6 +64,26 @@ def test_lists_are_located(problems: Any, override: str, key: str) -> None:
     assert problem.where == "command line"
 
 
+@pytest.mark.parametrize("name", ["optim.lr", "model.hidden_sizes", "optim"])
+def test_names_with_dots_inside_a_section(problems: Any, name: str) -> None:
+    reported = problems("embodied", f"actor={{{name}: {{}}}}")
+    if name == "optim":
+        assert not reported
+        return
+    problem = reported[f"actor.{name}"]
+    section, _, key = name.partition(".")
+    assert (problem.message, problem.hint) == (
+        "unknown key",
+        f"names hold no dots: write {key} inside the section actor.{section}",
+    )
+
+
+def test_a_section_for_anchors_is_refused_with_another_place(load: Any, problems: Any) -> None:
+    (problem,) = problems("embodied", "x-optim={lr: 1e-4}").values()
+    assert "define an anchor where it is first used" in problem.hint
+    assert load("embodied", "actor={optim: &o {lr: 1e-4}, lora: null}").config.actor.optim.lr == 1e-4
+
+
 def test_whole_numbers_are_numbers(load: Any) -> None:
     config = load("embodied", "algorithm.gamma=1", "actor.optim.betas=[0, 0]").config
     assert (config.algorithm.gamma, config.actor.optim.betas) == (1.0, (0.0, 0.0))

@@ -142,6 +142,8 @@ def test_files_that_cannot_be_extended(write: Any, files: dict[str, str], messag
         ("configs/fruit", "did you mean configs/fruit/config.yaml?"),
         ("none/zzz.yaml", "there is no folder none"),
         ("none/deep/zzz.yaml", "there is no folder none/deep"),
+        ("broken.yaml", "it is a symbolic link to gone.yaml, which does not exist"),
+        ("\N{EN DASH}-plan", "an option begins with two hyphens: --plan"),
         ("empty/zzz.yaml", "empty holds no YAML file"),
         ("many", "many holds a0.yaml, a1.yaml, a2.yaml, a3.yaml, a4.yaml, a5.yaml, a6.yaml, a7.yaml and 2 more"),
     ],
@@ -153,8 +155,15 @@ def test_a_config_that_is_not_there_has_a_hint(
     for name in (*files, *(f"many/a{number}.yaml" for number in range(10))):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
+    (tmp_path / "broken.yaml").symlink_to("gone.yaml")
     monkeypatch.chdir(tmp_path)
     assert problem_of(Path(path)).hint == hint
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="the name of the file is empty"):
+        load_config(name)
 
 
 TASK = """\

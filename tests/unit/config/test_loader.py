@@ -87,7 +87,7 @@ def test_a_missing_file_hints_at_the_one_beside_it(tmp_path: Path, asked: str, m
     with pytest.raises(ConfigError) as error:
         load_config(tmp_path / asked)
     (problem,) = error.value.problems
-    assert problem.hint == (f"did you mean {tmp_path / meant}?" if meant else "")
+    assert problem.hint == (f"did you mean {tmp_path / meant}?" if meant else f"{tmp_path} holds ppo.yaml")
 
 
 def test_where_falls_back_to_the_section(load: Any) -> None:
@@ -136,6 +136,19 @@ class TestOverrides:
     def test_malformed(self, problems: Any, text: str) -> None:
         (problem,) = problems("embodied", text).values()
         assert problem.where == "command line"
+
+    @pytest.mark.parametrize(
+        ("text", "hint"),
+        [
+            ("other.yaml", "a command takes one config, and a file can extend another: extends: FILE"),
+            ("runner.seed: 3", "write runner.seed=3"),
+            ("=", "write it without spaces around the equals sign"),
+            ("runner.seed", "quote it if it contains spaces"),
+        ],
+    )
+    def test_malformed_arguments_have_a_hint(self, problems: Any, text: str, hint: str) -> None:
+        (problem,) = problems("embodied", text).values()
+        assert problem.hint == hint
 
     def test_a_tilde_removes_a_key(self, load: Any, problems: Any) -> None:
         config = load(
