@@ -93,10 +93,10 @@ def draw_groups(
     for axes, (metric, curves) in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts.items(), strict=True):
         for (name, own), colour in zip(curves.items(), _colours(len(curves)), strict=True):
             if own:
-                _draw(axes, own, colour, name, band)
+                _draw(axes, own, colour, _without_formulas(name), band)
         _finish(axes, metric, AXES[x][1])
     if title:
-        figure.suptitle(title)
+        figure.suptitle(_without_formulas(title))
     with writing(output, PICTURES) as stage:
         figure.savefig(stage, dpi=150)
 
@@ -156,7 +156,9 @@ def _default_metrics(runs: Sequence[Path], rows: Sequence[Sequence[dict[str, flo
     wanted = [name for one in headlines for name in (one.objective, one.validation, *one.rates.values())]
     reported = [name for name in dict.fromkeys(wanted) if name in present]
     if not reported:
-        raise DataError(f"name a --metric; the runs have: {', '.join(sorted(present - {'step'})) or 'no steps yet'}")
+        if not present:
+            raise DataError(f"no step is finished yet in {', '.join(map(str, runs))}")
+        raise DataError(f"name a --metric; the runs have: {', '.join(sorted(present - {'step'}))}")
     return reported
 
 
@@ -208,6 +210,11 @@ def with_unit(value: float) -> str:
         if abs(value) >= scale:
             return f"{value / scale:g} {unit}"
     return f"{value:g}"
+
+
+def _without_formulas(text: str) -> str:
+    """Returns a text for Matplotlib, which would read what is between dollar signs as a formula, or fail."""
+    return text.replace("$", r"\$")
 
 
 def _finish(axes: Axes, title: str, x_label: str) -> None:

@@ -20,18 +20,40 @@ _FUNCTIONS: dict[str, Callable[[float, float], float]] = {
     **dict.fromkeys(("mul", "multiply"), operator.mul),
     **dict.fromkeys(("div", "divide", "floordiv", "int_div"), operator.floordiv),
 }
+_ZEROS = r"[-+]?0[0-9_]*[89][0-9_]*"  # text such as 0809, which is no octal number
+_BOOLEANS = r"yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF"
 _MOST_VALUES = 100_000
 _DEEPEST = 20  # of files that name each other, and of references
+
+
+class _WordLoader(CoreLoader):
+    """Reads a value of a command line. As in Hydra, zeros before digits make text or an octal number."""
+
+
+class _FileLoader(_WordLoader):
+    """Reads a file. Every system here reads it as YAML 1.1, in which yes, no, on and off are true or false."""
+
+
+_WordLoader.yaml_implicit_resolvers = {
+    first: [("tag:yaml.org,2002:str", re.compile(f"^(?:{_ZEROS})$")), *resolvers] if first in "-+0" else resolvers
+    for first, resolvers in CoreLoader.yaml_implicit_resolvers.items()
+}
+_FileLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(f"^(?:{_BOOLEANS})$"), list("yYnNoO"))
 
 
 def read_yaml(path: Path) -> Value:
     """Returns the values of one YAML file. Raises ConfigError."""
     try:
-        value = parsed(text_of(path.read_bytes(), path))
+        value: Value = yaml.load(text_of(path.read_bytes(), path), Loader=_FileLoader)
         _check_aliases(value)
         return value
     except NotUTF8 as error:
         raise ConfigError([Problem(f"{path}:{error.line}", str(error), hint=error.hint)]) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        reason = " ".join(part for part in (error.context, error.problem) if part)
+        place = str(path) if mark is None else f"{path}:{mark.line + 1}"
+        raise ConfigError([Problem(place, f"not readable as YAML: {reason}")]) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError([Problem(str(path), f"not readable as YAML: {str(error).splitlines()[0]}")]) from error
 
@@ -48,8 +70,8 @@ def _check_aliases(value: Value) -> None:
 
 
 def parsed(text: str) -> Value:
-    """Raises yaml.YAMLError."""
-    value: Value = yaml.load(text, Loader=CoreLoader)
+    """Returns the value of a word. Raises yaml.YAMLError."""
+    value: Value = yaml.load(text, Loader=_WordLoader)
     return value
 
 

@@ -168,6 +168,27 @@ def test_scripts_are_read_and_not_run(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_files_are_yaml_1_1_and_words_are_those_of_hydra(tmp_path: Path) -> None:
+    """As the systems read them; 0809 ended a script with a traceback."""
+    file, script = tmp_path / "a.yaml", tmp_path / "a.sh"
+    file.write_text(
+        "actor_rollout_ref: {actor: {shuffle: yes, use_kl_loss: Off, optim: {lr: 1e-6}}}\n"
+        "data: {seed: 010, train_batch_size: 1_024}\ntrainer: {experiment_name: 0809, project_name: n}\n"
+    )
+    keys = read(file, "verl").keys
+    assert keys == {
+        "actor_rollout_ref.actor.shuffle": True,
+        "actor_rollout_ref.actor.use_kl_loss": False,
+        "actor_rollout_ref.actor.optim.lr": 1e-6,
+        "data.seed": 8,
+        "data.train_batch_size": 1024,
+        "trainer.experiment_name": "0809",
+        "trainer.project_name": "n",
+    }
+    script.write_text("python -m verl.trainer.main_ppo trainer.experiment_name=0809 data.seed=3 trainer.mode=on\n")
+    assert read(script).keys == {"trainer.experiment_name": "0809", "data.seed": 3, "trainer.mode": "on"}
+
+
 def test_the_training_command_of_verl_follows_other_programs(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(
@@ -495,6 +516,7 @@ BOMB = "a: &a {x: 1, y: 1}\n" + "".join(  # a section of 8 sections of 8 ..., ni
         ("gone.yaml", None, [], "no such file"),
         ("list.yaml", "- 1\n- 2\n", [], "holds no keys"),
         ("broken.yaml", "a: [1\n", [], "not readable as YAML"),
+        ("tabs.yaml", "a:\n\tb: 1\n", [], "tabs.yaml:2: not readable as YAML: .* character '\\\\t'"),
         ("circle.yaml", "a: &a\n  b: *a\n", ["--from", "verl"], "an alias contains itself"),
         ("bomb.yaml", BOMB, ["--from", "rlinf"], "aliases repeat more than 100,000 values"),
         ("broken.json", "{", [], "not readable as JSON"),

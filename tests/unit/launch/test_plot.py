@@ -131,6 +131,23 @@ def test_axes_of_large_numbers_have_k_and_m() -> None:
     assert [with_unit(value) for value in (999, 2500, 1.5e9, 0.25)] == ["999", "2.5 k", "1.5 G", "0.25"]
 
 
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
+def test_dollar_signs_are_no_formulas(tmp_path: Path, tool) -> None:
+    runs = [configured(tmp_path, name, f"runner: {{task_type: embodied}}\na: '$\\frac{{${name}'") for name in "ab"]
+    target = tmp_path / "curves.svg"
+    ended = tool("plot", *runs, "--compare", "--title", "$\\frac{$ and $x$", "-o", target)
+    assert ended.code == 0, ended.err
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
+def test_a_run_without_steps(tmp_path: Path, tool) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    ended = tool("plot", tmp_path, "-o", tmp_path / "curves.png")
+    assert ended.code == 65
+    assert f"no step is finished yet in {tmp_path}" in ended.err
+
+
 def test_runs_of_two_tasks_have_no_common_median(tmp_path: Path) -> None:
     embodied = [configured(tmp_path, f"e{n}", f"runner: {{task_type: embodied, seed: {n}}}") for n in range(2)]
     text = "runner: {task_type: reasoning}\nreward: {type: exact_match}"
