@@ -40,8 +40,10 @@ def unchanged(extension: Extension, name: str, lent: Callable[[], Named]) -> Ite
 
 def tensors_of(batch: RolloutBatch) -> dict[str, object]:
     """Returns the tensors of a batch, as `batch.rewards` and `batch.inputs['tokens']`."""
-    fields = {f"batch.{field}": value for field, value in vars(batch).items() if isinstance(value, Tensor)}
-    return fields | {f"batch.inputs[{label!r}]": value for label, value in batch.inputs.items()}
+    tensors: dict[str, object] = {
+        f"batch.{field}": value for field, value in vars(batch).items() if isinstance(value, Tensor)
+    }
+    return tensors | {f"batch.inputs[{label!r}]": value for label, value in batch.inputs.items()}
 
 
 def _version(value: object) -> int:
