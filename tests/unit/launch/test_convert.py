@@ -185,8 +185,13 @@ def test_files_are_yaml_1_1_and_words_are_those_of_hydra(tmp_path: Path) -> None
         "trainer.experiment_name": "0809",
         "trainer.project_name": "n",
     }
-    script.write_text("python -m verl.trainer.main_ppo trainer.experiment_name=0809 data.seed=3 trainer.mode=on\n")
-    assert read(script).keys == {"trainer.experiment_name": "0809", "data.seed": 3, "trainer.mode": "on"}
+    words = "actor_rollout_ref.model.path=on trainer.experiment_name=0809 data.seed=3"
+    script.write_text(f"python -m verl.trainer.main_ppo {words}\n")
+    assert read(script).keys == {
+        "actor_rollout_ref.model.path": "on",
+        "trainer.experiment_name": "0809",
+        "data.seed": 3,
+    }
 
 
 def test_the_training_command_of_verl_follows_other_programs(tmp_path: Path) -> None:
@@ -516,7 +521,7 @@ BOMB = "a: &a {x: 1, y: 1}\n" + "".join(  # a section of 8 sections of 8 ..., ni
         ("gone.yaml", None, [], "no such file"),
         ("list.yaml", "- 1\n- 2\n", [], "holds no keys"),
         ("broken.yaml", "a: [1\n", [], "not readable as YAML"),
-        ("tabs.yaml", "a:\n\tb: 1\n", [], "tabs.yaml:2: not readable as YAML: .* character '\\\\t'"),
+        ("tabs.yaml", "a:\n\tb: 1\n", [], "tabs.yaml:2: not readable as YAML: while scanning"),
         ("circle.yaml", "a: &a\n  b: *a\n", ["--from", "verl"], "an alias contains itself"),
         ("bomb.yaml", BOMB, ["--from", "rlinf"], "aliases repeat more than 100,000 values"),
         ("broken.json", "{", [], "not readable as JSON"),
