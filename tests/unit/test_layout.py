@@ -213,6 +213,7 @@ SEAMS = (
     "platform/algorithms/advantages.py",
     "platform/models/causal_lm.py",
     "platform/models/tokenizer.py",
+    "platform/config/extends.py",
     "platform/config/loader.py",
     "platform/algorithms/losses.py",
     "platform/algorithms/policy_losses.py",
