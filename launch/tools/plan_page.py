@@ -14,11 +14,12 @@ from pathlib import Path
 
 from rl_platform.config.schema import Config
 from rl_platform.errors import DataError
+from rl_platform.launch.placed_config import PlacedConfig, load
+from rl_platform.launch.plans.plan_basis import basis_of
 from rl_platform.launch.tools.self_contained import filled
 from rl_platform.launch.tools.timeline import read_lanes, shown
 from rl_platform.planner.basis import Basis
 from rl_platform.planner.calibration import read_measured, stored_basis
-from rl_platform.planner.plan_text import Load, Planned, basis_of
 from rl_platform.planner.report import DeviceUse, Report, names_of, plan_report
 from rl_platform.planner.svg import COLOURS, report_svg
 from rl_platform.planner.what_if import Point, points, sliders, stretched
@@ -26,14 +27,14 @@ from rl_platform.planner.what_if import Point, points, sliders, stretched
 Tree = dict[str, object]
 
 
-def plan_page(config: str, overrides: Sequence[str], planned: Planned, calibrate: str | None, load: Load) -> str:
+def plan_page(config: str, overrides: Sequence[str], planned: PlacedConfig, calibrate: str | None) -> str:
     """Returns the page as HTML.
 
     config, overrides: of the command line that gave `planned`. calibrate: folder of an earlier run or its
-    metrics.jsonl. load: reads a config. Raises ConfigError as `plan_text` does.
+    metrics.jsonl. Raises ConfigError as `basis_of` does.
     """
     loaded, _, inventory = planned
-    basis, source = basis_of(loaded.config, inventory, calibrate, load)
+    basis, source = basis_of(loaded.config, inventory, calibrate)
 
     def plan(changes: Sequence[str]) -> Report:
         other, placement, machines = load(config, [*overrides, *changes])

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rl_platform.launch.placed_config import load
+from rl_platform.launch.plans.plan_forms import plan
 from rl_platform.placement.scheduler import Placement
-from rl_platform.planner.plan_text import plan_text
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted(ROOT.glob("configs/*/placements/*.yaml"))
@@ -21,7 +21,7 @@ def of_shape(task: str, shape: str) -> Placement:
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parents[1].name}/{path.stem}")
 def test_it_has_a_plan(path: Path) -> None:
     planned = load(str(path), [])
-    text = plan_text("text", planned, None, load)
+    text = plan("text", planned)
     placement = planned[1]
     assert all(f"\n{name}" in text for name in placement.components)
     assert planned[0].config.runner.experiment_name.endswith(f"_{path.stem}"), "runs of two shapes would share a folder"

@@ -119,7 +119,7 @@ def test_the_best_config_is_written(command, folder: Path):
 def test_a_file_that_cannot_be_written_is_refused_before_the_search(
     command, folder: Path, monkeypatch: pytest.MonkeyPatch, file: str, reason: str
 ):
-    monkeypatch.setattr("rl_platform.launch.plans.plan_forms.plan_search", lambda *_: pytest.fail("it searched"))
+    monkeypatch.setattr("rl_platform.launch.plans.plan_forms.search", lambda *_: pytest.fail("it searched"))
     (folder / "new.yaml").write_text("mine")
     ended = command("reasoning.yaml", CLUSTER, "--plan=search", "--write", file)
     assert (ended.code, ended.out) == (2, "")
