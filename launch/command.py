@@ -163,8 +163,9 @@ def _carry_out(arguments: Arguments, placed: PlacedConfig) -> None:
         print(planned(arguments, placed), end="")
     if writes_job:
         with required("rl_platform.launch.jobs", "--slurm" if arguments.slurm else "--kuberay"):
-            from rl_platform.launch.jobs.written_job import written_job
-        print(written_job(arguments, placed.config))
+            from rl_platform.launch.jobs import kuberay, slurm
+        write = slurm.write if arguments.slurm else kuberay.write
+        print(write(arguments, placed.config))
     if arguments.only_shows and not arguments.check:
         return
     if arguments.check:

@@ -9,15 +9,18 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.jobs.job_file import write_job
+
+if TYPE_CHECKING:
+    from rl_platform.launch.command import Arguments
 
 FOLDER = "/workspace"  # of the image: configs and data of relative paths
 RUNS = "/runs"  # the volume that all pods share, and that outlives them
@@ -31,35 +34,35 @@ _CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _LIMIT = re.compile(r"[a-z0-9][\w./-]*=[0-9]+(\.[0-9]+)?(m|k|[KMGTP]i?)?")
 
 
-@dataclass(frozen=True)
-class KubeRayOptions:
-    """`claim`: the PersistentVolumeClaim of the runs. `limits`: of each pod, as "cpu=64" or "memory=512Gi"."""
+def write(arguments: Arguments, config: Config) -> str:
+    """Writes the manifest into the working folder, named after the run; returns the line that says how to submit it.
 
-    image: str
-    claim: str = "runs"
-    limits: Sequence[str] = ()
-
-
-def manifest(config: Config, config_path: str, overrides: Sequence[str], options: KubeRayOptions) -> str:
-    """Returns the RayJob with one pod per node; the head is the first node. Raises ConfigError for options that
-    Kubernetes would refuse."""
-    _check(options)
-    cluster = config.cluster
+    Raises ConfigError for options that Kubernetes would refuse.
+    """
     name = _job_name(config)
-    words = ["platform-launch", config_path, *overrides, "cluster.address=auto"]
-    if not any(word.partition("=")[0] == "runner.output_dir" for word in overrides):
+    path = write_job(Path(f"{name}.rayjob.yaml"), _manifest(arguments, config, name))
+    return f"{path}: submit it with kubectl create -f {path}"
+
+
+def _manifest(arguments: Arguments, config: Config, name: str) -> str:
+    """Returns the RayJob with one pod per node; the head is the first node."""
+    image, claim = arguments.image or "", "runs" if arguments.claim is None else arguments.claim
+    _check(image, claim, arguments.limit or [])
+    cluster = config.cluster
+    words = ["platform-launch", arguments.config, *arguments.overrides, "cluster.address=auto"]
+    if not any(word.partition("=")[0] == "runner.output_dir" for word in arguments.overrides):
         words.append(f"runner.output_dir={RUNS}/{name}")
     gpus = {"nvidia.com/gpu": str(cluster.gpus_per_node)} if cluster.gpus_per_node else {}
-    limits = gpus | dict(limit.split("=") for limit in options.limits)
+    limits = gpus | dict(limit.split("=") for limit in arguments.limit or [])
 
     nodes: dict[str, object] = {
         "rayVersion": version("ray"),
         "authOptions": {"mode": "token"},  # who does not have the token of the cluster cannot join or submit
-        "headGroupSpec": {"rayStartParams": {}, "template": _pod("ray-head", limits, options)},
+        "headGroupSpec": {"rayStartParams": {}, "template": _pod("ray-head", limits, image, claim)},
     }
     if (workers := cluster.num_nodes - 1) > 0:
         count = {"replicas": workers, "minReplicas": workers, "maxReplicas": workers}
-        pod = _pod("ray-worker", limits, options)
+        pod = _pod("ray-worker", limits, image, claim)
         nodes["workerGroupSpecs"] = [{"groupName": "workers", **count, "rayStartParams": {}, "template": pod}]
     job = {
         "apiVersion": "ray.io/v1",
@@ -76,26 +79,21 @@ def manifest(config: Config, config_path: str, overrides: Sequence[str], options
     return head + yaml.safe_dump(job, sort_keys=False, width=120)
 
 
-def write_manifest(config: Config, text: str) -> Path:
-    """Writes the manifest into the working folder, named after the run, and returns its path."""
-    return write_job(Path(f"{_job_name(config)}.rayjob.yaml"), text)
-
-
-def _pod(container: str, limits: dict[str, str], options: KubeRayOptions) -> dict[str, object]:
+def _pod(container: str, limits: dict[str, str], image: str, claim: str) -> dict[str, object]:
     environment = {"RAY_worker_niceness": "0", "MALLOC_ARENA_MAX": "1"}  # as where a run starts Ray itself
     return {
         "spec": {
             "containers": [
                 {
                     "name": container,
-                    "image": options.image,
+                    "image": image,
                     "env": [{"name": key, "value": value} for key, value in environment.items()],
                     "resources": {"limits": dict(limits)},
                     "volumeMounts": [{"name": "runs", "mountPath": RUNS}, {"name": "shm", "mountPath": "/dev/shm"}],
                 }
             ],
             "volumes": [
-                {"name": "runs", "persistentVolumeClaim": {"claimName": options.claim}},
+                {"name": "runs", "persistentVolumeClaim": {"claimName": claim}},
                 {"name": "shm", "emptyDir": {"medium": "Memory"}},  # Ray's object store; 64 MB without it
             ],
         }
@@ -109,17 +107,15 @@ def _job_name(config: Config) -> str:
     return label[:_NAME_LENGTH].rstrip("-")
 
 
-def _check(options: KubeRayOptions) -> None:
+def _check(image: str, claim: str, limits: Sequence[str]) -> None:
     problems = []
-    if not _IMAGE.fullmatch(options.image):
+    if not _IMAGE.fullmatch(image):
         allowed = "the name of a container image in lower case, with a tag: NAME:TAG or ADDRESS/NAME:TAG"
         message = "not an image"
-        problems.append(
-            Problem("--image", message, value=options.image, allowed=allowed, hint=_image_hint(options.image))
-        )
-    if not _CLAIM.fullmatch(options.claim):
+        problems.append(Problem("--image", message, value=image, allowed=allowed, hint=_image_hint(image)))
+    if not _CLAIM.fullmatch(claim):
         allowed = "lower case letters, digits, dots and dashes"
-        problems.append(Problem("--claim", "not the name of a claim", value=options.claim, allowed=allowed))
+        problems.append(Problem("--claim", "not the name of a claim", value=claim, allowed=allowed))
     problems += [
         Problem(
             "--limit",
@@ -128,7 +124,7 @@ def _check(options: KubeRayOptions) -> None:
             allowed="NAME=QUANTITY",
             hint="as cpu=64, memory=512Gi or amd.com/gpu=8",
         )
-        for limit in options.limits
+        for limit in limits
         if not _LIMIT.fullmatch(limit)
     ]
     if problems:

@@ -1,7 +1,7 @@
 """`platform-launch --slurm`: a batch script that starts Ray on the nodes of a Slurm job and the run on the first one.
 
 The script is plain bash that users may read and edit. Running under Ray by hand does not need it. Container plug-ins
-and environment modules differ between clusters: `setup` loads them.
+and environment modules differ between clusters: `--setup` loads them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, PlatformError, Problem
 from rl_platform.launch.jobs.job_file import write_job
+
+if TYPE_CHECKING:
+    from rl_platform.launch.command import Arguments
 
 GRACE_S = 120  # before the time limit, for the run to end cleanly; it continues when the same script is submitted again
 START_S = 300  # for all nodes to join
@@ -83,40 +86,36 @@ exit "$code"
 """
 
 
-@dataclass(frozen=True)
-class SlurmOptions:
-    """`sbatch`: further options as "partition=gpu" or "requeue". `setup`: shell lines run before anything else."""
+def write(arguments: Arguments, config: Config) -> str:
+    """Writes the script into the working folder, named after the run. Returns the line that says how to submit it, or
+    what sbatch has printed.
 
-    sbatch: Sequence[str] = ()
-    setup: str = ""
+    Raises ConfigError for options that sbatch would not read as one word, and for the number of nodes among them.
+    """
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", config.runner.experiment_name)
+    path = write_job(Path(f"{name}.sbatch"), _script(arguments, config, name))
+    return _submit(path) if arguments.submit else f"{path}: submit it with sbatch {path}"
 
 
-def sbatch_script(config: Config, config_path: str, overrides: Sequence[str], options: SlurmOptions) -> str:
-    """Returns the script for `cluster.num_nodes` whole nodes (`cpus-per-task`: for parts of them). Raises ConfigError
-    for options that sbatch would not read as one word, and for the number of nodes among them."""
-    cluster = config.cluster
-    words = [f"job-name={re.sub(r'[^A-Za-z0-9._-]', '_', config.runner.experiment_name)}", f"nodes={cluster.num_nodes}"]
-    words += ["ntasks-per-node=1", f"signal=B:TERM@{GRACE_S}"]
+def _script(arguments: Arguments, config: Config, name: str) -> str:
+    """Returns the script for `cluster.num_nodes` whole nodes (`cpus-per-task`: for parts of them)."""
+    cluster, sbatch = config.cluster, arguments.sbatch or []
+    words = [f"job-name={name}", f"nodes={cluster.num_nodes}", "ntasks-per-node=1", f"signal=B:TERM@{GRACE_S}"]
     if cluster.gpus_per_node:
         words.append(f"gpus-per-node={cluster.gpus_per_node}")
-    given = {option.partition("=")[0] for option in _checked(options.sbatch)}
+    _check(sbatch)
+    given = {option.partition("=")[0] for option in sbatch}
     if not given & {"exclusive", "cpus-per-task"}:
         words.append("exclusive")
-    words = [word for word in words if word.partition("=")[0] not in given] + list(options.sbatch)
+    words = [word for word in words if word.partition("=")[0] not in given] + sbatch
     head = "".join(f"#SBATCH --{word}\n" for word in words)
-    command = shlex.join(["platform-launch", config_path, *overrides, "cluster.address=auto"])
-    setup = f"{options.setup}\n" if options.setup else ""
+    command = shlex.join(["platform-launch", arguments.config, *arguments.overrides, "cluster.address=auto"])
+    setup = f"{arguments.setup}\n" if arguments.setup else ""
     body = _SCRIPT.format(folder=shlex.quote(str(Path.cwd())), setup=setup, start=START_S, command=command)
     return f"#!/bin/bash\n{head}\n{body}"
 
 
-def write_script(config: Config, script: str) -> Path:
-    """Writes the script into the working folder, named after the run, and returns its path."""
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", config.runner.experiment_name)
-    return write_job(Path(f"{name}.sbatch"), script)
-
-
-def submit(path: Path) -> str:
+def _submit(path: Path) -> str:
     """Submits the script and returns the output of sbatch. Raises ConfigError without sbatch, PlatformError if it
     refuses."""
     if shutil.which("sbatch") is None:
@@ -128,7 +127,7 @@ def submit(path: Path) -> str:
     return ended.stdout.strip()
 
 
-def _checked(sbatch: Sequence[str]) -> Sequence[str]:
+def _check(sbatch: Sequence[str]) -> None:
     problems = [
         Problem(
             "--sbatch",
@@ -147,4 +146,3 @@ def _checked(sbatch: Sequence[str]) -> Sequence[str]:
     ]
     if problems:
         raise ConfigError(problems)
-    return sbatch
