@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from rl_platform.config.layers import put_at
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Model, Trainable
 from rl_platform.config.schema.reward import RewardModel
@@ -200,21 +201,14 @@ def invented(prompt: str, answer: str | None, count: int, start: int, programs: 
     """Returns lines of sums with the columns of the task, and with tests of `programs`."""
     lines = []
     for i in range(count):
-        row: dict[str, object] = {}
-        _put(row, prompt, f"What is {start + i} + {i}?")
+        row: Tree = {}
+        put_at(row, prompt, f"What is {start + i} + {i}?")
         if answer is not None:
-            _put(row, answer, str(start + 2 * i))
+            put_at(row, answer, str(start + 2 * i))
         if programs:
             row["tests"] = [{"input": "", "output": str(start + 2 * i)}]
         lines.append(json.dumps(row))
     return lines
-
-
-def _put(row: Tree, column: str, value: str) -> None:
-    *outer, name = column.split(".")
-    for part in outer:
-        row = row.setdefault(part, {})
-    row[name] = value
 
 
 def _shortest(lines: list[str], count: int) -> list[str]:

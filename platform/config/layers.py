@@ -121,6 +121,14 @@ def value_at(tree: object, path: Sequence[str | int], default: object = None) ->
     return tree
 
 
+def put_at(tree: Tree, key: str, value: object) -> None:
+    """Sets a dotted key; sections that are missing are made."""
+    *sections, name = key.split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+    tree[name] = value
+
+
 def is_within_any(key: str, sections: Collection[str]) -> bool:
     """Returns whether `key` is one of `sections` or a key inside one."""
     return any(key == section or key.startswith(f"{section}.") for section in sections)

@@ -14,6 +14,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from rl_platform.config.layers import put_at
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.estimates.component_shapes import Shape, shapes
@@ -223,11 +224,7 @@ def changed(config: Config, changes: Changes) -> Config:
     """Returns the config with other values of keys, as `runner.max_staleness`."""
     tree = config.model_dump()
     for key, value in changes.items():
-        *sections, name = key.split(".")
-        branch = tree
-        for section in sections:
-            branch = branch[section]
-        branch[name] = value
+        put_at(tree, key, value)
     return Config.model_validate(tree)
 
 

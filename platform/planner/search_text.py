@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import yaml
 
+from rl_platform.config.layers import put_at
+from rl_platform.config.source import Tree
 from rl_platform.placement.estimates.hardware import GIB
 from rl_platform.placement.estimates.occupancy import NEARLY_FULL
 from rl_platform.placement.inventory import Inventory
@@ -54,13 +55,9 @@ def placement_yaml(candidate: Candidate, nodes: int) -> list[str]:
     """Returns the lines of a config that differ, for `nodes` nodes."""
     rows = [f'    {key}: "{value}"' for key, value in candidate.component_placement.items()]
     lines = ["cluster:", f"  num_nodes: {nodes}", "  component_placement:", *rows]
-    tree: dict[str, object] = {}
+    tree: Tree = {}
     for key, value in candidate.changes.items():
-        *sections, name = key.split(".")
-        branch: Any = tree
-        for section in sections:
-            branch = branch.setdefault(section, {})
-        branch[name] = value
+        put_at(tree, key, value)
     return lines + (yaml.safe_dump(tree, sort_keys=False).splitlines() if tree else [])
 
 

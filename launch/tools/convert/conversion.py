@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from rl_platform.config.describe import default_tree
 from rl_platform.config.explanations.foreign_names import translate
-from rl_platform.config.layers import steps_of, value_at
+from rl_platform.config.layers import put_at, steps_of, value_at
 from rl_platform.config.rules import without_effect
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.config import complete_models
@@ -100,11 +100,7 @@ class Conversion:
     def tree(self) -> Tree:
         tree: Tree = {}
         for key, value in self.values.items():
-            *sections, name = key.split(".")
-            inner = tree
-            for section in sections:
-                inner = inner.setdefault(section, {})
-            inner[name] = copy.deepcopy(value)
+            put_at(tree, key, copy.deepcopy(value))
         return tree
 
 

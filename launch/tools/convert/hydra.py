@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import yaml
@@ -126,18 +126,6 @@ def merged(base: dict[str, Value], over: Mapping[str, Value]) -> dict[str, Value
         inner = both.get(key)
         both[key] = merged(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
     return both
-
-
-def flat(tree: Mapping[str, Value], leaves: Sequence[str] = (), prefix: str = "") -> dict[str, Value]:
-    """Dotted keys and their values. The mappings of `leaves` stay whole."""
-    dotted: dict[str, Value] = {}
-    for name, value in tree.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value and key not in leaves:
-            dotted.update(flat(value, leaves, f"{key}."))
-        else:
-            dotted[key] = value
-    return dotted
 
 
 def resolved(values: Mapping[str, Value]) -> dict[str, Value]:

@@ -13,9 +13,10 @@ from pathlib import Path
 import yaml
 
 from rl_platform.config.describe import is_known
+from rl_platform.config.differences import flat
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.tools.convert.conversion import System, rule_of
-from rl_platform.launch.tools.convert.hydra import composed, flat, parsed, resolved
+from rl_platform.launch.tools.convert.hydra import composed, parsed, resolved
 from rl_platform.launch.tools.convert.nemo_rl import NEMO_RL
 from rl_platform.launch.tools.convert.outcome import Unresolved, Value
 from rl_platform.launch.tools.convert.python_script import script_arguments
@@ -71,7 +72,7 @@ def read(path: Path, name: str | None = None, env: str | None = None) -> Foreign
     system = SYSTEMS[chosen]
     if system is SB3:
         only_ppo(path, keys)
-    values = resolved(flat(_nested(keys), system.leaves))
+    values = resolved(flat(_nested(keys), whole=system.leaves))
     for entry in lost:
         why = "the file is not beside this one, so its keys are missing"
         if rule_of(system, "defaults") is None:
