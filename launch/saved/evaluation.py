@@ -38,6 +38,7 @@ from rl_platform.launch.start_checks.model_checks import check_architectures, ch
 from rl_platform.launch.start_checks.user_code_checks import check_reward, check_tests
 from rl_platform.launch.views.console import run_console
 from rl_platform.launch.views.headline import number
+from rl_platform.launch.views.panels import aligned
 from rl_platform.launch.views.plain import PlainView
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
@@ -274,12 +275,7 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
             partner = row.get(partners.get(name, ""))
             cells.append(cell if partner is None else f"{cell} ± {_cell(partner)}")
         lines.append(cells)
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    aligned = (
-        "  ".join(cell.rjust(width) if index > 1 else cell.ljust(width) for index, (cell, width) in enumerate(pairs))
-        for pairs in (list(zip(line, widths, strict=True)) for line in lines)
-    )
-    return "\n".join(line.rstrip() for line in aligned)
+    return "\n".join(aligned(lines, left=(0, 1)))
 
 
 def _cell(value: object) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -33,13 +33,31 @@ def print_lines(console: Console, title: str, lines: Sequence[tuple[str, str]]) 
     table.add_column(overflow="fold")
     for label, text in lines:
         table.add_row(Text(label), Text(text))
-    console.print(Panel(table, title=Text(title), title_align="left", border_style="dim", expand=False))
+    print_panel(console, title, table)
 
 
 def print_grid(console: Console, title: str, grid: str) -> None:
     """Prints preformatted text as a panel; lines that do not fit are cropped, never wrapped."""
     text = Text(grid.rstrip("\n"), no_wrap=True, overflow="ellipsis")
     if console.is_terminal:
-        console.print(Panel(text, title=Text(title), title_align="left", border_style="dim", expand=False))
+        print_panel(console, title, text)
     else:
         console.print(text, soft_wrap=True)
+
+
+def print_panel(console: Console, title: str, content: RenderableType) -> None:
+    """Prints content in a frame."""
+    console.print(Panel(content, title=Text(title), title_align="left", border_style="dim", expand=False))
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Collection[int]) -> list[str]:
+    """Returns rows as lines with aligned cells; columns `left` begin at the left, the others end at the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            cell.ljust(width) if index in left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+    return [line.rstrip() for line in lines]

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rl_platform.config.schema import Config
-from rl_platform.errors import ConfigError, DataError, Problem
+from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.tools.report.definitions import definitions
-from rl_platform.metrics import read_metrics
+from rl_platform.launch.tools.sweep.summary import steps_of
 from rl_platform.suggest import did_you_mean
 
 _OF_TASK = {
@@ -25,8 +25,9 @@ def check_metric(key: str, metric: str, config: Config, runs: Sequence[Path]) ->
     key: of the problem. A policy loss of the user may report any metric.
     """
     patterns = list(_patterns(config))
-    own = ":" in config.algorithm.policy_loss
-    if not own and not any(re.fullmatch(each, metric) for each in patterns) and metric not in _reported(runs):
+    if ":" in config.algorithm.policy_loss or any(re.fullmatch(each, metric) for each in patterns):
+        return
+    if not any(metric in row for run in runs for row in steps_of(run)):
         known = (each.replace("\\", "") for each in patterns if "[" not in each)
         hint = did_you_mean(metric, known) or "rl-platform metrics explains all"
         problem = Problem(key, "a run of this config does not report this metric", value=metric, hint=hint)
@@ -44,13 +45,3 @@ def _patterns(config: Config) -> Iterator[str]:
         for name in names[listed] if listed else [""]:
             filled = each.name.replace(listed, name) if listed else each.name
             yield "".join("[^/]+" if part.startswith("<") else re.escape(part) for part in re.split(r"(<\w+>)", filled))
-
-
-def _reported(runs: Sequence[Path]) -> set[str]:
-    names = set[str]()
-    for run in runs:
-        try:
-            names.update(*read_metrics(run))
-        except DataError:  # not started
-            continue
-    return names

@@ -19,11 +19,10 @@ from rl_platform.config.layers import dotted
 from rl_platform.config.schema.section import Section
 from rl_platform.config.source import YamlReader
 from rl_platform.disk import read_regular
-from rl_platform.errors import ConfigError, DataError, Problem, shown
+from rl_platform.errors import ConfigError, Problem, shown
 from rl_platform.launch.tools.run_groups import SEED, short_names
 from rl_platform.launch.tools.sweep.grid import RESERVED, SweepPoint
-from rl_platform.launch.tools.sweep.summary import last_value
-from rl_platform.metrics import read_metrics
+from rl_platform.launch.tools.sweep.summary import last_value, steps_of
 from rl_platform.run_files import FINISHED
 from rl_platform.suggest import did_you_mean
 from rl_platform.text_files import NotUTF8, text_of
@@ -248,8 +247,7 @@ class OptunaTrials:
         if self.spec.pruner is None:
             return False
         trial, _ = self._open[point.group]
-        rows = self._rows(point)
-        for row in rows:
+        for row in steps_of(self.folder / point.name):
             step, value = int(row["step"]), last_value([row], self.metric)
             if value is not None and step > self._reported.get(point.group, -1):
                 trial.report(value, step)
@@ -263,7 +261,7 @@ class OptunaTrials:
         if open_points:
             return
         points = self._points(trial.number, trial.params)
-        values = [last_value(self._rows(each), self.metric) for each in points]
+        values = [last_value(steps_of(self.folder / each.name), self.metric) for each in points]
         reasons = self._reasons.pop(point.group)
         if "pruned" in reasons:
             self.study.tell(trial.number, state=self._states.PRUNED)
@@ -292,12 +290,6 @@ class OptunaTrials:
         if not self._seeds:
             return [SweepPoint(group, group, label, values)]
         return [SweepPoint(f"{group},seed={seed}", group, label, {**values, SEED: seed}) for seed in self._seeds]
-
-    def _rows(self, point: SweepPoint) -> list[dict[str, float]]:
-        try:
-            return read_metrics(self.folder / point.name)
-        except DataError:
-            return []
 
 
 def _rounded(value: object) -> str:

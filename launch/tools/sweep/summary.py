@@ -20,6 +20,7 @@ from rl_platform.launch.tools.plot import draw_groups, unknown_metric
 from rl_platform.launch.tools.run_headline import headline_of_run
 from rl_platform.launch.tools.sweep.grid import SweepPoint
 from rl_platform.launch.views.headline import number
+from rl_platform.launch.views.panels import aligned
 from rl_platform.metrics import read_metrics
 from rl_platform.run_files import FINISHED
 
@@ -76,7 +77,7 @@ class Summary:
         direction: str = "maximize",
     ) -> None:
         self.folder, self.direction = folder, direction
-        rows = {point.name: _rows(folder / point.name) for point in points}
+        rows = {point.name: steps_of(folder / point.name) for point in points}
         self.metric = metric or _metric(folder, rows)
         self.results = [self._result(point, rows[point.name], failed, pruned) for point in points]
         finished = [result for result in self.results if result.status == "finished"]
@@ -183,13 +184,7 @@ class Summary:
                 table.add_row(*map(Text, row), style="green" if group.best else "")
             console.print(table)
             return
-        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-        for row in (head, *rows):
-            cells = (
-                cell.ljust(width) if index in (0, 6) else cell.rjust(width)
-                for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-            print("  ".join(cells).rstrip())
+        print(*aligned([head, *rows], left=(0, 6)), sep="\n")
 
 
 def last_value(rows: Sequence[Mapping[str, float]], metric: str) -> float | None:
@@ -198,7 +193,8 @@ def last_value(rows: Sequence[Mapping[str, float]], metric: str) -> float | None
     return next((value for value in values if math.isfinite(value)), None)
 
 
-def _rows(run: Path) -> list[dict[str, float]]:
+def steps_of(run: Path) -> list[dict[str, float]]:
+    """Returns the metrics of a point's steps so far."""
     try:
         return read_metrics(run)
     except DataError:  # it ended before its first step

@@ -9,16 +9,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rl_platform.errors import DataError
 from rl_platform.launch.tools.run_process import ask_to_stop, end_run, last_lines, start_run
 from rl_platform.launch.tools.sweep.grid import SweepPoint
+from rl_platform.launch.tools.sweep.summary import steps_of
 from rl_platform.launch.views.headline import duration
-from rl_platform.metrics import read_metrics
 from rl_platform.placement.inventory import VISIBLE_DEVICES, detect_accelerators
 from rl_platform.runtime.child import Child
 from rl_platform.runtime.cpu import cpu_count
@@ -168,7 +166,5 @@ class Jobs:
 
 
 def _progress(run: Path) -> str:
-    with suppress(DataError, OSError):
-        if rows := read_metrics(run):
-            return f"step {rows[-1]['step']:.0f}"
-    return "no step yet"
+    rows = steps_of(run)
+    return f"step {rows[-1]['step']:.0f}" if rows else "no step yet"
