@@ -39,7 +39,16 @@ from rl_platform.planner.basis import Basis
 from rl_platform.planner.calibration import read_measured
 from rl_platform.planner.cost import ADVANTAGES
 from rl_platform.planner.lengths import expected
-from rl_platform.planner.rates import FORM, Machine, Measured, cores, data_sheet, fingerprint, machine_file, unusable
+from rl_platform.planner.rates import (
+    FORM,
+    Measured,
+    cores,
+    data_sheet,
+    fingerprint,
+    machine_file,
+    measured_rates,
+    unusable,
+)
 from rl_platform.planner.report import plan_report
 from rl_platform.runtime.cpu import keep_freed_memory
 
@@ -115,7 +124,7 @@ def _machine(kind: Device, device: torch.device, file: Path) -> Measured:
     tree |= language_times(data_sheet(kind), tree, device)
     tree |= {kind: {} for kind in ("all_reduce", "environments", "policies", "prompts", "overheads")}
     tree["runs"] = {str(rows): _run(rows) for rows in RUN_ROWS}
-    tree["overheads"] = _overheads(tree, file)
+    tree["overheads"] = _overheads(tree)
     return tree
 
 
@@ -195,7 +204,7 @@ def _sizes(rows: int) -> list[str]:
     return [f"data.train_batch_size={rows}", f"data.mini_batch_size={rows // MINI_BATCHES}"]
 
 
-def _overheads(tree: Measured, file: Path) -> dict[str, tuple[float, float]]:
+def _overheads(tree: Measured) -> dict[str, tuple[float, float]]:
     """Returns the overheads of the phases: what the two runs took beyond their prediction, of a call or an optimizer
     step and of each row.
     """
@@ -207,7 +216,7 @@ def _overheads(tree: Measured, file: Path) -> dict[str, tuple[float, float]]:
             loaded, placement, inventory = load(str(config), _sizes(rows))
             measured, known = tree["runs"][str(rows)], expected(loaded.config)
             lengths = replace(known, prompts=(round(measured["prompt"]),))
-            basis = Basis(lengths, Machine(file, tree).rates(device_of(inventory), loaded.config, 1.0))
+            basis = Basis(lengths, measured_rates(tree, device_of(inventory), loaded.config, 1.0))
             spans = plan_report(loaded.config, placement, inventory, basis).spans
             predicted = {span.phase: span.seconds for span in spans if not span.note}
             predicted.pop(ADVANTAGES, None)

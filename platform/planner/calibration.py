@@ -21,7 +21,7 @@ from rl_platform.placement.scheduler import Placement
 from rl_platform.planner.basis import Basis, Correction
 from rl_platform.planner.cost import ADVANTAGES
 from rl_platform.planner.lengths import of_metrics
-from rl_platform.planner.rates import stored_machine
+from rl_platform.planner.rates import measured_lengths, measured_rates, stored_machine
 from rl_platform.planner.report import Report, plan_report
 from rl_platform.run_files import METRICS
 
@@ -37,7 +37,7 @@ def stored_basis(config: Config, inventory: Inventory) -> Basis:
         return Basis()
     node = inventory.nodes[0]
     share = 1 / max(1, node.num_accelerators) if node.emulated else 1.0
-    return Basis(machine.lengths(config), machine.rates(device, config, share))
+    return Basis(measured_lengths(machine, config), measured_rates(machine, device, config, share))
 
 
 def run_basis(measured: Measured, config: Config, inventory: Inventory) -> Basis:

@@ -49,7 +49,7 @@ def layouts(config: Config, shapes: Mapping[str, Shape], per_node: int, rollout_
     roles = [name for name in LEARNERS if name in known and config.section(name).training_backend == "megatron"]
     splits = _splits(config, [known[role] for role in roles], per_node) if roles else [None]
     for split, devices in itertools.product(splits, _rollout_sizes(config, known, per_node, rollout_devices)):
-        changed = config if split is None else _with_split(config, roles, split)
+        changed = config if split is None else _with_parallel(config, roles, split.model_dump(exclude={"context"}))
         changes = _changes(config, changed, roles)
         if changes or devices != rollout_devices:
             yield Variant(changed, devices, changes)
@@ -60,8 +60,8 @@ def contexts(config: Config, variant: Variant, shapes: Mapping[str, Shape], per_
     models = {name: shape for name in LEARNERS if isinstance(shape := shapes.get(name), ModelShape)}
     if not models or config.data.longest_sequence < LONG:
         return
-    for size in (2**exponent for exponent in range(per_node.bit_length()) if 2**exponent <= per_node):
-        changed = _with_context(variant.config, models, size)
+    for size in _powers(per_node):
+        changed = _with_parallel(variant.config, models, {"context": size})
         if all(_divides(layout_of_learner(changed.section(role)), model) for role, model in models.items()):
             changes = _changes(variant.config, changed, list(models))
             if changes:
@@ -109,7 +109,7 @@ def micro_batches(variant: Variant) -> Iterator[Variant]:
 def _splits(config: Config, models: list[ModelShape], per_node: int) -> Iterator[Parallel]:
     """Yields the splits that divide all models. Tensor ranks stay within a node."""
     base = config.actor.parallel
-    powers = [2**exponent for exponent in range(per_node.bit_length()) if 2**exponent <= per_node]
+    powers = _powers(per_node)
     stages = STAGES if base.virtual_pipeline == 1 else (base.pipeline,)
     for tensor, pipeline in itertools.product(powers, stages):
         for expert in powers if all(model.experts for model in models) else (1,):
@@ -120,15 +120,15 @@ def _splits(config: Config, models: list[ModelShape], per_node: int) -> Iterator
                 yield split
 
 
-def _with_context(config: Config, roles: Iterable[str], size: int) -> Config:
-    """Returns the config with `size` context ranks of these models."""
+def _with_parallel(config: Config, roles: Iterable[str], sizes: Mapping[str, object]) -> Config:
+    """Returns the config with other `sizes` of `parallel` of these models; a reference without its own follows the
+    actor."""
     sections = {}
     for role in roles:
         section = getattr(config, role)
         if section.parallel is not None:
-            sections[role] = section.model_copy(
-                update={"parallel": section.parallel.model_copy(update={"context": size})}
-            )
+            parallel = section.parallel.model_copy(update=sizes)
+            sections[role] = section.model_copy(update={"parallel": parallel})
     return config.model_copy(update=sections)
 
 
@@ -140,17 +140,6 @@ def _divides(split: Parallel, model: ModelShape) -> bool:
     return heads and inner and model.layers % split.pipeline == 0 and model.experts % split.expert == 0
 
 
-def _with_split(config: Config, roles: list[str], split: Parallel) -> Config:
-    """Returns the config with the same split of all these models; a reference without its own follows the actor."""
-    sections = {}
-    for role in roles:
-        section = getattr(config, role)
-        if section.parallel is not None:
-            own = split.model_copy(update={"context": section.parallel.context})
-            sections[role] = section.model_copy(update={"parallel": own})
-    return config.model_copy(update=sections)
-
-
 def _rollout_sizes(
     config: Config, known: Mapping[str, ModelShape], per_node: int, rollout_devices: int
 ) -> Iterator[int]:
@@ -158,6 +147,11 @@ def _rollout_sizes(
     rollout = config.rollout
     if rollout.backend not in HOSTED or rollout.tensor_parallel_size is not None or "rollout" not in known:
         return
-    for size in (2**exponent for exponent in range(per_node.bit_length())):
-        if size != rollout_devices and size <= per_node and known["rollout"].heads % size == 0:
+    for size in _powers(per_node):
+        if size != rollout_devices and known["rollout"].heads % size == 0:
             yield size
+
+
+def _powers(most: int) -> list[int]:
+    """Returns the powers of two up to `most`."""
+    return [2**exponent for exponent in range(most.bit_length())]

@@ -166,42 +166,36 @@ def data_sheet(device: Device) -> Rates:
     )
 
 
-@dataclass(frozen=True)
-class Machine:
-    """The stored measurement of a machine."""
+def measured_rates(tree: Measured, device: Device, config: Config, share: float) -> Rates:
+    """Returns the rates of a device of a measured machine.
 
-    file: Path
-    tree: Measured
+    share: its part of the machine, as a CPU worker has a part of the cores.
+    """
+    names = ("launch", "decode_layer", "decode_sequence", "overheads", "disk", "start")
+    rates = replace(
+        data_sheet(device),
+        matrix=matrix_of(tree["matrix"], share),
+        passes=1.0,
+        elements=tree["elements"] / share,
+        memory=tree["memory"] * share,
+        host=tree.get("host", HOST_LINK),
+        source=f"rates of this machine, measured on {tree['date']}",
+        **{name: tree[name] for name in names},
+    )
+    if (measured := tree["environments"].get(fingerprint(config, "env"))) is not None:
+        rates = replace(rates, env_step=measured["step"])
+    if share == 1:
+        rates = replace(rates, **tree["policies"].get(fingerprint(config, "policy"), {}))
+    if tree["all_reduce"]:
+        (_, least), *_, (size, most) = [(int(size), seconds) for size, seconds in tree["all_reduce"].items()]
+        rates = replace(rates, transfer=least, link=size / max(most - least, 1e-9))
+    return rates
 
-    def rates(self, device: Device, config: Config, share: float) -> Rates:
-        """Returns the rates of a device. share: its part of the machine, as a CPU worker has a part of the cores."""
-        tree = self.tree
-        names = ("launch", "decode_layer", "decode_sequence", "overheads", "disk", "start")
-        rates = replace(
-            data_sheet(device),
-            matrix=matrix_of(tree["matrix"], share),
-            passes=1.0,
-            elements=tree["elements"] / share,
-            memory=tree["memory"] * share,
-            host=tree.get("host", HOST_LINK),
-            source=f"rates of this machine, measured on {tree['date']}",
-            **{name: tree[name] for name in names},
-        )
-        if (measured := tree["environments"].get(fingerprint(config, "env"))) is not None:
-            rates = replace(rates, env_step=measured["step"])
-        if share == 1:
-            rates = replace(rates, **tree["policies"].get(fingerprint(config, "policy"), {}))
-        if tree["all_reduce"]:
-            (_, least), *_, (size, most) = [(int(size), seconds) for size, seconds in tree["all_reduce"].items()]
-            rates = replace(rates, transfer=least, link=size / max(most - least, 1e-9))
-        return rates
 
-    def lengths(self, config: Config) -> Lengths:
-        """Returns the sampled prompts of the config's data, and responses as before a measurement."""
-        known, prompts = expected(config), self.tree["prompts"].get(fingerprint(config, "data"))
-        return (
-            known if prompts is None else replace(known, prompts=tuple(prompts), prompt_source="a sample of the data")
-        )
+def measured_lengths(tree: Measured, config: Config) -> Lengths:
+    """Returns the sampled prompts of the config's data, and responses as before a measurement."""
+    known, prompts = expected(config), tree["prompts"].get(fingerprint(config, "data"))
+    return known if prompts is None else replace(known, prompts=tuple(prompts), prompt_source="a sample of the data")
 
 
 def fingerprint(config: Config, kind: str) -> str:
@@ -246,7 +240,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def stored_machine(device: Device, inventory: Inventory) -> Machine | None:
+def stored_machine(device: Device, inventory: Inventory) -> Measured | None:
     """Returns the measurement for a device; None if there is none to read, or it is a CPU of another machine.
 
     Raises ConfigError if the file cannot be read or has another form.
@@ -255,14 +249,14 @@ def stored_machine(device: Device, inventory: Inventory) -> Machine | None:
         return None
     try:
         file = machine_file(device.kind)
-        tree = json.loads(file.read_text(encoding="utf-8"))
+        tree: Measured = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, PermissionError, RuntimeError):  # RuntimeError: no home folder
         return None
     except (OSError, ValueError) as error:
         raise ConfigError([_unreadable(file, str(error))]) from error
     if reason := unusable(tree):
         raise ConfigError([_unreadable(file, reason)])
-    return Machine(file, tree)
+    return tree
 
 
 def unusable(tree: object) -> str:
