@@ -134,7 +134,7 @@ class CheckpointStore:
         size = _bytes_of(parts)
         final = self.folder / folder_name(step)
         try:
-            self._require(size, 1)
+            self.require_space(size, 1)
             self._write(final, step, parts)
             self._damaged.discard(step)
             checkpoint = Checkpoint.open(final)
@@ -161,15 +161,11 @@ class CheckpointStore:
         sync_folder(self.folder)
         return later
 
-    def require_space(self, estimate: int) -> None:
-        """Raises CheckpointError unless the disk has room for two checkpoints of `estimate` bytes.
+    def require_space(self, estimate: int, times: int = 2) -> None:
+        """Raises CheckpointError unless the disk has room for `times` checkpoints of `estimate` bytes.
 
-        An old checkpoint is deleted after the new one is complete.
+        A run needs two: an old checkpoint is deleted after the new one is complete.
         """
-        self._require(estimate, 2)
-
-    def _require(self, estimate: int, times: int) -> None:
-        """Raises CheckpointError unless `times * estimate` bytes are free on the disk of the folder."""
         free, needed = shutil.disk_usage(self.folder).free, times * estimate
         if free < needed:
             raise CheckpointError(
