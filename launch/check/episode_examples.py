@@ -19,8 +19,7 @@ from rl_platform.config.schema.rollout import EnvironmentOptions
 from rl_platform.envs.reasoning.prompts import messages_of
 from rl_platform.envs.reasoning.question import Question
 from rl_platform.errors import ConfigError, PlatformError, Problem
-from rl_platform.launch.check.reward_examples import SCORING, example_questions, shown_response
-from rl_platform.launch.check.user_lines import error_with_line
+from rl_platform.launch.check.reward_examples import SCORING, error_with_line, example_questions, shown_response
 from rl_platform.rng import derive_seed
 from rl_platform.user_code import is_named
 

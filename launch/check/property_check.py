@@ -14,7 +14,6 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from rich.console import Console
-from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
@@ -33,9 +32,9 @@ from rl_platform.launch.check.samples import CheckedConfig
 from rl_platform.launch.start_checks.env_check import check_env_and_code
 from rl_platform.launch.start_checks.extensions import check_extensions
 from rl_platform.launch.start_checks.missing import missing
-from rl_platform.launch.start_checks.user_code_checks import check_reward_functions
+from rl_platform.launch.start_checks.user_code_checks import check_reward
 from rl_platform.launch.views.console import run_console
-from rl_platform.launch.views.panels import print_lines
+from rl_platform.launch.views.panels import print_lines, print_panel
 from rl_platform.runtime.cpu import one_thread
 from rl_platform.user_code import is_named, raised
 
@@ -63,7 +62,7 @@ def check(loaded: LoadedConfig, console: Console | None = None) -> list[Property
     reasons: list[str] = []
     check_all(
         partial(check_extensions, config),
-        partial(check_reward_functions, config),
+        partial(check_reward, config, only_functions=True),
         lambda: reasons.append(check_env_and_code(config)),
     )
     print_lines(console, f"{config.runner.experiment_name}: algorithm", run_card(config))
@@ -160,8 +159,7 @@ def print_outcomes(console: Console, outcomes: Sequence[PropertyOutcome], seed: 
         style = _STYLES[verdict]
         text = Text(outcome.not_asked or outcome.compared, "dim" if outcome.not_asked else "")
         table.add_row(Text(outcome.name), text, Text(_size(outcome)), Text(verdict, style))
-    title = Text("properties: left = right, largest difference")
-    console.print(Panel(table, title=title, title_align="left", border_style="dim", expand=False))
+    print_panel(console, "properties: left = right, largest difference", table)
     console.print(Text(summary))
 
 

@@ -6,7 +6,9 @@ Not covered: built-in rewards, servers and models, and questions that are not on
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 from rl_platform.components.reward import process_scorer
@@ -18,10 +20,10 @@ from rl_platform.envs.reasoning.score import Score
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.envs.reasoning.verifiers import REWARD, ScoreItem
 from rl_platform.errors import ConfigError, DataError, PlatformError, Problem
-from rl_platform.launch.check.user_lines import error_with_line
-from rl_platform.user_code import is_named
+from rl_platform.user_code import is_named, is_of_user, relative
 
 SCORING = str(Path(verifiers.__file__).parent)  # frames of a scoring process around the function
+_FRAME = re.compile(r'^ *File "(.+)", line (\d+), in ', re.MULTILINE)
 
 
 def reward_examples(config: Config) -> Iterator[str]:
@@ -38,11 +40,8 @@ def reward_examples(config: Config) -> Iterator[str]:
         yield f"the reward functions were not called: {error}"
         return
     for key, part in own:
-        pool = process_scorer(config.data, part.model_copy(update={"num_workers": 1}))
-        try:
+        with closing(process_scorer(config.data, part.model_copy(update={"num_workers": 1}))) as pool:
             scores = [future.result() for future in pool.submit(items)]
-        finally:
-            pool.close()
         for item, score in zip(items, scores, strict=True):
             if not score.valid:
                 message = f"{_failure(part, score)}, for {shown_response(item.response, item.answer)}"
@@ -80,3 +79,19 @@ def _failure(part: Scoring, score: Score) -> str:
     return error_with_line(
         score.detail, (SCORING,), function if inspect.isroutine(function) else type(function).__call__
     )
+
+
+def error_with_line(traceback: str, around: tuple[str, ...], code: object) -> str:
+    """Returns the last line of a traceback's text, with the place in the user's code that raised.
+
+    around: the folders whose frames call the user's code; code: the function or class to name if the error comes from
+    them, because it returned something wrong.
+    """
+    error = traceback.strip().splitlines()[-1]
+    places = [(path, line) for path, line in _FRAME.findall(traceback) if not path.startswith(around)]
+    places = [place for place in places if is_of_user(place[0])] or places
+    if places:
+        return f"raised {error} (at {relative(places[-1][0])}:{places[-1][1]})"
+    with suppress(OSError, TypeError):  # the source of a built-in function
+        return f"{error} (of {relative(inspect.getsourcefile(code) or '')}:{inspect.getsourcelines(code)[1]})"  # type: ignore[arg-type]
+    return error

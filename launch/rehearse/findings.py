@@ -4,6 +4,7 @@ the user's own functions."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
@@ -152,11 +153,8 @@ def check_reward(config: Config, questions: Split) -> int:
     asked = [item for question in questions.train[:RESPONSES] for item in items(question)]
     scoring = [part for _, part in config.reward.parts if part.type != "model" and part.address is None]
     for part in scoring:
-        pool = process_scorer(config.data, part)
-        try:
+        with closing(process_scorer(config.data, part)) as pool:
             scores = [future.result() for future in pool.submit(asked)]
-        finally:
-            pool.close()
         bad = [(item, score) for item, score in zip(asked, scores, strict=True) if not score.valid]
         if bad:
             item, score = bad[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import shutil
 import tempfile
@@ -18,6 +17,7 @@ import psutil
 
 from rl_platform.errors import PlatformError
 from rl_platform.launch.tools.run_process import GONE_S, descendants, end_processes, end_run, start_run
+from rl_platform.metrics import read_metrics
 from rl_platform.runtime.child import Child
 
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "PYTHONUNBUFFERED": "1"}
@@ -142,7 +142,7 @@ class Runs:
 
     def metrics(self) -> list[dict[str, float]]:
         """Returns the metrics of all steps."""
-        return [json.loads(line) for line in (self.output / "metrics.jsonl").read_text().splitlines()]
+        return read_metrics(self.output)
 
     @contextmanager
     def _started(self) -> Iterator[Child]:

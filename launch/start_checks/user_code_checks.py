@@ -39,19 +39,13 @@ def _check_agent(config: Config) -> None:
         format_of(load_tokenizer(config.actor.model), agent, config.data.use_chat_template)
 
 
-def check_reward(config: Config) -> None:
+def check_reward(config: Config, only_functions: bool = False) -> None:
     """Raises ConfigError or WorkerError if the user's reward function cannot be imported or the reward model is
     invalid. Raises Unreachable if the reward server does not answer. Does not read the weights of a reward model.
+    only_functions: those of the user, without servers and models.
     """
     for key, scoring in config.reward.parts:
-        with problems_of(key, "reward"):
-            _check_scoring(config, scoring)
-
-
-def check_reward_functions(config: Config) -> None:
-    """Checks the reward functions of the user as `check_reward` does, without servers and models."""
-    for key, scoring in config.reward.parts:
-        if is_named(scoring.type):
+        if is_named(scoring.type) or not only_functions:
             with problems_of(key, "reward"):
                 _check_scoring(config, scoring)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rl_platform.config.layers import value_at
 from rl_platform.launch.views.headline import Headline
 
 Level = Literal["bad", "warning", "note"]
@@ -37,10 +38,7 @@ class Facts:
 
     def key(self, path: str) -> Any:
         """Returns the value of a config key, None if there is none."""
-        value: Any = self.config
-        for name in path.split("."):
-            value = value.get(name) if isinstance(value, Mapping) else None
-        return value
+        return value_at(self.config, path.split("."))
 
     def series(self, metric: str) -> list[tuple[int, float]]:
         """Returns (step, value) of the steps in which the metric is finite."""
