@@ -25,7 +25,10 @@ ROLES = ("actor", "critic", "reference")
 
 @dataclass(frozen=True)
 class Rule:
-    """`value` returns what the key is in a rehearsal; `applies`: to configs in which the key has this effect."""
+    """`value` returns what the key is in a rehearsal; `applies`: to configs in which the key has this effect.
+
+    A key in a section that is null stays as it is.
+    """
 
     key: str
     value: Callable[[Sizes], object]
@@ -225,10 +228,8 @@ RULES: tuple[Rule, ...] = (
     Rule("runner.max_epochs", lambda sizes: None, "the run has 2 steps"),
     Rule("runner.save_interval", lambda sizes: 1, "a checkpoint to resume from"),
     _least("runner.val_check_interval", 1, "the run has 2 steps"),
-    _least("runner.deadline_s", 120.0, "a small run", applies=lambda sizes: sizes.config.runner.deadline_s > 120),
-    _least(
-        "runner.warm_start.updates", 4, "a small run", applies=lambda sizes: sizes.config.runner.warm_start is not None
-    ),
+    _least("runner.deadline_s", 120.0, "a small run"),
+    _least("runner.warm_start.updates", 4, "a small run"),
     Rule(
         "runner.logger_backends",
         lambda sizes: [name for name in sizes.config.runner.logger_backends if name == "tensorboard"],
@@ -240,25 +241,18 @@ RULES: tuple[Rule, ...] = (
     _least("algorithm.critic_ppo_epochs", 2),
     _least("algorithm.policy_training_start_step", 1, "the run has 2 steps"),
     _least("algorithm.rollout_micro_batch_size", 4),
-    Rule(
-        "algorithm.logprob_forward_micro_batch_size",
-        lambda sizes: (
-            None if (size := sizes.config.algorithm.logprob_forward_micro_batch_size) is None else min(size, 8)
-        ),
-    ),
+    _least("algorithm.logprob_forward_micro_batch_size", 8),
     Rule(
         "algorithm.dynamic_sampling",
         lambda sizes: {"on_exhausted": "fill_with_rejected", "max_rounds": 2, "prompts_per_round": None},
         "a random model solves no task, so all groups would be rejected",
         "replaced",
-        lambda sizes: sizes.config.algorithm.dynamic_sampling is not None,
     ),
     Rule(
         "algorithm.overlong.filter",
         lambda sizes: False,
         "a random model seldom ends a response, so the filter could leave out all of them",
         "replaced",
-        lambda sizes: sizes.config.algorithm.overlong.filter,
     ),
     Rule(
         "algorithm.overlong.buffer_length",
@@ -295,7 +289,6 @@ RULES: tuple[Rule, ...] = (
         "data.sources",
         lambda sizes: [_small_source(sizes, number) for number in range(len(sizes.config.data.sources))],
         "a few rows of each, as JSON Lines",
-        applies=lambda sizes: sizes.config.data.sources,
     ),
     *_trained("actor"),
     *_trained("critic"),
@@ -393,7 +386,6 @@ RULES: tuple[Rule, ...] = (
         "reward.functions",
         lambda sizes: [_small_function(sizes, function) for function in sizes.config.reward.functions],
         "few processes and small models",
-        applies=lambda sizes: sizes.config.reward.functions,
     ),
     Rule("env.num_envs", lambda sizes: sizes.num_envs, applies=_embodied),
     Rule("env.num_workers", lambda sizes: sizes.workers, applies=_embodied),
