@@ -18,6 +18,7 @@ import psutil
 from rl_platform.errors import PlatformError
 from rl_platform.launch.tools.run_process import GONE_S, descendants, end_processes, end_run, start_run
 from rl_platform.metrics import read_metrics
+from rl_platform.run_files import complete_checkpoints
 from rl_platform.runtime.child import Child
 
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "PYTHONUNBUFFERED": "1"}
@@ -153,7 +154,7 @@ class Runs:
             end_run(child)
 
     def _checkpoints(self) -> list[Path]:
-        return sorted(path.parent for path in self.output.glob("checkpoints/step-*/manifest.json"))
+        return [*complete_checkpoints(self.output / "checkpoints").values()]
 
     def _check_time(self, child: Child, began: float) -> None:
         if time.monotonic() - began > self.deadline_s:

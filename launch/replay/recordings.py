@@ -23,7 +23,7 @@ from rl_platform.launch.replay.recorded_step import RecordedPPO
 from rl_platform.launch.session import run
 from rl_platform.records import StateDict
 from rl_platform.reporter import Reporter
-from rl_platform.run_files import CONFIG
+from rl_platform.run_files import CONFIG, complete_checkpoints
 from rl_platform.runners.ppo import PPO
 from rl_platform.runners.state import fingerprint
 from rl_platform.runners.task_runner import Learners
@@ -86,7 +86,8 @@ def record(folder: Path, step: int, output: Path | None, from_start: bool) -> It
     if not (folder / CONFIG).is_file():
         hint = "name the folder that the run wrote to, its runner.output_dir"
         raise _problem("RUN", "is not the folder of a run" if folder.exists() else "no such folder", folder, hint)
-    steps = load_config(folder / CONFIG, ["runner.resume=auto"], stored=True).config.runner.max_steps
+    config = load_config(folder / CONFIG, ["runner.resume=auto"], stored=True).config
+    steps = config.runner.max_steps
     if not 1 <= step <= steps:
         raise ConfigError([Problem("--step", "the run has no such step", value=str(step), allowed=f"1 to {steps}")])
     start = _start(folder, step, from_start)
@@ -94,7 +95,7 @@ def record(folder: Path, step: int, output: Path | None, from_start: bool) -> It
     if target.exists():
         hint = f"rl-platform replay {target}; to record again, remove the folder or name another: -o FOLDER"
         raise _problem("--output", "exists", target, hint)
-    placed = load(folder / CONFIG, _overrides(folder, step, start, target), stored=True)
+    placed = load(folder / CONFIG, _overrides(config, step, start, target), stored=True)
 
     failures: list[str] = []
 
@@ -129,24 +130,19 @@ def record(folder: Path, step: int, output: Path | None, from_start: bool) -> It
 
 def _start(folder: Path, step: int, from_start: bool) -> Path | None:
     """Returns the newest checkpoint before `step`; None: the run begins again."""
-    checkpoints = {
-        int(path.parent.name.removeprefix("step-")): path.parent
-        for path in folder.glob("checkpoints/*/manifest.json")
-        if path.parent.name.startswith("step-")
-    }
+    checkpoints = complete_checkpoints(folder / "checkpoints")
     earlier = [number for number in checkpoints if number < step]
     if earlier and not from_start:
         return checkpoints[max(earlier)].absolute()
     if step > 1 and not from_start:
         message = f"{folder} has no checkpoint before step {step}"
-        allowed = ", ".join(f"after {number}" for number in sorted(checkpoints)) or "none: the run wrote no checkpoint"
+        allowed = ", ".join(f"after {number}" for number in checkpoints) or "none: the run wrote no checkpoint"
         hint = "--from-start begins again at step 0; runner.save_interval and keep_checkpoints decide what is kept"
         raise ConfigError([Problem("--step", message, value=str(step), allowed=allowed, hint=hint)])
     return None
 
 
-def _overrides(folder: Path, step: int, start: Path | None, target: Path) -> list[str]:
-    config = load_config(folder / CONFIG, ["runner.resume=auto"], stored=True).config
+def _overrides(config: Config, step: int, start: Path | None, target: Path) -> list[str]:
     samples = config.data.train_batch_size * config.algorithm.group_size
     reasoning = [f"runner.log_samples={samples}"] if config.runner.task_type == "reasoning" else []
     return [

@@ -14,6 +14,7 @@ from rl_platform.config.python_values import OVERRIDES
 from rl_platform.config.schema import Config
 from rl_platform.config.source import COMMAND_LINE
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.run_files import CONFIG, complete_checkpoints
 
 if TYPE_CHECKING:
     from rl_platform.checkpoint.verify import Checkpoint
@@ -59,7 +60,7 @@ class SavedRun:
     def load(self, overrides: Sequence[str] | Mapping[str, object]) -> LoadedConfig:
         """Returns the config with overrides. Raises ConfigError, also for keys that change no evaluation."""
         # the folder that the run was resumed from may have been removed
-        path = self.folder / "config.yaml"
+        path = self.folder / CONFIG
         if isinstance(overrides, Mapping):
             loaded, place = load_config(path, {"runner.resume": "auto", **overrides}, stored=True), OVERRIDES
             keys = list(overrides)
@@ -140,19 +141,19 @@ class _Search:
         if (path / "manifest.json").is_file():
             return path if self.step is None else self._of_step(path.parent)
         inside = path if path.name == "checkpoints" else path / "checkpoints"
-        if _complete(inside):
+        if complete_checkpoints(inside):
             return self._of_step(inside)
-        if (path / "config.yaml").is_file():
+        if (path / CONFIG).is_file():
             hint = "runner.save_interval sets when checkpoints are written"
             raise self.problem("the run has not written a checkpoint yet", hint=hint)
         raise self.problem("contains neither a run nor a checkpoint")
 
     def _of_step(self, folder: Path) -> Path:
-        checkpoints = {int(path.name.removeprefix("step-")): path for path in _complete(folder)}
+        checkpoints = complete_checkpoints(folder)
         if self.step is None:
             return checkpoints[max(checkpoints)]
         if self.step not in checkpoints:
-            allowed = ", ".join(map(str, sorted(checkpoints)))
+            allowed = ", ".join(map(str, checkpoints))
             message = f"{folder} has no checkpoint of step {self.step}"
             hint = "runner.keep_checkpoints sets how many of the newest ones are kept"
             raise ConfigError([Problem(self.asked, message, value=str(self.step), allowed=allowed, hint=hint)])
@@ -172,11 +173,7 @@ def find_run(name: str, asked: str, step: int | None = None) -> SavedRun:
     search = _Search(name, asked, step)
     checkpoint = search.checkpoint()
     folder = checkpoint.parent.parent
-    if not (folder / "config.yaml").is_file():
+    if not (folder / CONFIG).is_file():
         message = f"{folder / 'config.yaml'} is missing, without which the checkpoint cannot be loaded"
         raise search.problem(message, hint="name checkpoints where their run wrote them, or copy its folder")
     return SavedRun(folder, checkpoint, asked)
-
-
-def _complete(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("step-[0-9]*") if (path / "manifest.json").is_file()]
