@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import yaml
 
-from rl_platform.config.source import CoreLoader
+from rl_platform.config.source import CoreLoader, Tree
 
 SILENT_KEYS = {"runner.resume"}  # the view shows the step that a run is resumed from
 
@@ -33,9 +34,9 @@ def shown(values: dict[str, object], key: str) -> str:
     return yaml.safe_dump(values[key], default_flow_style=True, width=10**6).removesuffix("\n...\n").rstrip()
 
 
-def flat(tree: Mapping[str, object], prefix: str = "", whole: Collection[str] = ()) -> dict[str, object]:
+def flat(tree: Mapping[str, Any], prefix: str = "", whole: Collection[str] = ()) -> Tree:
     """Returns the values of nested sections by their dotted keys; sections of the keys `whole` are single values."""
-    values: dict[str, object] = {}
+    values: Tree = {}
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict) and value and key not in whole:
