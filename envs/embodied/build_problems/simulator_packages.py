@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -44,9 +44,7 @@ class Simulator:
 
         Raises PackageNotFoundError if the simulator is not installed.
         """
-        return list(self._other_versions())
-
-    def _other_versions(self) -> Iterator[str]:
+        others = []
         for package, tried in self.versions.items():
             try:
                 number = version(package)
@@ -55,7 +53,8 @@ class Simulator:
                     raise
                 continue
             if number.split(".")[:2] != tried.split(".")[:2]:
-                yield f"{package} {number}"
+                others.append(f"{package} {number}")
+        return others
 
 
 _ALL = (

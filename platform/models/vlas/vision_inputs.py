@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rl_platform.models.policies.vision import ImageLayout
-from rl_platform.models.vlas.inputs import camera_images, channels_of_image
+from rl_platform.models.vlas.inputs import camera_images, cameras
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -36,19 +36,15 @@ class VisionInputs:
         return height, width
 
     @property
-    def cameras(self) -> int:
-        return ImageLayout(self.shape).channels // channels_of_image(self.shape)
-
-    @property
     def tokens(self) -> list[int]:
         """Token ids of all images in the prompt."""
         config, (height, width) = self.config, self.size
         patches = (height // config.vision_config.patch_size) * (width // config.vision_config.patch_size)
         if config.model_type == "qwen2_5_vl":
             places = [config.image_token_id] * (patches // config.vision_config.spatial_merge_size**2)
-            return [config.vision_start_token_id, *places, config.vision_end_token_id] * self.cameras
+            return [config.vision_start_token_id, *places, config.vision_end_token_id] * cameras(self.shape)
         joined = 1 if config.model_type == "paligemma" else config.scale_factor**2
-        return [config.image_token_id] * (patches // joined) * self.cameras
+        return [config.image_token_id] * (patches // joined) * cameras(self.shape)
 
     def __call__(self, observations: Tensor) -> dict[str, Tensor]:
         """Images [B,D] uint8 -> keyword arguments of the model."""
