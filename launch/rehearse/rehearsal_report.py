@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from rl_platform.config import LoadedConfig
 from rl_platform.launch.rehearse.rehearsed_runs import Timed
 from rl_platform.launch.rehearse.shrink import Change, flat_keys
-from rl_platform.launch.views.panels import print_panel
 
 LONGEST = 40  # characters of a value
 SHOWN_S = 0.1  # of a phase inside the runs; shorter ones are left out
@@ -76,7 +76,7 @@ class RehearsalReport:
                 table.add_column(overflow="fold", style="bold" if number == 0 else "")
             for row in rows:
                 table.add_row(*map(Text, row))
-            print_panel(console, title, table)
+            console.print(Panel(table, title=Text(title), title_align="left", border_style="dim", expand=False))
         console.print(Text(self.verdict, "green"), soft_wrap=True)
 
     def text(self) -> str:
