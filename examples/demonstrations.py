@@ -159,7 +159,8 @@ def maniskill_pick(observation: np.ndarray) -> np.ndarray:
     between = 0.03 < width < 0.07  # the cube is 0.04 m wide; an open hand 0.08 m
     aside, above = np.linalg.norm(to_cube[:2]), -to_cube[2]
     at_cube = (aside < 0.015 and above < 0.01) or (between and max(aside, above) < 0.03)
-    height = 0.0 if at_cube or aside < (0.01 if above > 0.03 else 0.02) else 0.06
+    # A funnel: a height that jumps, and a cube that is only just reached, are hard to clone
+    height = 0.0 if at_cube else 0.06 * np.clip((aside - 0.01) / 0.03, 0.0, 1.0) - 0.005
     action[:3] = (goal - cube if held else to_cube + height * UP) / 0.1
     action[3] = -1.0 if held or at_cube else 1.0  # unlike robosuite, 1 opens
     return np.clip(action, -1.0, 1.0)
@@ -220,7 +221,7 @@ TASKS = {
         metaworld_task("drawer-open-v3", 100), {"state": 39}, metaworld_drawer, noisy=slice(3), episodes=20
     ),
     "maniskill_pick": Task(
-        maniskill_task("PickCube-v1"), {"state": 42}, maniskill_pick, noisy=slice(3), episodes=50, noise=0.1
+        maniskill_task("PickCube-v1"), {"state": 42}, maniskill_pick, noisy=slice(3), episodes=150, noise=0.1
     ),
     "maniskill_push_camera": Task(  # the policy observes state and images, the expert the objects too
         maniskill_task("PushCube-v1", observations="state+rgb", size=64),
