@@ -31,7 +31,8 @@ def kernel() -> Iterator[Any]:
 def executed(kernel: Any, cells: list[Any], folder: Path, **options: Any) -> list[Any]:
     """Runs the cells in the kernel without names, in the folder; returns the cells of code with their outputs."""
     (folder / "configs").symlink_to(ROOT / "configs")
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(f"%reset -f\n%cd -q {folder}"), *cells])
+    begin = f"import os\nos.chdir({str(folder)!r})\n%reset -f"  # the folder of the test before may be gone
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(begin), *cells])
     client = nbclient.NotebookClient(notebook, km=kernel, timeout=300, **options)
     client.execute()
     client.kc.stop_channels()
