@@ -7,6 +7,7 @@ torch, so worker processes start quickly.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -151,7 +152,8 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
     if str(spec.entry_point).startswith("gymnasium_robotics"):
         find(SUITES, "names.check_reward_type", lambda _: None)(kwargs)
     try:
-        with deprecations_once(spec):
+        with deprecations_once(spec), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*precision lowered by casting")  # of the bounds of Meta-World's spaces
             env = gymnasium.make(
                 spec, max_episode_steps=description.max_episode_steps, disable_env_checker=True, **kwargs
             )

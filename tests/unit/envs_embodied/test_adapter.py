@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import Any
 
@@ -144,6 +145,21 @@ def test_an_environment_whose_package_is_missing_names_the_package(monkeypatch: 
     (problem,) = refused.value.problems
     assert (problem.key, problem.hint) == ("env.id", "install the package that contains no_such_package")
     assert "No module named 'no_such_package'" in problem.message
+
+
+def test_bounds_of_float64_in_spaces_of_float32_warn_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the one-hot task numbers of Meta-World."""
+
+    class Bounded(gymnasium.Env):
+        def __init__(self) -> None:
+            self.observation_space = gymnasium.spaces.Box(np.zeros(2), np.ones(2), dtype=np.float32)
+            self.action_space = gymnasium.spaces.Discrete(2)
+
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", {})
+    gymnasium.register("Bounded-v0", entry_point=Bounded)
+    with warnings.catch_warnings(record=True) as shown:
+        make_env(EnvDescription("Bounded-v0"))
+    assert shown == []
 
 
 def test_an_error_that_names_no_package_gives_no_advice_about_it(monkeypatch: pytest.MonkeyPatch) -> None:
