@@ -18,7 +18,6 @@ from rl_platform.launch.check.samples import (
     CheckedConfig,
     LossFunction,
     estimated,
-    loss_and_gradients,
     wide,
     wide_outputs,
     widened,
@@ -79,9 +78,7 @@ def order(case: CheckedConfig) -> Iterator[PropertyDifference]:
     outputs = _rows(case.outputs, turned)
     for name, loss in case.losses.items():
         plain = _of_parts(case, loss, [range(len(case.batch))])
-        shuffled = loss_and_gradients(
-            loss, outputs, case.batch.select(turned), [range(len(turned))], case.algorithm, case.horizon
-        )
+        shuffled = case.loss_and_gradients(loss, outputs, case.batch.select(turned), [range(len(turned))])
         restored = {key: tensor[turned] if tensor.dim() else tensor for key, tensor in shuffled.items()}
         yield from _all(f"{name}, rows shuffled", restored, plain)
 
@@ -109,7 +106,7 @@ def _plans(batch: RolloutBatch, rows: int, world_size: int) -> list[list[Sequenc
 
 
 def _of_parts(case: CheckedConfig, loss: LossFunction, parts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-    return loss_and_gradients(loss, case.outputs, case.batch, parts, case.algorithm, case.horizon)
+    return case.loss_and_gradients(loss, case.outputs, case.batch, parts)
 
 
 def _wider(case: CheckedConfig, what: str, columns: Tensor, width: int, fill: float) -> Iterator[PropertyDifference]:
@@ -120,7 +117,7 @@ def _wider(case: CheckedConfig, what: str, columns: Tensor, width: int, fill: fl
     outputs, rows = wide_outputs(case.outputs, columns, width, fill), [range(len(case.batch))]
     batch = widened(case.batch, columns, width, fill)
     for name, loss in case.losses.items():
-        widened_loss = loss_and_gradients(loss, outputs, batch, rows, case.algorithm, case.horizon)
+        widened_loss = case.loss_and_gradients(loss, outputs, batch, rows)
         plain = {key: wide(tensor, columns, width, 0.0) for key, tensor in _of_parts(case, loss, rows).items()}
         yield from _all(f"{name}, {what}", widened_loss, plain)
 

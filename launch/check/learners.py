@@ -61,7 +61,7 @@ def small_learners(case: CheckedConfig, config: Config) -> Iterator[Small]:
     """Runs the learners of `config`, made by `small`, in this process until the block ends."""
     specs = _components(config)
     placement = schedule(config.cluster, Inventory.declared(1, 0))
-    with LocalRuntime(placement, DEADLINE_S, case.seed) as runtime:
+    with LocalRuntime(placement, DEADLINE_S, case.config.runner.seed) as runtime:
         groups = runtime.start(specs)
         if config.algorithm.full_kl:
             groups["actor"].receive_reference_head(groups["reference"].head().wait()[0]).wait()

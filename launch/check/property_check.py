@@ -85,7 +85,7 @@ def check(loaded: LoadedConfig, console: Console | None = None) -> list[Property
 def outcomes_of(config: Config, properties: Sequence[Property] = PROPERTIES) -> list[PropertyOutcome]:
     """Tries every property on a valid config, with numbers that follow from `runner.seed`."""
     with accelerating(config.runner.accelerate), one_thread():
-        case = CheckedConfig(config, config.runner.seed)
+        case = CheckedConfig(config)
         return [_tried(each, case) for each in properties]
 
 

@@ -41,10 +41,9 @@ LossFunction = Callable[[ModelOutputs, RolloutBatch, Denominators, Algorithm], t
 
 @dataclass(frozen=True)
 class CheckedConfig:
-    """A valid config and the seed of the numbers it is tried on."""
+    """A valid config, and the rollout, outputs and losses that it is tried on."""
 
     config: Config
-    seed: int
 
     @property
     def algorithm(self) -> Algorithm:
@@ -61,7 +60,7 @@ class CheckedConfig:
     @cached_property
     def rollout(self) -> RolloutBatch:
         """[B,T] the rollout before the estimator. A row per environment if embodied, else per response."""
-        return random_steps(self.config, self.seed) if self.embodied else random_responses(self.config, self.seed)
+        return _random_steps(self) if self.embodied else _random_responses(self)
 
     @cached_property
     def batch(self) -> RolloutBatch:
@@ -74,7 +73,7 @@ class CheckedConfig:
     @cached_property
     def outputs(self) -> ModelOutputs:
         """Outputs for `batch` of a model that was updated since the rollout."""
-        return moved_outputs(self.batch, self.seed)
+        return _moved_outputs(self.batch, self.numbers("outputs"))
 
     @property
     def rows(self) -> int:
@@ -89,12 +88,39 @@ class CheckedConfig:
         return {"actor": actor_loss} | ({"critic": critic_loss} if self.config.has_values else {})
 
     def numbers(self, *names: str) -> torch.Generator:
-        return generator(self.seed, "check", *names)
+        return generator(self.config.runner.seed, "check", *names)
+
+    def loss_and_gradients(
+        self, loss: LossFunction, outputs: ModelOutputs, batch: RolloutBatch, parts: Sequence[Sequence[int]]
+    ) -> dict[str, Tensor]:
+        """Returns `loss` and its gradients [B,T] in the outputs, of one mini-batch computed in parts of its rows.
+
+        For a part without rows, as on a rank without work, a masked row is computed.
+        """
+        leaves = {
+            name: tensor.detach().clone().requires_grad_()
+            for name, tensor in vars(outputs).items()
+            if tensor is not None
+        }
+        denominators = denominators_of(batch, self.horizon, nominal=self.algorithm.loss_agg_denominator == "nominal")
+        total = torch.zeros(())
+        for rows in parts:
+            index = torch.tensor(rows or [0])
+            part, divisors = batch.select(index), denominators
+            if not rows:
+                part, divisors = replace(part, sample_mask=torch.tensor([False])), replace(denominators, full=False)
+            share, _ = loss(
+                ModelOutputs(**{name: leaf[index] for name, leaf in leaves.items()}), part, divisors, self.algorithm
+            )
+            share.backward()
+            total = total + share.detach()
+        gradients = {f"gradient in {name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+        return {"loss": total, **gradients}
 
 
-def random_responses(config: Config, seed: int) -> RolloutBatch:
+def _random_responses(case: CheckedConfig) -> RolloutBatch:
     """Returns rows of a prompt, a response with observations inside it, and padding; the last row does not count."""
-    numbers, size = generator(seed, "check", "responses"), min(config.algorithm.group_size, LARGEST_GROUP)
+    numbers, size = case.numbers("responses"), min(case.algorithm.group_size, LARGEST_GROUP)
     groups = -(-ROWS // size)
     rows, width = groups * size, LONGEST_PROMPT + LONGEST_RESPONSE
     prompts = 2 + torch.randint(LONGEST_PROMPT - 1, (groups,), generator=numbers).repeat_interleave(size)
@@ -116,12 +142,12 @@ def random_responses(config: Config, seed: int) -> RolloutBatch:
         rollout_log_probs=torch.zeros(rows, width),
         correct=right,
     )
-    return _with_models(batch, config, numbers)
+    return _with_models(batch, case.config, numbers)
 
 
-def random_steps(config: Config, seed: int) -> RolloutBatch:
+def _random_steps(case: CheckedConfig) -> RolloutBatch:
     """Returns rows of choices in environments, with ends of episodes, some of them truncated with a value."""
-    numbers, shape = generator(seed, "check", "steps"), (ENVIRONMENTS, CHOICES)
+    config, numbers, shape = case.config, case.numbers("steps"), (ENVIRONMENTS, CHOICES)
     levels = action_levels(config, SPACES)
     recording = ChunkRecording(ENVIRONMENTS, CHOICES * levels.num_actions, SPACES, levels)
     actions = np.zeros((*recording.rewards.shape, *SPACES.policy_action_shape), SPACES.policy_action_dtype)
@@ -202,10 +228,10 @@ def estimated(batch: RolloutBatch, algorithm: Algorithm) -> RolloutBatch:
     return batch if batch.ends is None else batch.flatten()
 
 
-def moved_outputs(batch: RolloutBatch, seed: int) -> ModelOutputs:
+def _moved_outputs(batch: RolloutBatch, numbers: torch.Generator) -> ModelOutputs:
     """Returns outputs [B,T] for a batch, near its old ones."""
     assert batch.log_probs is not None
-    numbers, shape = generator(seed, "check", "outputs"), batch.action_mask.shape
+    shape = batch.action_mask.shape
     noise = [MOVED * torch.randn(shape, generator=numbers) for _ in range(2)]
     return ModelOutputs(
         log_probs=batch.log_probs + noise[0],
@@ -213,35 +239,6 @@ def moved_outputs(batch: RolloutBatch, seed: int) -> ModelOutputs:
         values=None if batch.values is None else batch.values + noise[1],
         full_kl=torch.rand(shape, generator=numbers),
     )
-
-
-def loss_and_gradients(
-    loss: LossFunction,
-    outputs: ModelOutputs,
-    batch: RolloutBatch,
-    parts: Sequence[Sequence[int]],
-    algorithm: Algorithm,
-    horizon: float,
-) -> dict[str, Tensor]:
-    """Returns `loss` and its gradients [B,T] in the outputs, of one mini-batch computed in parts of its rows.
-
-    For a part without rows, as on a rank without work, a masked row is computed.
-    """
-    leaves = {
-        name: tensor.detach().clone().requires_grad_() for name, tensor in vars(outputs).items() if tensor is not None
-    }
-    denominators = denominators_of(batch, horizon, nominal=algorithm.loss_agg_denominator == "nominal")
-    total = torch.zeros(())
-    for rows in parts:
-        index = torch.tensor(rows or [0])
-        part, divisors = batch.select(index), denominators
-        if not rows:
-            part, divisors = replace(part, sample_mask=torch.tensor([False])), replace(denominators, full=False)
-        share, _ = loss(ModelOutputs(**{name: leaf[index] for name, leaf in leaves.items()}), part, divisors, algorithm)
-        share.backward()
-        total = total + share.detach()
-    gradients = {f"gradient in {name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
-    return {"loss": total, **gradients}
 
 
 def widened(batch: RolloutBatch, columns: Tensor, width: int, fill: float) -> RolloutBatch:
