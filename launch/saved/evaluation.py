@@ -106,11 +106,9 @@ def evaluate_checkpoint(
         "rows": rows,
     }
     place.with_suffix(".json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-    console.print(
-        f"checkpoint of step {checkpoint.step}: {run.checkpoint}", highlight=False, soft_wrap=True, markup=False
-    )
-    console.print(table(rows), highlight=False, soft_wrap=True, markup=False)
-    console.print(f"in numbers: {place.with_suffix('.json')}", highlight=False, soft_wrap=True, markup=False)
+    named = f"checkpoint of step {checkpoint.step}: {run.checkpoint}"
+    for text in (named, table(rows), f"in numbers: {place.with_suffix('.json')}"):
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
     return rows
 
 
