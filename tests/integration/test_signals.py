@@ -126,7 +126,7 @@ def test_a_signal_during_a_validation_or_a_save_saves_the_step(
 )
 def test_a_signal_to_the_group_saves_the_step_on_ray(group, folder: Path, number: signal.Signals, code: int):
     placement = "cluster.component_placement={actor_critic: 0, 'env,rollout': 1}"
-    devices = "cluster.devices_per_node=2", "env.num_workers=2"
+    devices = "cluster.devices_per_node=2", "env.num_workers=1"
     ended = group("embodied.yaml", *ENDLESS, placement, *devices).steps(3).send(number)
     assert ended.code == code, ended.err
     assert f"the same command goes on from step {newest(folder).step}" in ended.err
