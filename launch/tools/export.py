@@ -39,6 +39,9 @@ FORMATS: Mapping[str, tuple[Format, ...]] = {  # the default first
 FILES = (".onnx", ".pt", ".pt2", ".pth", ".safetensors", ".zip")  # endings that no folder of an export should have
 COMMAND = "rl-platform export"
 
+Usage = tuple[str, str]
+"""The call that loads an export, with `{}` for the path, and the file in the folder; "": the folder itself."""
+
 
 def export(name: str, step: int | None, format: Format | None, output: Path | None) -> list[str]:
     """Writes the model of a run, see `find_policy`; returns lines that say where it is and how to load it.
@@ -65,14 +68,14 @@ def export(name: str, step: int | None, format: Format | None, output: Path | No
     _check_folder(folder)
     try:
         with replacing(folder) as stage:
-            usage = write(stage)
+            usage, file = write(stage)
     except Exception as error:  # safetensors has a type of its own for a full disk
         if (full := no_space(error, folder)) is not None:
             raise full from error
         if isinstance(error, OSError):
             raise _problem("--output", f"cannot be written: {error.strerror or error}", str(folder)) from error
         raise
-    return [str(folder), f"load it: {usage.format(folder)}"]
+    return [str(folder), f"load it: {usage.format(repr(str(folder / file)))}"]
 
 
 def _check_format(format: Format, task: str) -> None:
@@ -105,7 +108,7 @@ def _problem(key: str, message: str, value: str, allowed: str = "") -> ConfigErr
     return ConfigError([Problem(key, message, value=value, allowed=allowed)])
 
 
-def _write_language_model(run: SavedRun, folder: Path) -> str:
+def _write_language_model(run: SavedRun, folder: Path) -> Usage:
     """Writes a Hugging Face folder with the tokenizer."""
     config = run.load([]).config
     shards, section, lora = run.open(config).file("actor"), config.actor.model, config.actor.lora
@@ -120,7 +123,7 @@ def _write_language_model(run: SavedRun, folder: Path) -> str:
         export_causal_lm(weights, about, tokenizer, folder)
     except RuntimeError as error:  # names or shapes differ
         raise CheckpointError(f"{shards} is of another model: {' '.join(str(error).split())}") from error
-    return "transformers.AutoModelForCausalLM.from_pretrained('{}')"
+    return "transformers.AutoModelForCausalLM.from_pretrained({})", ""
 
 
 class PolicyGraph(nn.Module):
@@ -184,17 +187,17 @@ def _program(graph: PolicyGraph) -> torch.export.ExportedProgram:
         )
 
 
-def _write_program(saved: SavedPolicy, folder: Path) -> str:
+def _write_program(saved: SavedPolicy, folder: Path) -> Usage:
     """Writes policy.pt2, a program of torch.export, beside the files of the policy itself."""
     saved.write(folder)
     contents = io.BytesIO()  # torch's own writer ends the process if the disk is full
     with _quiet():
         torch.export.save(_program(PolicyGraph(saved)), contents)
     (folder / "policy.pt2").write_bytes(contents.getbuffer())
-    return "torch.export.load('{}/policy.pt2').module()"
+    return "torch.export.load({}).module()", "policy.pt2"
 
 
-def _write_onnx(saved: SavedPolicy, folder: Path) -> str:
+def _write_onnx(saved: SavedPolicy, folder: Path) -> Usage:
     """Writes policy.onnx beside the files of the policy itself."""
     try:
         import onnx  # noqa: F401
@@ -209,10 +212,10 @@ def _write_onnx(saved: SavedPolicy, folder: Path) -> str:
         converted = torch.onnx.export(_program(graph), output_names=outputs, verbose=False)
         assert converted is not None
         converted.save(folder / "policy.onnx")
-    return "onnxruntime.InferenceSession('{}/policy.onnx')"
+    return "onnxruntime.InferenceSession({})", "policy.onnx"
 
 
-def _write_lerobot(run: SavedRun | None, saved: SavedPolicy, folder: Path) -> str:
+def _write_lerobot(run: SavedRun | None, saved: SavedPolicy, folder: Path) -> Usage:
     """Writes the LeRobot folder that a SmolVLA policy started from, with the trained weights and the steps of the run.
 
     LeRobot then denoises as often as the run, and executes as many actions of a chunk. Raises ConfigError if LeRobot
@@ -246,7 +249,7 @@ def _write_lerobot(run: SavedRun | None, saved: SavedPolicy, folder: Path) -> st
     assert about.language is not None
     steps = model.flow.denoising_steps or about.language.config["num_inference_steps"]
     LeRobotFolder(model.path).write(trained, folder, num_steps=steps, n_action_steps=about.levels.num_actions)
-    return "lerobot.policies.smolvla.modeling_smolvla.SmolVLAPolicy.from_pretrained('{}')"
+    return "lerobot.policies.smolvla.modeling_smolvla.SmolVLAPolicy.from_pretrained({})", ""
 
 
 def _refuse_other_scales(model: Model, saved: SavedPolicy) -> None:

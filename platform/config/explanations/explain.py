@@ -95,7 +95,7 @@ def _type_hint(kind: str, value: object) -> str:
             return "write the number without quotes"
         if kind.startswith("bool") and value.lower() in ("true", "false"):
             return "write it without quotes"
-    if kind.startswith("int") and isinstance(value, float) and value.is_integer():
+    if kind.startswith("int") and isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return f"write {int(value)}"
     if kind.startswith("bool") and value in (0, 1) and not isinstance(value, bool):
         return f"write {'true' if value else 'false'}"

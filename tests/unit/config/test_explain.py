@@ -64,6 +64,11 @@ def test_lists_are_located(problems: Any, override: str, key: str) -> None:
     assert problem.where == "command line"
 
 
+def test_a_hint_has_no_digits_that_nobody_wrote(problems: Any) -> None:
+    assert problems("embodied", "runner.max_steps=1e3")["runner.max_steps"].hint == "write 1000"
+    assert problems("embodied", "runner.max_steps=9e30")["runner.max_steps"].hint == ""
+
+
 @pytest.mark.parametrize("name", ["optim.lr", "model.hidden_sizes", "optim"])
 def test_names_with_dots_inside_a_section(problems: Any, name: str) -> None:
     reported = problems("embodied", f"actor={{{name}: {{}}}}")

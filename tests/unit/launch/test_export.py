@@ -80,6 +80,14 @@ def exported(tool, tmp_path: Path):
     return write
 
 
+def test_the_printed_call_loads_a_folder_with_quotes_in_its_name(tool, tmp_path: Path) -> None:
+    saved("choices").write(tmp_path)
+    ended = tool("export", tmp_path, "-o", tmp_path / 'it\'s a "ü"')
+    assert ended.code == 0, ended.err
+    call = ended.out.splitlines()[1].removeprefix("load it: ")
+    assert callable(eval(call))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_program_acts_as_the_policy(exported, kind: str) -> None:
     module = torch.export.load(exported(kind, "torch") / "policy.pt2").module()
