@@ -19,7 +19,7 @@ RUNNING = 64  # sequences decoded together, unless their number follows from the
 class Sampling(Section):
     """`rollout.sampling`: sampling of training responses."""
 
-    temperature: float = key(1.0, "sampling temperature; 0: greedy", ge=0)
+    temperature: float = key(1.0, "sampling temperature, at least 0.01; 0: greedy", ge=0)
     top_p: float = key(1.0, "nucleus sampling: total probability of the tokens sampled from; 1: off", gt=0, le=1)
     top_k: int = key(0, "most likely tokens sampled from; 0: off", ge=0)
     max_new_tokens: int | None = key(
@@ -30,7 +30,7 @@ class Sampling(Section):
 class ValSampling(Sampling):
     """`rollout.val_sampling`: the same keys, greedy by default."""
 
-    temperature: float = key(0.0, "sampling temperature; 0: greedy", ge=0)
+    temperature: float = key(0.0, "sampling temperature, at least 0.01; 0: greedy", ge=0)
 
 
 class MultiTurn(Section):
