@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from rl_platform.errors import ChannelClosed, Deadline, PlatformError
@@ -19,17 +18,6 @@ from rl_platform.runtime.waits import caller, clock_before, waits_on
 from rl_platform.tracing import recorder
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class ChannelStats:
-    """Counts of items, and whether the channel is closed."""
-
-    puts: int
-    gets: int
-    depth: int
-    max_depth: int
-    closed: bool
 
 
 class _Stream(Generic[T]):
@@ -75,7 +63,7 @@ class Channel(Generic[T]):
         self._streams: dict[Hashable, _Stream[T]] = {None: _Stream(self._lock)}
         self._closed = False
         self._error: BaseException | None = None
-        self._puts = self._gets = self._depth = self._max_depth = 0
+        self._puts = self._gets = self._depth = 0
 
     def put(self, item: T, key: Hashable = None) -> None:
         """Adds one item, waiting for room. Raises ChannelClosed, caused by the error the channel was closed with."""
@@ -134,10 +122,10 @@ class Channel(Generic[T]):
         """Whether the channel takes no more items."""
         return self._closed
 
-    def stats(self) -> ChannelStats:
-        """Returns the counts of items so far."""
-        with self._lock:
-            return ChannelStats(self._puts, self._gets, self._depth, self._max_depth, self._closed)
+    @property
+    def depth(self) -> int:
+        """The number of items that were put and not got."""
+        return self._depth
 
     def check_integrity(self) -> None:
         """Raises PlatformError unless every put was got once or is still there."""
@@ -155,7 +143,6 @@ class Channel(Generic[T]):
         stream.items.extend(items)
         self._depth += len(items)
         self._puts += len(items)
-        self._max_depth = max(self._max_depth, self._depth)
         if stream.users:
             stream.ready.notify(len(items))
 

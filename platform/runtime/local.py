@@ -133,7 +133,7 @@ class LocalRuntime(ShutsDown):
         failures = close_channels(list(self._channels.values()), None)
         failures += stop_ranks(self._ranks.values(), timeout)
         for channel in self._channels.values():
-            if depth := channel.stats().depth:
+            if depth := channel.depth:
                 logger.warning("channel '%s' was shut down with %d items that were not received", channel.name, depth)
         raise_first(failures)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from rl_platform.errors import Deadline, PlatformError, WorkerDied, WorkerError
-from rl_platform.runtime.channel import Channel, ChannelStats
+from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.lifecycle import close_channels
 from rl_platform.runtime.ray.payloads import Content, Payload, batch_contents, store_large, to_payload, unpack_items
 from rl_platform.runtime.ray.send_buffer import PutRequest, SendBuffer
@@ -194,8 +194,8 @@ class ServedChannel(Channel[object]):
     def serve_close(self, error: bytes | None) -> None:
         self.close(None if error is None else unpack_error(error))
 
-    def serve_stats(self) -> ChannelStats:
-        return self.stats()
+    def serve_closed(self) -> bool:
+        return self.closed
 
 
 class ChannelProxy:
@@ -247,13 +247,10 @@ class ChannelProxy:
 
     @property
     def closed(self) -> bool:
-        self._closed = self._closed or self.stats().closed
+        if not self._closed:
+            self._flush()
+            self._closed = self._call("closed")
         return self._closed
-
-    def stats(self) -> ChannelStats:
-        self._flush()
-        stats: ChannelStats = self._call("stats")
-        return stats
 
     def send(self, puts: Sequence[PutRequest]) -> tuple[Sequence[bytes | None], int]:
         contents = iter(store_large([content for put in puts for content in put.contents], self._registry.transport))

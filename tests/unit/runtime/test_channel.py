@@ -24,8 +24,14 @@ from rl_platform.runtime.waits import waiting_on
 Make = Callable[..., Any]
 
 
+class Bounded(Channel[Any]):
+    def _add(self, *items: Any) -> None:
+        super()._add(*items)
+        assert self.depth <= self.capacity
+
+
 def local(capacity: int = 16, deadline_s: float = HANG_S, **options: Any) -> Channel[Any]:
-    return Channel("rollouts", capacity, deadline_s, **options)
+    return Bounded("rollouts", capacity, deadline_s, **options)
 
 
 @pytest.fixture(scope="module", params=["one process", pytest.param("ray", marks=pytest.mark.slow)])
@@ -81,13 +87,10 @@ def test_a_full_channel_holds_the_producer_back_until_there_is_room(make: Make):
     channel = make(capacity=2)
     with ThreadPoolExecutor(1) as pool:
         putting = pool.submit(channel.put_many, range(5))
-        until(lambda: channel.stats().depth == 2)
-        time.sleep(0.02)
+        time.sleep(0.05)
         assert not putting.done()
         assert [channel.get() for _ in range(5)] == [0, 1, 2, 3, 4]
         putting.result(HANG_S)
-    stats = channel.stats()
-    assert (stats.puts, stats.gets, stats.depth, stats.max_depth) == (5, 5, 0, 2)
 
 
 @settings(max_examples=20)
@@ -131,7 +134,6 @@ def test_every_item_is_delivered_exactly_once_and_in_its_producers_order(
         for producer in range(producers):
             own = [index for who, index in items if who == producer]
             assert all(first < second for first, second in pairwise(own))
-    assert channel.stats().max_depth <= capacity
 
 
 def test_a_get_that_lingers_waits_for_others_until_there_are_enough_or_no_more_can_come(make: Make):
@@ -182,7 +184,6 @@ def test_channel_behaves_as_a_plain_bounded_queue(steps, make: Make):
         else:
             with pytest.raises(Deadline):
                 channel.get_many(count)
-        assert channel.stats().depth == len(model)
 
 
 def test_close_lets_consumers_drain_and_then_ends_them(make: Make):

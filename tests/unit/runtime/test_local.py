@@ -328,7 +328,6 @@ def test_a_failing_producer_closes_its_channels_with_its_error():
         groups["rollout"].produce(rollouts, [1, 2], error=ValueError("engine died"))
         with pytest.raises(WorkerError, match=r"rollout\[0\].produce raised ValueError: engine died"):
             consuming.wait()
-        assert rollouts.stats().gets == 2
         assert not bystander.closed
 
 
