@@ -124,7 +124,7 @@ def small(runtime: RayRuntime, groups: Any, messages: int, batch: int) -> None:
     channel = runtime.channel("small", 16 * batch, ["producer[0]"], ["consumer[0]"])
     getting = groups["consumer"].rank(0).get_small(channel, messages, batch)
     groups["producer"].rank(0).put_small(channel, messages, batch).wait()
-    if not getting.result():
+    if not getting.wait()[0]:
         raise SystemExit("messages were lost, repeated or reordered: the timings mean nothing")
     channel.close()
 

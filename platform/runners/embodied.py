@@ -57,9 +57,9 @@ class EmbodiedRunner:
         self.simulation = RestorableEnvs(self.recovery, self.parts()["env"])
         # a single rollout rank in the process of env rank 0 would only wait for it: it acts in its thread
         alone = self.typed["rollout"].world_size == 1 and config.env.pipeline_stages == 1
-        self.acts_in_env: bool = alone and self.recovery.run(lambda: self.typed["env"].rank(0).finds_policy().result())
+        self.acts_in_env: bool = alone and self.recovery.run(lambda: self.typed["env"].rank(0).finds_policy().wait()[0])
         if config.env.backend == "mujoco_warp":
-            reporter.note(self.recovery.run(lambda: self.typed["env"].rank(0).rollout_path(self.acts_in_env).result()))
+            reporter.note(self.recovery.run(lambda: self.typed["env"].rank(0).rollout_path(self.acts_in_env).wait()[0]))
         if self.typed["env"].world_size > 1:
             self._with_peers(lambda peers: self.typed["env"].rank(0).begin(peers))
 

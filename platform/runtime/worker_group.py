@@ -100,20 +100,11 @@ class Handle(Generic[R]):
             if on_progress is not None and progress.unit:
                 on_progress(progress.done, progress.total, progress.unit)
 
-    def settle(self, timeout: float | None = None) -> None:
+    def settle(self) -> None:
         """Waits until every rank has finished or failed, and raises only Deadline."""
-        limit = self._deadline_s if timeout is None else timeout
-        concurrent.futures.wait(self._futures, limit)
+        concurrent.futures.wait(self._futures, self._deadline_s)
         if not self.done():
-            raise Deadline(self._deadline_message(limit))
-
-    def result(self, timeout: float | None = None) -> R:
-        """Returns the result of a call on one rank. Raises ValueError for several ranks, and the errors of `wait`."""
-        if len(self._futures) != 1:
-            raise ValueError(
-                f"{self._call} was called on {len(self._futures)} ranks: use wait(), or call group.rank(i)"
-            )
-        return self.wait(timeout)[0]
+            raise Deadline(self._deadline_message(self._deadline_s))
 
     def _deadline_message(self, limit: float) -> str:
         late = [worker for worker, future in zip(self._workers, self._futures, strict=True) if not future.done()]
@@ -165,7 +156,7 @@ class WorkerGroup:
         return part
 
     def rank(self, rank: int) -> WorkerGroup:
-        """Returns the group of one rank, whose handles have a `result`."""
+        """Returns the group of one rank."""
         return self.on([rank])
 
     def timings(self) -> dict[str, tuple[int, float]]:

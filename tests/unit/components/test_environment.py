@@ -177,7 +177,7 @@ def test_new_episodes_of_other_ranks_are_seen_too():
     with LocalRuntime(Placed.of([("env", 0)], [("env", 1)]), 60.0, 3) as runtime:
         env = runtime.start({"env": ComponentSpec(Environment, {"config": settings})})["env"]
         EnvPart(env, settings.env).load_state_dict(state).wait()
-        assert env.rank(0).state_dict().result()["observations"].tolist() == [[1.0, 7.0]] * 2
+        assert env.rank(0).state_dict().wait()[0]["observations"].tolist() == [[1.0, 7.0]] * 2
 
 
 def test_success_rates_of_the_last_episodes_survive_a_restart():
