@@ -52,9 +52,8 @@ class LoadedConfig:
         """Returns the config with `rollout.backend` set to the engine that `auto` selects here."""
         if self.config.rollout.backend == backend or self.config.runner.task_type == "embodied":
             return self
-        rollout = self.config.rollout.model_copy(update={"backend": backend})
         notes = (*self.notes, f"rollout.backend auto is {backend} here: {why}")
-        return replace(self, config=self.config.model_copy(update={"rollout": rollout}), notes=notes)
+        return replace(self, config=self.config.changed({"rollout.backend": backend}), notes=notes)
 
     def shown(self, *, references: bool = True) -> Tree:
         """Returns all values without secrets, with `references` to environment variables instead of their values."""

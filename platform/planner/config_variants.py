@@ -40,11 +40,8 @@ class Variant:
 def layouts(config: Config, shapes: Mapping[str, Shape], per_node: int, rollout_devices: int) -> Iterator[Variant]:
     """Yields the config itself, then its variants with other splits of the models on nodes of `per_node` GPUs."""
     yield Variant(config, rollout_devices)
-    if kept := {name: "auto" for name, asked in config.offload_keys.items() if asked != "auto"}:
-        changed = config.model_copy(
-            update={name: getattr(config, name).model_copy(update={"offload": "auto"}) for name in kept}
-        )
-        yield Variant(changed, rollout_devices, {f"{name}.offload": value for name, value in kept.items()})
+    if kept := {f"{name}.offload": "auto" for name, asked in config.offload_keys.items() if asked != "auto"}:
+        yield Variant(config.changed(kept), rollout_devices, kept)
     known = {name: shape for name, shape in shapes.items() if isinstance(shape, ModelShape)}
     roles = [name for name in LEARNERS if name in known and config.section(name).training_backend == "megatron"]
     splits = _splits(config, [known[role] for role in roles], per_node) if roles else [None]
@@ -91,7 +88,6 @@ def micro_batches(variant: Variant) -> Iterator[Variant]:
     """Yields variants with larger and smaller micro-batches of the learners, where the config limits them."""
     for factor in FACTORS:
         changes: dict[str, object] = {}
-        sections = {}
         for role in ("actor", "critic"):
             section = variant.config.section(role)
             leasts = {"micro_batch_size": 1, "max_tokens_per_micro_batch": variant.config.data.longest_sequence}
@@ -99,11 +95,8 @@ def micro_batches(variant: Variant) -> Iterator[Variant]:
                 value = getattr(section, name)
                 if value is not None and value * factor >= least:
                     changes[f"{role}.{name}"] = int(value * factor)
-            own = {key.partition(".")[2]: value for key, value in changes.items() if key.startswith(f"{role}.")}
-            sections[role] = section.model_copy(update=own)
         if changes:
-            changed = variant.config.model_copy(update=sections)
-            yield Variant(changed, variant.rollout_devices, {**variant.changes, **changes})
+            yield Variant(variant.config.changed(changes), variant.rollout_devices, {**variant.changes, **changes})
 
 
 def _splits(config: Config, models: list[ModelShape], per_node: int) -> Iterator[Parallel]:
@@ -123,13 +116,8 @@ def _splits(config: Config, models: list[ModelShape], per_node: int) -> Iterator
 def _with_parallel(config: Config, roles: Iterable[str], sizes: Mapping[str, object]) -> Config:
     """Returns the config with other `sizes` of `parallel` of these models; a reference without its own follows the
     actor."""
-    sections = {}
-    for role in roles:
-        section = getattr(config, role)
-        if section.parallel is not None:
-            parallel = section.parallel.model_copy(update=sizes)
-            sections[role] = section.model_copy(update={"parallel": parallel})
-    return config.model_copy(update=sections)
+    own = [role for role in roles if getattr(config, role).parallel is not None]
+    return config.changed({f"{role}.parallel.{key}": size for role in own for key, size in sizes.items()})
 
 
 def _divides(split: Parallel, model: ModelShape) -> bool:

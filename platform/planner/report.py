@@ -206,8 +206,7 @@ def _of_length(config: Config, lengths: Lengths) -> Config:
     if config.runner.task_type == "embodied":
         return config
     response = math.ceil(lengths.response + lengths.inserted)
-    data = {"max_prompt_length": math.ceil(lengths.prompt), "max_response_length": response}
-    return config.model_copy(update={"data": config.data.model_copy(update=data)})
+    return config.changed({"data.max_prompt_length": math.ceil(lengths.prompt), "data.max_response_length": response})
 
 
 def _memory_warnings(report: Report) -> Iterator[str]:

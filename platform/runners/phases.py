@@ -51,11 +51,8 @@ class TakingTurns:
 def with_turns(config: Config, turns: OffloadOrder) -> Config:
     """Returns the config in which `offload` of every component is true or false, and no longer auto, and
     `weight_transfer` not auto where a process group cannot carry weights."""
-    updates: dict[str, dict[str, object]] = {name: {"offload": name in turns.leaving} for name in CAN_LEAVE}
-    updates["rollout"]["weight_transfer"] = weight_transfer(config, turns.layout)
-    return config.model_copy(
-        update={name: getattr(config, name).model_copy(update=update) for name, update in updates.items()}
-    )
+    offload = {f"{name}.offload": name in turns.leaving for name in CAN_LEAVE}
+    return config.changed(offload | {"rollout.weight_transfer": weight_transfer(config, turns.layout)})
 
 
 class Phases:

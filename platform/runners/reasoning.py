@@ -201,7 +201,7 @@ class ReasoningRunner:
             from rl_platform.runners.collection.greedy_baselines import with_baselines
 
         prompts = list({trajectory.prompt.index: trajectory.prompt for trajectory in trajectories}.values())
-        sampling = self.config.rollout.sampling.model_copy(update={"temperature": 0.0})
+        sampling = self.config.rollout.sampling.changed({"temperature": 0.0})
         with self.reporter.phase("generate"):
             greedy = self.responses.generate(prompts, 1, sampling, "baseline", step)
         return with_baselines(batch, greedy, self._shaped(greedy))

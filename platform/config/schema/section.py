@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,6 +21,15 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False)
+
+    def changed(self, values: Mapping[str, object]) -> Self:
+        """Returns a copy with other values at these dotted keys, which are not checked."""
+        update: dict[str, Any] = {}
+        for key, value in values.items():
+            name, _, inside = key.partition(".")
+            section = update.get(name, getattr(self, name))
+            update[name] = section.changed({inside: value}) if inside else value
+        return self.model_copy(update=update)
 
     if not TYPE_CHECKING:  # mypy would allow every name
 

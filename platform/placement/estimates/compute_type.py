@@ -22,12 +22,9 @@ def with_types(loaded: LoadedConfig, placement: Placement, inventory: Inventory)
     """Returns the config with `model.dtype` of components set to the type that `auto` selects here, and its notes."""
     config, types = loaded.config, compute_types(loaded.config, placement, inventory)
     chosen = [f"{name}.model.dtype auto is {dtype} here: {why}" for name, (dtype, why) in types.items()]
-    sections = {}
-    for name, (dtype, _) in types.items():
-        section = getattr(config, name)
-        sections[name] = section.model_copy(update={"model": section.model.model_copy(update={"dtype": dtype})})
-    notes = (*loaded.notes, *chosen, *slow_types(config, placement))
-    return replace(loaded, config=config.model_copy(update=sections), notes=notes)
+    config = config.changed({f"{name}.model.dtype": dtype for name, (dtype, _) in types.items()})
+    notes = (*loaded.notes, *chosen, *slow_types(loaded.config, placement))
+    return replace(loaded, config=config, notes=notes)
 
 
 def compute_types(config: Config, placement: Placement, inventory: Inventory) -> dict[str, tuple[str, str]]:

@@ -94,9 +94,7 @@ def with_engine_memory(config: Config, derived: EngineMemory | None) -> Config:
     if derived is None:
         return config
     running = config.rollout.max_running_requests or max(derived.sequences, min(RUNNING, derived.wanted))
-    update = {"gpu_memory_utilization": derived.share, "max_running_requests": running}
-    rollout = config.rollout.model_copy(update=update)
-    return config.model_copy(update={"rollout": rollout})
+    return config.changed({"rollout.gpu_memory_utilization": derived.share, "rollout.max_running_requests": running})
 
 
 def _room(crowd: Sequence[Counted], memory: MemoryModel, order: OffloadOrder, capacity: int, per_rank: int) -> int:

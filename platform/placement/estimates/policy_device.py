@@ -22,7 +22,7 @@ def with_policy_device(config: Config, layout: Layout) -> Config:
     small = isinstance(shape, PolicyShape) and not (shape.convolutions or shape.stacks) and shape.parameters <= SMALL
     # ranks of a learner on GPUs communicate by NCCL, which takes no tensors of the CPU
     device = "cpu" if small and layout.parts[name].ranks == 1 else "gpu"
-    return config.model_copy(update={"actor": config.actor.model_copy(update={"device": device})})
+    return config.changed({"actor.device": device})
 
 
 def policy_device_text(config: Config, resolved: Config) -> str | None:

@@ -49,6 +49,4 @@ def resolved_recomputation(
 
 
 def _with(config: Config, names: Collection[str], *, recompute: bool) -> Config:
-    sections = {SECTIONS[name] for name in names}
-    update = {"gradient_checkpointing": recompute}
-    return config.model_copy(update={name: getattr(config, name).model_copy(update=update) for name in sections})
+    return config.changed({f"{SECTIONS[name]}.gradient_checkpointing": recompute for name in names})

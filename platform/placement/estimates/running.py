@@ -53,7 +53,7 @@ def resolved_running(
         running = min(limit, rows)
         if running <= RUNNING:
             break
-        wider = config.model_copy(update={"rollout": rollout.model_copy(update={"max_running_requests": running})})
+        wider = config.changed({"rollout.max_running_requests": running})
         if not full_crowds(MemoryModel(wider, known_shapes, layout, on_gpu=True), generating, order):
             return wider
     return config
