@@ -60,6 +60,6 @@ def cluster_for(cluster: Cluster, placement: Placement) -> AbstractContextManage
     if not placement.uses_ray(cluster):
         return nullcontext(lambda: None)
     with required("rl_platform.runtime.ray", "cluster.runtime", hint="cluster.runtime=local"):
-        from rl_platform.runtime.ray.background_start import ray_in_background
+        from rl_platform.runtime.ray.cluster_start import ray_in_background
 
     return ray_in_background(cluster, len(placement.hosts))

@@ -1,4 +1,4 @@
-"""Starts or joins the Ray cluster under a run.
+"""Starts or joins the Ray cluster under a run, while the launcher reads models.
 
 A cluster that the run starts writes its files to a temporary folder. It has no dashboard, no autoscaler and a
 bounded object store. It ends with the run and leaves no process. Its ports are bound to the loopback interface. Its
@@ -8,6 +8,7 @@ its own names and its own placement group.
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
 import os
 import secrets
@@ -16,13 +17,17 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import psutil
 import torch
 
 from rl_platform.config.schema.cluster import Cluster
+from rl_platform.disk import private
 from rl_platform.environment_variables import changed_variables
 from rl_platform.errors import PlacementError, Problem, RayLost, WorkerDied
 from rl_platform.interrupts import HELD_FROM_CHILDREN
@@ -62,6 +67,42 @@ OWN_SETTINGS = {  # read by Ray's processes when they start
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's only switch for loopback addresses, read when Ray is imported
     "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
 }
+
+
+@contextmanager
+def ray_in_background(cluster: Cluster, hosts: int) -> Iterator[Callable[[], None]]:
+    """Starts Ray for this number of hosts, and returns a function that waits until it runs.
+
+    That function raises the error that prevented Ray's start, RayLost after `cluster.start_timeout_s`. Ray ends with
+    the block.
+    """
+    ray, entered, over = ray_cluster(cluster, hosts), Future[None](), threading.Event()
+    limit_s = min(cluster.start_timeout_s, threading.TIMEOUT_MAX)
+
+    def enter() -> None:
+        try:
+            ray.__enter__()
+        except BaseException as error:
+            entered.set_exception(error)
+        else:
+            entered.set_result(None)
+            over.wait()  # Ray's processes end with the thread that has started them
+
+    def wait() -> None:
+        if not concurrent.futures.wait([entered], limit_s).done:
+            raise RayLost(f"Ray did not start within {limit_s:g} s (cluster.start_timeout_s)")
+        entered.result()
+
+    threading.Thread(target=enter, name="ray start", daemon=True).start()  # if it hangs, the command ends without it
+    try:
+        yield wait
+    finally:
+        given_up = isinstance(sys.exception(), RayLost)
+        try:
+            if concurrent.futures.wait([entered], 0 if given_up else limit_s).done and entered.exception() is None:
+                ray.__exit__(*sys.exc_info())
+        finally:
+            over.set()
 
 
 @contextmanager
@@ -154,7 +195,7 @@ def _end_processes(folder: str) -> None:
 def _token(folder: str) -> Iterator[None]:
     """Gives the Ray that starts in this block a new token, in a file in `folder`: processes must read it to join."""
     path = os.path.join(folder, "token")
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    with private(Path(path)) as file:
         file.write(secrets.token_hex(32))
     try:
         with changed_variables({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": path, "RAY_AUTH_TOKEN": None}):
