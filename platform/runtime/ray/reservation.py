@@ -11,14 +11,12 @@ from rl_platform.placement.scheduler import Host
 NODE_SHARE = 0.01  # of a CPU: reserves a node without taking its cores from others
 OWN_LABEL = "ray.io/"  # with it begin the labels that Ray gives its nodes itself
 
-Bundle = Mapping[str, float]  # resources by Ray's names
-
 
 @dataclass(frozen=True)
 class NodeResources:
-    """The resources and labels that a run needs of a node, or that a node has."""
+    """The resources, by Ray's names, and labels that a run needs of a node, or that a node has."""
 
-    resources: Bundle
+    resources: Mapping[str, float]
     labels: Mapping[str, str]
 
     def fits(self, node: NodeResources) -> bool:
@@ -36,16 +34,12 @@ def by_node(hosts: Sequence[Host]) -> list[list[Host]]:
     return [[placed for placed in hosts if placed.node == node] for node in nodes]
 
 
-def bundle_for(hosts: Sequence[Host]) -> Bundle:
-    """Resources of the hosts of one node: their accelerators as a whole, however many ranks share one."""
-    owned = {local for placed in hosts for local in placed.accelerators}
-    return {"CPU": NODE_SHARE} | ({"GPU": float(len(owned))} if owned else {})
-
-
 def resources_for(hosts: Sequence[Host]) -> NodeResources:
-    """Returns the needs of the hosts of one node."""
+    """Returns the needs of the hosts of one node: its accelerators as a whole, however many ranks share one."""
+    owned = {local for placed in hosts for local in placed.accelerators}
+    resources = {"CPU": NODE_SHARE} | ({"GPU": float(len(owned))} if owned else {})
     labels = {key: value for placed in hosts for key, value in placed.ray_labels.items()}
-    return NodeResources(bundle_for(hosts), labels)
+    return NodeResources(resources, labels)
 
 
 def threads_for(placed: Host, hosts: Sequence[Host], cores: int) -> int:
