@@ -26,7 +26,7 @@ from rl_platform.runtime.ray.weight_sender import GroupTransfer
 from rl_platform.runtime.ray.weight_store import StoreTransfer
 from rl_platform.runtime.waits import caller
 from rl_platform.runtime.weights.group import Absence, JoinRequest, WeightGroup, WeightsOffer, offer_fields, place_of
-from rl_platform.runtime.weights.weight_transfer import TensorShape, WeightTransfer
+from rl_platform.runtime.weights.weight_transfer import TensorShape, WeightTransfer, shapes_under
 from rl_platform.runtime.weights_token import WeightsToken
 
 if TYPE_CHECKING:
@@ -205,11 +205,9 @@ def _shapes_of(gathered: Iterable[tuple[Sequence[str], Tensor]]) -> dict[str, An
     """Returns the fields of a token for tensors that are gathered one after the other. Keeps none of them."""
     tensors: list[TensorShape] = []
     device = torch.device("cpu")
-    for (first, *others), tensor in gathered:
-        shape, device = tuple(tensor.shape), tensor.device
-        tensors += [
-            TensorShape(name, tensor.dtype, shape, None if name == first else first) for name in (first, *others)
-        ]
+    for names, tensor in gathered:
+        tensors += shapes_under(names, tensor)
+        device = tensor.device
         del tensor
     return {"tensors": tuple(tensors), "device": place_of(device)}
 

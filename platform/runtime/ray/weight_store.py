@@ -25,7 +25,15 @@ from torch import Tensor
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime.waits import caller
-from rl_platform.runtime.weights.weight_transfer import Ask, TensorShape, bytes_of, checksum_of, empty, shapes_of
+from rl_platform.runtime.weights.weight_transfer import (
+    Ask,
+    TensorShape,
+    bytes_of,
+    checksum_of,
+    empty,
+    shapes_of,
+    shapes_under,
+)
 from rl_platform.runtime.weights_token import WeightsToken
 
 if TYPE_CHECKING:
@@ -165,15 +173,8 @@ def publish_gathered(
     gathered: Iterable[tuple[Sequence[str], Tensor]], store: RayTransport, before: StoreManifest | None
 ) -> StoreManifest:
     """As `publish`, for tensors that are gathered one at a time: memory holds one of them and one bucket."""
-
-    def named() -> Iterator[tuple[TensorShape, Tensor]]:
-        for (first, *others), tensor in gathered:
-            shape = tuple(tensor.shape)
-            yield TensorShape(first, tensor.dtype, shape, None), tensor
-            for name in others:
-                yield TensorShape(name, tensor.dtype, shape, first), tensor
-
-    return _put(named(), store, before)
+    named = ((shape, tensor) for names, tensor in gathered for shape in shapes_under(names, tensor))
+    return _put(named, store, before)
 
 
 def _put(

@@ -56,10 +56,10 @@ class Absence:
 
 @dataclass(frozen=True)
 class WeightGroup:
-    """A process group and its rendezvous. The sender is rank 0.
+    """A process group and its rendezvous, for one transfer. The sender is rank 0.
 
-    first_ranks: the first rank of each receiver. checked: the sender returns a checksum of each bucket. bucket: bytes
-    of a bucket. number: counts the transfers.
+    name: the same for all transfers of the group. first_ranks: the first rank of each receiver. checked: the sender
+    returns a checksum of each bucket. bucket: bytes of a bucket. number: counts the transfers.
     """
 
     name: str
@@ -78,10 +78,6 @@ class WeightGroup:
     @property
     def receivers(self) -> frozenset[str]:
         return frozenset(dict(self.first_ranks))
-
-    def same_as(self, other: WeightGroup) -> bool:
-        """Returns whether both are the same process group, for two transfers."""
-        return self.name == other.name
 
 
 @dataclass(frozen=True)
@@ -225,7 +221,7 @@ class WeightReceiver:
         member = self._membership
         known = member.group.name if member is not None and not member.left else ""
         group = offer.join(JoinRequest(self._label, 1, self._device.type, True, known, alone))
-        if member is None or not known or not group.same_as(member.group):
+        if member is None or not known or group.name != member.group.name:
             if member is not None:
                 member.leave()
             self._membership = Membership(group, group.first_rank(self._label))

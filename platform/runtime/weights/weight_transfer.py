@@ -68,6 +68,12 @@ def shapes_of(state: Mapping[str, Tensor]) -> tuple[TensorShape, ...]:
     return tuple(shapes)
 
 
+def shapes_under(names: Sequence[str], tensor: Tensor) -> list[TensorShape]:
+    """Returns name, type and shape of one tensor with these names, of which the first is its own."""
+    first, shape = names[0], tuple(tensor.shape)
+    return [TensorShape(name, tensor.dtype, shape, None if name == first else first) for name in names]
+
+
 def empty(tensors: Sequence[TensorShape], device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """Returns a state of uninitialised tensors; tensors with `same_as` share memory."""
     state: dict[str, Tensor] = {}

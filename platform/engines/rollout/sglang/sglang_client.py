@@ -98,7 +98,7 @@ class SGLangEngine(HostedEngine):
         again, self._requested = self._requested is offer, offer
         request = JoinRequest(self._label, ranks, self._setup.device, checked=False, group=known, alone=again)
         group, joining = offer.join(request), []
-        if self._group is None or not group.same_as(self._group):
+        if self._group is None or group.name != self._group.name:
             first = group.first_rank(self._label)
             place = [group.name, group.address, group.port, group.backend, group.world_size, first]
             joining = [self._process.call("join", *place)]
