@@ -44,15 +44,9 @@ def field_at(path: str) -> FieldInfo | None:
 
 def is_known(path: str) -> bool:
     """Returns True if the schema accepts a key at a dotted path, also inside a mapping whose keys are free."""
-    section: type[Section] | None = Config
-    steps = path.split(".")
-    for index, step in enumerate(steps):
-        if section is None:
-            break
-        if step.partition("[")[0] not in section.model_fields:
-            return False
-        section = section_at(".".join(steps[: index + 1]))
-    return True
+    parent, _, name = path.rpartition(".")
+    section = section_at(parent)
+    return is_known(parent) if section is None else name.partition("[")[0] in section.model_fields
 
 
 @cache
