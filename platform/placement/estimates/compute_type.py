@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from rl_platform.config.loader import LoadedConfig
 from rl_platform.config.schema import Config
-from rl_platform.placement.estimates.hardware import device_of
+from rl_platform.placement.estimates.hardware import cpu_flags, device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 
 FAST = {"amx_bf16": "AMX-BF16", "avx512_bf16": "AVX512-BF16"}  # flags of Linux, the fastest first
 EMBODIED = ("float32", "bfloat16 is selected for language models only")
 NEITHER = "this processor has neither AMX-BF16 nor AVX512-BF16"
-CPUINFO = Path("/proc/cpuinfo")
 
 
 def with_types(loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> LoadedConfig:
@@ -69,9 +67,5 @@ def _fastest(inventory: Inventory, on_gpus: bool) -> tuple[str, str]:
 
 def _instruction() -> str | None:
     """Returns the fastest instruction set for bfloat16 of this machine's processor; None: it has none."""
-    try:
-        text = CPUINFO.read_text()
-    except OSError:  # not Linux
-        return None
-    flags = next((line for line in text.splitlines() if line.startswith("flags")), "").split()
+    flags = cpu_flags()
     return next((name for flag, name in FAST.items() if flag in flags), None)

@@ -137,18 +137,28 @@ def _cpu(inventory: Inventory) -> Device:
     return Device("cpu", memory, cores * own * times, cores * own, bandwidth, bandwidth, _ETHERNET)
 
 
+def _cpu_facts() -> dict[str, str]:
+    """Returns what /proc/cpuinfo says about the first CPU; nothing on other systems than Linux."""
+    try:
+        lines = CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0].splitlines()
+    except OSError:
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def cpu_flags() -> set[str]:
+    """Returns the names of the instruction sets of this machine's processor, as Linux calls them."""
+    facts = _cpu_facts()
+    return {*facts.get("flags", facts.get("Features", "")).split()}
+
+
 @cache
 def _core() -> tuple[float, int]:
     """Returns the float32 FLOPS of one CPU that the system counts, and the factor for bfloat16, by /proc/cpuinfo.
 
     The clock is the one reported, in a virtual machine the base clock. CPUs of one core share its units.
     """
-    try:
-        lines = CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0].splitlines()
-    except OSError:
-        return _ASSUMED_FLOPS, 1
-    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    flags = {*facts.get("flags", facts.get("Features", "")).split()}
+    facts, flags = _cpu_facts(), cpu_flags()
     cycle = next((count for flag, count in _CYCLE if flag in flags), 0)
     if cycle > 32 and (facts.get("vendor_id"), facts.get("cpu family")) == ("AuthenticAMD", _HALF_WIDTH):
         cycle = 32

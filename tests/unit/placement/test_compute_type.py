@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rl_platform.launch.placed_config import load
-from rl_platform.placement.estimates import compute_type
+from rl_platform.placement.estimates import compute_type, hardware
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = ROOT / "configs/reasoning/ppo_tiny.yaml"
@@ -21,12 +21,11 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def processor(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that gives this machine a processor with these flags."""
 
     def having(flags: str) -> None:
-        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu avx2 {flags}\nbugs\t\t: none\n")
-        monkeypatch.setattr(compute_type, "CPUINFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(compute_type, "cpu_flags", lambda: {"fpu", "avx2", *flags.split()})
 
     return having
 
@@ -55,8 +54,8 @@ def test_a_critic_with_a_model_of_its_own_has_a_type_of_its_own(processor: Any) 
 
 
 def test_a_machine_that_does_not_list_its_flags_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compute_type, "CPUINFO", tmp_path / "absent")
-    assert load(str(CONFIG), AUTO)[0].config.actor.model.dtype == "float32"
+    monkeypatch.setattr(hardware, "CPUINFO", tmp_path / "absent")
+    assert hardware.cpu_flags() == set()
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("h100", "bfloat16"), (None, "float32")])
