@@ -131,6 +131,11 @@ class Trajectory:
         return self.finish_reason != "abort"
 
     @property
+    def tokens_by_version(self) -> tuple[tuple[int, int], ...]:
+        """(version, tokens) in order, also of a response that one version generated."""
+        return self.segments or ((self.weights_version, len(self.token_ids)),)
+
+    @property
     def sampled(self) -> tuple[bool, ...]:
         """Per token of the response: whether the policy chose it."""
         if self.conversation is None:

@@ -95,7 +95,7 @@ def _token_versions(trajectories: Sequence[Trajectory], action_mask: Tensor) -> 
     versions = torch.full(action_mask.shape, -1, dtype=torch.int32)
     for row, trajectory in zip(versions, trajectories, strict=True):
         first = len(trajectory.prompt.token_ids)
-        for version, count in trajectory.segments or ((trajectory.weights_version, len(trajectory.token_ids)),):
+        for version, count in trajectory.tokens_by_version:
             row[first : first + count] = version
             first += count
     return versions

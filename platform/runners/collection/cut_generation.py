@@ -91,8 +91,7 @@ def continued(
 
 def _segments(before: Trajectory, version: int, count: int) -> tuple[tuple[int, int], ...]:
     """Returns the segments of `before` and `count` more tokens of this version."""
-    known = before.segments or ((before.weights_version, len(before.token_ids)),)
-    segments = [segment for segment in known if segment[1]]
+    segments = [segment for segment in before.tokens_by_version if segment[1]]
     if segments and segments[-1][0] == version:
         count += segments.pop()[1]
     return (*segments, (version, count)) if count else tuple(segments)

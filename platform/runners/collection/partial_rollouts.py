@@ -119,12 +119,8 @@ class PartialRollouts:
         trained responses those of several versions; stale_token_frac: of the trained tokens those of weights older than
         the ones that this step generated with."""
         tokens = sum(len(one.token_ids) for one in trained)
-        stale = sum(
-            count
-            for one in trained
-            for version, count in one.segments or ((one.weights_version, len(one.token_ids)),)
-            if version < self.recovery.version
-        )
+        spans = [span for one in trained for span in one.tokens_by_version]
+        stale = sum(count for version, count in spans if version < self.recovery.version)
         unfinished = [one for group in self.open for one in group if not one.complete]
         return {
             "partial_rollout/open_prompts": float(len(self.open)),
