@@ -11,9 +11,9 @@ import os
 import socket
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from functools import partial, wraps
 from typing import Any, TypeVar
 
 import ray
@@ -44,6 +44,24 @@ from rl_platform.tracing import recorder
 T = TypeVar("T")
 PULSE_S = 0.5
 WAITING_CALLS = 512  # threads, made as needed, of calls that wait in one process for a channel
+
+
+def _answer_of(function: Callable[[], object]) -> Answer:
+    try:
+        return function(), None
+    except Exception as error:
+        return None, pack_error(error)
+
+
+def _in_a_thread(method: Callable[..., object]) -> Callable[..., Coroutine[Any, Any, Answer]]:
+    """Makes a method a coroutine that runs it in a thread, as it may wait, and returns its answer."""
+
+    @wraps(method)
+    async def run(self: HostActor, *arguments: object) -> Answer:
+        call = partial(method, self, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._waiting, _answer_of, call)
+
+    return run
 
 
 class HostActor:
@@ -81,44 +99,36 @@ class HostActor:
     async def see(self, accelerators: str) -> None:
         os.environ[VISIBLE_DEVICES] = accelerators
 
-    async def greet(self) -> Answer:
-        def greet() -> ProcessInfo:
-            return ProcessInfo(os.getpid(), socket.gethostname(), self._transport.address(), code_fingerprint())
+    @_in_a_thread
+    def greet(self) -> ProcessInfo:
+        return ProcessInfo(os.getpid(), socket.gethostname(), self._transport.address(), code_fingerprint())
 
-        return await self._answer(greet)
-
-    async def build(
+    @_in_a_thread
+    def build(
         self, seat: Host, packed: Packed, world_sizes: Mapping[str, int], seed: int, homes: Mapping[str, str]
-    ) -> Answer:
-        def build() -> None:
-            self._homes = homes
-            _, kwargs = unpack(packed, NO_REFERENCES, copy=True)
-            components = kwargs["components"]
-            receives = any(hasattr(components[component].cls, "receive") for component, _ in seat.members)
-            self._names = NamedReferences(seat.name, self._transport, self._status, receives)
-            self._ranks = start_ranks(seat, components, world_sizes, seed, self._on_failure)
+    ) -> None:
+        self._homes = homes
+        _, kwargs = unpack(packed, NO_REFERENCES, copy=True)
+        components = kwargs["components"]
+        receives = any(hasattr(components[component].cls, "receive") for component, _ in seat.members)
+        self._names = NamedReferences(seat.name, self._transport, self._status, receives)
+        self._ranks = start_ranks(seat, components, world_sizes, seed, self._on_failure)
 
-        return await self._answer(build)
+    @_in_a_thread
+    def open_group(self, world_size: int) -> tuple[str, int]:
+        self._rendezvous = Rendezvous(self._transport.address(), world_size)
+        return self._transport.address(), self._rendezvous.port
 
-    async def open_group(self, world_size: int) -> Answer:
-        def open_group() -> tuple[str, int]:
-            self._rendezvous = Rendezvous(self._transport.address(), world_size)
-            return self._transport.address(), self._rendezvous.port
+    @_in_a_thread
+    def join(self, rendezvous: tuple[str, int], rank: int, size: int, timeout_s: float, cuda: bool) -> None:
+        join_group(self._rendezvous or rendezvous, rank, size, timeout_s, cuda)
 
-        return await self._answer(open_group)
-
-    async def join(self, rendezvous: tuple[str, int], rank: int, size: int, timeout_s: float, cuda: bool) -> Answer:
-        return await self._answer(partial(join_group, self._rendezvous or rendezvous, rank, size, timeout_s, cuda))
-
-    async def construct(self, members: Sequence[Member]) -> Answer:
+    @_in_a_thread
+    def construct(self, members: Sequence[Member]) -> None:
         """Constructs these components one after the other, at the end of this process's start."""
-
-        def construct() -> None:
-            for member in members:
-                self._ranks[member].construct().result()
-            collect_as_usual()
-
-        return await self._answer(construct)
+        for member in members:
+            self._ranks[member].construct().result()
+        collect_as_usual()
 
     async def take(self, method: str, *arguments: object) -> Answer:
         return await asyncio.wrap_future(self._take(method, *arguments))
@@ -128,16 +138,13 @@ class HostActor:
         lost = None, pack_error(WorkerDied("the process is alive, but its connection to another process broke"))
         return self._listener.fetch(number) or lost
 
-    async def fail(self, label: str | None, error: bytes, *before: int) -> Answer:
+    @_in_a_thread
+    def fail(self, label: str | None, error: bytes, *before: int) -> list[PlatformError]:
         if not self._ranks:
-            return [], None
-
-        def fail() -> list[PlatformError]:
-            if label is not None:
-                self._names.weights.lost(label)
-            return self._names.registry.fail(label, unpack_error(error), *before)
-
-        return await self._answer(fail)
+            return []
+        if label is not None:
+            self._names.weights.lost(label)
+        return self._names.registry.fail(label, unpack_error(error), *before)
 
     async def rehome(self, homes: Mapping[str, str]) -> Answer:
         self._homes = homes
@@ -160,14 +167,12 @@ class HostActor:
         states = {rank.label: (rank.doing(), rank.progress()) for rank in self._ranks.values()}
         return (states, self._fetched()), None
 
-    async def shutdown(self, timeout: float) -> Answer:
-        def shutdown() -> tuple[list[bytes], list[Record]]:
-            failures = self._names.registry.fail(None, None) if self._ranks else []
-            failures += stop_ranks(self._ranks.values(), timeout)
-            leave_group()
-            return [pack_error(failure) for failure in failures], self._fetched()
-
-        return await self._answer(shutdown)
+    @_in_a_thread
+    def shutdown(self, timeout: float) -> tuple[list[bytes], list[Record]]:
+        failures = self._names.registry.fail(None, None) if self._ranks else []
+        failures += stop_ranks(self._ranks.values(), timeout)
+        leave_group()
+        return [pack_error(failure) for failure in failures], self._fetched()
 
     def _take(self, method: str, *arguments: Any) -> Future[Answer]:
         """Starts a frequent call that came through a socket or through Ray. The future never raises."""
@@ -176,15 +181,11 @@ class HostActor:
         if method == "export":
             return self._waiting.submit(_answer_of, partial(self._export, *arguments))
         address, operation, given, who = arguments
-        done: Future[Answer] = Future()
-        try:
-            at_once = self._names.registry.serve_at_once(address, operation, given)
-        except PlatformError as error:
-            done.set_result((None, pack_error(error)))
-            return done
-        if at_once is None:
+        at_once, failure = _answer_of(partial(self._names.registry.serve_at_once, address, operation, given))
+        if at_once is None and failure is None:
             return self._waiting.submit(_answer_of, partial(self._names.registry.serve, address, operation, given, who))
-        done.set_result((at_once, None))
+        done: Future[Answer] = Future()
+        done.set_result((at_once, failure))
         return done
 
     def _call(self, member: Member, number: int, method: str, arguments: Packed) -> Future[Answer]:
@@ -228,10 +229,6 @@ class HostActor:
     def _on_failure(self, name: str, error: PlatformError) -> None:
         raise_first(self._names.registry.fail(name, error))
 
-    async def _answer(self, function: Callable[[], object]) -> Answer:
-        """Runs in a thread, as it may wait."""
-        return await asyncio.get_running_loop().run_in_executor(self._waiting, _answer_of, function)
-
     def _status(self, name: str) -> str:
         """For the message of a missed deadline: the state of the runner, or of a rank in this or another process."""
         for rank in list(self._ranks.values()):
@@ -247,10 +244,3 @@ class HostActor:
 
     def _fetched(self) -> list[Record]:
         return [self._records.popleft() for _ in range(len(self._records))]
-
-
-def _answer_of(function: Callable[[], object]) -> Answer:
-    try:
-        return function(), None
-    except Exception as error:
-        return None, pack_error(error)
