@@ -6,10 +6,11 @@ Runners and components use this interface only. A runtime for another kind of cl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from rl_platform.errors import PlatformError, WorkerDied
+from rl_platform.errors import ChannelClosed, PlatformError, WorkerDied
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.host import ComponentSpec
 from rl_platform.runtime.worker_group import WorkerGroup
@@ -18,10 +19,13 @@ from rl_platform.tracing import TraceSpan
 __all__ = ["ComponentSpec", "Runtime"]
 
 START_S = 1800.0  # of `cluster.start_timeout_s`: a large model is downloaded and sharded
+SHUTDOWN_S = 10.0
+INTERRUPTED_S = 3.0  # on Ctrl-C, where a person waits
 
 
 class Runtime(Protocol):
-    """A context manager that runs the components of one placement. Its constructor takes placement, deadline and seed.
+    """A context manager that runs the components of one placement and shuts down at its end; because of an error, if
+    there is one. Its constructor takes placement, deadline and seed.
 
     A runtime whose hosts are processes must also guarantee:
     - components of one host share one process and its `shared` dict; each rank's calls run in order, ranks run side
@@ -65,11 +69,27 @@ class Runtime(Protocol):
     def spans(self) -> list[TraceSpan]:
         """Returns what hosts that are processes recorded for the timeline; they record no more then."""
 
-    def shutdown(self) -> None:
+    def shutdown(self, timeout: float = SHUTDOWN_S) -> None:
         """Stops everything within a bounded time; again: does nothing."""
 
-    def __enter__(self) -> Self: ...
+    def shutdown_after(self, error: BaseException) -> None:
+        """Shuts down because of `error`, which is the one reported: later failures become notes of it."""
+        stopped = ChannelClosed(f"the run was stopped by {type(error).__name__}: {error}")
+        news = error if isinstance(error, PlatformError) else stopped
+        timeout = INTERRUPTED_S if isinstance(error, KeyboardInterrupt) else SHUTDOWN_S
+        for step in (partial(self.fail, news), partial(self.shutdown, timeout)):
+            try:
+                step()
+            except PlatformError as failure:
+                error.add_note(f"while shutting down: {failure}")
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        if error is None:
+            self.shutdown()
+        else:
+            self.shutdown_after(error)

@@ -1,16 +1,14 @@
-"""Start and end of a runtime: checks of components, labels of a channel's users, stopping ranks, reporting errors."""
+"""Start and end of a runtime: checks of components, labels of a channel's users, stopping ranks, closing channels."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
-from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TypeVar
 
-from rl_platform.errors import ChannelClosed, Deadline, PlacementError, PlatformError, Problem
+from rl_platform.errors import Deadline, PlacementError, PlatformError, Problem
 from rl_platform.placement.layout import LEARNERS
 from rl_platform.placement.scheduler import Host
 from rl_platform.runtime.channel import Channel
@@ -20,8 +18,6 @@ from rl_platform.suggest import nearest
 
 T = TypeVar("T")
 RUNNER = "runner"
-SHUTDOWN_S = 10.0
-INTERRUPTED_S = 3.0  # on Ctrl-C, where a person waits
 
 
 def check_components(placed: Collection[str], components: Mapping[str, ComponentSpec]) -> None:
@@ -91,37 +87,6 @@ def stop_ranks(ranks: Iterable[RankThread], timeout: float) -> list[PlatformErro
     stuck_last = sorted(idle, key=lambda rank: not idle[rank].done())
     until = time.monotonic() + timeout
     return [failure for rank in stuck_last for failure in _close(rank, until)]
-
-
-def stop_after(error: BaseException, fail: Callable[[PlatformError], None], shutdown: Callable[[float], None]) -> None:
-    """Shuts down because of `error`, which is the one reported: later failures become notes of it."""
-    stopped = ChannelClosed(f"the run was stopped by {type(error).__name__}: {error}")
-    news = error if isinstance(error, PlatformError) else stopped
-    timeout = INTERRUPTED_S if isinstance(error, KeyboardInterrupt) else SHUTDOWN_S
-    for step in (partial(fail, news), partial(shutdown, timeout)):
-        try:
-            step()
-        except PlatformError as failure:
-            error.add_note(f"while shutting down: {failure}")
-
-
-class ShutsDown(Protocol):
-    """A context manager that shuts down at its end; because of an error, if there is one."""
-
-    def fail(self, error: PlatformError) -> None: ...
-
-    def shutdown(self, timeout: float = SHUTDOWN_S) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.shutdown()
-        else:
-            stop_after(error, self.fail, self.shutdown)
 
 
 def close_channels(channels: Iterable[Channel[T]], error: PlatformError | None) -> list[PlatformError]:

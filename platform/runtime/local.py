@@ -15,20 +15,17 @@ from typing import Any
 
 from rl_platform.errors import PlatformError, WorkerDied
 from rl_platform.placement.scheduler import Placement
-from rl_platform.runtime import START_S, ComponentSpec
+from rl_platform.runtime import SHUTDOWN_S, START_S, ComponentSpec, Runtime
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.host import RankThread, start_ranks
 from rl_platform.runtime.lifecycle import (
     RUNNER,
-    SHUTDOWN_S,
-    ShutsDown,
     check_components,
     close_channels,
     in_stages,
     labels_of,
     raise_first,
     runner_status,
-    stop_after,
     stop_ranks,
 )
 from rl_platform.runtime.worker_group import Handle, WorkerGroup, worker_groups
@@ -37,12 +34,14 @@ from rl_platform.tracing import TraceSpan
 logger = logging.getLogger(__name__)
 
 
-class LocalRuntime(ShutsDown):
-    """Runs a placement's components as threads; a context manager that shuts down at its end.
+class LocalRuntime(Runtime):
+    """Runs a placement's components as threads.
 
     placement: which component ranks share a host; deadline_s: the longest wait for a call or a channel, in seconds;
     seed: the run's; start_timeout_s: the longest construction of a rank.
     """
+
+    restarts = 0
 
     def __init__(self, placement: Placement, deadline_s: float, seed: int, start_timeout_s: float = START_S) -> None:
         self._placement, self._start_timeout_s = placement, min(start_timeout_s, threading.TIMEOUT_MAX)
@@ -52,7 +51,6 @@ class LocalRuntime(ShutsDown):
         self._ranks: dict[tuple[str, int], RankThread] = {}
         self._channels: dict[str, Channel[Any]] = {}
         self._stopped = False
-        self.restarts = 0
 
     def start(self, components: Mapping[str, ComponentSpec]) -> dict[str, WorkerGroup]:
         """Constructs every component rank in the order of `in_stages`, each in its own thread.
@@ -79,7 +77,7 @@ class LocalRuntime(ShutsDown):
                 for handle in beside:
                     handle.wait()
         except BaseException as error:
-            stop_after(error, self.fail, self.shutdown)
+            self.shutdown_after(error)
             raise
         return groups
 

@@ -610,7 +610,7 @@ from rl_platform.components.environment import Environment
 from rl_platform.launch.cli import main
 from rl_platform.runners import embodied
 from rl_platform.runners.watching import hang_watch
-from rl_platform.runtime import lifecycle
+from rl_platform import runtime
 
 class StopsItself(Environment):
     def collect(self, step, *others):
@@ -630,7 +630,7 @@ class StopsItself(Environment):
             del progress.update
 
 hang_watch.PATIENCE_S = 6.0  # slow cores need 2 s for a call
-lifecycle.SHUTDOWN_S = 1.0  # a stopped process never ends by itself
+runtime.SHUTDOWN_S = 1.0  # a stopped process never ends by itself
 embodied.Environment = StopsItself
 main()
 """

@@ -22,17 +22,14 @@ from typing import Any
 from rl_platform.errors import Deadline, PlacementError, PlatformError, Problem, WorkerDied
 from rl_platform.placement.layout import LEARNERS
 from rl_platform.placement.scheduler import Host, Placement
-from rl_platform.runtime import START_S, ComponentSpec
+from rl_platform.runtime import SHUTDOWN_S, START_S, ComponentSpec, Runtime
 from rl_platform.runtime.lifecycle import (
     RUNNER,
-    SHUTDOWN_S,
-    ShutsDown,
     check_components,
     in_stages,
     labels_of,
     raise_first,
     runner_status,
-    stop_after,
 )
 from rl_platform.runtime.ray.actors import RayActors
 from rl_platform.runtime.ray.channel_proxy import ChannelAddress, ChannelProxy
@@ -54,8 +51,8 @@ LOOK_S = 0.05
 RESERVE_S = 60.0  # how long to wait for resources that others hold
 
 
-class RayRuntime(ShutsDown):
-    """Runs a placement's hosts as Ray actors; a context manager that shuts down at its end.
+class RayRuntime(Runtime):
+    """Runs a placement's hosts as Ray actors.
 
     Ray is initialised already. Several runs on one cluster are independent. deadline_s: the longest wait for a call
     or a channel, in seconds; seed: the run's; trace: hosts record spans for the timeline until `spans`; restarts: see
@@ -120,7 +117,7 @@ class RayRuntime(ShutsDown):
             self._watch_over(self._hosts.values())
             self._start_again()
         except BaseException as error:
-            stop_after(error, self.fail, self.shutdown)
+            self.shutdown_after(error)
             raise
         return worker_groups(components, self._workers, self._deadline_s)
 

@@ -26,7 +26,7 @@ from waiting import HANG_S, drained, until
 
 from rl_platform.errors import ChannelClosed, DataError, Deadline, PlacementError, WorkerDied, WorkerError
 from rl_platform.records import Weights
-from rl_platform.runtime import ComponentSpec, lifecycle
+from rl_platform.runtime import ComponentSpec
 from rl_platform.runtime.host import ComponentContext
 from rl_platform.runtime.ray import runtime as ray_runtime
 from rl_platform.runtime.ray.fingerprint import code_fingerprint
@@ -242,7 +242,7 @@ def test_errors_come_back_typed_with_the_remote_traceback(pair):
 
 def test_who_does_not_start_in_time_is_named_before_and_at_the_deadline(start, monkeypatch, caplog):
     monkeypatch.setattr(ray_runtime, "STARTING_S", 0.5)
-    monkeypatch.setattr(lifecycle, "SHUTDOWN_S", 0.5)  # its constructor ends long after the runtime
+    monkeypatch.setattr("rl_platform.runtime.SHUTDOWN_S", 0.5)  # its constructor ends long after the runtime
     build = ray_runtime.RayRuntime._build
 
     def impatient(self: Any, hosts: Any) -> None:  # the processes are there
