@@ -226,16 +226,8 @@ class RolloutBatch:
 
     def split(self, size: int) -> list[RolloutBatch]:
         """Returns the rows in their order, in parts of `size`; the tensors are views."""
-        fields: dict[str, Any] = {name: getattr(self, name) for name in _TENSOR_FIELDS}
-        parts = {name: tensor.split(size) for name, tensor in fields.items() if tensor is not None}
-        inputs = {name: tensor.split(size) for name, tensor in self.inputs.items()}
-        return [
-            RolloutBatch(
-                inputs={name: tensors[index] for name, tensors in inputs.items()},
-                **{name: tensors[index] for name, tensors in parts.items()},
-            )
-            for index in range(len(parts["action_mask"]))
-        ]
+        parts = (slice(first, first + size) for first in range(0, len(self), size))
+        return [self._map(lambda tensor, part=part: tensor[part]) for part in parts]  # type: ignore[misc]
 
     def to(self, device: torch.device) -> RolloutBatch:
         """Returns the batch on `device`, after one copy from main memory; the batch itself if it is there already.
