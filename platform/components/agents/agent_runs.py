@@ -14,7 +14,7 @@ from dataclasses import replace
 from rl_platform.components.agents.agent_function import JsonObject
 from rl_platform.components.agents.agent_process import AgentFailed, AgentProcess
 from rl_platform.components.agents.chat_endpoint import ChatEndpoint
-from rl_platform.components.agents.chat_session import ChatSession, Refused, SessionLimits
+from rl_platform.components.agents.chat_session import ChatSession, Refused
 from rl_platform.components.agents.conversations import Deliver, Seed
 from rl_platform.components.agents.environment_loop import EnvironmentLoop
 from rl_platform.components.agents.generations import Generations
@@ -114,15 +114,12 @@ class AgentRuns:
         self, place: int, prompt: Prompt, sample: int, attempt: int, seed: Seed, generations: Generations
     ) -> tuple[Trajectory | None, str]:
         """Returns the trajectory of one attempt, or None and why it failed."""
-        data, longest = self.config.data, generations.sampling.max_new_tokens
-        limits = SessionLimits(
-            data.max_prompt_length, data.max_response_length, longest, self.options.max_calls, data.use_chat_template
-        )
         session = ChatSession(
             place,
             generations,
             self.tokenizer,
-            limits,
+            self.config.data,
+            self.options.max_calls,
             lambda *call: seed(prompt, sample, *call),
             self.engine.version,
             self._format,

@@ -20,6 +20,7 @@ from typing import Any
 from rl_platform.components.agents.agent_function import JsonObject
 from rl_platform.components.agents.generations import Generations, Sampled
 from rl_platform.components.agents.tool_formats import ToolFormat
+from rl_platform.config.schema.data import Data
 from rl_platform.errors import ConfigError
 from rl_platform.models.tokenizer import Tokenizer
 from rl_platform.records import Conversation, Prompt, Trajectory
@@ -59,34 +60,24 @@ class Call:
         return [*(self.before.chain if self.before else ()), self]
 
 
-@dataclass(frozen=True)
-class SessionLimits:
-    """Of a trajectory, in tokens: the first context of a row, what follows it, an answer. chat: use the template."""
-
-    context: int
-    response: int
-    answer: int
-    calls: int
-    chat: bool
-
-
 class ChatSession:
-    """place: of the trajectory in `generations`. seed: of a digest of the context and how often it came before. tools:
-    how the model writes calls of tools."""
+    """place: of the trajectory in `generations`. max_calls: `rollout.agent.max_calls`. seed: of a digest of the context
+    and how often it came before. tools: how the model writes calls of tools."""
 
     def __init__(
         self,
         place: int,
         generations: Generations,
         tokenizer: Tokenizer,
-        limits: SessionLimits,
+        data: Data,
+        max_calls: int,
         seed: Any,
         version: int,
         tools: ToolFormat,
     ) -> None:
         self.generations, self.loop = generations, generations.loop
-        self._place, self._tokenizer, self._limits, self._seed = place, tokenizer, limits, seed
-        self._version, self._format = version, tools
+        self._place, self._tokenizer, self._data, self._seed = place, tokenizer, data, seed
+        self._max_calls, self._version, self._format = max_calls, version, tools
         self._calls: list[Call] = []
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -122,9 +113,9 @@ class ChatSession:
     async def answer(self, body: JsonObject) -> JsonObject:
         """Answers a request of /v1/chat/completions. Raises Refused."""
         messages, tools, count = _checked(body)
-        if tools and not self._limits.chat:
+        if tools and not self._data.use_chat_template:
             raise Refused("tools need the chat template of the model: data.use_chat_template: true")
-        if self._started + count > self._limits.calls:
+        if self._started + count > self._max_calls:
             message = f"{_OVERFLOW}: {self._started} calls were made, the most of rollout.agent.max_calls"
             raise Refused(message, LENGTH)
         self._started += count
@@ -205,11 +196,13 @@ class ChatSession:
         tokenizer, text = self._tokenizer, "".join(str(message["content"]) for message in new)
         try:
             if before is None:
-                return None, tuple(tokenizer.apply_chat(new, tools) if self._limits.chat else tokenizer.encode(text))
+                return None, tuple(
+                    tokenizer.apply_chat(new, tools) if self._data.use_chat_template else tokenizer.encode(text)
+                )
             ended = before.token_ids[-1] in tokenizer.eos_token_ids
             added = (
                 tokenizer.continuation(new, ended, tools)
-                if self._limits.chat
+                if self._data.use_chat_template
                 else tokenizer.observation(text, chat=False, ended=ended)
             )
             return before, before.token_ids + tuple(added)
@@ -217,20 +210,23 @@ class ChatSession:
             raise Refused(str(error)) from error
 
     def _room(self, before: Call | None, context: tuple[int, ...], asked: int | None) -> int:
-        limits = self._limits
+        data = self._data
         if not context:
             raise Refused("the messages are empty: there is no token to go on from")
         if before is None:
-            room, what = limits.response, f"{len(context)} tokens, data.max_prompt_length is {limits.context}"
-            over = len(context) > limits.context
+            room, what = (
+                data.max_response_length,
+                f"{len(context)} tokens, data.max_prompt_length is {data.max_prompt_length}",
+            )
+            over = len(context) > data.max_prompt_length
         else:
-            room = limits.response - (len(context) - before.chain[0].start)
-            what = f"no token of data.max_response_length, {limits.response}, is left"
+            room = data.max_response_length - (len(context) - before.chain[0].start)
+            what = f"no token of data.max_response_length, {data.max_response_length}, is left"
             over = room < 1
         if over:
             self.overflowed = f"{_OVERFLOW}: {what}"
             raise Refused(self.overflowed, LENGTH)
-        return min(room, limits.answer, asked or room)
+        return min(room, self.generations.sampling.max_new_tokens, asked or room)
 
     def _log_prob(self, token: int, log_prob: float) -> dict[str, object]:
         text = self._tokenizer.decode([token], special=True)
