@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typer.core import TyperCommand
 
 
-def named_words(command: TyperCommand, words: Sequence[str], argument: str = "") -> AbstractContextManager[None]:
+def named_words(command: TyperCommand, words: Sequence[str], argument: str) -> AbstractContextManager[None]:
     """Returns `named_paths` of the options and arguments that `given_words` yields."""
     return named_paths(partial(given_words, command, words, argument))
 

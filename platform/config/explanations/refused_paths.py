@@ -34,11 +34,8 @@ Named = Iterable[tuple[str, str]]
 
 
 @contextmanager
-def named_paths(named: Callable[[], Named], where: Callable[[str], str] = lambda key: "") -> Iterator[None]:
-    """Turns the OSError of a path that `named` holds into ConfigError, that of a full disk into DataError.
-
-    where: the place of a key in a file.
-    """
+def named_paths(named: Callable[[], Named]) -> Iterator[None]:
+    """Turns the OSError of a path that `named` holds into ConfigError, that of a full disk into DataError."""
     try:
         yield
     except (OSError, WorkerError) as error:
@@ -48,14 +45,17 @@ def named_paths(named: Callable[[], Named], where: Callable[[str], str] = lambda
             for note in getattr(error, "__notes__", []):
                 full.add_note(note)
             raise full from error
-        problem = refused_path(cause, named(), where) if isinstance(cause, OSError) else None
+        problem = refused_path(cause, named()) if isinstance(cause, OSError) else None
         if problem is None:
             raise
         raise ConfigError([problem]) from error
 
 
 def refused_path(error: OSError, named: Named, where: Callable[[str], str] = lambda key: "") -> Problem | None:
-    """Returns the problem of the key whose value names the path of `error`, or a folder above it. None without."""
+    """Returns the problem of the key whose value names the path of `error`, or a folder above it. None without.
+
+    where: the place of a key in a file.
+    """
     if error.errno not in HINTS or not isinstance(error.filename, str):
         return None
     near = [(nearness, key, value) for key, value in named if value and (nearness := _nearness(value, error.filename))]
