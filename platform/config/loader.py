@@ -9,6 +9,7 @@ import copy
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args, get_origin
 
@@ -104,11 +105,7 @@ def load_config(
     else:
         apply_overrides(layers, overrides)
     resolved, notes = _settle(layers)
-    config, problems = resolved.config, resolved.problems
-
-    def where(key: str) -> str:
-        return _nearest_line(layers.where, key)
-
+    config, problems, where = resolved.config, resolved.problems, partial(_nearest_line, layers.where)
     if check_cluster is not None and not any(problem.key.partition(".")[0] == "cluster" for problem in problems):
         problems += [replace(problem, where=where(problem.key)) for problem in check_cluster(config.cluster)]
     if stored:
@@ -177,11 +174,7 @@ def _settle(layers: Layers) -> tuple[_Resolved, list[str]]:
 
 def _resolve(layers: Layers) -> _Resolved:
     """Fills in the references of all layers. An unknown key is one problem, whatever its references."""
-
-    def where(key: str) -> str:
-        return _nearest_line(layers.where, key)
-
-    tree = copy.deepcopy(layers.tree)
+    tree, where = copy.deepcopy(layers.tree), partial(_nearest_line, layers.where)
     runner = tree.get("runner")
     if isinstance(runner, dict):  # its default is a reference, to be resolved with the others
         runner.setdefault("output_dir", Runner.model_fields["output_dir"].default)
