@@ -60,7 +60,8 @@ def _wrong(detail: ErrorDetails, key: str, where: Where) -> Problem:
         field = field_at(key.partition("[")[0])
         hint = did_you_mean(str(value), choices(field.annotation) if field is not None else [])
     elif kind.endswith("_type") or kind.startswith(("int_", "float_", "bool_")):
-        message = f"the wrong type: {'nothing stands here' if value is None else f'this is {_kind(value)}'}"
+        here = "nothing stands here" if value is None else f"this is {_KINDS.get(type(value), 'a mapping')}"
+        message = f"the wrong type: {here}"
         hint = _type_hint(kind, value)
     elif kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
         message = "out of range"
@@ -81,10 +82,6 @@ def _wrong(detail: ErrorDetails, key: str, where: Where) -> Problem:
 def _allowed(key: str) -> str:
     field = field_at(key) or field_at(key.partition("[")[0])
     return allowed(field) if field is not None else ""
-
-
-def _kind(value: object) -> str:
-    return _KINDS.get(type(value), "a mapping")
 
 
 def _type_hint(kind: str, value: object) -> str:

@@ -42,10 +42,8 @@ def _bound(config: Config) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield from ((f"env.{name}", ("env.backend",)) for name in WARP_CANNOT)
     if when(lambda: config.actor.model.type in ("gru", "vla")):
         yield "actor.model.num_action_chunks", ("actor.model.type",)
-    backends = {"actor": when(lambda: config.actor.training_backend)}
-    backends["critic"] = when(lambda: config.critic.training_backend)
-    for role, backend in backends.items():
-        if backend == "megatron":
+    for role in ("actor", "critic"):
+        if when(lambda role=role: config.section(role).training_backend == "megatron"):  # type: ignore[misc]
             switch = f"{role}.training_backend"
             yield from ((f"{role}.{name}", (switch,)) for name in ("lora", "cpu_offload", "parallel.context"))
 
