@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rl_platform.config.schema.cluster import COMPONENTS, PLACEMENT
-from rl_platform.errors import Problem
+from rl_platform.errors import Problem, ranges
 from rl_platform.suggest import did_you_mean
 
 MAX_PIECES = 1_000  # of a text
@@ -52,8 +52,8 @@ class Segment:
     position: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
-        resources = "all" if self.resources is None else _show(self.resources)
-        return resources if self.ranks is None else f"{resources}:{_show(self.ranks)}"
+        resources = "all" if self.resources is None else ranges(self.resources)[0]
+        return resources if self.ranks is None else f"{resources}:{ranges(self.ranks)[0]}"
 
 
 @dataclass(frozen=True)
@@ -246,10 +246,6 @@ def _check_ranks(text: _Text, spans: list[tuple[range, int]]) -> None:
             text.fail(position, message, hint, f"the ranks 0-{total - 1}, each once")
             return
         expected = ranks.stop
-
-
-def _show(span: range) -> str:
-    return str(span.start) if len(span) == 1 else f"{span.start}-{span.stop - 1}"
 
 
 class _Text:
