@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -40,26 +40,20 @@ class Device:
         return self.bf16 if dtype == "bfloat16" else self.fp32
 
 
-def _gpu(kind: str, memory: float, bf16: float, fp32: float, hbm: float, link: float, network: float) -> Device:
-    """Returns a device from the units of the table: GiB, TFLOPS, GB/s."""
-    rates = (hbm * _GIGA, link * _GIGA, network * _GIGA)
-    return Device(kind, int(memory * GIB), bf16 * _TERA, fp32 * _TERA, *rates)
-
-
 GPUS = {
-    device.kind: device
-    for device in (  # memory, bf16, fp32, hbm, link, network
-        _gpu("a10", 22, 125, 31.2, 600, 32, 3),
-        _gpu("a100-40gb", 39, 312, 19.5, 1555, 300, 25),
-        _gpu("a100-80gb", 79, 312, 19.5, 2039, 300, 25),
-        _gpu("b200", 178, 2250, 75, 8000, 900, 50),
-        _gpu("h100", 79, 989, 67, 3350, 450, 50),
-        _gpu("h20", 95, 148, 44, 4000, 450, 50),
-        _gpu("h200", 140, 989, 67, 4800, 450, 50),
-        _gpu("l4", 22, 121, 30.3, 300, 32, 3),
-        _gpu("l40s", 44, 362, 91.6, 864, 32, 12),
-        _gpu("mi300x", 191, 1307, 163.4, 5300, 448, 50),
-        _gpu("rtx4090", 23, 165, 82.6, 1008, 32, 3),
+    kind: Device(kind, int(memory * GIB), bf16 * _TERA, fp32 * _TERA, hbm * _GIGA, link * _GIGA, network * _GIGA)
+    for kind, memory, bf16, fp32, hbm, link, network in (  # in GiB, TFLOPS and GB/s
+        ("a10", 22, 125, 31.2, 600, 32, 3),
+        ("a100-40gb", 39, 312, 19.5, 1555, 300, 25),
+        ("a100-80gb", 79, 312, 19.5, 2039, 300, 25),
+        ("b200", 178, 2250, 75, 8000, 900, 50),
+        ("h100", 79, 989, 67, 3350, 450, 50),
+        ("h20", 95, 148, 44, 4000, 450, 50),
+        ("h200", 140, 989, 67, 4800, 450, 50),
+        ("l4", 22, 121, 30.3, 300, 32, 3),
+        ("l40s", 44, 362, 91.6, 864, 32, 12),
+        ("mi300x", 191, 1307, 163.4, 5300, 448, 50),
+        ("rtx4090", 23, 165, 82.6, 1008, 32, 3),
     )
 }
 CPUINFO = Path("/proc/cpuinfo")
@@ -122,9 +116,7 @@ def device_of(inventory: Inventory) -> Device:
     kind = _kind(name, memory)
     if kind:
         return GPUS[kind]
-    assumed = GPUS[ASSUMED]
-    rates = (assumed.bf16, assumed.fp32, assumed.hbm, assumed.link, assumed.network)
-    return Device(name or "GPU of unknown kind", memory, *rates, known=False)
+    return replace(GPUS[ASSUMED], kind=name or "GPU of unknown kind", memory=memory, known=False)
 
 
 def _cpu(inventory: Inventory) -> Device:

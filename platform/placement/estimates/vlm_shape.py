@@ -211,13 +211,14 @@ def _vision(vlm: Options, text_hidden: int, config: Config) -> tuple[Stack, int,
     vision = _with_defaults(vlm["vision_config"], tower.get(kind, "smolvlm_vision"))
     hidden, patch, cameras = int(vision["hidden_size"]), int(vision["patch_size"]), _cameras(config)
     qwen = kind == "qwen2_5_vl"
+    heads = int(vision["num_heads" if qwen else "num_attention_heads"])
     layers = ModelShape(
         vocabulary=0,
         hidden=hidden,
         layers=int(vision["depth" if qwen else "num_hidden_layers"]),
-        heads=int(vision["num_heads" if qwen else "num_attention_heads"]),
-        kv_heads=int(vision["num_heads" if qwen else "num_attention_heads"]),
-        head_dim=hidden // int(vision["num_heads" if qwen else "num_attention_heads"]),
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
         intermediate=int(vision["intermediate_size"]),
         tied=True,
         attention_bias=True,
