@@ -16,10 +16,13 @@ from typing import TypeVar, cast
 
 from rl_platform.errors import DataError
 from rl_platform.reporter import Episode, Reporter, RunInfo, Sample, Token
+from rl_platform.run_files import METRICS
 from rl_platform.step_lines import StepLines, read_lines
 from rl_platform.user_code import Extension
 
 log = logging.getLogger(__name__)
+
+SAMPLES, TOKENS = "samples.jsonl", "tokens.jsonl"
 
 T = TypeVar("T")
 
@@ -56,19 +59,15 @@ class RunLog(Reporter):
         self.output_dir = Path(output_dir)
         self._diagnostics = Diagnostics(self.output_dir)
         self._metrics: StepLines | None = None
-        self._samples: StepLines | None = None
-        self._tokens: StepLines | None = None
+        self._texts: dict[str, StepLines] = {}  # the other files, by name
 
     def start(self, info: RunInfo) -> None:
         self.output_dir.mkdir(parents=True, exist_ok=True)
-        self._metrics = StepLines(self.output_dir / "metrics.jsonl", info.resumed_step, contiguous=True)
-        self._samples = self._diagnosed_lines("samples.jsonl", info)
-        if info.task_type == "reasoning":
-            self._tokens = self._diagnosed_lines("tokens.jsonl", info)
-
-    def _diagnosed_lines(self, name: str, info: RunInfo) -> StepLines | None:
-        lines = partial(StepLines, self.output_dir / name, info.resumed_step, contiguous=False)
-        return self._diagnostics.write(name, lines)
+        self._metrics = StepLines(self.output_dir / METRICS, info.resumed_step, contiguous=True)
+        for name in (SAMPLES, TOKENS) if info.task_type == "reasoning" else (SAMPLES,):
+            opening = partial(StepLines, self.output_dir / name, info.resumed_step, contiguous=False)
+            if (file := self._diagnostics.write(name, opening)) is not None:
+                self._texts[name] = file
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
@@ -76,10 +75,10 @@ class RunLog(Reporter):
         self._metrics.write({"step": step, **finite})
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
-        self._write("samples.jsonl", self._samples, sample_lines(step, samples))
+        self._write(SAMPLES, sample_lines(step, samples))
 
     def episodes(self, step: int, episodes: Sequence[Episode]) -> None:
-        self._write("samples.jsonl", self._samples, episode_lines(step, episodes))
+        self._write(SAMPLES, episode_lines(step, episodes))
 
     def tokens(self, step: int, tokens: Sequence[Token]) -> None:
         lines = []
@@ -89,21 +88,21 @@ class RunLog(Reporter):
                 if number is not None and math.isfinite(number):
                     line[name.rstrip("_")] = number if isinstance(number, int) else float(f"{number:.6g}")
             lines.append(line)
-        self._write("tokens.jsonl", self._tokens, lines)
+        self._write(TOKENS, lines)
 
-    def _write(self, name: str, file: StepLines | None, lines: Sequence[Mapping[str, object]]) -> None:
-        for line in lines if file is not None else ():
-            self._diagnostics.write(name, partial(file.write, line))
+    def _write(self, name: str, lines: Sequence[Mapping[str, object]]) -> None:
+        if (file := self._texts.get(name)) is not None:
+            for line in lines:
+                self._diagnostics.write(name, partial(file.write, line))
 
     def sync(self) -> None:
         assert self._metrics is not None
         self._metrics.sync()
-        for name, file in (("samples.jsonl", self._samples), ("tokens.jsonl", self._tokens)):
-            if file is not None:
-                self._diagnostics.write(name, file.sync)
+        for name, file in self._texts.items():
+            self._diagnostics.write(name, file.sync)
 
     def close(self) -> None:
-        for file in (self._metrics, self._samples, self._tokens):
+        for file in (self._metrics, *self._texts.values()):
             if file is not None:
                 with suppress(OSError):  # of a line whose write has failed already
                     file.close()
@@ -147,7 +146,7 @@ def read_metrics(path: str | Path) -> list[dict[str, float]]:
 def iter_metrics(path: str | Path) -> Iterator[dict[str, float]]:
     """As `read_metrics`, one line at a time."""
     path = Path(path)
-    path = path / "metrics.jsonl" if path.is_dir() else path
+    path = path / METRICS if path.is_dir() else path
     try:
         for row in read_lines(path, texts=False):
             yield {name: math.nan if value is None else value for name, value in row.items()}
