@@ -182,7 +182,7 @@ def _few_rows(sizes: Sizes, number: int, task: QuestionTask) -> dict[str, object
 def _small_function(sizes: Sizes, function: WeightedReward) -> dict[str, object]:
     small = function.model_dump()
     small |= {name: min(small[name], most) for name, most in (("num_workers", 2), ("max_batch_size", 4))}
-    if function.type == "model" and not function.asks_server:
+    if function.computes_model:
         small["model"] |= {"path": sizes.materials.model("reward")}
         small["model"] |= {} if sizes.materials.real_tokenizer else {"tokenizer": None}
     if function.address is not None and sizes.materials.reward_url is not None:
@@ -362,18 +362,14 @@ RULES: tuple[Rule, ...] = (
         "reward.model.path",
         lambda sizes: sizes.materials.model("reward"),
         "a random classifier of the same architecture",
-        applies=lambda sizes: sizes.config.reward.type == "model" and not sizes.config.reward.asks_server,
+        applies=lambda sizes: sizes.config.reward.computes_model,
     ),
     Rule(
         "reward.model.tokenizer",
         lambda sizes: None,
         "the small classifier's own",
         "replaced",
-        lambda sizes: (
-            sizes.config.reward.type == "model"
-            and not sizes.config.reward.asks_server
-            and not sizes.materials.real_tokenizer
-        ),
+        lambda sizes: sizes.config.reward.computes_model and not sizes.materials.real_tokenizer,
     ),
     Rule(
         "reward",

@@ -60,8 +60,7 @@ class LanguageReward:
     def __init__(self, context: ComponentContext, config: Config) -> None:
         self._label, self._model = context.label, config.actor.model
         reward = config.reward
-        named = dict(zip(reward.labels or [""], (part for _, part in reward.parts), strict=True))
-        self._verdict = next((name for name, part in named.items() if part.type in DECIDING), None)
+        self._verdict = next((name for name, part in reward.by_label.items() if part.type in DECIDING), None)
         self._at_once = max(part.at_once for _, part in reward.parts)
         self._scorer = _scorer(context, config)
 

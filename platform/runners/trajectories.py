@@ -124,7 +124,7 @@ def check_any_scored(trajectories: Sequence[Trajectory], reward: Reward) -> None
         return
     causes = Counter(one.outcome or "a tool failed" for one in trajectories)
     counts = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items()))
-    parts = dict(zip(reward.labels or [""], (part for _, part in reward.parts), strict=True))
+    parts = reward.by_label
     missing = {name for one in trajectories for name in parts.keys() - dict(one.reward_parts).keys()}
     silent = causes.keys() <= {DIED, TIMEOUT} and all(parts[name].address is not None for name in missing)
     what = "reward.functions" if reward.functions else f"reward.type {reward.type}"

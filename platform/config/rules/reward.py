@@ -96,13 +96,9 @@ def _may_be_negative(part: Scoring) -> bool:
     return ":" in part.type or part.type in ("model", "judge", "http")
 
 
-def _computes_model(part: Scoring) -> bool:
-    return part.type == "model" and not part.asks_server
-
-
 def _functions(functions: list[WeightedReward]) -> Iterator[Problem]:
     labels = [when(partial(getattr, function, "label")) for function in functions]
-    models = [index for index, function in enumerate(functions) if when(partial(_computes_model, function))]
+    models = [index for index, function in enumerate(functions) if when(partial(getattr, function, "computes_model"))]
     for index, label in enumerate(labels):
         key = f"reward.functions[{index}].name"
         if label is not None and label in labels[:index]:

@@ -98,10 +98,15 @@ class Scoring(Section):
         return self.type != "code" and self.address is not None
 
     @property
+    def computes_model(self) -> bool:
+        """Whether the reward's process computes a reward model."""
+        return self.type == "model" and not self.asks_server
+
+    @property
     def at_once(self) -> int:
         """The number of responses that a rank scores at the same time."""
         batch = self.max_batch_size if self.type in ("model", "http") else 1
-        return batch if self.type == "model" and not self.asks_server else self.num_workers * batch
+        return batch if self.computes_model else self.num_workers * batch
 
 
 class WeightedReward(Scoring):
@@ -141,7 +146,11 @@ class Reward(Scoring):
         return [function.label for function in self.functions]
 
     @property
+    def by_label(self) -> dict[str, Scoring]:
+        """Every function that scores, by its name in metrics; that of one alone is empty."""
+        return {function.label: function for function in self.functions} or {"": self}
+
+    @property
     def classifier(self) -> Scoring | None:
         """The function whose reward model this component computes."""
-        parts = (part for _, part in self.parts if part.type == "model" and part.model and not part.asks_server)
-        return next(parts, None)
+        return next((part for _, part in self.parts if part.computes_model and part.model), None)
