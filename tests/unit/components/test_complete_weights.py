@@ -32,7 +32,7 @@ def generated(rollout: LanguageRollout, config: Config, *more: Any) -> list[tupl
     sink: Channel[Any] = Channel("trajectories", 16, 5.0)
     rollout.generate(PROMPTS, 2, config.rollout.sampling, "train", 4, sink, *more)
     sink.close()
-    return sorted((trajectory.prompt.index, trajectory.sample) for trajectory in sink)
+    return sorted((trajectory.prompt.index, trajectory.sample) for trajectory in sink.get_many(64))
 
 
 def test_a_rollout_refuses_half_of_the_weights_and_other_versions(context, reasoning) -> None:
