@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +17,13 @@ ROOT = Path(__file__).parents[2]
 SMALL = 'steps = 2\nfolder = "out"'
 
 
-@pytest.fixture(scope="module")
-def kernel() -> Iterator[Any]:
-    """One kernel for all tests, so that it imports once. `executed` clears its names."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONWARNINGS", "ignore:IProgress not found")  # of tqdm, where ipywidgets is not installed
-        manager = nbclient.NotebookClient(nbformat.v4.new_notebook(), kernel_name="python3").create_kernel_manager()
-        yield manager
-    nbclient.util.run_sync(manager.shutdown_kernel)(now=True)
-
-
-def executed(kernel: Any, cells: list[Any], folder: Path, **options: Any) -> list[Any]:
-    """Runs the cells in the kernel without names, in the folder; returns the cells of code with their outputs."""
+def executed(cells: list[Any], folder: Path, **options: Any) -> list[Any]:
+    """Runs the cells in a kernel of their own, in the folder; returns the cells of code with their outputs."""
     (folder / "configs").symlink_to(ROOT / "configs")
-    begin = f"import os\nos.chdir({str(folder)!r})\n%reset -f"  # the folder of the test before may be gone
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(begin), *cells])
-    client = nbclient.NotebookClient(notebook, km=kernel, timeout=300, **options)
-    client.execute()
-    client.kc.stop_channels()
-    return [cell for cell in notebook.cells[1:] if cell.cell_type == "code"]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    resources = {"metadata": {"path": str(folder)}}
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources, **options).execute()
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def kinds(cell: Any) -> list[str]:
@@ -44,13 +31,14 @@ def kinds(cell: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["embodied", "reasoning"])
-def test_cells_run_in_order(name: str, folder: Path, kernel: Any) -> None:
+def test_cells_run_in_order(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore:IProgress not found")  # of tqdm, where ipywidgets is not installed
     cells = nbformat.read(ROOT / "examples" / "notebooks" / f"{name}.ipynb", as_version=4).cells
     assert not any(cell.get("outputs") for cell in cells)  # results of one machine do not belong into the file
     (parameters,) = [cell for cell in cells if "parameters" in cell.metadata.get("tags", [])]
     assert [line.split(" = ")[0] for line in parameters.source.splitlines()] == ["steps", "folder"]
     parameters.source = SMALL
-    shown = executed(kernel, cells, folder)
+    shown = executed(cells, folder)
     for cell in shown:
         if "show=False" in cell.source:
             assert kinds(cell) == ["execute_result"], [
@@ -85,9 +73,9 @@ INTERRUPTED = [
 ]
 
 
-def test_the_stop_button_saves_and_the_cell_continues_when_run_again(folder: Path, kernel: Any) -> None:
+def test_the_stop_button_saves_and_the_cell_continues_when_run_again(folder: Path) -> None:
     cells = [nbformat.v4.new_code_cell(textwrap.dedent(text)) for text in INTERRUPTED]
-    interrupted, unchanged, continued, as_before = executed(kernel, cells, folder, allow_errors=True)[1:]
+    interrupted, unchanged, continued, as_before = executed(cells, folder, allow_errors=True)[1:]
     assert [output.ename for output in interrupted.outputs] == ["Interrupted"]
     assert (unchanged.outputs, as_before.outputs) == ([], [])
     text = "".join(output.text for output in continued.outputs if output.output_type == "stream")
