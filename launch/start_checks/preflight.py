@@ -7,7 +7,6 @@ itself reads, such as its questions.
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Iterator
 from importlib.metadata import version
 
@@ -18,7 +17,7 @@ from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.extras import is_present, required
-from rl_platform.launch.output import EMPTY, output_path
+from rl_platform.launch.start_checks.output_check import output_problems
 from rl_platform.launch.start_checks.sharding import (
     device_problems,
     sharding_problems,
@@ -28,7 +27,6 @@ from rl_platform.launch.start_checks.sharding import (
 from rl_platform.placement.layout import LEARNERS
 from rl_platform.placement.scheduler import Placement
 from rl_platform.redact import MARK
-from rl_platform.run_files import CONFIG
 from rl_platform.user_code import is_named
 
 
@@ -44,7 +42,7 @@ def check_cheap(config: Config, placement: Placement) -> None:
             importlib.import_module("rl_platform.launch.reallocation.reallocate")
     problems = [
         *placement_problems(config, placement),
-        *_output_problems(config),
+        *output_problems(config),
         *removed_secrets(config.model_dump(mode="json")),
         *_missing_trackers(config),
     ]
@@ -58,23 +56,6 @@ def placement_problems(config: Config, placement: Placement) -> Iterator[Problem
     yield from _processes(config, placement)
     yield from weight_sync_problems(config, placement)
     yield from _process_group(config, placement)
-
-
-def _output_problems(config: Config) -> Iterator[Problem]:
-    """Yields the reasons why a run cannot write to its folder."""
-    folder, key = output_path(config), "runner.output_dir"
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not existing.is_dir():
-        yield Problem(key, f"{existing} is a file", value=str(folder), hint="name another folder")
-    elif not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
-        yield Problem(key, f"{existing} is not writable", value=str(folder), hint="name another folder")
-    elif existing == folder and (folder / CONFIG).is_file():
-        if config.runner.resume == "never":
-            hint = "runner.resume=auto resumes it; or name another folder"
-            yield Problem(key, "already contains a run, and runner.resume is never", value=str(folder), hint=hint)
-    elif existing == folder and {entry.name for entry in folder.iterdir()} - EMPTY:
-        message = "is not empty and contains no run of this platform"
-        yield Problem(key, message, value=str(folder), hint="name another folder")
 
 
 def _missing_trackers(config: Config) -> Iterator[Problem]:
