@@ -348,7 +348,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path, part: str) -> None:
     with small_disk(tmp_path / "disk", "1m") as disk:
         store = CheckpointStore(disk / "checkpoints", keep=2)
         store.save(10, parts(10))
-        store._require = lambda estimate, times: None  # the check came before the other writer
+        store.require_space = lambda estimate, times: None  # the check came before the other writer
         state = {"w": ShardedTensor.of(torch.ones(1_000_000))}
         big = {"actor": Shards(0, lambda folder: write(state, folder)), "critic": {"w": torch.ones(1_000_000)}}
         with pytest.raises(CheckpointError, match="No space left"):

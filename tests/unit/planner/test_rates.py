@@ -23,6 +23,7 @@ from rl_platform.planner.rates import (
     data_sheet,
     fingerprint,
     machine_file,
+    measured_rates,
     stored_machine,
 )
 from rl_platform.planner.report import Report, plan_report
@@ -94,7 +95,7 @@ def test_a_measured_link_to_host_memory_replaces_the_usual_one() -> None:
         store(**changes)
         machine = stored_machine(device, LAPTOP)
         assert machine is not None
-        assert machine.rates(device, config, 1.0).host == rate
+        assert measured_rates(machine, device, config, 1.0).host == rate
 
 
 def test_validation_checkpoints_and_start_have_their_share_of_a_step() -> None:
