@@ -101,7 +101,8 @@ class RayActors:
                 self._visible[placed.name] = shown = ",".join(names[local] for local in placed.accelerators)
                 self._actors[placed.name].see.remote(shown)  # before the calls that follow
 
-    def stop(self, timeout: float) -> None:
+    def stop(self) -> None:
+        self.transport.end()
         for actor in self._actors.values():
             ray.kill(actor)
         self._actors = {}
@@ -125,10 +126,10 @@ class RayActors:
         alive = [node for node in ray.nodes() if node["Alive"]]
         nodes = [reservation.NodeResources(node["Resources"], node.get("Labels", {})) for node in alive]
         if not reservation.fits(wanted, nodes):
-            self.stop(0)
+            self.stop()
             raise reservation.too_large(wanted, nodes)
         if not self._group.wait(self._patience):
-            self.stop(0)
+            self.stop()
             free = f"{ray.available_resources().get('GPU', 0):g} GPUs of the cluster are free"
             needed = f"the placement needs {reservation.listed(wanted)}"
             raise Deadline(f"{needed}, which others still hold after {self._patience:g} s: {free}")

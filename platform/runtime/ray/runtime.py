@@ -250,7 +250,7 @@ class RayRuntime(Runtime):
             late = [name for host, answer in pending.items() if not answer.done() for name in host.labels]
             failures += [Deadline(f"{name} did not stop in time; its process was ended") for name in late]
         finally:
-            self._actors.stop(timeout)
+            self._actors.stop()
         raise_first(failures)
 
     def _greet(self, hosts: Iterable[str]) -> None:

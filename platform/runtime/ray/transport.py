@@ -32,7 +32,8 @@ class RayTransport:
         self.namespace = namespace
         self._actors: dict[str, ActorHandle] = {}
         self._clients: dict[str, SocketClient | None] = {}
-        self._connecting = threading.Lock()
+        self._connecting, self._calling = threading.Lock(), threading.Lock()
+        self._ended = False
 
     def listen(self, host: str, take: Callable[..., Future[Answer]]) -> SocketServer:
         """This process, which is `host`, takes the frequent calls of others on its node."""
@@ -46,12 +47,18 @@ class RayTransport:
         arguments: tuple[object, ...],
         then: Callable[[Future[Answer]], None],
     ) -> None:
-        """Does not wait. `then` gets the answer; the future raises what Ray does."""
+        """Does not wait. `then` gets the answer; the future raises what Ray does, HostDied after `end`."""
         sent = self._call_over_socket(host, method, arguments)
         if sent is None:
-            _call_through_ray(actor, method, arguments).future().add_done_callback(then)
+            self._through_ray(host, partial(_call_through_ray, actor, method, arguments)).add_done_callback(then)
         else:
-            sent.add_done_callback(partial(self._arrived, actor, then))
+            sent.add_done_callback(partial(self._arrived, host, actor, then))
+
+    def end(self) -> None:
+        """From now on, no thread calls Ray here: a call after `ray.shutdown` ends the process with exit code 1, in C++,
+        where no error can be caught."""
+        with self._calling:
+            self._ended = True
 
     def call(self, host: str, method: str, *arguments: object, limit: float) -> Any:
         try:
@@ -96,17 +103,25 @@ class RayTransport:
     def _socket_name(self, host: str) -> str:
         return socket_name(self.namespace, ray.get_runtime_context().get_node_id(), host)
 
-    def _arrived(self, actor: ActorHandle, then: Callable[[Future[Answer]], None], sent: Future[SocketAnswer]) -> None:
+    def _arrived(
+        self, host: str, actor: ActorHandle, then: Callable[[Future[Answer]], None], sent: Future[SocketAnswer]
+    ) -> None:
         answer = sent.result()
-        if not isinstance(answer, FetchThroughRay):
+        if isinstance(answer, FetchThroughRay):
+            self._through_ray(host, lambda: actor.fetch.remote(answer.number)).add_done_callback(then)
+        else:
             then(sent)
-            return
-        try:
-            fetched = actor.fetch.remote(answer.number).future()
-        except Exception as error:  # Ray has ended meanwhile
-            fetched = Future()
-            fetched.set_exception(error)
-        fetched.add_done_callback(then)
+
+    def _through_ray(self, host: str, call: Callable[[], ray.ObjectRef]) -> Future[Answer]:
+        failed: Future[Answer] = Future()
+        with self._calling:
+            try:
+                if not self._ended:
+                    return call().future()
+                failed.set_exception(HostDied(f"the process of {host} was ended"))
+            except Exception as error:  # the connection to Ray is lost
+                failed.set_exception(error)
+        return failed
 
     def _wait(self, actor: ActorHandle, host: str, get: Callable[[float], T], limit: float) -> T:
         """Returns the answer, however long it takes, as long as the process shows that it lives."""
@@ -127,7 +142,9 @@ def _call_through_ray(actor: ActorHandle, method: str, arguments: tuple[object, 
 
 
 def typed(host: str, error: BaseException) -> PlatformError:
-    """Returns the platform's error for one that Ray raised."""
+    """Returns the platform's error for one that Ray raised; an error of the platform stays."""
+    if isinstance(error, PlatformError):
+        return error
     if isinstance(error, RayTaskError):
         return WorkerError(f"the process of {host} failed: {error}")
     return HostDied(f"the process of {host} died: {reason(error)}")

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from rl_platform.runtime import ComponentSpec
 from rl_platform.runtime.host import ComponentContext
 from rl_platform.runtime.ray import runtime as ray_runtime
 from rl_platform.runtime.ray.fingerprint import code_fingerprint
+from rl_platform.runtime.ray.unix_socket import FetchThroughRay, SocketAnswer
 from rl_platform.runtime.weights_token import merge_published
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -520,6 +522,17 @@ def test_shutdown_ends_every_process_and_names_the_busy_rank(start):
     with pytest.raises((WorkerDied, ChannelClosed)):
         channel.put(1)
     runtime.shutdown()
+
+
+def test_after_the_end_of_a_run_its_threads_call_ray_no_more(start):
+    """A connection may break after `ray.shutdown`. A call of Ray would end the process then, without any message."""
+    runtime, _ = start([("actor", 0)])
+    transport, answers, broken = runtime._actors.transport, list[Any](), Future[SocketAnswer]()
+    runtime.shutdown()
+    transport.send("host0", None, "pulse", (), answers.append)
+    broken.set_result(FetchThroughRay(None))
+    transport._arrived("host0", None, answers.append, broken)
+    assert [str(answer.exception()) for answer in answers] == ["the process of host0 was ended"] * 2
 
 
 def test_a_worker_of_these_tests_that_is_killed_while_it_starts_costs_no_other_worker(ray_forks, tmp_path: Path):
