@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rl_platform.accel.bfloat16_products import HALF, product
+from rl_platform.accel.bfloat16_products import HALF, product, rounded
 from rl_platform.accel.row_kernels import CompiledRows, gated_backward, norm_backward
 from rl_platform.models.language import row_blocks
 from rl_platform.models.packed import Attention
@@ -117,11 +116,11 @@ class HalfLayer:
         self, states: Tensor, attention: Attention, rotation: Rotation, *, training: bool
     ) -> tuple[Tensor, _Saved | None]:
         """states [N,H] float32 -> the same, after the layer."""
-        joined = F.linear(self.norm.forward(states), self.qkv()).unflatten(1, (-1, self.head_dim))
+        joined = rounded(self.norm.forward(states), self.qkv().t()).unflatten(1, (-1, self.head_dim))
         heads = ROWS.rotate(joined, self.heads[0] + self.heads[1], *rotation)
         attended = self._attended(heads, attention).to(HALF)
         middle = product(attended, self.out().t(), states.clone(), add=True)
-        gates = F.linear(self.middle_norm.forward(middle), self.gate_up())
+        gates = rounded(self.middle_norm.forward(middle), self.gate_up().t())
         result = product(ROWS.gated(gates), self.down().t(), middle.clone(), add=True)
         return result, _Saved(states, rotation, attention, heads, attended, middle, gates) if training else None
 
@@ -134,7 +133,7 @@ class HalfLayer:
         """Gradient [N,H] float32 of the result -> of `states`; adds those of the parameters."""
         half = gradient.to(HALF)
         self.down.add_gradient(half, ROWS.gated(saved.gates))
-        of_gates = gated_backward(half @ self.down(), saved.gates)
+        of_gates = gated_backward(rounded(half, self.down()), saved.gates)
         self.gate_up.add_gradient(of_gates, self.middle_norm.forward(saved.middle))
         of_normed = product(of_gates, self.gate_up(), torch.empty_like(gradient))
         gradient = self.middle_norm.backward(gradient.clone(), of_normed, saved.middle)

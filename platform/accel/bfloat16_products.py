@@ -1,9 +1,10 @@
 """Matrix products of bfloat16 factors on a CPU, with float32 sums that can be added to a result.
 
 torch's own products of bfloat16 round their results to bfloat16. MKL, which torch's x86 builds contain, has a product
-with float32 results; other builds round. Without AMX that product is as slow as one of float32 factors (AMD Zen 4: 90
-GFLOP/s a core, torch's own: 190, benchmarks/products.py). `dot_kernel` computes there what it covers, and torch the
-other products but logits.
+with float32 results; other builds round. Without AMX that product is as slow as one of float32 factors. With
+AVX512-BF16 torch's own is twice as fast (AMD Zen 4: 190 GFLOP/s a core, benchmarks/products.py), so `dot_kernel`
+computes there what it covers, and torch the other products but logits. On a processor with AVX2 only, torch's own has
+9 GFLOP/s and MKL's 64.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def product(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False, exac
         return out if add else out.zero_()
     if not _has_amx() and dot_kernel.covers(left, right.t(), out):
         return dot_kernel.dot(left, right.t(), out, add=add)
-    gemm = _gemm() if exact or _has_amx() else None
+    gemm = _gemm() if exact or not _torch_is_faster() else None
     if gemm is None:
         rounded = left @ right
         return out.add_(rounded) if add else out.copy_(rounded)
@@ -49,6 +50,13 @@ def product(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False, exac
     return out
 
 
+def rounded(left: Tensor, right: Tensor) -> Tensor:
+    """Returns left @ right [M,N], rounded to bfloat16. left [M,K], right [K,N]: bfloat16."""
+    if _torch_is_faster() or _has_amx():
+        return left @ right
+    return product(left, right, torch.empty(len(left), right.shape[1])).to(HALF)
+
+
 class Float32Outputs:
     """A linear layer without bias, of bfloat16 weights and inputs, with float32 outputs."""
 
@@ -64,6 +72,12 @@ class Float32Outputs:
 @cache
 def _has_amx() -> bool:
     return bool(torch.cpu._is_amx_tile_supported())
+
+
+@cache
+def _torch_is_faster() -> bool:
+    """Returns whether torch's product is faster than MKL's."""
+    return bool(torch.cpu._is_avx512_bf16_supported()) and not _has_amx()
 
 
 def _address(matrix: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_int]:

@@ -42,8 +42,9 @@ def slow_types(config: Config, placement: Placement) -> Iterator[str]:
     for name, wanted, on_gpus in _models(config, placement):
         if wanted == "bfloat16" and not on_gpus and _instruction() is None:
             yield (
-                f"{name}.model.dtype bfloat16 saves no time here: {NEITHER}. Training rounds to bfloat16 and computes "
-                f"in float32; the built-in generator uses float32. Faster: {name}.model.dtype=auto"
+                f"{name}.model.dtype bfloat16 saves no time here: {NEITHER}. A Llama rounds to bfloat16 and computes "
+                f"in float32, training of others takes several times as long; the built-in generator uses float32. "
+                f"Faster: {name}.model.dtype=auto"
             )
 
 

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl_platform import acceleration
 from rl_platform.accel import bfloat16_products
-from rl_platform.accel.bfloat16_products import product
+from rl_platform.accel.bfloat16_products import product, rounded
 from rl_platform.accel.bfloat16_training import Bfloat16Engine, trains_in_bfloat16
 from rl_platform.accel.openmp_team import has_team
 from rl_platform.algorithms.losses import actor_loss, critic_loss
@@ -117,6 +117,28 @@ def step(trained: FSDPEngine, batch: RolloutBatch, micro_batches: MicroBatches) 
     metrics = trained.step(batch, loss, micro_batches)
     assert metrics is not None
     return Step(before, gradients, metrics.finalize(), outputs())
+
+
+def test_without_bfloat16_instructions_torch_computes_no_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own products take up to eighty times as long there."""
+    gemm, calls = bfloat16_products._gemm(), list[int]()
+    if gemm is None:
+        pytest.skip("this build of torch has no MKL")
+
+    def counted(*arguments: object) -> None:
+        calls.append(1)
+        gemm(*arguments)
+
+    for name, value in {"_has_amx": False, "_torch_is_faster": False, "_gemm": counted}.items():
+        monkeypatch.setattr(bfloat16_products, name, lambda value=value: value)
+    monkeypatch.setattr(bfloat16_products.dot_kernel, "covers", lambda *_: False)
+    left, right = torch.randn(5, 32).to(HALF), torch.randn(7, 32).to(HALF)
+    exact = left.float() @ right.float().t()
+    torch.testing.assert_close(product(left, right.t(), torch.empty(5, 7)), exact)
+    result = rounded(left, right.t())
+    assert result.dtype == HALF
+    torch.testing.assert_close(result, exact.to(HALF), rtol=2**-7, atol=2**-7)
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("micro_batches", [MicroBatches(), MicroBatches(rows=2)], ids=["whole", "split"])
