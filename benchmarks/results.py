@@ -42,6 +42,7 @@ SIMULATORS = ("gymnasium", "mujoco")  # of this interpreter: an environment in a
 def our_run(path: Path, overrides: Sequence[str], seed: int, folder: Path) -> Run | None:
     """The run of a config with this seed, made or finished now unless it is there. None if it cannot be made here."""
     options = [*overrides, f"runner.seed={seed}", f"runner.output_dir={folder}"]
+    options.append("runner.trust_checkpoint=true")  # an interrupted run has written its checkpoints here
     loaded = load_config(path, options)
     _check_same(loaded.resolved_yaml(), folder / "config.yaml")
     code = "from rl_platform.launch.cli import main; main()"
@@ -90,7 +91,8 @@ def _make(command: Sequence[str], folder: Path, packages: Sequence[str]) -> bool
 
 
 def _check_same(text: str, file: Path) -> None:
-    if file.exists() and file.read_text(encoding="utf-8") != text:
+    earlier = file.read_text(encoding="utf-8") if file.exists() else text
+    if earlier.replace("trust_checkpoint: false", "trust_checkpoint: true") != text:  # no result depends on it
         raise SystemExit(f"{file.parent} holds a run of other settings: remove it, or name other --runs")
 
 
