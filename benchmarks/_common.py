@@ -30,6 +30,7 @@ from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.launch.runtime_choice import runtime_for
 from rl_platform.launch.tools.timeline import covered
 from rl_platform.metrics import RunLog
+from rl_platform.placement.estimates.hardware import processor
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.placement.scheduler import schedule
@@ -246,7 +247,7 @@ def machine(packages: Sequence[str]) -> dict[str, Any]:
     import torch
 
     found = {
-        "cpu": _cpu_name(),
+        "cpu": processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "load": [round(value, 2) for value in os.getloadavg()],
@@ -258,15 +259,6 @@ def machine(packages: Sequence[str]) -> dict[str, Any]:
     print(f"{found['cpu']}, {found['cores']} cores, {found['torch_threads']} torch threads, load {found['load'][0]:g}")
     print(f"Python {found['python']}{versions and ', ' + versions}")
     return found
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def new_parser(description: str | None, rounds: int) -> argparse.ArgumentParser:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import resource
 import shutil
 import socket
@@ -30,6 +29,7 @@ from rich.text import Text
 
 from rl_platform.disk import cache_folder
 from rl_platform.launch.tools.installed import Row, features, packages
+from rl_platform.placement.estimates.hardware import cpu_flags, processor
 from rl_platform.placement.inventory import ask_driver, detect_accelerators
 from rl_platform.redact import redacted
 from rl_platform.runtime.cpu import cpu_count
@@ -93,13 +93,8 @@ def _machine() -> Iterator[Row]:
     libc = " ".join(platform.libc_ver())
     text = f"{platform.system()} {platform.release()} {platform.machine()}, {libc}, Python {platform.python_version()}"
     yield Row("system", text, "ok" if sys.platform == "linux" else "note")
-    info = _read("/proc/cpuinfo")
-    model = re.search(r"^model name\s*: (.*)$", info, re.MULTILINE)
-    flags = re.search(r"^(?:flags|Features)\s*: (.*)$", info, re.MULTILINE)
-    instructions = sorted(set(INSTRUCTIONS) & set(flags[1].split()), key=INSTRUCTIONS.index) if flags else []
-    yield Row(
-        "CPU", f"{model[1] if model else platform.processor()}; {', '.join(instructions) or 'unknown instruction sets'}"
-    )
+    instructions = sorted(set(INSTRUCTIONS) & cpu_flags(), key=INSTRUCTIONS.index)
+    yield Row("CPU", f"{processor()}; {', '.join(instructions) or 'unknown instruction sets'}")
     usable, physical, logical = cpu_count(), psutil.cpu_count(logical=False), psutil.cpu_count()
     quota = _cpu_quota()
     text = f"{usable} usable of {logical} ({physical} physical)"

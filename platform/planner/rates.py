@@ -11,7 +11,6 @@ import itertools
 import json
 import math
 import os
-import platform
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,7 @@ from pydantic import BaseModel, Field, ValidationError
 from rl_platform.config.schema import Config
 from rl_platform.disk import cache_folder
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.placement.estimates.hardware import Device
+from rl_platform.placement.estimates.hardware import Device, processor
 from rl_platform.placement.inventory import Inventory
 from rl_platform.planner.lengths import Lengths, expected
 
@@ -223,16 +222,6 @@ def machine_file(kind: str) -> Path:
         torch = "none"
     name = f"{processor()} {cores()} cores" if kind == "cpu" else kind
     return cache_folder() / FOLDER / (re.sub(r"[^a-z0-9.]+", "-", f"{name} torch {torch}".lower()).strip("-") + ".json")
-
-
-def processor() -> str:
-    """Returns the name of the processor."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return model[1].strip() if model else platform.processor() or platform.machine()
 
 
 def cores() -> int:

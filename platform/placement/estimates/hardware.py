@@ -6,6 +6,7 @@ usual network card per GPU is assumed. Neither torch nor CUDA is used.
 
 from __future__ import annotations
 
+import platform
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -136,6 +137,11 @@ def _cpu_facts() -> dict[str, str]:
     except OSError:
         return {}
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def processor() -> str:
+    """Returns the name of this machine's processor."""
+    return _cpu_facts().get("model name") or platform.processor() or platform.machine()
 
 
 def cpu_flags() -> set[str]:
