@@ -50,12 +50,13 @@ def load(
     stored: as in `load_config`. starts: a run follows on this machine, so missing files and models are listed too.
     """
     inventory: Inventory | None = None
+    placement: Placement | None = None
 
     def check_cluster(cluster: Cluster) -> list[Problem]:
-        nonlocal inventory
+        nonlocal inventory, placement
         inventory = inventory_for(cluster)
         try:
-            schedule(cluster, inventory)
+            placement = schedule(cluster, inventory)
         except PlacementError as error:
             return error.problems
         if starts and cluster.reallocate != "off" and max(inventory.num_accelerators, len(inventory.nodes)) == 1:
@@ -66,7 +67,7 @@ def load(
     missing = find(START_CHECKS, "missing.missing", None) if starts else find(START_CHECKS, "missing.unknown_env", None)
     loaded = load_config(config, overrides, check_cluster, missing, stored=stored)
     assert inventory is not None
-    placement = schedule(loaded.config.cluster, inventory)
+    assert placement is not None
     on_gpus = bool(placement.accelerators.get("rollout")) and not placement.emulated
     grouped, _ = inventory.with_groups(loaded.config.cluster.node_groups)
     loaded = find(ESTIMATES, "compute_type.with_types", _as_written)(loaded, placement, inventory)
