@@ -285,6 +285,7 @@ def test_tensorboard_shows_each_step_once_after_resume(tmp_path: Path) -> None:
     assert [event.value for event in events.Scalars("actor/kl")][1:] == [0.25, 0.5, 0.75, 1.0]
 
 
+@pytest.mark.slow
 def test_tensorboard_has_samples_and_a_video(tmp_path: Path) -> None:
     import imageio.v2 as imageio
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -397,6 +398,7 @@ Path(sys.argv[1], "rows").write_text(repr(rows))
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
+@pytest.mark.slow
 def test_a_tracker_that_fails_does_not_end_the_run(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -85,7 +85,10 @@ def teacher_forced(plain: Any, request: Request, completion: Completion, tempera
     return distribution[start - 1 : -1].gather(1, tokens[0, start:, None]).squeeze(1)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral", "olmo2"])  # the last with transformers' modules
+@pytest.mark.parametrize(
+    "kind",
+    ["llama", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("qwen2", "qwen3", "mistral", "olmo2"))],
+)  # the last with transformers' modules
 @pytest.mark.parametrize("shared", [0, 6])
 def test_greedy_decoding_equals_transformers(kind: str, shared: int) -> None:
     requests = prompts(shared=shared)
@@ -146,6 +149,7 @@ class TestIndependence:
     """A response depends on its own request alone."""
 
     @pytest.mark.parametrize("max_running", [2, 64])
+    @pytest.mark.slow
     def test_arrival_during_the_generation(self, max_running: int) -> None:
         plain, requests, expected = causal_lm(), arriving(), arriving_alone()
         for first in (0, len(LENGTHS)):  # given at once, of which the prefix is computed; the others arrive

@@ -279,6 +279,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("extends: other.yaml\n", [], "extends", "in a circle"),
     ],
 )
+@pytest.mark.slow
 def test_what_would_not_end_is_refused(command, folder: Path, text: str, overrides: list[str], key: str, reason: str):
     os.mkfifo(folder / "fifo")
     (folder / "huge").write_bytes(b"a" * 200_001)
