@@ -114,7 +114,6 @@ NOT_FAST = (  # in these folders: tests of extras and of other parts that most c
     "unit/models/test_flow_policy.py",
     "unit/models/test_lerobot_normalizer.py",
     "unit/models/test_lora.py",
-    "unit/models/test_packed.py",
     "unit/models/test_pretrained.py",
     "unit/models/test_probe.py",
     "unit/models/test_recurrent_policy.py",

@@ -25,7 +25,7 @@ from typing import Protocol
 from rl_platform.launch.cli import _explain
 
 CODES = (0, 2, 65)
-MOST_S = 6.0  # processor time of a case, twice that of an idle machine: cores that share units slow each other down
+MOST_S = 3.0  # processor time of a case
 GIVEN_UP_S = 20.0  # a case that takes longer is interrupted
 MOST_MEMORY = 2**30
 

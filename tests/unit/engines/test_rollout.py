@@ -85,10 +85,11 @@ def teacher_forced(plain: Any, request: Request, completion: Completion, tempera
     return distribution[start - 1 : -1].gather(1, tokens[0, start:, None]).squeeze(1)
 
 
+# OLMo 2 with transformers' modules
 @pytest.mark.parametrize(
     "kind",
     ["llama", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("qwen2", "qwen3", "mistral", "olmo2"))],
-)  # the last with transformers' modules
+)
 @pytest.mark.parametrize("shared", [0, 6])
 def test_greedy_decoding_equals_transformers(kind: str, shared: int) -> None:
     requests = prompts(shared=shared)

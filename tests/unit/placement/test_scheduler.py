@@ -204,12 +204,12 @@ def test_a_placement_and_its_error_can_be_sent_to_another_process() -> None:
     assert pickle.loads(pickle.dumps(caught.value)).problems == caught.value.problems
 
 
-def test_ten_thousand_gpus_are_placed_without_quadratic_work() -> None:
+def test_ten_thousand_gpus_are_no_problem() -> None:
     names = ("actor", "critic", "reference", "rollout", "reward", "env")
     start = time.process_time()
     placement = place(dict.fromkeys(names, "all"), (1250, 8))
     assert len(placement.hosts) == 60_000
-    assert time.process_time() - start < 20
+    assert time.process_time() - start < 3
 
 
 def test_cpu_workers_are_placed_like_accelerators_and_drive_none() -> None:

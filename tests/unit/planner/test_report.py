@@ -224,7 +224,7 @@ def test_ten_thousand_gpus_are_planned_without_quadratic_work(plans: Any) -> Non
     began = time.process_time()
     report = plan_report(config, schedule(config.cluster, inventory), inventory)
     assert report_text(report)
-    assert time.process_time() - began < 20
+    assert time.process_time() - began < 3
     assert len(report.devices) == 10_000
     assert report_json(report)
     assert report_svg(report)
