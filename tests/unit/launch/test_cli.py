@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -28,6 +29,8 @@ from rl_platform.errors import (
     WorkerError,
 )
 from rl_platform.launch import command as command_line
+from rl_platform.launch import placed_config
+from rl_platform.placement.scheduler import schedule
 
 HEAVY = {"torch", "ray", "transformers", "gymnasium", "mujoco", "numpy", "megatron", "sglang"}
 
@@ -292,6 +295,17 @@ def test_what_would_not_end_is_refused(command, folder: Path, text: str, overrid
     assert reason in ended.err
     assert "Traceback" not in ended.err
     assert time.process_time() - begun < 3
+
+
+def test_a_command_places_its_components_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    placed = list[object]()
+
+    def counted(*arguments: Any) -> object:
+        placed.append(schedule(*arguments))
+        return placed[-1]
+
+    monkeypatch.setattr(placed_config, "schedule", counted)
+    assert [placed_config.load("embodied.yaml", []).placement] == placed
 
 
 def test_a_node_group_without_the_workers_that_others_have(command):
