@@ -194,6 +194,10 @@ class RolloutBatch:
     def __len__(self) -> int:
         return self.action_mask.shape[0]
 
+    def with_fields(self, fields: Mapping[str, Tensor]) -> RolloutBatch:
+        """Returns the batch with these tensors as fields, by name."""
+        return dataclasses.replace(self, **fields)  # type: ignore[arg-type]
+
     @property
     def mask(self) -> Bool[Tensor, "batch seq"]:
         """[B,T] bool: action positions of rows that count."""

@@ -20,14 +20,14 @@ from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.embodied.success import success_rates
 from rl_platform.records import RolloutBatch, StateDict, Weights
 from rl_platform.reporter import Episode, Reporter
-from rl_platform.runners.component_groups import TypedGroups
+from rl_platform.runners.component_groups import EmbodiedActorGroup, LearnerGroup, TypedGroups
 from rl_platform.runners.recovery import EnvPart, Recovery, RestorableEnvs
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runners.sample_ledger import SampleLedger, held_rows
 from rl_platform.runners.task_runner import Learners
 from rl_platform.runtime import ComponentSpec, Runtime
 from rl_platform.runtime.weights_token import WeightsToken
-from rl_platform.runtime.worker_group import Handle, WorkerGroup
+from rl_platform.runtime.worker_group import Handle
 
 if TYPE_CHECKING:
     from rl_platform.components.env_ranks.all_envs import Peers
@@ -49,7 +49,7 @@ class EmbodiedRunner:
         }
         self.groups = runtime.start(specs)
         self.typed = cast(TypedGroups, self.groups)
-        self.actor = self.groups[actor]
+        self.actor = cast(EmbodiedActorGroup, self.groups[actor])
         self.video: Path | None = None  # of the latest validation
         self.learners = Learners(self.actor)
         self.ledger = SampleLedger()
@@ -67,8 +67,7 @@ class EmbodiedRunner:
         if self.config.runner.warm_start is None:
             return {}
         with self.reporter.phase("warm start"):
-            metrics: dict[str, float] = self.actor.warm_start().wait(on_progress=self.reporter.progress)[0]
-        return metrics
+            return self.actor.warm_start().wait(on_progress=self.reporter.progress)[0]
 
     def publish(self, version: int) -> Weights | WeightsToken:
         return self.actor.publish(version, copy=self.config.runner.max_staleness > 0).wait()[0]
@@ -157,7 +156,7 @@ class EmbodiedRunner:
     def exhausted(self) -> bool:
         return False
 
-    def learned_parts(self) -> Mapping[str, WorkerGroup]:
+    def learned_parts(self) -> Mapping[str, LearnerGroup]:
         return {"actor": self.actor}
 
     def parts(self) -> Mapping[str, EnvPart]:

@@ -10,8 +10,7 @@ import concurrent.futures
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import Generic, TypeVar
 
 from rl_platform.config.schema import Config
 from rl_platform.placement.chains import chains
@@ -21,17 +20,17 @@ from rl_platform.reporter import Reporter
 from rl_platform.runtime.worker_group import Handle, WorkerGroup
 from rl_platform.tracing import recorder
 
-Results = dict[str, Tensor | float]  # of phases, by name: fields of a batch, or metrics
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Phase:
+class Phase(Generic[T]):
     """The work of `component` in a phase of the step. `call` starts it, given the results of the phases before it in
-    its chain; every rank returns the results."""
+    its chain; every rank returns the results: tensors of a batch or metrics, by name."""
 
     name: str
     component: str
-    call: Callable[[Results], Handle]
+    call: Callable[[dict[str, T]], Handle[dict[str, T]]]
 
 
 class TakingTurns:
@@ -62,12 +61,12 @@ class Phases:
         self._config, self._turns, self._reporter = config, turns, reporter
         self._threads = ThreadPoolExecutor(thread_name_prefix="runner (side by side)")
 
-    def run(self, stage: Sequence[Phase]) -> Results:
+    def run(self, stage: Sequence[Phase[T]]) -> dict[str, T]:
         """Returns the results of all phases of a stage.
 
         Raises the error of the first phase that fails, without waiting for the others.
         """
-        results: Results = {}
+        results: dict[str, T] = {}
         side_by_side = self._chains(stage)
         if len(side_by_side) < 2:
             for chain in side_by_side:
@@ -79,19 +78,19 @@ class Phases:
             results |= ended.result()
         return results
 
-    def _chains(self, stage: Sequence[Phase]) -> list[list[Phase]]:
+    def _chains(self, stage: Sequence[Phase[T]]) -> list[list[Phase[T]]]:
         if self._turns is None:
             return [list(stage)]
         components = dict.fromkeys(phase.component for phase in stage)
         names_of_chains = chains(components, self._config, self._turns.turns.layout)
         return [[phase for phase in stage if phase.component in names] for names in names_of_chains]
 
-    def _follow_beside(self, chain: Sequence[Phase]) -> Results:
+    def _follow_beside(self, chain: Sequence[Phase[T]]) -> dict[str, T]:
         recorder.settle("run", f"runner ({chain[0].component})")  # in one lane of the timeline they would overlap
         return self._follow(chain)
 
-    def _follow(self, chain: Sequence[Phase]) -> Results:
-        results: Results = {}
+    def _follow(self, chain: Sequence[Phase[T]]) -> dict[str, T]:
+        results: dict[str, T] = {}
         for phase in chain:
             with self._reporter.phase(phase.name):
                 if self._turns is not None:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from rl_platform.algorithms.advantages import VARIANTS, advantages, reverse_kl
 from rl_platform.algorithms.kl import KLController, sequence_mean_kl
@@ -263,19 +264,20 @@ class PPO:
 
     def _evaluate(self, batch: RolloutBatch) -> RolloutBatch:
         """Returns the batch with log pi_old, log pi_ref and V. Keeps fields that the collection has filled."""
-        algorithm, learners, stage = self.algorithm, self.learners, list[Phase]()
+        algorithm, learners = self.algorithm, self.learners
+        stage: list[Phase[Tensor]] = []
         if algorithm.old_log_probs == "rollout":
             batch = replace(batch, log_probs=batch.rollout_log_probs)
         # the reference comes first: the actor computes a full KL from the reference's states
         if learners.reference is not None and batch.reference_log_probs is None:
             stage.append(_evaluation("reference", "reference", learners.reference.evaluate, batch))
-        if learners.reference_is_base:
-            stage.append(_evaluation("reference", "actor", learners.actor.evaluate_reference, batch))
+        if learners.base is not None:
+            stage.append(_evaluation("reference", "actor", learners.base.evaluate_reference, batch))
         if algorithm.old_log_probs == "recompute" and batch.log_probs is None:
             stage.append(_evaluation("log-probs", "actor", learners.actor.evaluate, batch))
         if learners.critic is not None and batch.values is None:
             stage.append(_evaluation("values", "critic", learners.critic.evaluate, batch))
-        batch = replace(batch, **self.phases.run(stage))
+        batch = batch.with_fields(self.phases.run(stage))
         check_batch(batch, self.tolerated)  # a KL penalty would spread numbers that are not finite into the rewards
         return batch
 
@@ -337,12 +339,13 @@ class PPO:
             return batch, {}
         with required(VARIANTS, "algorithm.rollout_is"):
             from rl_platform.algorithms.variants.importance_weights import mismatch_weights
+        assert batch.log_probs is not None
         weights, metrics = mismatch_weights(batch.log_probs, batch.rollout_log_probs, batch.mask, correction)
         return replace(batch, loss_weights=weights), metrics
 
     def _train(self, batch: RolloutBatch, step: int) -> Metrics:
         """Trains all epochs of the critic, then all epochs of the actor."""
-        stage: list[Phase] = []
+        stage: list[Phase[float]] = []
         if self.learners.critic is not None:
             stage.append(_training("critic", self.learners.critic, batch, step))
         if self.trains_actor(step):
@@ -361,9 +364,11 @@ class PPO:
         self.kl_controller.load_state_dict(state["kl_controller"])
 
 
-def _evaluation(name: str, component: str, call: Callable[[RolloutBatch], Handle], batch: RolloutBatch) -> Phase:
-    return Phase(name, component, lambda earlier: call(replace(batch, **earlier)))
+def _evaluation(
+    name: str, component: str, call: Callable[[RolloutBatch], Handle[dict[str, Tensor]]], batch: RolloutBatch
+) -> Phase[Tensor]:
+    return Phase(name, component, lambda earlier: call(batch.with_fields(earlier)))
 
 
-def _training(name: str, group: LearnerGroup, batch: RolloutBatch, step: int) -> Phase:
+def _training(name: str, group: LearnerGroup, batch: RolloutBatch, step: int) -> Phase[float]:
     return Phase(f"train {name}", name, lambda _: group.update(batch, step))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,8 +30,8 @@ from rl_platform.models.build import check_vocabulary
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory, Weights
-from rl_platform.reporter import Reporter
-from rl_platform.runners.component_groups import TypedGroups
+from rl_platform.reporter import Reporter, Token
+from rl_platform.runners.component_groups import LearnerGroup, TypedGroups
 from rl_platform.runners.phases import TakingTurns, with_turns
 from rl_platform.runners.recovery import EnvPart, Recovery
 from rl_platform.runners.rollouts import Collected
@@ -56,7 +56,6 @@ from rl_platform.runners.trajectories import (
 )
 from rl_platform.runtime import ComponentSpec, Runtime
 from rl_platform.runtime.weights_token import WeightsToken, merge_published
-from rl_platform.runtime.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
     from rl_platform.runners.collection.dynamic_sampling import DynamicSampler
@@ -132,9 +131,11 @@ class ReasoningRunner:
         self.turns = TakingTurns(turns, self.groups)
         self.responses = ScoredResponses(config, runtime, self.typed, self.recovery, self.turns, reporter)
         actor, critic, reference = self.typed["actor"], self.typed.get("critic"), self.typed.get("reference")
-        self.learners = Learners(actor, critic, reference, config.reference_is_base, self.turns)
-        streaming = find(COLLECTION, "streamed_evaluation.streaming", lambda *_: None)
-        self.streaming: StreamedEvaluation | None = streaming(config, turns, self.groups, self._batch)
+        self.learners = Learners(actor, critic, reference, actor if config.reference_is_base else None, self.turns)
+        streaming: Callable[..., StreamedEvaluation | None] = find(
+            COLLECTION, "streamed_evaluation.streaming", lambda *_: None
+        )
+        self.streaming = streaming(config, turns, self.groups, self._batch)
 
     def warm_start(self) -> dict[str, float]:
         return {}
@@ -175,7 +176,7 @@ class ReasoningRunner:
         batch = self._batch(rows, shaped)
         if self.streaming is not None:
             with self.reporter.phase("evaluate"):  # the parts that are not done yet
-                batch = replace(batch, **self.streaming.fields(batch))
+                batch = batch.with_fields(self.streaming.fields(batch))
         if any(trajectory.step_rewards for trajectory in trajectories):
             process, process_metrics = process_rewards(rows, batch.action_mask)
             batch, metrics = replace(batch, rewards=batch.rewards + process), metrics | process_metrics
@@ -183,7 +184,7 @@ class ReasoningRunner:
             batch, baselines = self._with_baselines(batch, trajectories, step)
             metrics |= baselines
         samples = samples_of(trajectories[: self.config.runner.log_samples], self.tokenizer)
-        conversation_metrics = find(
+        conversation_metrics: Callable[[Sequence[Trajectory]], dict[str, float]] = find(
             "rl_platform.components.agents", "conversation_metrics.conversation_metrics", lambda _: {}
         )
         metrics |= trajectory_metrics(trajectories) | conversation_metrics(trajectories)
@@ -265,7 +266,9 @@ class ReasoningRunner:
         if algorithm.old_log_probs == "recompute" and not algorithm.full_kl_in_reward:
             self.turns.before("log-probs")
             after = self.typed["actor"].evaluate(batch).wait()[0]["log_probs"]
-        tokens_of = find("rl_platform.runners.watching", "token_log.tokens_of", lambda *_: ())
+        tokens_of: Callable[..., Iterable[Token]] = find(
+            "rl_platform.runners.watching", "token_log.tokens_of", lambda *_: ()
+        )
         tokens = tokens_of(batch, after, lambda token: self.tokenizer.decode([token], special=True))
         self.reporter.tokens(step, list(tokens))
 
@@ -280,8 +283,9 @@ class ReasoningRunner:
         left = self.partial is not None and self.partial.open
         return epochs is not None and self.loader.epoch >= epochs and not left
 
-    def learned_parts(self) -> Mapping[str, WorkerGroup]:
-        return {name: self.groups[name] for name in ("actor", "critic") if name in self.groups}
+    def learned_parts(self) -> Mapping[str, LearnerGroup]:
+        groups = {"actor": self.learners.actor, "critic": self.learners.critic}
+        return {name: group for name, group in groups.items() if group is not None}
 
     def parts(self) -> Mapping[str, EnvPart]:
         return {}

@@ -14,8 +14,8 @@ from rl_platform.errors import CheckpointError, WorkerError
 from rl_platform.records import StateDict
 from rl_platform.reporter import Reporter
 from rl_platform.run_files import FINISHED
+from rl_platform.runners.component_groups import LearnerGroup
 from rl_platform.runners.run_fingerprint import fingerprint
-from rl_platform.runtime.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
     from rl_platform.runners.ppo import PPO
@@ -157,7 +157,7 @@ class RunState:
         return f"{again} goes on from step {steps[-1]}"
 
 
-def shards(group: WorkerGroup) -> Shards:
+def shards(group: LearnerGroup) -> Shards:
     """Returns the checkpoint part that all ranks of a learner write."""
 
     def write(folder: Path) -> dict[str, Written]:

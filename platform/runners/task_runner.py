@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rl_platform.records import RolloutBatch, StateDict, Weights
-from rl_platform.runners.component_groups import ActorGroup, LearnerGroup, ReferenceGroup
+from rl_platform.runners.component_groups import LanguageActorGroup, LearnerGroup, ReferenceGroup
 from rl_platform.runners.phases import TakingTurns
 from rl_platform.runners.recovery import EnvPart
 from rl_platform.runners.rollouts import Collected
@@ -21,15 +21,15 @@ Metrics = dict[str, float]
 class Learners:
     """The worker groups that hold models.
 
-    critic None: values come from the actor, or the estimator needs none. reference None: there are no KL terms, or with
-    `reference_is_base` they compare to the actor without its adapters. turns None: all are on the same devices and stay
-    there.
+    critic None: values come from the actor, or the estimator needs none. reference None: there are no KL terms, or they
+    compare to `base`, which is the actor: it evaluates its model without adapters. turns None: all are on the same
+    devices and stay there.
     """
 
-    actor: ActorGroup
+    actor: LearnerGroup
     critic: LearnerGroup | None = None
     reference: ReferenceGroup | None = None
-    reference_is_base: bool = False
+    base: LanguageActorGroup | None = None
     turns: TakingTurns | None = None
 
 
@@ -71,7 +71,7 @@ class TaskRunner(Protocol):
     def exhausted(self) -> bool:
         """Returns whether the data is used up (`runner.max_epochs`)."""
 
-    def learned_parts(self) -> Mapping[str, WorkerGroup]:
+    def learned_parts(self) -> Mapping[str, LearnerGroup]:
         """Components that are trained, by the name of their checkpoint part: all their ranks write it."""
 
     def parts(self) -> Mapping[str, EnvPart]:

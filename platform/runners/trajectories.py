@@ -26,9 +26,13 @@ def training_rows(trajectories: Sequence[Trajectory], multiple: int) -> list[Tra
     masked rows fill them up to a multiple of `multiple`, so that mini-batches are whole."""
     rows = []
     for one in trajectories:
-        shared = {"reward": one.reward, "metric": one.metric, "valid": one.valid}
         own = sorted([one, *one.rows], key=lambda row: row.prompt.token_ids + row.token_ids)
-        rows += [replace(row, **shared, continues=number > 0) for number, row in enumerate(own)] if one.rows else own
+        if one.rows:
+            own = [
+                replace(row, reward=one.reward, metric=one.metric, valid=one.valid, continues=number > 0)
+                for number, row in enumerate(own)
+            ]
+        rows += own
     if len(rows) > len(trajectories):
         shortest = min(rows, key=lambda row: len(row.prompt.token_ids) + len(row.token_ids))
         rows += [replace(shortest, valid=False, continues=True)] * (-len(rows) % multiple)

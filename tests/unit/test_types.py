@@ -31,6 +31,7 @@ STRICT = (
     "rl_platform.launch.tools.sweep",
     "rl_platform.placement",
     "rl_platform.planner",
+    "rl_platform.runners",
 )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -96,5 +95,5 @@ class StreamedEvaluation:
 def _evaluated(chain: Sequence[WorkerGroup], batch: RolloutBatch) -> Fields:
     fields: Fields = {}
     for group in chain:
-        fields |= group.evaluate(replace(batch, **fields)).wait()[0]
+        fields |= group.evaluate(batch.with_fields(fields)).wait()[0]
     return fields
