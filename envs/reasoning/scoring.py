@@ -16,18 +16,19 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing.connection import wait
+from typing import Generic, TypeVar
 
 from rl_platform.envs.reasoning.score import DIED, REFUSED, TIMEOUT, Score, decode, unscored
-from rl_platform.envs.reasoning.scoring_process import Job, ScoringProcess
+from rl_platform.envs.reasoning.scoring_process import Job, ScoringProcess, ScoringSpec
 from rl_platform.envs.reasoning.scoring_worker import started
-from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec
 from rl_platform.errors import WorkerDied
 
+Item = TypeVar("Item")
 START_LIMIT_S = 60.0
 FAILED_STARTS = 3  # in a row, after which the pool raises
 
 
-class ScoringPool:
+class ScoringPool(Generic[Item]):
     """Scores responses in `num_workers` processes; thread-safe. A response that takes over `timeout_s` is invalid.
 
     If responses are queued and a process has worked on one for half the timeout, the pool starts a substitute, so that
@@ -35,7 +36,7 @@ class ScoringPool:
     Raises ConfigError or WorkerError at construction if the verifier cannot be loaded.
     """
 
-    def __init__(self, spec: VerifierSpec, *, num_workers: int, timeout_s: float) -> None:
+    def __init__(self, spec: ScoringSpec[Item], *, num_workers: int, timeout_s: float) -> None:
         self._spec = spec
         self._num_workers = num_workers
         self._timeout_s = timeout_s
@@ -56,7 +57,7 @@ class ScoringPool:
             self.close()
             raise self._failure
 
-    def submit(self, items: Sequence[ScoreItem]) -> list[Future[Score]]:
+    def submit(self, items: Sequence[Item]) -> list[Future[Score]]:
         """Queues responses; the futures complete in any order. Raises WorkerDied on a closed pool."""
         jobs = [Job(item, Future()) for item in items]
         with self._lock:
@@ -66,7 +67,7 @@ class ScoringPool:
         self._wake()
         return [job.future for job in jobs]
 
-    def score(self, items: Sequence[ScoreItem]) -> list[Score]:
+    def score(self, items: Sequence[Item]) -> list[Score]:
         """Returns the scores in the order of `items`."""
         return [future.result() for future in self.submit(items)]
 

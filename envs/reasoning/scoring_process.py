@@ -8,15 +8,17 @@ from __future__ import annotations
 import pickle
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
+from typing import Any, Protocol, TypeVar
 
 import psutil
 
 from rl_platform.envs.reasoning.score import LONGEST_MESSAGE, Score
-from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec
+from rl_platform.envs.reasoning.verifiers import VerifierSpec
 from rl_platform.runtime.child import Child, Death
 
 LARGEST_CHUNK = 16
@@ -26,11 +28,25 @@ READ_AT_ONCE = 2**18  # bytes
 _WORKER = "from rl_platform.envs.reasoning.scoring_worker import main; main()"
 
 
+Item = TypeVar("Item", contravariant=True)
+
+
+class ScoringSpec(Protocol[Item]):
+    """What a scoring process loads: a verifier, or a tool, whose score is its answer. It can be pickled."""
+
+    @property
+    def key(self) -> str:
+        """The config key that it comes from."""
+
+    def load(self) -> Callable[[Item], object]:
+        """Returns the function of an item. Raises ConfigError if there is none."""
+
+
 @dataclass
 class Job:
     """A response to score, and the future of its score."""
 
-    item: ScoreItem
+    item: Any
     future: Future[Score]
     failures: int = 0  # processes that ended or sent an invalid line while they scored it
 
@@ -38,7 +54,7 @@ class Job:
 class ScoringProcess:
     """One scoring process and its responses in `jobs`; it scores the first of them."""
 
-    def __init__(self, spec: VerifierSpec) -> None:
+    def __init__(self, spec: ScoringSpec[Any]) -> None:
         self.child = Child(_WORKER, Death.THREAD)  # a verifier that hangs may hold the interpreter lock
         self._makes_copies = isinstance(spec, VerifierSpec) and spec.built_in
         self.connection = self.child.socket

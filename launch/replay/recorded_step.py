@@ -15,7 +15,7 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import Diverged, PlatformError
 from rl_platform.records import RolloutBatch, StateDict
 from rl_platform.reporter import Reporter
-from rl_platform.runners.phases import Phase, Phases, Results
+from rl_platform.runners.phases import Phase, Phases, T
 from rl_platform.runners.ppo import PPO
 from rl_platform.runners.task_runner import Learners, Metrics
 
@@ -113,7 +113,7 @@ class RecordedPhases(Phases):
         """Returns the models that the latest update trained."""
         return [(name, self.learners.critic if name == "critic" else self.learners.actor) for name in self._names]
 
-    def run(self, stage: Sequence[Phase]) -> Results:
+    def run(self, stage: Sequence[Phase[T]]) -> dict[str, T]:
         training = [phase for phase in stage if phase.name.startswith("train ")]
         if training and self.only is not None:
             training = stage = [phase for phase in stage if phase.component == self.only]

@@ -198,7 +198,8 @@ def _learners(config: Config, runtime: Runtime, recording: StepRecording, actor:
         for part, name in (("actor", actor), ("critic", "critic")):
             if name in groups and part in recording.before.parts:
                 groups[name].load_state(str(recording.before.file(part))).wait()
-    return Learners(groups[actor], groups.get("critic"), groups.get("reference"), config.reference_is_base)
+    base = groups[actor] if config.reference_is_base else None
+    return Learners(groups[actor], groups.get("critic"), groups.get("reference"), base)
 
 
 def _numbers(recording: StepRecording, phase: str) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -157,8 +157,12 @@ class EmbodiedActor(Learner):
         return folder
 
 
+class KeepsStates(Protocol):
+    keep_states: bool
+
+
 @contextmanager
-def keeping_states(model: nn.Module, keep: bool) -> Iterator[None]:
+def keeping_states(model: KeepsStates, keep: bool) -> Iterator[None]:
     """Makes the outputs of the model contain its hidden states within the block, if `keep`."""
     model.keep_states = keep
     try:
@@ -194,7 +198,7 @@ def trained_policy(config: Config, spaces: EnvSpaces, seed: int) -> EmbodiedPoli
     if config.actor.lora is not None:  # of a policy on a language model
         from rl_platform.models.adapters.lora import add_adapters
 
-        add_adapters(policy.adapted, config.actor.lora, derive_seed(seed, "lora"), "actor.lora")
+        add_adapters(cast(nn.Module, policy.adapted), config.actor.lora, derive_seed(seed, "lora"), "actor.lora")
     return policy
 
 

@@ -23,8 +23,10 @@ class LanguageCritic(Learner):
     def __init__(self, context: ComponentContext, config: Config) -> None:
         section = config.critic
         probed = section.model is not None and context.rank == 0  # the actor's model is probed there
-        options = {"value_head": True, "lora": section.lora, "probed": probed}
-        model = TokenValues(language_model(config, section.model or config.actor.model, context.seed, **options))
+        start = section.model or config.actor.model
+        model = TokenValues(
+            language_model(config, start, context.seed, value_head=True, lora=section.lora, probed=probed)
+        )
         loss = partial(critic_loss, algorithm=config.algorithm)
         super().__init__(context, config, section, model, loss, "critic", config.algorithm.critic_epochs)
 

@@ -141,5 +141,6 @@ class _Acting:
         if self.values is not None and chosen.values is not None:
             self.values.append(float(chosen.values[0]))
         if memory is not None:
+            assert chosen.hidden_states is not None
             memory.array = chosen.hidden_states
         return chosen.to_execute

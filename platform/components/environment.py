@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -201,7 +201,7 @@ class Environment:
     def _begin_episodes(self, envs: VectorEnv | AllEnvs, step: int, number: int) -> None:
         """Resets all environments. Those of a group, whose numbers are equal modulo `groups`, begin in one state."""
         seeds = [derive_seed(self.context.seed, "env", step, number, group) % 2**31 for group in range(self.groups)]
-        envs.reset(np.resize(seeds, self.env.num_envs))
+        envs.reset(np.resize(seeds, self.env.num_envs).tolist())
         self.observations = None  # these are counted
         if self.memory is not None:
             self.memory.array[:] = 0.0
@@ -234,13 +234,17 @@ class Environment:
 
         acts_here: the policy acts in the thread of this rank.
         """
-        reason = self.device_obstacle(self.context.shared[_POLICY] if acts_here else None)
+        reason = self.device_obstacle(self._policy_rollout() if acts_here else None)
         if reason is None:
             return f"rollouts stay on {self.envs.device}, with their observations and actions"
         return f"observations and actions of every step pass through main memory: {reason}"
 
+    def _policy_rollout(self) -> PolicyRollout:
+        """Returns the rollout's first rank, which is in this process."""
+        return cast(PolicyRollout, self.context.shared[_POLICY])
+
     def _policy_here(self) -> LocalPolicy:
-        return LocalPolicy(self.context.shared[_POLICY])
+        return LocalPolicy(self._policy_rollout())
 
     def simulate(self, peers: Peers) -> None:
         """Simulates on ranks above 0 while rank 0 begins or collects."""
@@ -318,7 +322,7 @@ class Environment:
     def load_state_dict(self, state: StateDict) -> NewEpisodes:
         """Loads the state of all environments, which any number of ranks may have saved. Returns the environments of
         this rank whose state could not be saved, so that they have begun new episodes; see `see_new_episodes`."""
-        raw, saved = self.envs.load_state_dict(state["envs"], self.numbers), state["envs"]["observations"]
+        raw, saved = self.envs.load_state_dict(state["envs"], self.numbers.tolist()), state["envs"]["observations"]
         self.observations = state["observations"].numpy().copy()
         self.recent.load_state_dict(state)
         if self.memory is not None:
@@ -344,7 +348,7 @@ class Environment:
     def normalizer(self) -> StateDict | None:
         """Returns the state of the observation normaliser, as checkpoints have it; None without one."""
         self._current()
-        return self.observation_normalizer and self.observation_normalizer.state_dict()
+        return self.observation_normalizer.state_dict() if self.observation_normalizer else None
 
     def use_normalizer(self, state: StateDict) -> None:
         """Evaluates with the normalisers of another env component, whose state this is."""

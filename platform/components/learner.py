@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -172,7 +173,9 @@ class Learner(Evaluator):
     def _count_failure(self, mini_batch: RolloutBatch, step: int, epoch: int) -> None:
         self.failures += 1
         kept = ""
-        keep = find("rl_platform.runners.watching", "failed_batches.keep_failed_batch", lambda *_: None)
+        keep: Callable[..., Path | None] = find(
+            "rl_platform.runners.watching", "failed_batches.keep_failed_batch", lambda *_: None
+        )
         if self.context.rank == 0 and (path := keep(mini_batch, self.config, self.kind, step, epoch)):
             kept = f" The last such mini-batch is in {path}."
         if self.failures >= FAILURES_IN_A_ROW:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -161,9 +161,10 @@ class PolicyInference:
         """Returns actions, log-probs, hidden states if there are any, and the actions to execute."""
         options = {"generator": self.generator, "deterministic": deterministic}
         count, parts = len(seen["observations"]), []
-        for rows in zip(*(each.split(self.rows or count) for each in seen.values()), strict=True):
+        act = cast("Callable[..., tuple[Tensor, ...]]", self.policy.act)
+        for rows in zip(*(torch.split(each, self.rows or count) for each in seen.values()), strict=True):
             self.generator.manual_seed(seed)
-            parts.append(self.policy.act(**dict(zip(seen, rows, strict=True)), **options, among=(first, total)))
+            parts.append(act(**dict(zip(seen, rows, strict=True)), **options, among=(first, total)))
             first += len(rows[0])
         actions, log_probs, *states = (torch.cat(field) for field in zip(*parts, strict=True))
         return actions, log_probs, states, self.policy.executed(actions)
@@ -216,9 +217,6 @@ class PolicyRollout(PolicyInference):
             raise WorkerError(f"{self.context.label} has no complete weights: its last receive() did not end well")
 
 
-BESIDE = ("hidden_states", "tasks")  # of observations, row by row
-
-
 @dataclass(frozen=True)
 class RemotePolicy:
     """The channels to and from `ranks` rollout ranks; with several, a message's key is the rank."""
@@ -234,8 +232,13 @@ class RemotePolicy:
             return
         count = len(observations.array)
         for rank, rows in self._parts(count):
-            more = {name: None if (whole := getattr(observations, name)) is None else whole[rows] for name in BESIDE}
-            part = observations._replace(array=observations.array[rows], among=(rows.start, count), **more)
+            states, tasks = observations.hidden_states, observations.tasks
+            part = observations._replace(
+                array=observations.array[rows],
+                among=(rows.start, count),
+                hidden_states=None if states is None else states[rows],
+                tasks=None if tasks is None else tasks[rows],
+            )
             self.to_policy.put(part, key=rank)
 
     def actions(self, count: int) -> Actions:

@@ -42,8 +42,10 @@ class Recording:
         self.observations = np.zeros((*shape, width), spaces.observation_dtype)
         self.end_observations = np.zeros((*shape, width), spaces.observation_dtype)
         self.actions: np.ndarray | None = None  # of the kind that the policy chooses
-        self.log_probs, self.rewards = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-        self.ends, self.invalid, self.terminated = (np.zeros(shape, bool) for _ in range(3))
+        self.log_probs: np.ndarray = np.zeros(shape, np.float32)
+        self.rewards: np.ndarray = np.zeros(shape, np.float32)
+        self.ends, self.terminated = np.zeros(shape, bool), np.zeros(shape, bool)
+        self.invalid: np.ndarray = np.zeros(shape, bool)
         self.skipped = np.full(shape, turn > 1)
         self.episodes: list[EpisodeStats] = []
 
@@ -104,7 +106,7 @@ class Recording:
             sample_mask=torch.ones(num_envs, dtype=torch.bool),
             group_ids=torch.arange(num_envs),
             end_observations=torch.from_numpy(self.end_observations),
-            **fields,
+            **fields,  # type: ignore[arg-type]
         )
 
     def _close(self, next_observations: np.ndarray, kind: Bootstrap) -> np.ndarray:
@@ -121,7 +123,7 @@ class HiddenStates:
     episode; 0 where an episode begins. It is stored beside the environments, so that rollout ranks have no state."""
 
     def __init__(self, num_envs: int, size: int) -> None:
-        self.array = np.zeros((num_envs, size), np.float32)
+        self.array: np.ndarray = np.zeros((num_envs, size), np.float32)
 
     def advance(self, rows: slice, actions: Actions, ended: np.ndarray) -> None:
         """Stores the states that came with `actions` of the environments `rows`; 0 where the episode `ended`."""

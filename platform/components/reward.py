@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -78,6 +78,10 @@ class LanguageReward:
         """
         done: queue.SimpleQueue[tuple[Trajectory, Future[Score]] | int] = queue.SimpleQueue()
         ahead = ReadAhead(self._at_once)
+
+        def scored(trajectory: Trajectory, future: Future[Score]) -> None:
+            done.put((trajectory, future))
+
         with ThreadPoolExecutor(1, thread_name_prefix=f"{self._label}-sink") as executor:
             writer = executor.submit(self._write, done, sink, ahead)
             writer.add_done_callback(lambda _: ahead.close())
@@ -88,7 +92,7 @@ class LanguageReward:
                     futures = self._submit(arrived)
                     count += len(arrived)
                     for trajectory, future in zip(arrived, futures, strict=True):
-                        future.add_done_callback(lambda future, trajectory=trajectory: done.put((trajectory, future)))
+                        future.add_done_callback(partial(scored, trajectory))
             finally:
                 done.put(count)
         writer.result()
@@ -173,7 +177,7 @@ def _scorer_of(context: ComponentContext, config: Config, scoring: Scoring) -> S
     return process_scorer(config.data, scoring)
 
 
-def process_scorer(data: Data, scoring: Scoring) -> ScoringPool | HttpScorer:
+def process_scorer(data: Data, scoring: Scoring) -> ScoringPool[ScoreItem] | HttpScorer:
     """Returns the scorer of a verifier or of programs. Raises ConfigError or WorkerError if it cannot be loaded."""
     if scoring.type == "code":
         with required("rl_platform.envs.reasoning.sandbox", "reward.type"):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rl_platform.errors import ChannelClosed, CheckpointError, ConfigError, PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.cpu import release_team
@@ -89,10 +89,10 @@ def label(component: str, rank: int) -> str:
 
 
 @dataclass
-class _QueuedCall:
-    future: Future[object]
+class _QueuedCall(Generic[T]):
+    future: Future[T]
     method: str
-    function: Callable[[], object]
+    function: Callable[[], T]
     control: bool = False  # from the runtime: runs although the rank is retired
     last: bool = False
 
@@ -111,7 +111,7 @@ class RankThread:
         self._context = context
         self._on_failure = on_failure
         self._component: object = None
-        self._calls: queue.SimpleQueue[_QueuedCall] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[_QueuedCall[Any]] = queue.SimpleQueue()
         self._admission = threading.Lock()
         self._retired = False
         self._current: tuple[str, float] | None = None
@@ -203,7 +203,7 @@ class RankThread:
                 self._execute(call)
             del call  # an idle thread must not keep the last call's arguments alive
 
-    def _execute(self, call: _QueuedCall) -> None:
+    def _execute(self, call: _QueuedCall[Any]) -> None:
         start = time.monotonic()
         self._current = (call.method, start)
         self._context.progress.done = self._context.progress.total = 0

@@ -81,7 +81,7 @@ class LocalRuntime(Runtime):
             raise
         return groups
 
-    def _construct(self, name: str, rank: int) -> Handle:
+    def _construct(self, name: str, rank: int) -> Handle[None]:
         thread = self._ranks[name, rank]
         return Handle(f"{name}.__init__", [thread], [thread.construct()], self._start_timeout_s)
 
@@ -98,8 +98,8 @@ class LocalRuntime(Runtime):
             raise WorkerDied(f"channel '{name}' was requested after the runtime was shut down")
         if name in self._channels and not self._channels[name].closed:
             raise ValueError(f"channel '{name}' exists already and is open: close it first or choose another name")
-        users = (labels_of(name, names, self._members) for names in (producers, consumers))
-        channel: Channel[Any] = Channel(name, capacity, self._deadline_s, *users, self._status)
+        puts, gets = (labels_of(name, names, self._members) for names in (producers, consumers))
+        channel: Channel[Any] = Channel(name, capacity, self._deadline_s, puts, gets, self._status)
         self._channels[name] = channel
         return channel
 

@@ -116,8 +116,7 @@ class ChatSession:
         if tools and not self._data.use_chat_template:
             raise Refused("tools need the chat template of the model: data.use_chat_template: true")
         if self._started + count > self._max_calls:
-            message = f"{_OVERFLOW}: {self._started} calls were made, the most of rollout.agent.max_calls"
-            raise Refused(message, LENGTH)
+            raise Refused(f"{_OVERFLOW}: {self._started} calls were made, the most of rollout.agent.max_calls", LENGTH)
         self._started += count
         before, context = self._context(messages, tools)
         limit = self._room(before, context, body.get("max_completion_tokens") or body.get("max_tokens"))
@@ -254,10 +253,10 @@ def _checked(body: JsonObject) -> tuple[list[JsonObject], list[Any] | None, int]
 def _text(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    parts = [part.get("text") if isinstance(part, dict) else None for part in content]
-    if not all(isinstance(part, str) for part in parts):
+    texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    if len(texts) < len(content):
         raise Refused("the content of a message must be text")
-    return "".join(parts)
+    return "".join(texts)
 
 
 def _normal(message: JsonObject) -> str:

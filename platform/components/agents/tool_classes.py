@@ -8,7 +8,7 @@ import sqlite3
 import threading
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
@@ -25,7 +25,7 @@ _WORD = re.compile(r"\w+")
 def tool_class(name: str) -> type[AgentTool]:
     """Returns a built-in tool or the user's class of that name. Raises ConfigError if there is none, or if its schema
     is wrong."""
-    tool_type: type[AgentTool] = TOOLS.get(name) or AGENT_TOOL.load(name)
+    tool_type: type[AgentTool] = cast(type[AgentTool], TOOLS[name]) if name in TOOLS else AGENT_TOOL.load(name)
     if problem := _schema_problem(getattr(tool_type, "schema", None)):
         raise AGENT_TOOL.misfit(name, f"its schema {problem}", hint="docs/agents.md#a-tool-of-your-own has an example")
     return tool_type

@@ -116,7 +116,7 @@ async def _episode(environment: Any, seed: int, base_url: str, api_key: str) -> 
     from openai import AsyncOpenAI
     from verifiers.clients import OpenAIChatCompletionsClient
 
-    class Client(OpenAIChatCompletionsClient):
+    class Client(OpenAIChatCompletionsClient):  # type: ignore[misc]
         async def raise_from_native_response(self, response: Any) -> None:
             """Accepts empty answers of the policy, so that they are scored too."""
 

@@ -98,7 +98,7 @@ class Cloning:
             return batch
         shape = batch.action_mask.shape
         observations, actions = self._drawn(shape.numel(), generator(self.seed, "demonstrations", step))
-        more = {OBSERVATIONS: observations.unflatten(0, shape), ACTIONS: actions.unflatten(0, shape)}
+        more = {OBSERVATIONS: torch.unflatten(observations, 0, shape), ACTIONS: torch.unflatten(actions, 0, shape)}
         return replace(batch, inputs=batch.inputs | more)
 
     def loss(self, loss: Loss, model: nn.Module) -> Loss:

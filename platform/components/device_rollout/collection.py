@@ -68,9 +68,9 @@ def collect_on_device(environment: Environment, policy: PolicyInference, recordi
         envs.finish()
         arrays = [torch.stack(field, dim=1).cpu().numpy() for field in zip(*recorded, strict=True)]
         environment.observations[:] = current.cpu().numpy()
-    recording.observations, recording.actions, recording.log_probs, recording.rewards, finals, *ends = arrays
-    recording.ends, recording.invalid, recording.terminated, returns, lengths = ends
-    recording.end_observations[recording.ends] = finals[recording.ends]
+    recording.observations, recording.actions, recording.log_probs, recording.rewards, last, *others = arrays
+    recording.ends, recording.invalid, recording.terminated, returns, lengths = others
+    recording.end_observations[recording.ends] = last[recording.ends]
     for position, number in np.argwhere((recording.ends & ~recording.invalid).T).tolist():
         place = number, position
         terminated = bool(recording.terminated[place])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import cast
 
 import numpy as np
 
@@ -75,15 +76,16 @@ class AllEnvs:
             self._order(Order(), rank)
         return self._whole(self._own.observations)
 
-    def reset(self, seeds: np.ndarray) -> None:
+    def reset(self, seeds: Sequence[int]) -> None:
         """Begins an episode in every environment, each with its own seed [num_envs]."""
-        own, *others = (tuple(seeds[numbers].tolist()) for numbers in self._numbers)
+        own, *others = (tuple(np.asarray(seeds)[numbers].tolist()) for numbers in self._numbers)
         for rank, part in enumerate(others, start=1):
             self._order(Order(seeds=part), rank)
         self._whole(self._own.reset(own))
 
     def _whole(self, own: np.ndarray) -> np.ndarray:
-        parts = [own, *self._answers()]
+        answers = cast("list[np.ndarray]", self._answers())  # to orders without a stage
+        parts = [own, *answers]
         whole = np.empty((self._shares.num_envs, parts[0].shape[1]), parts[0].dtype)
         for numbers, part in zip(self._numbers, parts, strict=True):
             whole[numbers] = part
@@ -101,7 +103,8 @@ class AllEnvs:
 
     def receive(self, stage: int) -> StepResult:
         """Waits for the step of a stage on every rank; environments have their number in the run."""
-        return _joined([self._own.receive(stage), *self._answers()], self._numbers)
+        steps = cast("list[StepResult]", self._answers())
+        return _joined([self._own.receive(stage), *steps], self._numbers)
 
     def _order(self, order: Order, rank: int) -> None:
         self._peers.orders.put(order, key=rank)

@@ -68,7 +68,7 @@ class WeightedScorer:
             value = checked_reward(sum(weight * score.value for weight, score in weighted))
             steps = [(end, weight * reward) for weight, score in weighted for end, reward in score.steps]
             program = next((score for score in scores.values() if score.reason), Score(0.0))
-            steps = checked_steps(steps, item.response)
-            return Score(value, steps=steps, parts=given, reason=program.reason, detail=program.detail)
+            checked = checked_steps(steps, item.response)
+            return Score(value, steps=checked, parts=given, reason=program.reason, detail=program.detail)
         except ValueError as error:
             return replace(unscored(RAISED, f"the weighted sum: {error}"), parts=given)
