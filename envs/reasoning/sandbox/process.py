@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 
+import psutil
+
 from rl_platform.envs.reasoning.sandbox import program_runner
 from rl_platform.envs.reasoning.sandbox.cases import Case
 from rl_platform.envs.reasoning.sandbox.isolation import (
@@ -143,7 +145,10 @@ class Sandbox:
         try:
             process.wait(SPARE_S if process.poll() is None and self._left_s else 0.1)
         except subprocess.TimeoutExpired:
-            process.kill()  # bubblewrap's process; the kernel then kills process 1
+            with suppress(psutil.Error):  # it has ended
+                for child in psutil.Process(process.pid).children():  # process 1, which may be suspended
+                    child.kill()
+            process.kill()  # bubblewrap's process
             process.wait()
         with suppress(OSError):  # the end of this pipe is the end of process 1
             while self._read(1, time.monotonic() + SPARE_S):

@@ -186,10 +186,12 @@ def test_a_sandbox_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(process, "SPARE_S", 0.1)
     before = namespaces()
     with Sandbox("print(1)", Limits(0.1, LIMITS.memory_bytes), isolated=True) as sandbox:
-        for child in psutil.Process(sandbox._process.pid).children(recursive=True):
+        children = psutil.Process(sandbox._process.pid).children(recursive=True)
+        for child in children:
             child.suspend()
         assert sandbox.run(Case("1")).status == "timeout"
     assert namespaces() <= before
+    assert psutil.wait_procs(children, 5)[1] == [], "they were no longer descendants of this process"
 
 
 @needs_layers
