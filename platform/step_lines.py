@@ -6,6 +6,7 @@ cannot be read are moved to `<name>.damaged`. Not covered: which values a line h
 
 from __future__ import annotations
 
+import codecs
 import json
 import logging
 import math
@@ -69,7 +70,7 @@ def read_lines(path: Path, *, texts: bool = True) -> Iterator[Line]:
 def _record(line: bytes, texts: bool = True) -> Line:
     """Returns the record of a line. Raises ValueError, which says what is wrong with it."""
     try:
-        record = json.loads(line.decode("utf-8"))
+        record = json.loads(line.decode("utf-8-sig"))  # some editors write a byte order mark
         has_step = isinstance(record, dict) and type(record.get("step")) is int and record["step"] >= 0
     except (ValueError, RecursionError):
         has_step = False
@@ -117,7 +118,8 @@ def _restore(path: Path, last: int, contiguous: bool) -> None:
             for step, offset in sorted(places):
                 if offset >= 0:
                     file.seek(offset)
-                target.write(json.dumps({"step": step}).encode() + b"\n" if offset < 0 else file.readline())
+                line = json.dumps({"step": step}).encode() + b"\n" if offset < 0 else file.readline()
+                target.write(line.removeprefix(codecs.BOM_UTF8))
             sync(target)
     _report(path, damaged, sorted(missing))
     os.replace(part, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import codecs
 import importlib.util
 import json
 import math
@@ -236,6 +237,19 @@ def test_a_fresh_run_starts_fresh_files(tmp_path: Path) -> None:
     write(tmp_path, range(4), None).close()
     write(tmp_path, range(2), None).close()
     assert [row["step"] for row in read_metrics(tmp_path)] == [0, 1]
+
+
+def test_a_byte_order_mark_of_an_editor_is_no_damage(tmp_path: Path) -> None:
+    write(tmp_path, range(3), None).close()
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        path = tmp_path / name
+        path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+    assert [row["step"] for row in read_metrics(tmp_path)] == [0, 1, 2]
+    write(tmp_path, range(2, 4), 1).close()
+    assert [row["step"] for row in read_metrics(tmp_path)] == [0, 1, 2, 3]
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        assert (tmp_path / name).read_bytes().startswith(b"{")
+        assert not (tmp_path / f"{name}.damaged").exists()
 
 
 def test_bad_files_are_named(tmp_path: Path) -> None:
