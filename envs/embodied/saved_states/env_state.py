@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
-from gymnasium import Space
+from gymnasium import Env, Space
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import EzPickle
 
@@ -81,7 +81,7 @@ def restore(env: AnyEnv, state: bytes) -> None:
     live, _ = _live_objects(layers)
     attributes, data = pickle.loads(zlib.decompress(state))
     for layer, saved in zip(layers, _Unpickler(io.BytesIO(attributes), live).load(), strict=True):
-        for name in _attributes(layer).keys() - saved.keys():
+        for name in _attributes(layer).keys() - saved.keys() - {"env"}:  # which earlier versions did not save
             delattr(layer, name)
         vars(layer).update(saved)
     for key, saved in data.items():
@@ -106,15 +106,19 @@ def refuse_code(states: Sequence[bytes]) -> None:
 
 
 def _layers(env: AnyEnv) -> list[AnyEnv]:
-    """Returns all layers, from the outermost wrapper to the environment."""
+    """Returns all layers, from the outermost wrapper to the environment, and further to one that it holds as `env`."""
     layers = [env]
     while layers[-1] is not env.unwrapped:
         layers.append(layers[-1].env)  # type: ignore[attr-defined]
+    while isinstance(inner := vars(layers[-1]).get("env"), Env):
+        layers.append(inner)
     return layers
 
 
 def _attributes(layer: AnyEnv) -> dict[str, object]:
-    return {name: value for name, value in vars(layer).items() if name != "env"}
+    """Returns what the layer holds, without the next layer. A simulator that is no Gymnasium environment is none."""
+    wraps = layer.unwrapped is not layer or isinstance(vars(layer).get("env"), Env)
+    return {name: value for name, value in vars(layer).items() if not (wraps and name == "env")}
 
 
 def _live_objects(layers: list[AnyEnv]) -> tuple[dict[Key, object], dict[Key, mujoco.MjData]]:

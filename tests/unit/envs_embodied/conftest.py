@@ -12,6 +12,7 @@ from rl_platform.envs.embodied.vector import VectorEnv
 
 TOYS = '''
 import os, random, time
+from collections import deque
 import gymnasium, numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Tuple
 
@@ -146,6 +147,31 @@ class Unsavable(Toy):
         self.handle = (value for value in ())  # generators cannot be pickled
 
 
+class Holder(gymnasium.Env):
+    """Holds another environment, or a deque as a simulator, in the attribute `env`."""
+
+    def __init__(self, inner=""):
+        if inner == "a deque":
+            self.env = deque([0.0])
+            self.observation_space, self.action_space = Box(-np.inf, np.inf, (1,)), Discrete(2)
+        else:
+            self.env = gymnasium.make(inner)
+            self.observation_space, self.action_space = self.env.observation_space, self.env.action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if isinstance(self.env, gymnasium.Env):
+            return self.env.reset(seed=seed)
+        self.env[0] = self.np_random.normal()
+        return np.array(self.env), {}
+
+    def step(self, action):
+        if isinstance(self.env, gymnasium.Env):
+            return self.env.step(action)
+        self.env[0] += 1 + action
+        return np.array(self.env), self.env[0], False, False, {}
+
+
 class OtherShape(Toy):
     def observe(self):
         return super().observe()[0, :1]
@@ -218,7 +244,7 @@ class OwnSeed(Toy):
 
 for name in (
     "Toy", "Started", "Flaky", "BadReset", "Unsavable", "OddSpaces", "OtherShape", "OtherStep", "WholeActions", "Goals",
-    "OwnSeed", "Choices", "Pictured", "Drawing", "Planned"
+    "OwnSeed", "Choices", "Pictured", "Drawing", "Planned", "Holder"
 ):
     gymnasium.register(f"{name}-v0", entry_point=f"{__name__}:{name}", max_episode_steps=5)
 '''

@@ -86,6 +86,23 @@ def test_saving_changes_nothing() -> None:
         _assert_equal(saved.step(actions), plain.step(actions))
 
 
+@pytest.mark.parametrize("inner", ["CartPole-v1", "Ant-v5", "a deque"])
+def test_what_an_environment_holds_as_env_is_saved(make, inner: str) -> None:
+    """Adapters often hold a simulator or another environment in an attribute of that name."""
+    description = EnvDescription("toy_envs:Holder-v0", {"inner": inner}, max_episode_steps=40)
+    saved, resumed = make(description, NUM_ENVS), make(description, NUM_ENVS)
+    saved.reset([5, 6, 7])
+    for actions in _actions(saved, 3, seed=0):
+        saved.step(actions)
+    state = saved.state_dict()
+    refuse_code(state["envs"])
+    resumed.reset([90, 91, 92])
+    resumed.step(_actions(resumed, 1, seed=1)[0])
+    resumed.load_state_dict(state)
+    for actions in _actions(saved, 5, seed=2):
+        _assert_equal(saved.step(actions), resumed.step(actions))
+
+
 def test_an_env_that_cannot_be_saved_says_so_and_restarts(caplog: pytest.LogCaptureFixture) -> None:
     description = EnvDescription("toy_envs:Unsavable-v0")
     envs, resumed = VectorEnv(description, NUM_ENVS), VectorEnv(description, NUM_ENVS)
