@@ -173,8 +173,21 @@ def read_spaces(env: AnyEnv, env_id: str, key: str = "env.id") -> EnvSpaces:
         starts, action_dtype = tuple(first.reshape(-1).tolist()) if first.any() else 0, np.dtype(action.dtype).name
         return EnvSpaces(shape, kind, action.shape, (), (), starts, dtype, action_dtype, parts)
     size = int(np.prod(action.shape))
-    low, high = (tuple(map(float, bound.reshape(-1))) for bound in (action.low, action.high))
+    low, high = (tuple(map(float, bound.reshape(-1))) for bound in _representable(action.low, action.high))
     return EnvSpaces(shape, ActionSpace("continuous", size), action.shape, low, high, 0, dtype, parts=parts)
+
+
+def _representable(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns bounds as float32, the type of actions, within those given: 0.1 would be rounded to 0.100000001, which
+    an environment with bounds of float64 may refuse. Equal bounds are rounded to the nearest number."""
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        lower, upper = low.astype(np.float32), high.astype(np.float32)
+    inner_lower = np.where(lower < low, np.nextafter(lower, np.float32(np.inf)), lower)
+    inner_upper = np.where(upper > high, np.nextafter(upper, np.float32(-np.inf)), upper)
+    crossed = inner_lower > inner_upper
+    return np.where(crossed, lower, inner_lower), np.where(crossed, upper, inner_upper)
 
 
 def _unusable(key: str, what: str, space: object, allowed: str, hint: str) -> Problem:

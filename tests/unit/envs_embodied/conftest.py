@@ -183,6 +183,17 @@ class OtherStep(Toy):
         return observation[0, :1], *rest
 
 
+class Double(Toy):
+    """Refuses actions that are not of its space, whose bounds are of float64."""
+
+    action_space = Box(np.array([-0.3, -0.7]), np.array([0.1, 0.7]), dtype=np.float64)
+
+    def step(self, action):
+        assert self.action_space.contains(action), repr(action)
+        self.step_count += 1
+        return self.observe(), float(action[0]), False, False, {}
+
+
 class WholeActions(Toy):
     action_space = Box(0, 3, (2, 1), np.int64)
 
@@ -244,7 +255,8 @@ class OwnSeed(Toy):
 
 for name in (
     "Toy", "Started", "Flaky", "BadReset", "Unsavable", "OddSpaces", "OtherShape", "OtherStep", "WholeActions", "Goals",
-    "OwnSeed", "Choices", "Pictured", "Drawing", "Planned", "Holder"
+    "OwnSeed", "Choices", "Pictured", "Drawing", "Planned", "Holder",
+    "Double",
 ):
     gymnasium.register(f"{name}-v0", entry_point=f"{__name__}:{name}", max_episode_steps=5)
 '''

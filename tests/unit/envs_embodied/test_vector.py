@@ -75,6 +75,14 @@ def test_actions_are_clipped_to_the_bounds_and_keep_their_order(make, num_worker
     assert actions[0, 0] == 7.0
 
 
+def test_actions_at_bounds_that_float32_lacks_are_in_the_space(make, num_workers: int) -> None:
+    envs = make("toy_envs:Double-v0", 2, num_workers)
+    envs.reset([0, 1])
+    result = envs.step(np.array([[9.0, -9.0], [-9.0, 9.0]]))  # the environment refuses others
+    assert result.rewards == pytest.approx([0.1, -0.3])
+    assert envs.spaces.action_low[1] == np.float32(-0.7)  # nearest to it and above it
+
+
 def test_discrete_actions_start_where_the_space_starts(make, num_workers: int) -> None:
     envs = make("toy_envs:Started-v0", 2, num_workers)
     assert envs.action_space == ActionSpace("discrete", 3)
