@@ -347,6 +347,11 @@ class EnvBlock:
             env.close()
 
 
+def is_lost(saved: bytes) -> bool:
+    """Returns whether the environment of a state of `EnvBlock.save` could not be saved."""
+    return pickle.loads(saved)[0] is None
+
+
 def _cannot_save(env: AnyEnv, *state: bytes) -> bytes:
     raise CannotSave(f"{STATES} is not installed")
 

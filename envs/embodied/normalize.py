@@ -169,6 +169,10 @@ class RewardNormalizer:
             self._returns[rows] = returns
         return normalized
 
+    def begin(self, which: np.ndarray) -> None:
+        """Forgets the running episodes of environments `which` (indices), which begin new ones."""
+        self._returns[which] = 0.0
+
     def state_dict(self) -> dict[str, object]:
         return {"moments": self._moments.state_dict(), "returns": self._returns.tolist()}
 

@@ -19,6 +19,7 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import PLACEMENT
 from rl_platform.config.schema.models import INSTRUCTED
 from rl_platform.envs.embodied.arrays import Array
+from rl_platform.envs.embodied.block import is_lost
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.evaluate import EvaluationResult
 from rl_platform.envs.embodied.normalize import ObservationNormalizer, RewardNormalizer
@@ -332,6 +333,7 @@ class Environment:
         if self.reward_normalizer:
             self.reward_normalizer.load_state_dict(state["reward_normalizer"])
         begun = (raw != np.frombuffer(saved, raw.dtype).reshape(-1, raw.shape[1])[self.numbers]).any(axis=1)
+        begun |= [is_lost(state["envs"]["envs"][number]) for number in self.numbers]  # their observations may be equal
         new = NewEpisodes(self.numbers[begun], raw[begun])
         self.see_new_episodes([new])
         return new
@@ -344,6 +346,8 @@ class Environment:
             self.observations[numbers] = self.normalized(raw)
             if self.memory is not None:
                 self.memory.array[numbers] = 0.0
+            if self.reward_normalizer is not None:
+                self.reward_normalizer.begin(numbers)
 
     def normalizer(self) -> StateDict | None:
         """Returns the state of the observation normaliser, as checkpoints have it; None without one."""

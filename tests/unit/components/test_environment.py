@@ -165,6 +165,29 @@ def test_the_policy_sees_the_new_episodes_of_environments_that_cannot_be_saved()
         second.close()
 
 
+def test_new_episodes_after_a_restart_begin_without_memory_and_returns_of_others():
+    """Also where the first observation equals the last one that was saved."""
+    settings = embodied_config(
+        {"id": ENV_ID, "num_envs": 2, "rollout_steps": 6, "kwargs": {"saveable": False}, "normalize_rewards": True},
+        {"hidden_sizes": [8], "type": "gru", "recurrent_size": 4},
+        {"gamma": 0.9},
+    )
+    first, second = (Environment(context("env"), settings) for _ in range(2))
+    try:
+        assert first.memory is not None
+        assert second.memory is not None
+        assert second.reward_normalizer is not None
+        first.memory.array[:] = 3.0
+        state = first.state_dict()
+        state["reward_normalizer"]["returns"] = [5.0, 5.0]
+        second.load_state_dict(state)
+        assert not second.memory.array.any()
+        assert second.reward_normalizer.state_dict()["returns"] == [0.0, 0.0]
+    finally:
+        first.close()
+        second.close()
+
+
 def test_new_episodes_of_other_ranks_are_seen_too():
     policy, settings = AlwaysChooses(0), config(rollout_steps=2, kwargs={"saveable": False})
     first = Environment(context("env"), settings)
