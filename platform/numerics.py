@@ -29,7 +29,7 @@ def computing(precision: str, *, deterministic: bool, here: bool) -> Iterator[No
     backends = torch.backends
     before = (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark)
     was_deterministic = torch.are_deterministic_algorithms_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     # `apply` may set those of `_DETERMINISTIC`: they are restored too
     variables: dict[str, str | None] = {VARIABLE: f"{precision} deterministic" if deterministic else precision}
     variables |= {name: os.environ.get(name) for name in _DETERMINISTIC}
@@ -42,7 +42,7 @@ def computing(precision: str, *, deterministic: bool, here: bool) -> Iterator[No
         if here:
             backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark = before
             torch.use_deterministic_algorithms(was_deterministic)
-            torch.utils.deterministic.fill_uninitialized_memory = filled
+            torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
 
 
 def apply() -> None:
@@ -54,4 +54,5 @@ def apply() -> None:
             os.environ.setdefault(name, value)
         torch.backends.cudnn.benchmark = False
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing reads such memory
+        # filling costs time, and nothing reads such memory
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

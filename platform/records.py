@@ -261,8 +261,10 @@ class RolloutBatch:
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> RolloutBatch:
         inputs = {name: function(tensor) for name, tensor in self.inputs.items()}
-        fields: dict[str, Any] = {name: getattr(self, name) for name in _TENSOR_FIELDS}
-        changed = {name: None if tensor is None else function(tensor) for name, tensor in fields.items()}
+        fields = {name: getattr(self, name) for name in _TENSOR_FIELDS}
+        changed: dict[str, Any] = {
+            name: tensor if tensor is None else function(tensor) for name, tensor in fields.items()
+        }
         return RolloutBatch(inputs=inputs, **changed)
 
 

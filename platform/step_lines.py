@@ -70,7 +70,7 @@ def read_lines(path: Path, *, texts: bool = True) -> Iterator[Line]:
 def _record(line: bytes, texts: bool = True) -> Line:
     """Returns the record of a line. Raises ValueError, which says what is wrong with it."""
     try:
-        record = json.loads(line.decode("utf-8-sig"))  # some editors write a byte order mark
+        record: Line = json.loads(line.decode("utf-8-sig"))  # some editors write a byte order mark
         has_step = isinstance(record, dict) and type(record.get("step")) is int and record["step"] >= 0
     except (ValueError, RecursionError):
         has_step = False

@@ -52,10 +52,10 @@ def _other(contents: bytes, path: str | Path, error: UnicodeDecodeError) -> NotU
     if (wide := _wide(contents)) is not None:
         return _converted(f"not UTF-8: every other byte is NUL, as in {wide}", 1, wide, path)
     at = error.start + (len(codecs.BOM_UTF8) if contents.startswith(codecs.BOM_UTF8) else 0)
-    line, start = contents.count(b"\n", 0, at) + 1, contents.rfind(b"\n", 0, at) + 1
+    line, first = contents.count(b"\n", 0, at) + 1, contents.rfind(b"\n", 0, at) + 1
     encoding = "WINDOWS-1252" if any(0x80 <= byte < 0xA0 for byte in contents) else "ISO-8859-1"
     letter = contents[at : at + 1].decode("cp1252", errors="replace")
-    reason = f"not UTF-8: byte {at - start + 1} of the line is 0x{contents[at]:02x}, which is {letter} in {encoding}"
+    reason = f"not UTF-8: byte {at - first + 1} of the line is 0x{contents[at]:02x}, which is {letter} in {encoding}"
     return _converted(reason, line, encoding, path)
 
 

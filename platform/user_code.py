@@ -89,7 +89,7 @@ class Extension:
                 raise self.misfit(name, f"cannot be built: {raised(error)}") from error
         if not callable(loaded):
             raise self.misfit(name, "is not a function")
-        self._check(name, "it", loaded, self.protocol.__call__)  # type: ignore[operator]
+        self._check(name, "it", loaded, self.protocol.__call__)
         function: Callable[..., object] = loaded
         return function
 

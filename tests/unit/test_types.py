@@ -12,9 +12,8 @@ from pathlib import Path
 from as_installed import lay_out
 
 ROOT = Path(__file__).parents[2]
-RUNTIME = [
-    f"rl_platform.runtime.{path.stem}" for path in (ROOT / "platform" / "runtime").glob("[!_]*.py")
-]  # without Ray
+MODULES = [f"rl_platform.{path.stem}" for path in (ROOT / "platform").glob("[!_]*.py")]
+MODULES += [f"rl_platform.runtime.{path.stem}" for path in (ROOT / "platform/runtime").glob("[!_]*.py")]  # not Ray's
 API = ("rl_platform", *(f"rl_platform.{path.stem}" for path in (ROOT / "api").glob("[!_]*.py")))
 CLIENT = """
 import rl_platform as rl
@@ -42,7 +41,7 @@ def test_strict_types(tmp_path: Path) -> None:
     lay_out(tmp_path)
     command = [sys.executable, "-m", "mypy", "--config-file", str(Path(__file__).with_name("mypy.ini"))]
     command += ["--cache-dir", str(ROOT / ".mypy_cache"), *(option for name in STRICT for option in ("-p", name))]
-    command += [option for name in (*API, *RUNTIME, "client") for option in ("-m", name)]
+    command += [option for name in (*API, *MODULES, "client") for option in ("-m", name)]
     (tmp_path / "client.py").write_text(CLIENT)
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     told = 'client.py:5: error: Module has no attribute "trian"  [attr-defined]'
