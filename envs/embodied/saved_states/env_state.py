@@ -40,6 +40,7 @@ LIVE_MODULES = ("mujoco.", "gymnasium.envs.mujoco.mujoco_rendering")
 _EXCLUDED = ("efc_", "iefc_", "plugin")
 
 
+_OTHER_LAYERS = "the state is that of an environment with other wrappers: begin a new run in another folder"
 NATIVE = b"native 1:"  # begins the state of an environment that is stepped without Gymnasium
 # What pickles of most environments are made of. These run no code of the environment.
 _HARMLESS = {
@@ -76,11 +77,17 @@ def save(env: AnyEnv) -> bytes:
 
 
 def restore(env: AnyEnv, state: bytes) -> None:
-    """Restores the state into `env`, which must be built like the environment that was saved."""
+    """Restores the state into `env`, which must be built like the environment that was saved.
+
+    Raises CheckpointError if one with other wrappers was saved.
+    """
     layers = _layers(env)
     live, _ = _live_objects(layers)
     attributes, data = pickle.loads(zlib.decompress(state))
-    for layer, saved in zip(layers, _Unpickler(io.BytesIO(attributes), live).load(), strict=True):
+    saved_layers = _Unpickler(io.BytesIO(attributes), live).load()
+    if len(saved_layers) != len(layers):
+        raise CheckpointError(_OTHER_LAYERS)
+    for layer, saved in zip(layers, saved_layers, strict=True):
         for name in _attributes(layer).keys() - saved.keys() - {"env"}:  # which earlier versions did not save
             delattr(layer, name)
         vars(layer).update(saved)
@@ -176,6 +183,8 @@ class _Unpickler(pickle.Unpickler):
         self._live = live
 
     def persistent_load(self, key: Key) -> object:
+        if key not in self._live:
+            raise CheckpointError(_OTHER_LAYERS)
         return self._live[key]
 
 

@@ -9,13 +9,14 @@ import pickle
 import zlib
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.mujoco.tasks import TASKS
-from rl_platform.envs.embodied.saved_states.env_state import NATIVE, refuse_code
+from rl_platform.envs.embodied.saved_states.env_state import NATIVE, refuse_code, restore, save
 from rl_platform.envs.embodied.vector import StepResult, VectorEnv
 from rl_platform.errors import CheckpointError
 
@@ -114,6 +115,15 @@ def test_an_env_that_cannot_be_saved_says_so_and_restarts(caplog: pytest.LogCapt
     assert caplog.text.count("environment 0 and 2 others cannot be saved") == 1
     assert "generator" in caplog.text
     assert resumed.load_state_dict(state)[:, 1].tolist() == [0, 0, 0]
+
+
+def test_a_state_of_other_wrappers_is_refused() -> None:
+    plain = gymnasium.make("CartPole-v1")
+    plain.reset(seed=1)
+    wrapped = gymnasium.wrappers.RecordEpisodeStatistics(plain)
+    for saved, other in ((plain, wrapped), (wrapped, plain)):
+        with pytest.raises(CheckpointError, match="with other wrappers: begin a new run"):
+            restore(other, save(saved))
 
 
 def test_a_checkpoint_of_other_environments_is_refused() -> None:
