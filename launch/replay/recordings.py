@@ -136,7 +136,7 @@ def _start(folder: Path, step: int, from_start: bool) -> Path | None:
         return checkpoints[max(earlier)].absolute()
     if step > 1 and not from_start:
         message = f"{folder} has no checkpoint before step {step}"
-        allowed = ", ".join(f"after {number}" for number in checkpoints) or "none: the run wrote no checkpoint"
+        allowed = f"steps from {min(checkpoints) + 1} on" if checkpoints else "none: the run wrote no checkpoint"
         hint = "--from-start begins again at step 0; runner.save_interval and keep_checkpoints decide what is kept"
         raise ConfigError([Problem("--step", message, value=str(step), allowed=allowed, hint=hint)])
     return None
