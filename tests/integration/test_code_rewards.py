@@ -38,7 +38,7 @@ def test_a_run_logs_how_programs_ended(command, folder: Path) -> None:
     trained = json.loads(Path("out/metrics.jsonl").read_text().splitlines()[-1])
     outcomes = {name: value for name, value in trained.items() if name.startswith("code/")}
     assert sum(outcomes.values()) == pytest.approx(1.0)
-    assert trained["reward/unscored"] == 0
+    assert trained["reward/unscored"] == 0, ended.out
     assert trained["val/accuracy"] == 0
     samples = [json.loads(line) for line in Path("out/samples.jsonl").read_text().splitlines()]
     assert all(sample["verdict"].startswith(("test 1 of 1: ", "the response holds no program")) for sample in samples)
