@@ -116,7 +116,7 @@ class Sandbox:
         wall_s = self._wall_end - time.monotonic()
         if self._left_s <= 0 or wall_s <= 0:
             return Result(TIMEOUT)
-        end = time.monotonic() + wall_s + SPARE_S
+        end = time.monotonic() + program_runner.CONFINED_S + wall_s + SPARE_S
         try:
             test = case.question() | {"cpu_s": max(math.ceil(self._left_s), 1), "wall_s": wall_s}
             self._send(_frame(test), wall_s)

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 import rl_platform.records
-from rl_platform.envs.reasoning.sandbox import isolation, process, spec
+from rl_platform.envs.reasoning.sandbox import isolation, process, program_runner, spec
 from rl_platform.envs.reasoning.sandbox.cases import Case, cases_of
 from rl_platform.envs.reasoning.sandbox.process import Limits, Result, Sandbox
 from rl_platform.envs.reasoning.sandbox.program_verdict import judge, passes, program_of, same
@@ -184,6 +184,7 @@ def test_a_sandbox_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None
     import psutil
 
     monkeypatch.setattr(process, "SPARE_S", 0.1)
+    monkeypatch.setattr(program_runner, "CONFINED_S", 0.1)
     before = namespaces()
     with Sandbox("print(1)", Limits(0.1, LIMITS.memory_bytes), isolated=True) as sandbox:
         children = psutil.Process(sandbox._process.pid).children(recursive=True)
@@ -192,6 +193,14 @@ def test_a_sandbox_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None
         assert sandbox.run(Case("1")).status == "timeout"
     assert namespaces() <= before
     assert psutil.wait_procs(children, 5)[1] == [], "they were no longer descendants of this process"
+
+
+def test_the_time_of_a_program_begins_when_it_is_confined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On a busy machine that may take longer than the program may."""
+    monkeypatch.setattr(program_runner, "confine", lambda *_: time.sleep(1.5))
+    setup = {"program": "import os\nos.write(1, b'1')\nos._exit(0)", "isolated": False, "longest_output": 100}
+    status, _, output, note = program_runner.run(setup, {"wall_s": 1.0, "cpu_s": 1}, str(tmp_path))
+    assert (status, output) == (program_runner.DONE, b"1"), note
 
 
 @needs_layers
