@@ -12,6 +12,7 @@ from rl_platform.components.policy_rollout import Observations, Policy
 from rl_platform.components.recording import HiddenStates
 from rl_platform.envs.embodied.evaluate import EvaluationResult, evaluate
 from rl_platform.envs.embodied.vector import VectorEnv
+from rl_platform.errors import ConfigError
 from rl_platform.extras import required
 
 if TYPE_CHECKING:
@@ -67,18 +68,22 @@ class EnvEvaluation:
         episodes = {}
         for path, number in shown_episodes(video, result).items():
             acting.number, acting.values = number, []
-            episode = play(
-                env.description,
-                acting,
-                settings.evaluation.seed + number,
-                number=number,
-                chunked=not env.levels.single,
-                begin=acting.begin,
-                num_workers=min(settings.num_workers, 1),
-                timeout_s=settings.step_timeout_s,
-                variables=env.drawing,
-                restarts=settings.restarts,
-            )
+            try:
+                episode = play(
+                    env.description,
+                    acting,
+                    settings.evaluation.seed + number,
+                    number=number,
+                    chunked=not env.levels.single,
+                    begin=acting.begin,
+                    num_workers=min(settings.num_workers, 1),
+                    timeout_s=settings.step_timeout_s,
+                    variables=env.drawing,
+                    restarts=settings.restarts,
+                )
+            except ConfigError as error:
+                self._video.refuse(error)
+                return
             instruction = env.instructions[number % len(env.instructions)] if env.instructions else ""
             episodes[path] = replace(episode, values=acting.values, instruction=instruction)
         self._video.start(episodes, {"step": acting.step})

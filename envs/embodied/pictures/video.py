@@ -7,7 +7,6 @@ so and renders, so a graphics library that crashes or hangs cannot end the run.
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import sys
@@ -20,12 +19,13 @@ from pathlib import Path
 
 import numpy as np
 
-from rl_platform.envs.embodied.descriptions import EnvDescription, find_spec
+from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.evaluate import Begin, EvaluationResult, PolicyFunction, one_by_one
 from rl_platform.envs.embodied.pictures.drawing import CannotDraw, with_captions, with_drawing
 from rl_platform.envs.embodied.success import Success
 from rl_platform.envs.embodied.vector import VectorEnv
+from rl_platform.errors import ConfigError
 
 LONGEST = 2000  # steps that are drawn
 _PICTURES_PER_SECOND = 25  # of environments that draw more; others give every other picture
@@ -61,7 +61,8 @@ def play(
 ) -> RecordedEpisode:
     """Returns the episode of `seed` in environment `number`, at most `LONGEST` steps of it.
 
-    `chunked`, `begin`: as of `evaluate`. The last four: as of `VectorEnv`.
+    `chunked`, `begin`: as of `evaluate`. The last four: as of `VectorEnv`. Raises ConfigError for an environment that
+    cannot be built with the render mode, as its constructor may lack that argument.
     """
     episode = RecordedEpisode(seed, number)
     # with the render mode the physics is stepped as it will be for the video
@@ -118,15 +119,6 @@ def shown_episodes(video: Path, result: EvaluationResult) -> dict[Path, int]:
     return shown
 
 
-def _takes_render_mode(description: EnvDescription) -> bool:
-    """Returns whether a function or class that makes the environment, and no id of a registry, has this argument."""
-    entry_point = find_spec(description).entry_point
-    if not callable(entry_point):
-        return True
-    parameters = inspect.signature(entry_point).parameters
-    return "render_mode" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-
-
 class Video:
     """Draws episodes, one after the other, in a thread that steps and renders in a process of its own.
 
@@ -139,14 +131,16 @@ class Video:
         modes, rate = facts.render_modes, facts.render_rate
         self._uses_mujoco = facts.uses_mujoco
         self.refusal = "" if "rgb_array" in modes else f"{description.id} cannot draw (its render modes: {list(modes)})"
-        if not self.refusal and not description.external and not _takes_render_mode(description):
-            self.refusal = f"{description.id} cannot draw (it has no argument render_mode to pass to its environment)"
         self.steps_per_picture = max(2, rate // _PICTURES_PER_SECOND)
         self.pictures_per_second = rate / self.steps_per_picture
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
         self._failure = self.refusal
         self.steps = (0, 0)  # drawn ones and all of the episode
+
+    def refuse(self, error: ConfigError) -> None:
+        """Draws nothing from now on, because of an error that `play` raised."""
+        self.refusal = self._failure = error.problems[0].message
 
     @property
     def busy(self) -> bool:

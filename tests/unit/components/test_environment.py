@@ -403,6 +403,26 @@ def test_values_of_a_drawn_episode_are_those_of_the_actor(monkeypatch: pytest.Mo
     assert episode.values == pytest.approx(expected.tolist())
 
 
+def test_an_environment_that_takes_no_render_mode_gives_no_video(tmp_path: Path) -> None:
+    """Its metadata says that it can draw; the evaluation ended because it could not be built with a render mode."""
+
+    class Painted(Corridor):
+        metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012 - as Gymnasium declares it
+
+    gymnasium.register("tests/Painted-v0", Painted, max_episode_steps=5)
+    environment = Environment(context("env"), config(id="tests/Painted-v0", evaluation={"episodes": 2}))
+    policy = AlwaysChooses(1)
+    try:
+        for _ in range(2):
+            found = environment.evaluate(0, str(tmp_path / "a.mp4"), True, True, RemotePolicy(policy, policy))
+            assert found.lengths == [3, 3]
+            assert "unexpected keyword argument 'render_mode'" in environment.drawn()
+        assert not list(tmp_path.iterdir())
+    finally:
+        environment.close()
+        del gymnasium.registry["tests/Painted-v0"]
+
+
 def test_videos_show_the_best_and_the_worst_valid_episode() -> None:
     best, worst = Path("a/evaluation.mp4"), Path("a/evaluation-worst.mp4")
     returns = ([2.0, -1.0, 3.0], [1.0, 1.0], [])

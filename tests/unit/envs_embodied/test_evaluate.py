@@ -69,17 +69,6 @@ def test_an_env_without_pictures_says_so(tmp_path: Path) -> None:
     assert "cannot draw" in drawn(EnvDescription("toy_envs:Toy-v0"), tmp_path / "a.mp4", still)
 
 
-def test_a_function_without_a_render_mode_gives_no_video(tmp_path: Path) -> None:
-    """Its environment can draw, but the function cannot be called with render_mode, which ended the evaluation."""
-    import gymnasium
-
-    gymnasium.register("tests/Made-v0", lambda: gymnasium.make("CartPole-v1"))
-    try:
-        assert "no argument render_mode" in drawn(EnvDescription("tests/Made-v0"), tmp_path / "a.mp4", _lean)
-    finally:
-        del gymnasium.registry["tests/Made-v0"]
-
-
 @pytest.mark.parametrize(("env_id", "steps_per_picture"), [("HalfCheetah-v5", 2), ("Walker2d-v5", 5)])
 def test_a_video_or_the_reason_why_not(env_id: str, steps_per_picture: int, tmp_path: Path) -> None:
     path = tmp_path / "videos" / "episode.mp4"
