@@ -49,6 +49,9 @@ class EnvFailure(Exception):
         self.doing = doing
         self.details = details
 
+    def __str__(self) -> str:
+        return f"environment {self.env_index} failed in {self.doing}: {self.details.rstrip().splitlines()[-1]}"
+
 
 class NotFinite(Exception):
     """The first observation of an episode has NaN or infinity."""

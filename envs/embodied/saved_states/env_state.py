@@ -40,7 +40,7 @@ LIVE_MODULES = ("mujoco.", "gymnasium.envs.mujoco.mujoco_rendering")
 _EXCLUDED = ("efc_", "iefc_", "plugin")
 
 
-_OTHER_LAYERS = "the state is that of an environment with other wrappers: begin a new run in another folder"
+_OTHER_LAYERS = "the state is that of an environment with other wrappers"
 NATIVE = b"native 1:"  # begins the state of an environment that is stepped without Gymnasium
 # What pickles of most environments are made of. These run no code of the environment.
 _HARMLESS = {
@@ -88,7 +88,7 @@ def restore(env: AnyEnv, state: bytes) -> None:
     if len(saved_layers) != len(layers):
         raise CheckpointError(_OTHER_LAYERS)
     for layer, saved in zip(layers, saved_layers, strict=True):
-        for name in _attributes(layer).keys() - saved.keys() - {"env"}:  # which earlier versions did not save
+        for name in _attributes(layer).keys() - saved.keys():
             delattr(layer, name)
         vars(layer).update(saved)
     for key, saved in data.items():
@@ -117,15 +117,14 @@ def _layers(env: AnyEnv) -> list[AnyEnv]:
     layers = [env]
     while layers[-1] is not env.unwrapped:
         layers.append(layers[-1].env)  # type: ignore[attr-defined]
-    while isinstance(inner := vars(layers[-1]).get("env"), Env):
+    while isinstance(inner := vars(layers[-1]).get("env"), Env) and inner not in layers:
         layers.append(inner)
     return layers
 
 
 def _attributes(layer: AnyEnv) -> dict[str, object]:
     """Returns what the layer holds, without the next layer. A simulator that is no Gymnasium environment is none."""
-    wraps = layer.unwrapped is not layer or isinstance(vars(layer).get("env"), Env)
-    return {name: value for name, value in vars(layer).items() if not (wraps and name == "env")}
+    return {name: value for name, value in vars(layer).items() if not (name == "env" and isinstance(value, Env))}
 
 
 def _live_objects(layers: list[AnyEnv]) -> tuple[dict[Key, object], dict[Key, mujoco.MjData]]:

@@ -122,8 +122,15 @@ def test_a_state_of_other_wrappers_is_refused() -> None:
     plain.reset(seed=1)
     wrapped = gymnasium.wrappers.RecordEpisodeStatistics(plain)
     for saved, other in ((plain, wrapped), (wrapped, plain)):
-        with pytest.raises(CheckpointError, match="with other wrappers: begin a new run"):
+        with pytest.raises(CheckpointError, match="with other wrappers"):
             restore(other, save(saved))
+
+
+def test_an_environment_that_holds_itself_can_be_saved() -> None:
+    env = gymnasium.make("CartPole-v1")
+    env.reset(seed=1)
+    vars(env.unwrapped)["env"] = env
+    restore(env, save(env))
 
 
 def test_a_checkpoint_of_other_environments_is_refused() -> None:
