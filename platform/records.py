@@ -263,7 +263,7 @@ class RolloutBatch:
         inputs = {name: function(tensor) for name, tensor in self.inputs.items()}
         fields = {name: getattr(self, name) for name in _TENSOR_FIELDS}
         changed: dict[str, Any] = {
-            name: tensor if tensor is None else function(tensor) for name, tensor in fields.items()
+            name: None if tensor is None else function(tensor) for name, tensor in fields.items()
         }
         return RolloutBatch(inputs=inputs, **changed)
 

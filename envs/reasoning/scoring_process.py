@@ -36,7 +36,10 @@ class ScoringSpec(Protocol[Item]):
 
     @property
     def key(self) -> str:
-        """The config key that it comes from."""
+        """The config key that `type` is the value of."""
+
+    @property
+    def type(self) -> str: ...
 
     def load(self) -> Callable[[Item], object]:
         """Returns the function of an item. Raises ConfigError if there is none."""

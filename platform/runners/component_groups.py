@@ -127,10 +127,9 @@ class EnvGroup(Ranks, Protocol):
 
 
 class TypedGroups(TypedDict, total=False):
-    """The worker groups of a run by component; `actor_critic` is the actor of a run with one model for both."""
+    """The worker groups of a run by component. The actor of an embodied run, `EmbodiedActorGroup`, has two names."""
 
     actor: LanguageActorGroup
-    actor_critic: EmbodiedActorGroup
     critic: LearnerGroup
     reference: ReferenceGroup
     rollout: RolloutGroup

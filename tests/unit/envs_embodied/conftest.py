@@ -255,8 +255,7 @@ class OwnSeed(Toy):
 
 for name in (
     "Toy", "Started", "Flaky", "BadReset", "Unsavable", "OddSpaces", "OtherShape", "OtherStep", "WholeActions", "Goals",
-    "OwnSeed", "Choices", "Pictured", "Drawing", "Planned", "Holder",
-    "Double",
+    "OwnSeed", "Choices", "Pictured", "Drawing", "Planned", "Holder", "Double",
 ):
     gymnasium.register(f"{name}-v0", entry_point=f"{__name__}:{name}", max_episode_steps=5)
 '''
