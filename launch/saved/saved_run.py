@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,8 @@ from rl_platform.config.overrides import key_of
 from rl_platform.config.python_values import OVERRIDES
 from rl_platform.config.schema import Config
 from rl_platform.config.source import COMMAND_LINE
-from rl_platform.errors import ConfigError, Problem
-from rl_platform.run_files import CONFIG, complete_checkpoints
+from rl_platform.errors import CheckpointError, ConfigError, Problem
+from rl_platform.run_files import CONFIG, MANIFEST, complete_checkpoints
 
 if TYPE_CHECKING:
     from rl_platform.checkpoint.verify import Checkpoint
@@ -88,6 +89,10 @@ class SavedRun:
             checkpoint = Checkpoint.open(self.checkpoint)
         except UnknownFormat as error:
             raise self._problem(str(error)) from error
+        except CheckpointError as error:
+            others = [path for path in complete_checkpoints(self.checkpoint.parent).values() if path != self.checkpoint]
+            error.add_note(f"name another checkpoint of the run: {others[-1]}" if others else _anew(self.folder))
+            raise
         # in an embodied run the environment may differ, as long as the policy fits it
         theirs, ours = (
             [line for line in text.splitlines() if not line.startswith("env.")]
@@ -113,6 +118,36 @@ def similar_folder(path: Path) -> str:
     return f"did you mean {close[0]}?" if close else ""
 
 
+def _changed(path: Path) -> float:
+    """Returns when a file was changed; 0.0 if a run that is going on has deleted it meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _anew(run: Path) -> str:
+    """Returns the command that trains what the run in a folder trained, in another folder."""
+    return f"platform-launch {shlex.quote(str(run / CONFIG))} runner.output_dir=ANOTHER trains anew"
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """Returns the runs in a folder that have a checkpoint."""
+    return sorted({found.parent.parent.parent for found in folder.glob(f"*/checkpoints/step-*/{MANIFEST}")})
+
+
+def _some_run() -> str:
+    """Returns a hint with the runs in runs/."""
+    runs = _runs_in(RUNS)
+    return f"name one of these runs: {_listed(runs)}" if runs else "name the folder of a run, its runner.output_dir"
+
+
+def _listed(paths: Sequence[Path]) -> str:
+    """Returns at most five paths, and the number of others."""
+    more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
+    return f"{', '.join(map(str, paths[:5]))}{more}"
+
+
 @dataclass(frozen=True)
 class _Search:
     """Looks for a checkpoint by name. asked: as in `SavedRun`; step: the one to find, None: the newest."""
@@ -125,28 +160,57 @@ class _Search:
         return self._latest() if self.name == LATEST else self._named(Path(self.name).expanduser().absolute())
 
     def _latest(self) -> Path:
-        manifests = list(RUNS.glob("*/checkpoints/step-*/manifest.json"))
+        manifests = list(RUNS.glob(f"*/checkpoints/step-*/{MANIFEST}"))
         if not manifests:
-            raise self.problem(f"no run in {RUNS.absolute()} has a checkpoint", hint="name a run's folder")
-        newest = max(manifests, key=lambda path: path.stat().st_mtime).parent.absolute()
+            raise self.problem(f"no run in {RUNS.absolute()} has a checkpoint", hint=_some_run())
+        newest = max(manifests, key=_changed).parent.absolute()
         return newest if self.step is None else self._of_step(newest.parent)
 
     def _named(self, path: Path) -> Path:
+        inside = path if path.name == "checkpoints" else path / "checkpoints"
+        if (path / MANIFEST).is_file():
+            return path if self.step is None else self._of_step(path.parent)
+        if complete_checkpoints(inside):
+            return self._of_step(inside)
+        if (inside.parent / CONFIG).is_file():
+            raise self._without_checkpoint(inside.parent)
+        if path.name.startswith("step-") and (path.parent.parent / CONFIG).is_file():
+            raise self._without_step(path)
         if not path.exists():
-            raise self.problem("no such folder", hint=similar_folder(path))
+            raise self.problem("no such folder", hint=similar_folder(path) or _some_run())
         if path.is_file():
             hint = "name the folder that the run wrote to, its runner.output_dir"
             message = "is a file, not the folder of a run or a checkpoint"
-            raise self.problem(message, hint=hint if path.suffix in (".yaml", ".yml") else "")
-        if (path / "manifest.json").is_file():
-            return path if self.step is None else self._of_step(path.parent)
-        inside = path if path.name == "checkpoints" else path / "checkpoints"
-        if complete_checkpoints(inside):
-            return self._of_step(inside)
-        if (path / CONFIG).is_file():
-            hint = "runner.save_interval sets when checkpoints are written"
-            raise self.problem("the run has not written a checkpoint yet", hint=hint)
-        raise self.problem("contains neither a run nor a checkpoint")
+            raise self.problem(message, hint=hint if path.suffix in (".yaml", ".yml") else _some_run())
+        runs = _runs_in(path)
+        hint = f"name one of its runs: {_listed(runs)}" if runs else _some_run()
+        raise self.problem("contains neither a run nor a checkpoint", hint=hint)
+
+    def _without_checkpoint(self, run: Path) -> ConfigError:
+        """Returns the problem of a run whose folder has no complete checkpoint."""
+        model = run / "model"
+        if not model.is_dir():
+            again = f"platform-launch {shlex.quote(str(run / CONFIG))}"
+            hint = f"wait for its first one (runner.save_interval). A run that was stopped begins again: {again}"
+            return self.problem("the run has not written a checkpoint yet", hint=hint)
+        from rl_platform.models.saved_policy import DESCRIPTION  # loads torch
+
+        if (model / DESCRIPTION).is_file():
+            reader = f"rl_platform.load_policy({str(model)!r})"
+        else:
+            reader = f"transformers.AutoModelForCausalLM.from_pretrained({str(model)!r})"
+        hint = f"{reader} reads what it has trained; {_anew(run)}"
+        return self.problem("the checkpoints of this run were deleted", hint=hint)
+
+    def _without_step(self, path: Path) -> ConfigError:
+        """Returns the problem of a checkpoint's folder that is missing or incomplete."""
+        others = complete_checkpoints(path.parent)
+        if not others:
+            return self._without_checkpoint(path.parent.parent)
+        message = f"this checkpoint is incomplete: it has no {MANIFEST}" if path.exists() else "no such checkpoint"
+        steps = ", ".join(map(str, others))
+        hint = f"the run has checkpoints of the steps {steps} (runner.keep_checkpoints), as {others[max(others)]}"
+        return self.problem(message, hint=hint)
 
     def _of_step(self, folder: Path) -> Path:
         checkpoints = complete_checkpoints(folder)

@@ -24,9 +24,9 @@ import torch
 
 from rl_platform.errors import CheckpointError, shortened
 from rl_platform.records import StateDict
+from rl_platform.run_files import MANIFEST
 
 FORMAT = 2
-MANIFEST = "manifest.json"
 STEP_FOLDER = re.compile(r"step-(\d{8,})")
 _FILE_NAME = re.compile(r"(?!\.{1,2}(/|$))[\w.-]{1,200}(/(?!\.{1,2}$)[\w.-]{1,200})?", re.ASCII)
 _ENTRY = {"bytes": int, "sha256": str}

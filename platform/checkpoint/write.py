@@ -26,7 +26,6 @@ import torch
 
 from rl_platform.checkpoint.verify import (
     FORMAT,
-    MANIFEST,
     STEP_FOLDER,
     Checkpoint,
     UnknownFormat,
@@ -36,6 +35,7 @@ from rl_platform.checkpoint.verify import (
 )
 from rl_platform.disk import make_folder, size_text, sync, sync_folder
 from rl_platform.errors import CheckpointError
+from rl_platform.run_files import MANIFEST
 
 Buffer = bytes | bytearray | memoryview
 

@@ -21,11 +21,12 @@ from small_disk import small_disk
 
 from rl_platform.checkpoint import verify
 from rl_platform.checkpoint import write as module
-from rl_platform.checkpoint.verify import MANIFEST, Checkpoint
+from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.checkpoint.write import CheckpointStore, HashingWriter, Part, Shards
 from rl_platform.engines.training.sharded_state import ShardedTensor, state_bytes
 from rl_platform.engines.training.state_files import read_whole, write
 from rl_platform.errors import CheckpointError
+from rl_platform.run_files import MANIFEST
 
 
 def parts(value: int) -> dict[str, Part]:

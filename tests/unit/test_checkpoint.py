@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from rl_platform.checkpoint.verify import MANIFEST, Checkpoint, Written, seal
+from rl_platform.checkpoint.verify import Checkpoint, Written, seal
 from rl_platform.checkpoint.write import CheckpointStore, Shards
 from rl_platform.errors import CheckpointError
+from rl_platform.run_files import MANIFEST
 
 
 def parts(value: float) -> dict[str, dict[str, object]]:

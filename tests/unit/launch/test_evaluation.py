@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.checkpoint.verify import FORMAT, MANIFEST, seal
+from rl_platform.checkpoint.verify import FORMAT, seal
 from rl_platform.launch.saved.evaluation import table
 from rl_platform.metrics import read_metrics
+from rl_platform.run_files import MANIFEST
 
 RUN = "runner.output_dir=runs/one", "runner.save_interval=2"
 
@@ -120,6 +121,43 @@ def test_what_is_refused(command, folder: Path):
         assert ended.code == 2, arguments
         assert message in ended.err
         assert "Traceback" not in ended.err
+
+
+def test_a_checkpoint_that_is_gone_and_what_to_type_instead(command, trained: Path):
+    checkpoints = trained / "checkpoints"
+    for gone in (checkpoints / "step-00000003", checkpoints / "step-3"):
+        ended = command("--eval", gone)
+        assert ended.code == 2
+        assert "--eval: no such checkpoint" in ended.err
+        assert (
+            f"hint: the run has checkpoints of the steps 2, 4 (runner.keep_checkpoints), as {checkpoints}" in ended.err
+        )
+        assert "step-00000004" in ended.err
+    (checkpoints / "step-00000002" / MANIFEST).unlink()
+    ended = command("--eval", checkpoints / "step-00000002")
+    assert (ended.code, f"this checkpoint is incomplete: it has no {MANIFEST}" in ended.err) == (2, True)
+    assert "checkpoints of the steps 4 (" in ended.err
+    (trained.parent / "other").mkdir()
+    for given in ("runs", "runs/other", "nothing_like_it"):
+        ended = command("--eval", given)
+        assert (ended.code, "runs: runs/one" in ended.err or f"runs: {trained}" in ended.err) == (2, True), ended.err
+    (checkpoints / "step-00000004" / "env.pt").unlink()
+    ended = command("--eval", trained)
+    assert (ended.code, "env.pt: No such file" in ended.err) == (65, True)
+    again = f"platform-launch {trained}/config.yaml runner.output_dir=ANOTHER trains anew"
+    assert again in ended.err
+    (checkpoints / "step-00000002" / MANIFEST).touch()
+    assert f"name another checkpoint of the run: {checkpoints / 'step-00000002'}" in command("--eval", trained).err
+    for gone, given in ((checkpoints / "step-00000004", "step-00000004"), (checkpoints, ""), (checkpoints, "step-4")):
+        shutil.rmtree(gone)
+        (checkpoints / "step-00000002" / MANIFEST).unlink(missing_ok=True)
+        ended = command("--eval", checkpoints / given)
+        assert (ended.code, "the checkpoints of this run were deleted" in ended.err) == (2, True), ended.err
+        assert f"rl_platform.load_policy('{trained}/model') reads what it has trained; {again}" in ended.err
+        checkpoints.mkdir(exist_ok=True)
+    shutil.rmtree(trained / "model")
+    ended = command("--eval", trained)
+    assert f"A run that was stopped begins again: platform-launch {trained}/config.yaml" in ended.err
 
 
 def test_a_checkpoint_of_another_version_model_or_with_damage(command, trained: Path):
