@@ -1,4 +1,4 @@
-"""Adapts environments of other packages: makes vectors of their observations, and seeds older environments."""
+"""Adapts environments of other packages: flattens observations, casts actions to float16, and seeds older ones."""
 
 from __future__ import annotations
 
@@ -89,6 +89,22 @@ def flattened(env: AnyEnv) -> AnyEnv:
     space = env.observation_space
     parts = isinstance(space, Dict | Tuple | Discrete | MultiDiscrete | MultiBinary)
     return FlatObservations(env) if parts and space.is_np_flattenable else env
+
+
+class HalfActions(gymnasium.ActionWrapper[object, object, object]):
+    """Gives an environment with actions of float16 actions of that type.
+
+    The policy's are float32, which a space of float16 does not contain. Rounding keeps them within the space's bounds.
+    """
+
+    def action(self, action: object) -> object:
+        """Returns the action as float16."""
+        return np.asarray(action, np.float16)
+
+
+def with_typed_actions(env: AnyEnv) -> AnyEnv:
+    """Returns `env`, wrapped in `HalfActions` if its actions are float16."""
+    return HalfActions(env) if isinstance(env.action_space, Box) and env.action_space.dtype == np.float16 else env
 
 
 def reset_env(env: AnyEnv, seed: int | None) -> object:

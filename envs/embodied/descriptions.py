@@ -141,7 +141,7 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
     """
     import gymnasium
 
-    from rl_platform.envs.embodied.adapter import flattened
+    from rl_platform.envs.embodied.adapter import flattened, with_typed_actions
 
     spec, description = spec or find_spec(description), description.of_task(0)
     kwargs = description.kwargs if render_mode is None else {**description.kwargs, "render_mode": render_mode}
@@ -170,6 +170,7 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
     if absent := [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]:
         hint = "set it in __init__: a space of gymnasium.spaces"
         raise ConfigError([Problem("env.id", f"{spec.id} has no {' and no '.join(absent)}", value=spec.id, hint=hint)])
+    env = with_typed_actions(env)
     if description.pixels is not None:
         return PixelObservation(env, description.pixels)
     if render_mode is not None:

@@ -152,6 +152,10 @@ def read_spaces(env: AnyEnv, env_id: str, key: str = "env.id") -> EnvSpaces:
         if not problems and 0 in (space.shape or ()):
             problems.append(_unusable(key, f"{what} space of {env_id}", space, "at least one number", ""))
     several = list(leaves(env.env.observation_space)) if isinstance(env, FlatObservations) else []
+    names = [name for name, _ in several]
+    if twice := [name for name in names if names.count(name) > 1]:
+        message = f"two parts of the observation space of {env_id} have one name: their keys, joined by dots"
+        problems.append(Problem(key, message, value=twice[0], hint="rename the key with a dot in the Dict space"))
     if problems:
         raise ConfigError(problems)
     assert isinstance(observation, Box)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from numbers import Integral
 from os import PathLike
 from pathlib import Path
@@ -68,8 +68,8 @@ class Policy:
     ) -> np.ndarray:
         """Returns the action for an observation, or actions [N,...] for observations [N,...].
 
-        Shapes are those of the environment's spaces; a Dict of Boxes may be given as it is. Continuous actions are
-        float32 and inside their bounds; choices have the type of the action space. deterministic: the most likely
+        Shapes are those of the environment's spaces; a Dict or Tuple of Boxes may be given as it is. Continuous actions
+        are float32 and inside their bounds; choices have the type of the action space. deterministic: the most likely
         action, otherwise a sample. episode_starts: bool or [N] bool: the observation is the first of its episode.
         tasks: integer or [N] integers: the index of the instruction, for a policy that reads several.
 
@@ -126,7 +126,8 @@ class Policy:
         """Observations [N,D] float32, or uint8 of images, and whether it is a single one."""
         shape, images = self.spaces.observation_shape, self.spaces.images
         try:
-            array = self._flat(observation) if isinstance(observation, Mapping) else _array(observation)
+            several = isinstance(observation, Mapping) or (isinstance(observation, tuple) and self._observes_tuples)
+            array = self._flat(observation) if several else _array(observation)
         except ValueError as error:  # rows of unequal lengths
             reason = "reset() and step() return it first in a tuple" if isinstance(observation, tuple) else error
             raise DataError(f"observation: no array: {reason}") from error
@@ -143,20 +144,23 @@ class Policy:
             raise DataError(f"observation: row {row} is not finite: {rows[row]}")
         return rows, single
 
-    def _flat(self, observation: Mapping[str, object]) -> np.ndarray:
-        """Maps a Dict observation [...] to its parts side by side [...,D], as `FlatObservations` puts them."""
+    @property
+    def _observes_tuples(self) -> bool:
+        """Whether observations are of a Tuple: its parts are named by their positions."""
+        return any(part.name.partition(".")[0] == "0" for part in self.spaces.parts)
+
+    def _flat(self, observation: object) -> np.ndarray:
+        """Maps a Dict or Tuple [...] to its parts side by side [...,D], as `FlatObservations` puts them."""
         if not self.spaces.parts or not all(part.numbers or part.image for part in self.spaces.parts):
             hint = "pass gymnasium.spaces.flatten(env.observation_space, observation)"
-            raise DataError(f"observation: is a dict; this policy observes {self.spaces.observation_shape}: {hint}")
+            kind = "tuple" if isinstance(observation, tuple) else "dict"
+            raise DataError(f"observation: is a {kind}; this policy observes {self.spaces.observation_shape}: {hint}")
         arrays = []
         for part in self.spaces.parts:
-            value: Any = observation
-            try:
-                for key in part.name.split("."):
-                    value = value[key]
-            except (KeyError, TypeError, IndexError) as error:
-                raise DataError(f"observation: has no part {part.name}") from error
-            array = _array(value)
+            values = [*_parts(observation, part.name)]
+            if not values:
+                raise DataError(f"observation: has no part {part.name}")
+            array = _array(values[0])
             if part.image and array.dtype != np.uint8:
                 raise DataError(
                     f"observation: part {part.name} has type {array.dtype}; this policy observes uint8 images"
@@ -189,6 +193,21 @@ class Policy:
 def _array(value: Any) -> np.ndarray:
     """Returns an array of anything like one; of a tensor, which may have a gradient, its numbers."""
     return np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
+
+
+def _parts(observation: object, name: str) -> Iterator[object]:
+    """Yields the part of an observation with this name: keys and positions, joined by dots. A key may have dots."""
+    if isinstance(observation, Mapping):
+        entries = [(str(key), value) for key, value in observation.items()]
+    elif isinstance(observation, tuple | list):
+        entries = [(str(position), value) for position, value in enumerate(observation)]
+    else:
+        return
+    for key, value in entries:
+        if key == name:
+            yield value
+        elif name.startswith(f"{key}."):
+            yield from _parts(value, name.removeprefix(f"{key}."))
 
 
 def load_policy(

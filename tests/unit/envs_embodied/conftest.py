@@ -194,6 +194,10 @@ class Double(Toy):
         return self.observe(), float(action[0]), False, False, {}
 
 
+class Half(Double):
+    action_space = Box(np.float16(-0.3), np.float16(0.7), (2,), np.float16)
+
+
 class WholeActions(Toy):
     action_space = Box(0, 3, (2, 1), np.int64)
 
@@ -255,7 +259,7 @@ class OwnSeed(Toy):
 
 for name in (
     "Toy", "Started", "Flaky", "BadReset", "Unsavable", "OddSpaces", "OtherShape", "OtherStep", "WholeActions", "Goals",
-    "OwnSeed", "Choices", "Pictured", "Drawing", "Planned", "Holder", "Double",
+    "OwnSeed", "Choices", "Pictured", "Drawing", "Planned", "Holder", "Double", "Half",
 ):
     gymnasium.register(f"{name}-v0", entry_point=f"{__name__}:{name}", max_episode_steps=5)
 '''

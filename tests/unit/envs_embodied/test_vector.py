@@ -83,6 +83,14 @@ def test_actions_at_bounds_that_float32_lacks_are_in_the_space(make, num_workers
     assert envs.spaces.action_low[1] == np.float32(-0.7)  # nearest to it and above it
 
 
+def test_actions_of_float16_have_that_type(make, num_workers: int) -> None:
+    envs = make("toy_envs:Half-v0", 2, num_workers)
+    envs.reset([0, 1])
+    result = envs.step(np.array([[9.0, 0.1], [-9.0, 0.1]]))  # the environment refuses other types
+    assert result.rewards.tolist() == [np.float16(0.7), np.float16(-0.3)]
+    assert np.isfinite(result.rewards).all()
+
+
 def test_discrete_actions_start_where_the_space_starts(make, num_workers: int) -> None:
     envs = make("toy_envs:Started-v0", 2, num_workers)
     assert envs.action_space == ActionSpace("discrete", 3)

@@ -163,6 +163,51 @@ def test_dict_observations() -> None:
         policy.act({"goal": 1.0, "kind": 1})
 
 
+KEYED = """
+import gymnasium
+from gymnasium.spaces import Box, Dict, Tuple
+
+class Keyed(gymnasium.Env):
+    observation_space = Dict({"arm.joint": Box(-1, 1, (2,)), "a": Tuple((Dict({"b.c": Box(-1, 1, (1,))}),))})
+    action_space = Box(-1, 1, (2,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+class Pair(Keyed):
+    observation_space = Tuple((Box(-1, 1, (2,)), Dict({"b.c": Box(-1, 1, (1,))})))
+
+class Clash(Keyed):
+    observation_space = Dict({"a.b": Box(-1, 1, (2,)), "a": Dict({"b": Box(-1, 1, (1,))})})
+"""
+
+
+def test_keys_with_dots_and_tuples_from_training_to_acting(command, folder: Path, monkeypatch) -> None:
+    (folder / "keyed.py").write_text(KEYED)
+    monkeypatch.syspath_prepend(folder)
+    import keyed
+
+    for name in ("Keyed", "Pair"):
+        keys = [f"env.id=keyed:{name}", "env.max_episode_steps=5", f"runner.output_dir={name}", "runner.max_steps=1"]
+        ended = command("embodied.yaml", *keys)
+        assert ended.code == 0, ended.err
+        env, policy = getattr(keyed, name)(), load_policy(name)
+        seen, _ = env.reset()
+        flat = gymnasium.spaces.flatten(env.observation_space, seen)
+        np.testing.assert_array_equal(policy.act(seen), load_policy(name).act(flat))
+    with pytest.raises(DataError, match="has no part 1"):
+        policy.act((np.zeros(2), {"b": np.zeros(1)}))
+    with pytest.raises(DataError, match="has no part 0"):
+        policy.act({"b.c": np.zeros(1)})
+    ended = command("embodied.yaml", "env.id=keyed:Clash", "env.max_episode_steps=5")
+    assert (ended.code, "two parts of the observation space of keyed:Clash have one name" in ended.err) == (2, True)
+    assert "value: a.b" in ended.err
+
+
 def test_a_tensor_with_a_gradient_is_an_observation() -> None:
     rows = observations("choices", 2)
     given = torch.from_numpy(rows).requires_grad_()
