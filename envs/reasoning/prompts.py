@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,32 +40,46 @@ class PromptSet:
     too_long: int
 
 
-def build_prompts(questions: Sequence[Question], tokenizer: PromptEncoder, data: Data) -> PromptSet:
+def build_prompts(
+    questions: Sequence[Question],
+    tokenizer: PromptEncoder,
+    data: Data,
+    with_tools: Callable[[Sequence[Message]], int] | None = None,
+) -> PromptSet:
     """Encodes each question in template and chat turns, and message lists as they are. `Prompt.index` is the position
     in `questions`.
+
+    with_tools: returns the number of tokens of a conversation and the description of the tools of `rollout.agent`,
+    which data.max_prompt_length then counts.
 
     Raises ConfigError for settings without effect on messages, a tokenizer without a chat template, and if no prompt is
     short enough; DataError for messages that the chat template refuses.
     """
     _check_template(data, questions)
     encoded = [tuple(_encode(question, tokenizer, data)) for question in questions]
+    lengths = [
+        len(token_ids) if with_tools is None else with_tools(question.messages or messages_of(question.text, data))
+        for question, token_ids in zip(questions, encoded, strict=True)
+    ]
     prompts = [
         Prompt(index, question.text, question.answer, token_ids, question.metadata, question.messages, question.source)
         for index, (question, token_ids) in enumerate(zip(questions, encoded, strict=True))
-        if len(token_ids) <= data.max_prompt_length
+        if lengths[index] <= data.max_prompt_length
     ]
     problems = []
     for source in {question.source for question in questions} - {prompt.source for prompt in prompts}:
-        lengths = [
-            (len(tokens), question.where)
-            for question, tokens in zip(questions, encoded, strict=True)
+        own = [
+            (length, question.where)
+            for question, length in zip(questions, lengths, strict=True)
             if question.source == source
         ]
         of = f" of source {source}" if source else ""
-        shortest, where = min(lengths)
+        shortest, where = min(own)
         at = f" ({where})" if where else ""
-        message = f"not one of {len(lengths)} prompts{of} is that short; the shortest has {shortest} tokens{at}"
-        problems.append(Problem("data.max_prompt_length", message, value=str(data.max_prompt_length)))
+        described = "" if with_tools is None else " with the description of the tools"
+        message = f"not one of {len(own)} prompts{of} is that short; the shortest has {shortest} tokens{described}{at}"
+        hint = f"data.max_prompt_length={max(own)[0]} keeps all of them"
+        problems.append(Problem("data.max_prompt_length", message, value=str(data.max_prompt_length), hint=hint))
     if problems:
         raise ConfigError(problems)
     return PromptSet(prompts, too_long=len(encoded) - len(prompts))

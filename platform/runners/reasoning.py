@@ -27,9 +27,9 @@ from rl_platform.envs.reasoning.verifiers import DECIDING
 from rl_platform.errors import CheckpointError
 from rl_platform.extras import find, required
 from rl_platform.models.build import check_vocabulary
-from rl_platform.models.tokenizer import load_tokenizer
+from rl_platform.models.tokenizer import Tokenizer, load_tokenizer
 from rl_platform.placement.offload_order import OffloadOrder
-from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory, Weights
+from rl_platform.records import Message, Prompt, RolloutBatch, StateDict, Trajectory, Weights
 from rl_platform.reporter import Reporter, Token
 from rl_platform.runners.component_groups import LearnerGroup, TypedGroups
 from rl_platform.runners.phases import TakingTurns, with_turns
@@ -80,8 +80,9 @@ class ReasoningRunner:
         config = with_turns(config, turns)
         self.config, self.runtime, self.reporter, self.output_dir = config, runtime, reporter, output_dir
         self.tokenizer = load_tokenizer(config.actor.model)
-        train = build_prompts(questions.train, self.tokenizer, config.data)
-        validation = build_prompts(questions.validation, self.tokenizer, config.data)
+        with_tools = _length_with_tools(config, self.tokenizer)
+        train = build_prompts(questions.train, self.tokenizer, config.data, with_tools)
+        validation = build_prompts(questions.validation, self.tokenizer, config.data, with_tools)
         check_vocabulary(config, self.tokenizer, [*train.prompts, *validation.prompts])
         for note in notes_on(questions, train, validation):
             reporter.note(note)
@@ -331,6 +332,19 @@ def restore(partial: PartialRollouts | None, state: StateDict | None, prompts: M
             f"the checkpoint holds {len(state['open'])} prompts whose responses are not trained on yet: resume with "
             "rollout.partial_rollout, or start anew with runner.resume: never"
         )
+
+
+def _length_with_tools(config: Config, tokenizer: Tokenizer) -> Callable[[Sequence[Message]], int] | None:
+    """Returns the function of `build_prompts` if the first call of every trajectory describes tools, else None.
+
+    An environment adds its first observation to the question, whose length is not known before it is reset.
+    """
+    agent = config.rollout.agent
+    if agent is None or not agent.tools or agent.environment is not None:
+        return None
+    with required("rl_platform.components.agents", "rollout.agent"):
+        from rl_platform.components.agents.tool_loop import length_with_tools
+    return length_with_tools(agent, tokenizer, config.data.use_chat_template)
 
 
 def validation_metric(config: Config) -> str:

@@ -195,9 +195,7 @@ class ChatSession:
         tokenizer, text = self._tokenizer, "".join(str(message["content"]) for message in new)
         try:
             if before is None:
-                return None, tuple(
-                    tokenizer.apply_chat(new, tools) if self._data.use_chat_template else tokenizer.encode(text)
-                )
+                return None, tuple(first_context(new, tools, tokenizer, self._data.use_chat_template))
             ended = before.token_ids[-1] in tokenizer.eos_token_ids
             added = (
                 tokenizer.continuation(new, ended, tools)
@@ -273,6 +271,15 @@ def _arguments(arguments: Any) -> Any:
         return json.loads(arguments)
     except (TypeError, ValueError):
         return arguments
+
+
+def first_context(
+    messages: Sequence[JsonObject], tools: Sequence[object] | None, tokenizer: Tokenizer, chat: bool
+) -> list[int]:
+    """Returns the tokens of the first call of a trajectory. tools: the schemas that the chat template renders."""
+    if chat:
+        return tokenizer.apply_chat(messages, tools)
+    return tokenizer.encode("".join(str(message["content"]) for message in messages))
 
 
 def _for_template(message: JsonObject) -> JsonObject:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from jsonschema import Draft202012Validator
 
 from rl_platform.components.agents.agent_function import JsonObject
 from rl_platform.components.agents.agent_process import AgentFailed
-from rl_platform.components.agents.chat_session import ChatSession, Said
+from rl_platform.components.agents.chat_session import ChatSession, Said, first_context
 from rl_platform.components.agents.tool_classes import check_params, tool_class
-from rl_platform.components.agents.tool_formats import Called, ToolFormat
+from rl_platform.components.agents.tool_formats import Called, ToolFormat, format_of
 from rl_platform.components.agents.tool_processes import LETTERS_PER_TOKEN, Lease, ToolProcesses, error_line
 from rl_platform.config.schema.rollout import Agent
 from rl_platform.errors import ConfigError, Problem, check_all
@@ -73,9 +73,7 @@ class ToolLoop:
 
     def described(self, messages: Sequence[JsonObject]) -> tuple[list[JsonObject], list[JsonObject] | None]:
         """Returns the first messages, and the schemas for the chat template; None: the messages have them."""
-        if self._format.in_template:
-            return list(messages), self.schemas
-        return _with_system(list(messages), self._format.instructions(self.schemas)), None
+        return described(messages, self.schemas, self._format)
 
     def lease(self, place: int, question: JsonObject) -> Lease:
         """Returns the tools of a trajectory."""
@@ -127,6 +125,24 @@ class ToolLoop:
         except Exception as broken:  # of a schema, as a $ref that leads nowhere
             return f"{type(broken).__name__}: {broken}"[:500]
         return "" if error is None else error.message[:500]
+
+
+def described(
+    messages: Sequence[JsonObject], schemas: list[JsonObject], tools: ToolFormat
+) -> tuple[list[JsonObject], list[JsonObject] | None]:
+    """Returns the first messages, and the schemas for the chat template; None: the messages have them."""
+    if tools.in_template:
+        return list(messages), schemas
+    return _with_system(list(messages), tools.instructions(schemas)), None
+
+
+def length_with_tools(options: Agent, tokenizer: Tokenizer, chat: bool) -> Callable[[Sequence[JsonObject]], int]:
+    """Returns a function from the messages of a question to the number of tokens of its first call.
+
+    Raises ConfigError for tools that cannot be used.
+    """
+    schemas, tools = schemas_of(options), format_of(tokenizer, options, chat)
+    return lambda messages: len(first_context(*described(messages, schemas, tools), tokenizer, chat))
 
 
 def shortened(text: str, tokenizer: Tokenizer, longest: int) -> str:

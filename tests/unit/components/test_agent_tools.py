@@ -6,6 +6,7 @@ The tools run in their real processes. A scripted engine writes the calls, as a 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_configs import REASONING
 
 from rl_platform.algorithms.shaping import ShapedRewards
 from rl_platform.components.actor import LanguageActor
@@ -412,6 +414,24 @@ def test_tools_that_cannot_be_set_up_end_the_run_with_the_traceback(generated) -
     with pytest.raises(WorkerError, match="no index here") as caught:
         generated([["."], ["."]], **tools("NoSetup"))
     assert "rollout.agent.tools failed for all of 2" in str(caught.value)
+
+
+def test_a_prompt_too_short_for_the_tools_is_refused_with_the_length_they_need(
+    command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    Path("reasoning.yaml").write_text(REASONING)
+    keys = ["rollout.agent={tools: [{type: calculator}], tool_format: hermes}", "runner.max_steps=1"]
+    ended = command("reasoning.yaml", *keys)
+    assert ended.code == 2
+    found = re.search(r"the shortest has (\d+) tokens with the description of the tools", ended.err)
+    assert found, ended.err
+    needed = int(found[1])
+    assert f"hint: data.max_prompt_length={needed} keeps all of them" in ended.err
+    positions = f"actor.model.random_init.max_positions={needed + 3}"
+    for length, code in ((needed - 1, 2), (needed, 0)):
+        ended = command("reasoning.yaml", *keys, positions, f"data.max_prompt_length={length}")
+        assert ended.code == code, ended.err
 
 
 def test_a_context_that_is_too_long_is_told(generated) -> None:

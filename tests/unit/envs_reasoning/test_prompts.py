@@ -56,6 +56,21 @@ def test_long_prompts_are_left_out_and_counted() -> None:
     assert built.too_long == 2
 
 
+def test_the_description_of_tools_counts_as_a_part_of_the_prompt() -> None:
+    data = Data(use_chat_template=False, max_prompt_length=12, system_prompt="s")
+    questions = [Question("x" * length, "1") for length in (3, 2)]
+
+    def with_tools(messages: Sequence[Message]) -> int:
+        return 10 + sum(len(message["content"]) for message in messages)
+
+    with pytest.raises(ConfigError) as refused:
+        build_prompts(questions, ByteTokenizer(), data, with_tools)
+    assert "the shortest has 13 tokens with the description of the tools\n    value: 12\n" in str(refused.value)
+    assert "hint: data.max_prompt_length=14 keeps all of them" in str(refused.value)
+    some = build_prompts(questions, ByteTokenizer(), data.model_copy(update={"max_prompt_length": 13}), with_tools)
+    assert ([prompt.text for prompt in some.prompts], some.too_long) == (["xx"], 1)
+
+
 def test_each_kind_of_question_without_use_is_reported() -> None:
     one = [Question("1", "1")]
     assert notes_on(Split(one, one), PromptSet([], 0), PromptSet([], 0)) == []
