@@ -32,7 +32,7 @@ from rl_platform.garbage import collect_as_usual
 from rl_platform.launch.runtime_choice import runtime_for
 from rl_platform.launch.saved.saved_run import SavedRun
 from rl_platform.launch.session import task_of
-from rl_platform.launch.start_checks.env_spaces import spaces_of
+from rl_platform.launch.start_checks.env_spaces import fitting_spaces
 from rl_platform.launch.start_checks.extensions import check_extensions
 from rl_platform.launch.start_checks.model_checks import check_architectures, check_models
 from rl_platform.launch.start_checks.user_code_checks import check_reward, check_tests
@@ -66,7 +66,7 @@ def evaluate_checkpoint(
     video = config.env.evaluation.video or not (decided or is_named(config.env.backend))
     placement = schedule(config.cluster, inventory := inventory_for(config.cluster))
     if config.runner.task_type == "embodied":
-        world: EnvSpaces | Split = spaces_of(config)
+        world: EnvSpaces | Split = fitting_spaces(config)
     else:
         world = build_questions(config.data, config.runner.seed)
         check_tests(config, world)
@@ -141,7 +141,7 @@ def one_process(config: Config) -> Config:
     return config.model_copy(
         update={
             "cluster": Cluster(component_placement={names: "0"}, runtime="local"),
-            "runner": config.runner.model_copy(update={"max_staleness": 0}),
+            "runner": config.runner.model_copy(update={"max_staleness": 0, "warm_start": None}),
             "algorithm": config.algorithm.model_copy(
                 update={"use_kl_in_reward": False, "use_kl_loss": False, "distillation_coef": 0.0}
             ),

@@ -260,7 +260,7 @@ def policy_of(run: SavedRun) -> SavedPolicy:
     Builds an environment to get its spaces. If a function of a program made the environment, the spaces come from the
     run's `model`.
     """
-    from rl_platform.launch.start_checks.env_spaces import spaces_of
+    from rl_platform.launch.start_checks.env_spaces import fitting_spaces
 
     config = run.load([]).config
     if config.runner.task_type == "reasoning":
@@ -270,7 +270,7 @@ def policy_of(run: SavedRun) -> SavedPolicy:
     checkpoint = run.open(config)
     model = run.folder / "model"
     of_program = config.env.id.startswith(OF_PROGRAM) and (model / DESCRIPTION).is_file()
-    spaces = read_policy(model).description.spaces if of_program else spaces_of(config)
+    spaces = read_policy(model).description.spaces if of_program else fitting_spaces(config)
     policy = trained_policy(config, spaces, config.runner.seed)
     weights = whole_weights(checkpoint.file("actor"), policy, config.actor.lora)
     normalizer = checkpoint.load("env").get("observation_normalizer")

@@ -7,10 +7,12 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rl_platform.checkpoint.verify import FORMAT, seal
 from rl_platform.launch.saved.evaluation import table
+from rl_platform.launch.saved.loaded_policy import load_policy
 from rl_platform.metrics import read_metrics
 from rl_platform.run_files import MANIFEST
 
@@ -73,6 +75,23 @@ def test_without_a_way_to_draw_it_goes_on(command, folder: Path, monkeypatch: py
     assert ended.code == 0, ended.err
     assert "no-such-library" in ended.out
     assert [row["video"] for row in rows(folder / "runs" / "one")] == [None, None]
+
+
+def test_demonstrations_may_be_gone(command, folder: Path):
+    h5py = pytest.importorskip("h5py", reason="pip install 'rl-platform[demonstrations]'")
+    with h5py.File("demos.hdf5", "w") as file:
+        group = file.create_group("data/demo_0")
+        group["actions"], group["obs/state"] = np.arange(32) % 2, np.random.default_rng(0).normal(size=(32, 4))
+    warm = "runner.warm_start={demonstrations: demos.hdf5, updates: 2, mini_batch_size: 8, nll_coef: 0.1}"
+    ended = command("embodied.yaml", *RUN, warm, "runner.max_steps=2", "env.normalize_observations=true")
+    assert ended.code == 0, ended.err
+    assert command("--eval", "latest", "env.evaluation.video=false").code == 0
+    before, action = rows(folder / "runs" / "one", 2), load_policy("runs/one").act(np.ones(4))
+    (folder / "demos.hdf5").unlink()
+    ended = command("--eval", "latest", "env.evaluation.video=false")
+    assert ended.code == 0, ended.err
+    assert rows(folder / "runs" / "one", 2) == before
+    assert load_policy("runs/one").act(np.ones(4)) == action
 
 
 def test_a_reasoning_checkpoint(command, folder: Path, scored: str):
