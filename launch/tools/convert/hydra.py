@@ -6,6 +6,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -31,7 +32,27 @@ class _WordLoader(CoreLoader):
 
 
 class _FileLoader(_WordLoader):
-    """Reads a file. Every system here reads it as YAML 1.1, in which yes, no, on and off are true or false."""
+    """Reads a file. Every system here reads it as YAML 1.1, in which yes, no, on and off are true or false.
+
+    repeated: the keys that appear again in their section, with the lines of both, from 1.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.repeated: list[tuple[str, int, int]] = []
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Composes a section as PyYAML does, which keeps the last of equal keys and drops the others."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        first: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag.endswith(":merge"):
+                continue
+            line = key.start_mark.line + 1
+            if key.value in first:
+                self.repeated.append((key.value, first[key.value], line))
+            first.setdefault(key.value, line)
+        return node
 
 
 _WordLoader.yaml_implicit_resolvers = {
@@ -44,9 +65,9 @@ _FileLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(f"^(?:{_B
 def read_yaml(path: Path) -> Value:
     """Returns the values of one YAML file. Raises ConfigError."""
     try:
-        value: Value = yaml.load(text_of(path.read_bytes(), path), Loader=_FileLoader)
+        loader = _FileLoader(text_of(path.read_bytes(), path))
+        value: Value = loader.get_single_data()
         _check_aliases(value)
-        return value
     except NotUTF8 as error:
         raise ConfigError([Problem(f"{path}:{error.line}", str(error), hint=error.hint)]) from error
     except yaml.MarkedYAMLError as error:
@@ -56,6 +77,14 @@ def read_yaml(path: Path) -> Value:
         raise ConfigError([Problem(place, f"not readable as YAML: {reason}")]) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError([Problem(str(path), f"not readable as YAML: {str(error).splitlines()[0]}")]) from error
+    if loader.repeated:
+        raise ConfigError(
+            [
+                Problem(key, "this key appears twice", where=f"{path}:{again}", hint=f"the first is in line {line}")
+                for key, line, again in loader.repeated
+            ]
+        )
+    return value
 
 
 def _check_aliases(value: Value) -> None:

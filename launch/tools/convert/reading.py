@@ -104,12 +104,21 @@ def _keys(path: Path, name: str | None, env: str | None) -> tuple[dict[str, Valu
 
 def _json(path: Path, text: str) -> dict[str, Value]:
     try:
-        tree = json.loads(text)
+        tree = json.loads(text, object_pairs_hook=_without_repetition)
     except (ValueError, RecursionError) as error:
         raise ConfigError([Problem(str(path), f"not readable as JSON: {error}")]) from error
     if not isinstance(tree, dict):
         raise ConfigError([Problem(str(path), "holds no keys", allowed="a JSON object")])
     return flat(tree)
+
+
+def _without_repetition(pairs: Sequence[tuple[str, Value]]) -> dict[str, Value]:
+    """Returns the values of a JSON object. Raises ValueError for a key that appears twice."""
+    values = dict(pairs)
+    for name, _ in pairs if len(values) < len(pairs) else ():
+        if [key for key, _ in pairs].count(name) > 1:
+            raise ValueError(f"the key {name!r} appears twice: remove one of the two")
+    return values
 
 
 def _arguments(path: Path, text: str) -> dict[str, Value]:
