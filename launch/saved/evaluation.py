@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -59,6 +60,11 @@ def evaluate_checkpoint(
 
     Raises ConfigError for a checkpoint of another version or model, CheckpointError for a damaged one.
     """
+    return run.read_by(partial(_evaluated, loaded=loaded, overrides=overrides, console=console))
+
+
+def _evaluated(run: SavedRun, loaded: LoadedConfig, overrides: Sequence[str], console: Console | None) -> list[Row]:
+    """Returns what `evaluate_checkpoint` returns."""
     checkpoint = run.open(loaded.config)
     config = one_process(loaded.config)
     # the key of the config is about training; on the command line it selects or excludes videos

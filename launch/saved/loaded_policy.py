@@ -245,7 +245,7 @@ def find_policy(folder: str | PathLike[str], asked: str, step: int | None = None
     """Returns the policy in a folder, see `load_policy`. asked: the caller, for messages."""
     path = Path(folder).expanduser()
     if not (path / DESCRIPTION).is_file():
-        return policy_of(find_run(os.fspath(folder), asked, step))
+        return find_run(os.fspath(folder), asked, step).read_by(policy_of)
     saved = read_policy(path)
     if step not in (None, own := saved.description.step):
         message = f"{path} holds the policy of one step"

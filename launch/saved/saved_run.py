@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rl_platform.config import LoadedConfig, load_config
 from rl_platform.config.overrides import key_of
 from rl_platform.config.python_values import OVERRIDES
 from rl_platform.config.schema import Config
 from rl_platform.config.source import COMMAND_LINE
-from rl_platform.errors import CheckpointError, ConfigError, Problem
+from rl_platform.errors import CheckpointError, ConfigError, PlatformError, Problem
 from rl_platform.run_files import CONFIG, MANIFEST, complete_checkpoints
 
 if TYPE_CHECKING:
     from rl_platform.checkpoint.verify import Checkpoint
+
+Result = TypeVar("Result")
 
 LATEST = "latest"
 RUNS = Path("runs")  # searched for `latest`; the default of runner.output_dir is inside
@@ -48,15 +50,35 @@ KEYS = {  # may differ in an evaluation; other keys belong to the model or its t
 
 @dataclass(frozen=True)
 class SavedRun:
-    """The folder of a run and one of its checkpoints. asked: the option or function that named them, for messages."""
+    """The folder of a run and one of its checkpoints.
+
+    asked: the option or function that named them, for messages. newest: the run was named, not this checkpoint.
+    """
 
     folder: Path
     checkpoint: Path
     asked: str
+    newest: bool = False
 
     @property
     def step(self) -> int:
         return int(self.checkpoint.name.removeprefix("step-"))
+
+    def read_by(self, read: Callable[[SavedRun], Result]) -> Result:
+        """Returns `read(self)`.
+
+        A run that is going on deletes old checkpoints. If it deletes this one meanwhile, calls `read` with its newest
+        one, unless this one was named.
+        """
+        run = self
+        while True:
+            try:
+                return read(run)
+            except (PlatformError, OSError):
+                later = complete_checkpoints(run.checkpoint.parent)
+                if not self.newest or (run.checkpoint / MANIFEST).exists() or not later:
+                    raise
+                run = replace(run, checkpoint=later[max(later)])
 
     def load(self, overrides: Sequence[str] | Mapping[str, object]) -> LoadedConfig:
         """Returns the config with overrides. Raises ConfigError, also for keys that change no evaluation."""
@@ -240,4 +262,4 @@ def find_run(name: str, asked: str, step: int | None = None) -> SavedRun:
     if not (folder / CONFIG).is_file():
         message = f"{folder / 'config.yaml'} is missing, without which the checkpoint cannot be loaded"
         raise search.problem(message, hint="name checkpoints where their run wrote them, or copy its folder")
-    return SavedRun(folder, checkpoint, asked)
+    return SavedRun(folder, checkpoint, asked, step is None and checkpoint != Path(name).expanduser().absolute())

@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl_platform.checkpoint.verify import FORMAT, seal
+from rl_platform.checkpoint.verify import FORMAT, Checkpoint, seal
+from rl_platform.config.schema import Config
 from rl_platform.launch.saved.evaluation import table
 from rl_platform.launch.saved.loaded_policy import load_policy
+from rl_platform.launch.saved.saved_run import SavedRun
 from rl_platform.metrics import read_metrics
 from rl_platform.run_files import MANIFEST
 
@@ -177,6 +179,32 @@ def test_a_checkpoint_that_is_gone_and_what_to_type_instead(command, trained: Pa
     shutil.rmtree(trained / "model")
     ended = command("--eval", trained)
     assert f"A run that was stopped begins again: platform-launch {trained}/config.yaml" in ended.err
+
+
+def test_a_run_that_deletes_its_old_checkpoint_meanwhile(command, trained: Path, monkeypatch: pytest.MonkeyPatch):
+    """The newest checkpoint is deleted between its choice and its use; a run that is going on has a newer one then."""
+    checkpoints, opened = trained / "checkpoints", SavedRun.open
+    hidden = shutil.move(checkpoints / "step-00000004", trained / "later")
+
+    def goes_on(run: SavedRun, config: Config) -> Checkpoint:
+        if (checkpoints / "step-00000002").exists():
+            shutil.move(hidden, checkpoints / "step-00000004")
+            shutil.move(checkpoints / "step-00000002", trained / "earlier")
+        return opened(run, config)
+
+    def starts_again() -> None:
+        shutil.move(trained / "earlier", checkpoints / "step-00000002")
+        shutil.move(checkpoints / "step-00000004", hidden)
+
+    monkeypatch.setattr(SavedRun, "open", goes_on)
+    ended = command("--eval", trained, "env.evaluation.video=false")
+    assert (ended.code, f"checkpoint of step 4: {checkpoints}" in ended.out) == (0, True), ended.err
+    assert rows(trained, 4)
+    starts_again()
+    assert load_policy(trained).saved.description.step == 4
+    starts_again()
+    ended = command("--eval", checkpoints / "step-00000002")  # no other one than the one that was named
+    assert (ended.code, f"name another checkpoint of the run: {checkpoints}" in ended.err) == (65, True)
 
 
 def test_a_checkpoint_of_another_version_model_or_with_damage(command, trained: Path):
