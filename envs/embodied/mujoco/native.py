@@ -12,7 +12,7 @@ import pickle
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:
     import torch
+    from gymnasium.envs.mujoco import MujocoEnv
 
     from rl_platform.envs.embodied.mujoco.device_envs import NativeOnDevice, Starts
     from rl_platform.envs.embodied.mujoco.physics import DevicePhysics, Physics
@@ -47,7 +48,7 @@ class NativeEnvs:
         kind = native_task(env)
         if kind is None:
             raise ValueError(f"{env} has to be stepped by Gymnasium")
-        inner: Any = env.unwrapped
+        inner: MujocoEnv = env.unwrapped
         self.task = kind(inner)
         self._physics: Physics = (physics or make_physics)(
             inner.model, inner.frame_skip, num_envs, threads, self.task.fields

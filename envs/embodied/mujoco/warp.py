@@ -11,7 +11,7 @@ import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import mujoco
 import numpy as np
@@ -22,12 +22,15 @@ from rl_platform.envs.embodied.mujoco.tasks import native_task
 from rl_platform.envs.embodied.mujoco.tasks.mujoco_task import Quantities
 from rl_platform.errors import Problem
 
+if TYPE_CHECKING:
+    from rl_platform.envs.embodied.spaces import AnyEnv
+
 COVERED = {"xpos", "site_xpos", "qfrc_constraint"}
 """Fields that tasks may read. Warp's contact forces of bodies (Ant, humanoids) differ from MuJoCo's."""
 _STATE = ("time", "qpos", "qvel", "act", "qacc_warmstart")
 
 
-def warp_problem(env: Any) -> Problem | None:
+def warp_problem(env: AnyEnv) -> Problem | None:
     """Returns a problem if MuJoCo Warp cannot step the environment `env`; None if it can."""
     key, name = "env.backend", "mujoco_warp"
     if (task := native_task(env)) is None:

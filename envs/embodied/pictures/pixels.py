@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import gymnasium
 import mujoco
@@ -15,6 +15,8 @@ from rl_platform.envs.embodied.descriptions import EnvDescription, PixelFormat
 from rl_platform.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
+    from gymnasium.envs.mujoco import MujocoEnv
+
     from rl_platform.envs.embodied.spaces import AnyEnv
 
 # weights of red, green and blue in luma: ITU-R BT.601
@@ -68,7 +70,7 @@ class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, object, object])
         Gymnasium points the default view at the bodies of the first image, so this gives all environments, also those
         of a resumed run, the same view.
         """
-        inner: Any = self.env.unwrapped
+        inner: MujocoEnv = self.env.unwrapped
         before = copy.copy(inner.data)
         mujoco.mj_resetData(inner.model, inner.data)
         mujoco.mj_forward(inner.model, inner.data)

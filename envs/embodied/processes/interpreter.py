@@ -13,12 +13,12 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import rl_platform.envs
 from rl_platform.disk import cache_folder
@@ -46,7 +46,7 @@ for name, folders in FOLDERS.items():
 sys.modules["rl_platform"].envs = sys.modules["rl_platform.envs"]
 """
 _INSPECT = "import numpy, gymnasium; from rl_platform.envs.embodied.processes.interpreter import answer; answer()"
-Inspection = tuple[Any, list[Problem], str]  # EnvFacts or None, problems, the traceback of another error
+Inspection = tuple["EnvFacts | None", list[Problem], str]  # facts or None, problems, the traceback of another error
 _known: dict[bytes, EnvFacts] = {}  # by pickled description
 
 
@@ -106,7 +106,7 @@ def inspect_in_interpreter(description: EnvDescription) -> EnvFacts:
         facts, problems, failure = inspection
         if problems:
             raise ConfigError(problems)
-        if failure:
+        if facts is None:
             raise ConfigError([Problem("env.id", f"cannot be built by {name}:\n{failure}", value=description.id)])
         _known[key] = facts
     return _known[key]
@@ -122,13 +122,13 @@ def inspect_tasks_in_interpreter(description: EnvDescription) -> None:
     if not unknown:
         return
     with suppress(ConfigError), closing(_inspections(unknown)) as inspections:
-        for each, (facts, problems, failure) in zip(unknown, inspections, strict=True):
-            if problems or failure:
+        for each, (facts, _, _) in zip(unknown, inspections, strict=True):
+            if facts is None:
                 return
             _known[pickle.dumps(each)] = facts
 
 
-def _inspections(descriptions: Sequence[EnvDescription]) -> Iterator[Inspection]:
+def _inspections(descriptions: Sequence[EnvDescription]) -> Generator[Inspection, None, None]:
     """Yields what one process of the first one's interpreter finds of each; it ends with the iterator.
 
     Raises ConfigError if it cannot run, or if one environment takes too long.

@@ -14,7 +14,6 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -153,14 +152,15 @@ class EnvWorkers:
         self._starting.add(index)
         self._replaced.add(index)
 
-    def _repeat(self, index: int, error: WorkerDied, method: str, values: Sequence[object]) -> Any:
+    def _repeat(self, index: int, error: WorkerDied, method: str, values: Sequence[object]) -> list[object] | None:
         """Returns the result of the call on a replacement for a worker that died before or during it."""
         self._replace(index, error)
         self._join(index)
         if method != "save":
             self._replaced.discard(index)
         self._members[index].command(method, *values)
-        return self._members[index].wait(method, self._timeout_s, self.buffers)
+        result: list[object] | None = self._members[index].wait(method, self._timeout_s, self.buffers)
+        return result
 
     def _join(self, index: int) -> None:
         """Waits until a replacement has started its episodes; one that dies meanwhile is replaced too."""

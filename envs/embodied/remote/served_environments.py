@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -352,7 +352,7 @@ def _facts(description: EnvDescription) -> tuple[ServedFacts, bool]:
     return ServedFacts(description.id, spaces[0], limited, description.task_names, rate), stops
 
 
-def _limited(env: Any, env_id: str) -> bool:
+def _limited(env: AnyEnv, env_id: str) -> bool:
     try:
         check_time_limit(env, env_id)
     except ConfigError:

@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import gymnasium
 import numpy as np
@@ -20,6 +20,10 @@ from gymnasium.spaces import Box
 
 from rl_platform.envs.embodied.suites.dm_control_speed import quicken
 from rl_platform.envs.embodied.suites.names import check_name
+
+if TYPE_CHECKING:
+    from dm_control import composer
+    from dm_control.rl import control
 
 _LAST = 2  # of dm_env.StepType
 LIMIT = 1_000  # steps of an episode of the suite; rewards are in [0, 1], so the return is at most this
@@ -36,7 +40,12 @@ class _Tasks(gymnasium.Env[np.ndarray, np.ndarray]):
     draws_with_mujoco = True
 
     def __init__(
-        self, env: Any, random: np.random.RandomState, render_mode: str | None, width: int, height: int
+        self,
+        env: control.Environment | composer.Environment,
+        random: np.random.RandomState,
+        render_mode: str | None,
+        width: int,
+        height: int,
     ) -> None:
         """random: the state from which the task draws."""
         quicken()
@@ -51,14 +60,14 @@ class _Tasks(gymnasium.Env[np.ndarray, np.ndarray]):
         self.action_space = Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+        self, *, seed: int | None = None, options: dict[str, object] | None = None
+    ) -> tuple[np.ndarray, dict[str, object]]:
         super().reset(seed=seed)
         if seed is not None:
             self._random.seed(seed)
         return self._joined(self._env.reset().observation), {}
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, object]]:
         step_type, reward, discount, observation = self._env.step(action)
         ended = step_type == _LAST
         failed = ended and discount == 0.0

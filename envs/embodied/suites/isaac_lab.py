@@ -18,7 +18,7 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
 import gymnasium
 import numpy as np
@@ -27,6 +27,9 @@ from gymnasium.spaces import Box
 from rl_platform.envs.embodied.suites.packages import installed
 from rl_platform.envs.embodied.user_backend import EnvBackend, StepArrays
 from rl_platform.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    import torch
 
 GROUP = "policy"  # the observations for the policy
 
@@ -41,7 +44,7 @@ class IsaacLab(EnvBackend):
     episode_seeds = False
 
     @classmethod
-    def spaces(cls, observation_size: int = 1, action_size: int = 1, **options: Any) -> tuple[Box, Box]:
+    def spaces(cls, observation_size: int = 1, action_size: int = 1, **options: object) -> tuple[Box, Box]:
         return Box(-np.inf, np.inf, (observation_size,)), Box(-np.inf, np.inf, (action_size,))
 
     def __init__(
@@ -52,7 +55,7 @@ class IsaacLab(EnvBackend):
         action_size: int = 1,
         device: str = "cuda:0",
         package: str = "isaaclab_tasks",
-        launcher: dict[str, Any] | None = None,
+        launcher: dict[str, object] | None = None,
     ) -> None:
         with installed("isaac_lab", "env.backend"):
             _launch(json.dumps({"headless": True, "device": device} | (launcher or {})))
@@ -97,13 +100,13 @@ class IsaacLab(EnvBackend):
     def close(self) -> None:
         self._env.close()  # the application remains, because its end is that of the process
 
-    def _observed(self, observations: dict[str, Any]) -> np.ndarray:
+    def _observed(self, observations: dict[str, torch.Tensor]) -> np.ndarray:
         array: np.ndarray = observations[GROUP].cpu().numpy()
         return array.copy()  # Isaac Lab may write the next observations into the same memory
 
 
 @cache
-def _launch(arguments: str) -> Any:
+def _launch(arguments: str) -> object:
     """Starts Isaac Sim once in this process, before modules of Isaac Lab are imported. arguments: JSON."""
     from isaaclab.app import AppLauncher
 

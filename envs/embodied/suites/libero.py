@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -19,6 +18,7 @@ from gymnasium.spaces import Box, Dict
 
 from rl_platform.envs.embodied.suites.egl import select_egl_device
 from rl_platform.envs.embodied.suites.names import check_name
+from rl_platform.envs.embodied.suites.observation import Observation
 from rl_platform.envs.embodied.suites.packages import installed
 from rl_platform.errors import ConfigError, Problem
 
@@ -26,7 +26,7 @@ DOWNLOAD = f"echo n | {sys.executable} -c 'from libero.libero import get_assets_
 WAIT = np.array([0.0] * 6 + [-1.0])  # an action that moves nothing and opens the gripper
 
 
-class LiberoTask(gymnasium.Env[Any, np.ndarray]):
+class LiberoTask(gymnasium.Env[Observation, np.ndarray]):
     """One environment of a task. The reward is 1 in the step of success, which ends the episode, else 0.
 
     suite: as libero_spatial. number: of the task in its suite, from 0. cameras: each observed as an image [size,size,3]
@@ -82,7 +82,9 @@ class LiberoTask(gymnasium.Env[Any, np.ndarray]):
         self.observation_space = next(iter(spaces.values())) if len(spaces) == 1 else Dict(spaces)
         self.action_space = Box(-1.0, 1.0, (7,))
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, object] | None = None
+    ) -> tuple[Observation, dict[str, object]]:
         super().reset(seed=seed)
         self._env.seed(int(self.np_random.integers(2**31)))  # else the places of furniture depend on earlier episodes
         self._env.reset()
@@ -94,7 +96,7 @@ class LiberoTask(gymnasium.Env[Any, np.ndarray]):
             observed = self._env.step(WAIT)[0]
         return self._observed(observed), {}
 
-    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, object]]:
         observed, _, _, _ = self._env.step(action)
         success = bool(self._env.check_success())
         return self._observed(observed), float(success), success, False, {"success": success}
@@ -106,7 +108,7 @@ class LiberoTask(gymnasium.Env[Any, np.ndarray]):
     def close(self) -> None:
         self._env.close()
 
-    def _observed(self, observed: dict[str, np.ndarray]) -> Any:
+    def _observed(self, observed: dict[str, np.ndarray]) -> Observation:
         # both axes are turned, as in the images on which published policies were trained
         parts = {camera: np.ascontiguousarray(observed[f"{camera}_image"][::-1, ::-1]) for camera in self._cameras}
         if self._state:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 from functools import cache
-from typing import Any
 
 import gymnasium
 import numpy as np
 
 from rl_platform.envs.embodied.suites.names import check_name
+from rl_platform.envs.embodied.suites.observation import Observation
 from rl_platform.envs.embodied.suites.packages import installed
 from rl_platform.errors import ConfigError, Problem
 
@@ -22,7 +22,7 @@ OF_VULKAN = ("vk::", "Vulkan", "failed to find device")  # parts of the messages
 VULKAN = "ManiSkill needs Vulkan, for states too; docs/maniskill.md has the setup of Mesa's lavapipe for a CPU"
 
 
-class ManiSkillTask(gymnasium.Env[Any, np.ndarray]):
+class ManiSkillTask(gymnasium.Env[Observation, np.ndarray]):
     """One environment of ManiSkill. `info["success"]` is ManiSkill's check of success.
 
     task: its id. observations: `state`; `rgb`: images [size,size,3] uint8 and the state of the robot; `state+rgb`: the
@@ -33,7 +33,7 @@ class ManiSkillTask(gymnasium.Env[Any, np.ndarray]):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012 - as Gymnasium declares it
 
     def __init__(
-        self, task: str, observations: str = "state", size: int = 128, render_mode: str | None = None, **options: Any
+        self, task: str, observations: str = "state", size: int = 128, render_mode: str | None = None, **options: object
     ) -> None:
         check_name("observations", observations, ("state", "rgb", "state+rgb"))
         with installed("maniskill", "env.id"):
@@ -45,7 +45,7 @@ class ManiSkillTask(gymnasium.Env[Any, np.ndarray]):
         check_name("task", task, REGISTERED_ENVS)
         torch.set_num_threads(1)
         logging.getLogger("mani_skill").setLevel(logging.ERROR)  # it warns of a missing GPU
-        defaults: dict[str, Any] = {"num_envs": 1, "sim_backend": "physx_cpu", "reward_mode": "normalized_dense"}
+        defaults: dict[str, object] = {"num_envs": 1, "sim_backend": "physx_cpu", "reward_mode": "normalized_dense"}
         if not torch.cuda.is_available():  # Mesa's lavapipe, the same device for each environment of the process
             _accept_pci()
             defaults["render_backend"] = "pci:0"
@@ -66,15 +66,17 @@ class ManiSkillTask(gymnasium.Env[Any, np.ndarray]):
         self._env = CPUGymWrapper(env)
         self.observation_space, self.action_space = self._env.observation_space, self._env.action_space
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, object] | None = None
+    ) -> tuple[Observation, dict[str, object]]:
         super().reset(seed=seed)
         # without a seed ManiSkill would begin an episode that no seed of the run determines
         observation, _ = self._env.reset(seed=int(self.np_random.integers(2**31)) if seed is None else seed)
         return observation, {}
 
-    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, object]]:
         observation, reward, terminated, truncated, info = self._env.step(action)
-        success = {"success": bool(info["success"])} if "success" in info else {}
+        success: dict[str, object] = {"success": bool(info["success"])} if "success" in info else {}
         return observation, float(reward), bool(terminated), bool(truncated), success
 
     def render(self) -> np.ndarray:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from subprocess import CalledProcessError
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from gymnasium.spaces import Box
@@ -25,6 +25,12 @@ from rl_platform.envs.embodied.suites.packages import installed
 from rl_platform.envs.embodied.user_backend import EnvBackend, StepArrays
 from rl_platform.errors import ConfigError, Problem
 
+if TYPE_CHECKING:
+    import jax
+    from ml_collections import ConfigDict
+    from mujoco_playground import MjxEnv, State
+
+_Saved = tuple[list[np.ndarray], np.random.Generator]  # the rows of the state, and of the seeds of its episodes
 _DOWNLOAD = 'from mujoco_playground import registry; registry.load("{task}")'
 
 
@@ -36,7 +42,7 @@ class Playground(EnvBackend):
     """
 
     @classmethod
-    def spaces(cls, task: str = "CartpoleBalance", observation: str = "state", **options: Any) -> tuple[Box, Box]:
+    def spaces(cls, task: str = "CartpoleBalance", observation: str = "state", **options: object) -> tuple[Box, Box]:
         env = _loaded(task, json.dumps(options))
         size = env.observation_size
         if isinstance(size, dict):
@@ -45,15 +51,15 @@ class Playground(EnvBackend):
         return Box(-np.inf, np.inf, np.broadcast_shapes(size)), Box(-1.0, 1.0, (env.action_size,))
 
     def __init__(
-        self, num_envs: int, task: str = "CartpoleBalance", observation: str = "state", **options: Any
+        self, num_envs: int, task: str = "CartpoleBalance", observation: str = "state", **options: object
     ) -> None:
         env, self._part = _loaded(task, json.dumps(options)), observation
         import jax
 
-        def selected(which: Any, new: Any, old: Any) -> Any:
+        def selected(which: jax.Array, new: State, old: State) -> State:
             """Returns the state of `new` where `which` [N] is set, else that of `old`."""
 
-            def of_leaf(a: Any, b: Any) -> Any:
+            def of_leaf(a: jax.Array, b: jax.Array) -> jax.Array:
                 return jax.numpy.where(which.reshape(-1, *[1] * (a.ndim - 1)), a, b) if self._has_rows(a) else a
 
             return jax.tree.map(of_leaf, new, old)
@@ -85,12 +91,12 @@ class Playground(EnvBackend):
         ended = np.asarray(self._state.done) > 0.5
         return self._observed(), np.asarray(self._state.reward), ended, np.zeros(len(idle), bool)
 
-    def save(self, index: int) -> Any:
+    def save(self, index: int) -> _Saved | None:
         if not self._exact:
             return None
         return [leaf[index].copy() for leaf in filter(self._has_rows, self._leaves())], self._random[index]
 
-    def restore(self, index: int, state: Any) -> None:
+    def restore(self, index: int, state: _Saved) -> None:
         values, self._random[index] = state
         for leaf, value in zip(filter(self._has_rows, self._leaves()), values, strict=True):
             leaf[index] = value
@@ -102,7 +108,7 @@ class Playground(EnvBackend):
             self._host = [np.array(leaf) for leaf in self._tree.leaves(self._state)]
         return self._host
 
-    def _has_rows(self, leaf: Any) -> bool:
+    def _has_rows(self, leaf: jax.Array | np.ndarray) -> bool:
         """False for scratch memory that all environments of MuJoCo Warp share, such as contacts."""
         return leaf.ndim > 0 and leaf.shape[0] == len(self._random)
 
@@ -112,7 +118,7 @@ class Playground(EnvBackend):
 
 
 @cache
-def _loaded(task: str, options: str) -> Any:
+def _loaded(task: str, options: str) -> MjxEnv:
     """Returns the task of Playground's registry. options: JSON."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else JAX takes most of the GPU's memory
     with installed("playground", "env.backend"):
@@ -129,7 +135,7 @@ def _loaded(task: str, options: str) -> Any:
         raise ConfigError([Problem("env.kwargs.task", message, value=task, hint=hint)]) from error
 
 
-def _check_option(name: str, config: Any) -> None:
+def _check_option(name: str, config: ConfigDict) -> None:
     """Raises ConfigError if the task's config has no such option. name: with points between its parts."""
     for part in name.split("."):
         known = list(config) if hasattr(config, "keys") else []

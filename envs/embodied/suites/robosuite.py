@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -16,11 +15,12 @@ from gymnasium.spaces import Box, Dict
 
 from rl_platform.envs.embodied.suites.egl import select_egl_device
 from rl_platform.envs.embodied.suites.names import check_name
+from rl_platform.envs.embodied.suites.observation import Observation
 
 PARTS = ("robot0_proprio-state", "object-state")
 
 
-class Task(gymnasium.Env[Any, np.ndarray]):
+class Task(gymnasium.Env[Observation, np.ndarray]):
     """One robosuite environment. `info["success"]`: its own check of success.
 
     task: a name of robosuite, as Lift, Door, Stack. robots: one name, or two for tasks of two arms. observations: names
@@ -42,7 +42,7 @@ class Task(gymnasium.Env[Any, np.ndarray]):
         cameras: Sequence[str] = (),
         size: int = 84,
         render_mode: str | None = None,
-        **options: Any,
+        **options: object,
     ) -> None:
         logging.disable(logging.WARNING)  # notes on packages for other robots
         try:
@@ -78,14 +78,16 @@ class Task(gymnasium.Env[Any, np.ndarray]):
         low, high = self._env.action_spec
         self.action_space = Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, object] | None = None
+    ) -> tuple[Observation, dict[str, object]]:
         super().reset(seed=seed)
         if seed is not None:
             self._env.rng = np.random.default_rng(seed)
             self._env.placement_initializer.rng = self._env.rng
         return self._observed(self._env.reset()), {}
 
-    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, object]]:
         observation, reward, done, _ = self._env.step(action)
         # robosuite ends an episode by its horizon only
         return (
@@ -102,7 +104,7 @@ class Task(gymnasium.Env[Any, np.ndarray]):
     def close(self) -> None:
         self._env.close()
 
-    def _observed(self, observation: dict[str, np.ndarray]) -> Any:
+    def _observed(self, observation: dict[str, np.ndarray]) -> Observation:
         seen = {camera: self._drawn(camera, self._size, self._size) for camera in self._cameras}
         if self._parts:
             seen["state"] = self._joined(observation)

@@ -11,7 +11,6 @@ import struct
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
 
 from rl_platform.runtime.child import Child, Death
 
@@ -30,11 +29,11 @@ class AgentProcess:
         self._program, self._arguments = _PROGRAM.format(program), arguments
         self._lock = threading.Lock()
         self._child: Child | None = None
-        self._runs: dict[int, Future[Any]] = {}
+        self._runs: dict[int, Future[object]] = {}
         self._count = 0
         self.deaths = 0
 
-    def run(self, job: dict[str, object]) -> Future[Any]:
+    def run(self, job: dict[str, object]) -> Future[object]:
         """Starts a job. The future has its result, a value of JSON, or raises AgentFailed."""
         with self._lock:
             if self._child is None:
@@ -43,7 +42,7 @@ class AgentProcess:
                 self._child.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
                 threading.Thread(target=self._read, args=(self._child,), daemon=True).start()
             self._count += 1
-            self._runs[self._count] = future = Future[Any]()
+            self._runs[self._count] = future = Future[object]()
             try:
                 self._child.socket.sendall(json.dumps(job | {"id": self._count}, default=str).encode() + b"\n")
             except OSError:  # `_read` reports that the process is dead

@@ -13,8 +13,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from rl_platform.components.agents.agent_function import AGENT, AgentFunction, JsonObject
 from rl_platform.envs.reasoning.score import checked_reward
@@ -35,7 +34,7 @@ def serve_agent(function: AgentFunction, base_url: str) -> None:
     threading.Thread(target=loop.run_forever, daemon=True).start()
 
     def run(job: JsonObject) -> float | None:
-        reward = function(job["question"], base_url, job["key"])
+        reward: object = function(job["question"], base_url, job["key"])
         if inspect.isawaitable(reward):
             reward = asyncio.run_coroutine_threadsafe(_awaited(reward), loop).result()
         return None if reward is None else checked_reward(reward)
@@ -59,5 +58,5 @@ def serve(run: Callable[[JsonObject], object]) -> None:
         threading.Thread(target=answer, args=(json.loads(line),), daemon=True).start()
 
 
-async def _awaited(reward: Any) -> Any:
+async def _awaited(reward: Awaitable[object]) -> object:
     return await reward

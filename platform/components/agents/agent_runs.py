@@ -157,8 +157,9 @@ class AgentRuns:
         with self._endpoint.serving(key, session):
             question = {**self._question(prompt), "messages": messages, "seed": seed}
             job: dict[str, object] = {"question": question, "key": key}
-            reward: float | None = await asyncio.wrap_future(self._process.run(job))
-            return reward
+            reward = await asyncio.wrap_future(self._process.run(job))
+        assert reward is None or isinstance(reward, float)
+        return reward
 
     def _question(self, prompt: Prompt) -> JsonObject:
         messages = prompt.messages or messages_of(prompt.text, self.config.data)

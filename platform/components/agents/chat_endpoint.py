@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 from rl_platform.components.agents.agent_function import JsonObject
 from rl_platform.components.agents.chat_session import ChatSession, Refused
@@ -86,7 +85,7 @@ class _ChatHandler(BaseHTTPRequestHandler):
             with suppress(ConnectionError):
                 self._stream(answer) if body.get("stream") else self._send(200, answer)
 
-    def log_message(self, format: str, *arguments: Any) -> None: ...
+    def log_message(self, format: str, *arguments: object) -> None: ...
 
     def _body(self) -> JsonObject:
         length = self.headers.get("Content-Length", "")

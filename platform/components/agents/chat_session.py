@@ -13,9 +13,8 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from rl_platform.components.agents.agent_function import JsonObject
 from rl_platform.components.agents.generations import Generations, Sampled
@@ -71,7 +70,7 @@ class ChatSession:
         tokenizer: Tokenizer,
         data: Data,
         max_calls: int,
-        seed: Any,
+        seed: Callable[[str, int], int],
         version: int,
         tools: ToolFormat,
     ) -> None:
@@ -80,7 +79,7 @@ class ChatSession:
         self._max_calls, self._version, self._format = max_calls, version, tools
         self._calls: list[Call] = []
         self._seen: Counter[tuple[int, ...]] = Counter()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self._started = 0
         self.overflowed = ""  # why the context is too long
 
@@ -96,7 +95,7 @@ class ChatSession:
             task.add_done_callback(self._tasks.discard)
         return await self.answer(body)
 
-    async def say(self, messages: Sequence[JsonObject], tools: list[Any] | None = None) -> Said | None:
+    async def say(self, messages: Sequence[JsonObject], tools: Sequence[JsonObject] | None = None) -> Said | None:
         """Returns the policy's next message, and its text with all calls of tools; None if the context is too long.
 
         Raises Refused.
@@ -186,7 +185,9 @@ class ChatSession:
             conversation=Conversation(turns, tuple(observed), len(own) - 1, retries=retries),
         )
 
-    def _context(self, messages: Sequence[JsonObject], tools: list[Any] | None) -> tuple[Call | None, tuple[int, ...]]:
+    def _context(
+        self, messages: Sequence[JsonObject], tools: Sequence[JsonObject] | None
+    ) -> tuple[Call | None, tuple[int, ...]]:
         """Returns the answer that the messages go on from, and all tokens of the context."""
         normal = tuple(map(_normal, messages))
         begun = [call for call in self._calls if call.messages == normal[: len(call.messages)] != normal]
@@ -230,7 +231,7 @@ class ChatSession:
         return {"token": text, "bytes": list(text.encode()), "logprob": log_prob, "top_logprobs": []}
 
 
-def _checked(body: JsonObject) -> tuple[list[JsonObject], list[Any] | None, int]:
+def _checked(body: JsonObject) -> tuple[list[JsonObject], list[JsonObject] | None, int]:
     """Returns the messages, tools and number of answers of a request. Raises Refused."""
     messages, count = body.get("messages"), body.get("n") or 1
     if not isinstance(messages, list) or not messages:
@@ -248,7 +249,7 @@ def _checked(body: JsonObject) -> tuple[list[JsonObject], list[Any] | None, int]
     return [{**message, "content": _text(message.get("content"))} for message in messages], body.get("tools"), count
 
 
-def _text(content: Any) -> str:
+def _text(content: str | list[object] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
@@ -266,10 +267,10 @@ def _normal(message: JsonObject) -> str:
     return json.dumps([message["role"], (message.get("content") or "").strip(), calls], sort_keys=True)
 
 
-def _arguments(arguments: Any) -> Any:
+def _arguments(arguments: object) -> object:
     try:
-        return json.loads(arguments)
-    except (TypeError, ValueError):
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
         return arguments
 
 

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rl_platform.engines.rollout.base import Completion, Request, RolloutEngine
 from rl_platform.records import SamplingParams
@@ -141,5 +141,4 @@ class Generations:
                 for place in range(count):
                     group.create_task(one(place))
         except BaseExceptionGroup as errors:
-            first: Any = errors.exceptions[0]
-            raise first from None
+            raise errors.exceptions[0] from None

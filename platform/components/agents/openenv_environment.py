@@ -6,11 +6,12 @@ Covers environments whose action is one field of text. Not covered: starting the
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from openenv.core import GenericEnvClient
 
-_DEFAULTS: dict[str, Any] = {"url": None, "action": "message", "observation": None, "reset": {}}
+from rl_platform.components.agents.agent_function import JsonObject
+
+_DEFAULTS: JsonObject = {"url": None, "action": "message", "observation": None, "reset": {}}
 
 
 class OpenEnv:
@@ -20,7 +21,7 @@ class OpenEnv:
     environment's reset().
     """
 
-    def __init__(self, params: dict[str, Any]) -> None:
+    def __init__(self, params: JsonObject) -> None:
         options = _DEFAULTS | params
         if unknown := params.keys() - _DEFAULTS.keys():
             raise ValueError(f"there is no parameter {min(unknown)}, only {', '.join(_DEFAULTS)}")
@@ -29,7 +30,7 @@ class OpenEnv:
         self._action, self._observation, self._reset = options["action"], options["observation"], options["reset"]
         self._session = GenericEnvClient(base_url=options["url"]).sync()
 
-    def reset(self, question: dict[str, Any], seed: int) -> str:
+    def reset(self, question: JsonObject, seed: int) -> str:
         self._session.connect()
         return self._text(self._session.reset(seed=seed % 2**31, **self._reset).observation)
 
@@ -40,7 +41,7 @@ class OpenEnv:
     def close(self) -> None:
         self._session.close()
 
-    def _text(self, observation: dict[str, Any]) -> str:
+    def _text(self, observation: JsonObject) -> str:
         if self._observation is None:
             return json.dumps(observation)
         if self._observation not in observation:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 import re
 import threading
-from functools import cache
-from typing import Any
 
 from rl_platform.components.agents.agent_function import TEXT_ENVIRONMENT, JsonObject, TextEnvironment
 from rl_platform.errors import ConfigError, Problem
@@ -71,7 +69,9 @@ class ReasoningGym:
         self._count, self._best = 0, 0.0
 
     def reset(self, question: JsonObject, seed: int) -> str:
-        self._data = _gym()(self._name, seed=seed % 2**31, size=1, **self._params)
+        from reasoning_gym import create_dataset
+
+        self._data = create_dataset(self._name, seed=seed % 2**31, size=1, **self._params)
         self._entry = self._data[0]
         return str(self._entry["question"])
 
@@ -123,13 +123,6 @@ def _openenv() -> type[TextEnvironment]:
         message, hint = f"{error.name} is not installed", "pip install 'rl-platform[openenv]'"
         raise ConfigError([Problem("rollout.agent.environment.type", message, value=OPENENV, hint=hint)]) from None
     return OpenEnv
-
-
-@cache
-def _gym() -> Any:
-    import reasoning_gym
-
-    return reasoning_gym.create_dataset
 
 
 ENVIRONMENTS: dict[str, type[TextEnvironment]] = {

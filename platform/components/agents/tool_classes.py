@@ -8,7 +8,7 @@ import sqlite3
 import threading
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
@@ -47,7 +47,7 @@ def check_params(name: str, params: JsonObject, key: str) -> None:
         raise ConfigError([Problem(f"{key}.params", str(error), value=str(params), hint=tool.hint)]) from error
 
 
-def _schema_problem(schema: Any) -> str:
+def _schema_problem(schema: object) -> str:
     """Returns what is wrong with a tool's schema; empty if nothing is."""
     if not isinstance(schema, dict):
         return f"is not a dictionary with name, description and parameters, but {schema!r:.80}"

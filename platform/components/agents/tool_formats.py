@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from rl_platform.components.agents.agent_function import JsonObject
 from rl_platform.config.schema.rollout import Agent
@@ -57,7 +56,7 @@ class ToolFormat:
         """Returns the text before the first call, and all calls in it, those that cannot be read included."""
         return _read_llama3(text) if self.name == "llama3" else _read_hermes(text)
 
-    def instructions(self, schemas: Sequence[Mapping[str, Any]]) -> str:
+    def instructions(self, schemas: Sequence[JsonObject]) -> str:
         """Describes the tools, for chat templates that do not."""
         lines = "\n".join(json.dumps(schema["function"]) for schema in schemas)
         return (

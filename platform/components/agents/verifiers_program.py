@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from functools import wraps
 from importlib.metadata import PackageNotFoundError, version
 from inspect import isawaitable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
@@ -23,6 +23,9 @@ from rl_platform.components.agents.agent_process import AgentFailed, AgentProces
 from rl_platform.components.agents.agent_program import serve_agent
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.standard_streams import never_fail
+
+if TYPE_CHECKING:
+    import verifiers
 
 TYPE = "verifiers"
 _KEY = "rollout.agent.environment"
@@ -79,7 +82,7 @@ def check_verifiers(params: JsonObject) -> None:
         process.close()
 
 
-def _loaded(params: JsonObject) -> Any:
+def _loaded(params: JsonObject) -> verifiers.Environment:
     """Returns the environment. Raises ValueError for one that does not score single rollouts of training rows."""
     import verifiers
 
@@ -96,11 +99,11 @@ def _loaded(params: JsonObject) -> Any:
     return environment
 
 
-def _recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+def _recorded(function: Callable[..., object]) -> Callable[..., Awaitable[object]]:
     """Records exceptions of a reward function; the rubric itself counts them as a reward of 0."""
 
     @wraps(function)
-    async def call(*arguments: Any, **options: Any) -> Any:
+    async def call(*arguments: object, **options: object) -> object:
         try:
             reward = function(*arguments, **options)
             return await reward if isawaitable(reward) else reward
@@ -111,13 +114,13 @@ def _recorded(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-async def _episode(environment: Any, seed: int, base_url: str, api_key: str) -> float:
+async def _episode(environment: verifiers.Environment, seed: int, base_url: str, api_key: str) -> float:
     """Returns the reward of an episode of the row that the seed selects. Raises an exception of a reward function."""
     from openai import AsyncOpenAI
     from verifiers.clients import OpenAIChatCompletionsClient
 
     class Client(OpenAIChatCompletionsClient):  # type: ignore[misc]
-        async def raise_from_native_response(self, response: Any) -> None:
+        async def raise_from_native_response(self, response: object) -> None:
             """Accepts empty answers of the policy, so that they are scored too."""
 
     rows = environment.get_dataset()

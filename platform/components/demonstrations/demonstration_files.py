@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +22,10 @@ from rl_platform.config.schema.runner import WarmStart
 from rl_platform.disk import read_regular
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    import h5py
+    import pyarrow
 
 KEY = "runner.warm_start"
 FILE, NAMES = f"{KEY}.demonstrations", f"{KEY}.observations"
@@ -146,7 +150,7 @@ def _hdf5(path: Path, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray, int
         raise _unreadable(path, error) from error
 
 
-def _steps(episode: Any, names: Sequence[str], path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _steps(episode: h5py.Group, names: Sequence[str], path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Returns the observations [T,D] and actions [T,A] of an episode. Raises ConfigError if their numbers differ."""
     lengths = {name: len(episode[name]) for name in (*names, "actions")}
     if len(set(lengths.values())) > 1:
@@ -203,7 +207,7 @@ def _chosen(there: Sequence[str], names: Sequence[str], path: Path) -> Sequence[
     return names or there
 
 
-def _column(table: Any, name: str) -> np.ndarray:
+def _column(table: pyarrow.Table, name: str) -> np.ndarray:
     """Returns a column of numbers or of lists of equal length."""
     rows = table.column(name).to_numpy(zero_copy_only=False)
     return np.stack(list(rows)) if rows.dtype == object else rows

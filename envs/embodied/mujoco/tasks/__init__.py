@@ -6,7 +6,7 @@ covered: stepping the physics (`physics.py`), and the environment that combines 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rl_platform.envs.embodied.mujoco.tasks.locomotion import (
     Ant,
@@ -45,7 +45,7 @@ def native_task(env: AnyEnv) -> type[MujocoTask] | None:
     """Returns the task by which `NativeEnvs` can step `env` with its wrappers; None if only Gymnasium can."""
     if env.render_mode is not None:
         return None
-    layer: Any = env
+    layer: AnyEnv = env
     while layer is not env.unwrapped:
         if type(layer).__module__ != "gymnasium.wrappers.common" or type(layer).__name__ not in _WRAPPERS:
             return None

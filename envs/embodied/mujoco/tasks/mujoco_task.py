@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from copy import copy
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
@@ -27,10 +27,10 @@ class Quantities:
     They are arrays, or tensors of one device.
     """
 
-    def __init__(self, fields: dict[str, Any]) -> None:
+    def __init__(self, fields: dict[str, Array]) -> None:
         vars(self).update(fields)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Array:
         raise AttributeError(f"{name} is not read from the physics: add it to the task's `fields`")
 
     def rows(self, which: np.ndarray) -> Quantities:
