@@ -11,7 +11,6 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,7 +79,7 @@ class _Observed:
     """
 
     def __init__(self, language: LanguageModel) -> None:
-        self.backbone: Any = language.backbone
+        self.backbone = language.backbone
         self.states: list[list[Tensor]] = [[] for _ in range(len(self.backbone.layers) + 1)]
 
     def __enter__(self) -> _Observed:

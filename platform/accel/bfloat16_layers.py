@@ -9,14 +9,15 @@ the attention only. Not covered: biases, adapters, sliding windows, recomputatio
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rl_platform.accel.bfloat16_products import HALF, product, rounded
 from rl_platform.accel.row_kernels import CompiledRows, gated_backward, norm_backward
+from rl_platform.models.autograd_context import AutogradContext
+from rl_platform.models.decoder_layers import DecoderLayer, RMSNormModule
 from rl_platform.models.language import row_blocks
 from rl_platform.models.packed import Attention
 
@@ -31,7 +32,7 @@ class HalfWeights:
     The forward and the backward pass make their own copies, so that only the copies in use take memory.
     """
 
-    def __init__(self, *parameters: nn.Parameter) -> None:
+    def __init__(self, *parameters: Tensor) -> None:
         self.parameters = parameters
 
     def __call__(self) -> Tensor:
@@ -55,9 +56,8 @@ class HalfWeights:
 class Norm:
     """RMS norm with its weight rounded to bfloat16, as the generator has it."""
 
-    def __init__(self, module: Any) -> None:
-        self.parameter: nn.Parameter = module.weight
-        self.variance_epsilon: float = module.variance_epsilon
+    def __init__(self, module: RMSNormModule) -> None:
+        self.parameter, self.variance_epsilon = module.weight, module.variance_epsilon
 
     @property
     def weight(self) -> Tensor:
@@ -76,7 +76,7 @@ class Norm:
         return gradient
 
 
-def _add(parameter: nn.Parameter, gradient: Tensor) -> None:
+def _add(parameter: Tensor, gradient: Tensor) -> None:
     if parameter.grad is None:
         parameter.grad = gradient
     else:
@@ -102,7 +102,7 @@ class _Saved:
 class HalfLayer:
     """A decoder layer; `layer` is one of transformers' Llama."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: DecoderLayer) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.index, self.scaling, self.head_dim = attention.layer_idx, attention.scaling, attention.head_dim
         self.norm, self.middle_norm = Norm(layer.input_layernorm), Norm(layer.post_attention_layernorm)
@@ -152,12 +152,22 @@ class HalfLayer:
         return self.norm.backward(gradient, of_normed, saved.states)
 
 
+class _LayerContext(AutogradContext):
+    layer: HalfLayer
+    saved: _Saved | None
+
+
 class Layer(torch.autograd.Function):
     """`HalfLayer` as a step of autograd."""
 
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, layer: HalfLayer, attention: Attention, rotation: Rotation, training: bool
+        ctx: _LayerContext,
+        states: Tensor,
+        layer: HalfLayer,
+        attention: Attention,
+        rotation: Rotation,
+        training: bool,
     ) -> Tensor:
         result, ctx.saved = layer.forward(states, attention, rotation, training=training)
         ctx.layer = layer
@@ -165,25 +175,35 @@ class Layer(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _LayerContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
         saved, ctx.saved = ctx.saved, None  # frees the activations of a layer after their use
+        assert saved is not None
         return ctx.layer.backward(gradient, saved), None, None, None, None
+
+
+class _FinalNormContext(AutogradContext):
+    norm: Norm
 
 
 class FinalNorm(torch.autograd.Function):
     """The last norm of a model: bfloat16 states -> their norm in float32, with its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, norm: Norm) -> Tensor:
+    def forward(ctx: _FinalNormContext, states: Tensor, norm: Norm) -> Tensor:
         ctx.norm = norm
         ctx.save_for_backward(states)
         return norm.forward(states).float()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _FinalNormContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (states,) = ctx.saved_tensors
         return ctx.norm.backward(torch.zeros_like(states), gradient.clone(), states), None
+
+
+class _HeadContext(AutogradContext):
+    head: HalfWeights
+    temperature: float
 
 
 class HeadLogProbs(torch.autograd.Function):
@@ -191,7 +211,13 @@ class HeadLogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, targets: Tensor, head: HalfWeights, temperature: float, entropy: bool, training: bool
+        ctx: _HeadContext,
+        states: Tensor,
+        targets: Tensor,
+        head: HalfWeights,
+        temperature: float,
+        entropy: bool,
+        training: bool,
     ) -> tuple[Tensor, Tensor]:
         half, weight = states.to(HALF), head()
         logits = product(half, weight.t(), torch.empty(len(states), len(weight)), exact=True)
@@ -219,7 +245,7 @@ class HeadLogProbs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_log_probs: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _HeadContext, of_log_probs: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         half, targets, probs = ctx.saved_tensors
         # d log p_t / dz_v = [v = t] - p_v
         factor = of_log_probs[:, None] / ctx.temperature

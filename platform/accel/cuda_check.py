@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rl_platform.accel.cuda_decode_kernels import PagedAttention, current
 from rl_platform.accel.cuda_prefill import CudaRows, PagedPrefill, place_of
@@ -19,6 +19,7 @@ from rl_platform.engines.rollout.decoder import PLAIN_ROWS, FusedDecoder
 from rl_platform.engines.rollout.kv_cache import KVCache, Page
 from rl_platform.engines.rollout.paged_attention import DecodeAttention, PrefillAttention, PrefillChunk, Readers
 from rl_platform.engines.rollout.sampling import sample
+from rl_platform.models.decoder_layers import RMSNormModule
 from rl_platform.records import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,12 @@ def agrees(decoder: FusedDecoder, device: torch.device, dtype: torch.dtype, *, f
         logger.warning("the Triton kernels of generation do not work here (%s): generation uses plain torch", reason)
         return False
     return True
+
+
+@dataclass
+class _Norm:
+    weight: Tensor
+    variance_epsilon: float
 
 
 class _Comparison:
@@ -137,12 +144,9 @@ class _Comparison:
     def _numbers(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.draws, device=self.device, dtype=self.dtype)
 
-    def _norm(self, width: int, like: nn.Module) -> nn.Module:
+    def _norm(self, width: int, like: RMSNormModule) -> RMSNormModule:
         """Returns a norm with random weights; those of the model are not loaded yet."""
-        norm = nn.Module()
-        norm.weight = nn.Parameter(self._numbers(width), requires_grad=False)
-        norm.variance_epsilon = like.variance_epsilon
-        return norm
+        return _Norm(self._numbers(width), like.variance_epsilon)
 
     def _table(self, cache: KVCache, own: list[_Prompt]) -> Tensor:
         size = cache.tails[0, 0, 0].nbytes

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from rl_platform.models.decoder_layers import RMSNormModule
 
 LOG2_E = 1.4426950408889634
 PROGRAMS = 512  # enough for every multiprocessor to have several
@@ -211,7 +212,7 @@ def current(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()  # Triton's interpreter runs on CPUs
 
 
-def add_and_norm(states: Tensor, more: Tensor | None, module: Any) -> Tensor:
+def add_and_norm(states: Tensor, more: Tensor | None, module: RMSNormModule) -> Tensor:
     """Adds `more` [n,H] to `states` [n,H] in place and returns the RMS norm of the sum [n,H]."""
     rows, width = states.shape
     out = torch.empty_like(states)
@@ -261,7 +262,13 @@ class PagedAttention:
         self.lengths, self.table, self.page, self.cos, self.sin = lengths, table, page, cos, sin
 
     def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, norms: Sequence[Any] = ()
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        norms: Sequence[RMSNormModule] = (),
     ) -> Tensor:
         """query [n,Hq D], key and value [n,Hkv D], not rotated -> [n,Hq D]. norms: of query and key heads, or none."""
         (rows, width), head_dim = query.shape, self.cos.shape[-1]

@@ -23,6 +23,7 @@ from rl_platform.engines.rollout.decoder import RowOperations
 from rl_platform.engines.rollout.kv_cache import Page
 from rl_platform.engines.rollout.paged_attention import PrefillChunk
 from rl_platform.models.attention import Features
+from rl_platform.models.decoder_layers import RMSNormModule
 from rl_platform.models.varlen import flash_attention
 
 Flash = Callable[[Tensor, Tensor, Tensor, tuple[Tensor, int], tuple[Tensor, int], float], Tensor]
@@ -31,7 +32,7 @@ Flash = Callable[[Tensor, Tensor, Tensor, tuple[Tensor, int], tuple[Tensor, int]
 class CudaRows(RowOperations):
     """`RowOperations` with Triton kernels, for many tokens."""
 
-    def norm(self, states: Tensor, module: object, more: Tensor | None = None) -> Tensor:
+    def norm(self, states: Tensor, module: RMSNormModule, more: Tensor | None = None) -> Tensor:
         return add_and_norm(states, more, module)
 
     def rotate(self, heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> Tensor:

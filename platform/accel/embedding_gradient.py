@@ -8,18 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from rl_platform.models.autograd_context import AutogradContext
+
+
+class _EmbeddingContext(AutogradContext):
+    weight: nn.Parameter
+    padding: int | None
 
 
 class Embedding(torch.autograd.Function):
     """Rows of a matrix. The backward pass first sums the gradient of a token over its positions, as autograd does."""
 
     @staticmethod
-    def forward(ctx: Any, weight: nn.Parameter, tokens: Tensor, padding: int | None) -> Tensor:
+    def forward(ctx: _EmbeddingContext, weight: nn.Parameter, tokens: Tensor, padding: int | None) -> Tensor:
         """weight [V,H], tokens [...] -> [...,H]. padding: a token whose row gets no gradient."""
         ctx.weight, ctx.padding = weight, padding
         ctx.save_for_backward(tokens)
@@ -27,8 +33,8 @@ class Embedding(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        weight: nn.Parameter = ctx.weight
+    def backward(ctx: _EmbeddingContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        weight = ctx.weight
         tokens, places = ctx.saved_tensors[0].flatten().unique(return_inverse=True)
         sums = gradient.new_zeros(len(tokens), weight.shape[1]).index_add_(0, places, gradient.flatten(0, -2))
         if ctx.padding is not None:

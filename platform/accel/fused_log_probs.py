@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from rl_platform.accel.fused_elementwise import fused, fuses
 from rl_platform.models import language
+from rl_platform.models.autograd_context import AutogradContext
 from rl_platform.models.language import LogitTransform, Statistic
 
 FUSED_TOKENS = 3072  # of a chunk: its logits and their gradient in half precision take no more than 1,024 in float32
@@ -36,10 +36,14 @@ def fused_log_probs(
     return log_probs, None if statistic == "none" else entropies
 
 
+class _LogProbsContext(AutogradContext):
+    options: tuple[float, Statistic, LogitTransform, torch.dtype]
+
+
 class _FusedLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _LogProbsContext,
         states: Tensor,
         weight: Tensor,
         targets: Tensor,
@@ -62,7 +66,7 @@ class _FusedLogProbs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_log_probs: Tensor, of_entropies: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _LogProbsContext, of_log_probs: Tensor, of_entropies: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, targets, norms, entropies = ctx.saved_tensors
         temperature, statistic, transform, dtype = ctx.options
         matrix, of_states = weight.to(dtype), []

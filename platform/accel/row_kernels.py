@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import math
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 from rl_platform.accel.openmp_team import run_by_team
 from rl_platform.accel.tensor_loops import BITS, FLOAT, address_of, at, power, rounded, taken, widened
 from rl_platform.engines.rollout.decoder import RowOperations
+from rl_platform.models.decoder_layers import RMSNormModule
 
 FEW = 1 << 14  # numbers; waking a second thread takes longer than computing so many
 LOG2_E = FLOAT(math.log2(math.e))
@@ -40,7 +40,7 @@ class CompiledRows(RowOperations):
     def residual(self, embedded: Tensor) -> Tensor:
         return embedded.float()
 
-    def norm(self, states: Tensor, module: Any, more: Tensor | None = None) -> Tensor:
+    def norm(self, states: Tensor, module: RMSNormModule, more: Tensor | None = None) -> Tensor:
         weight, epsilon = module.weight, module.variance_epsilon
         out = torch.empty_like(states, dtype=weight.dtype)
         assert states.dtype == torch.float32

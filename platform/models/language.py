@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from rl_platform import acceleration
 from rl_platform.algorithms.kl import full_kl
 from rl_platform.models.attention import Features
+from rl_platform.models.autograd_context import AutogradContext
+from rl_platform.models.decoder_layers import SelfAttention
 from rl_platform.models.packed import ATTENTION, Attention, PackedTokens
 
 if TYPE_CHECKING:
@@ -33,12 +35,22 @@ TOKENS_PER_CHUNK = 1024  # logits [1024, vocabulary] are the most that exist at 
 
 
 def _attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: object, scaling: float, **kwargs: Any
+    module: SelfAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _mask: object,
+    scaling: float,
+    *,
+    attention: Attention,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: object,
 ) -> tuple[Tensor, None]:
-    window, softcap, sinks = (kwargs.get(name) for name in ("sliding_window", "softcap", "s_aux"))
-    plain = not window and softcap is None and sinks is None  # Qwen2-MoE writes 0 for no window
-    features = None if plain else Features(window or None, softcap, sinks)
-    out = kwargs["attention"](module.layer_idx, query, key, value, scaling, features)
+    plain = not sliding_window and softcap is None and s_aux is None  # Qwen2-MoE writes 0 for no window
+    features = None if plain else Features(sliding_window or None, softcap, s_aux)
+    out = attention(module.layer_idx, query, key, value, scaling, features)
     return out[None], None
 
 
@@ -196,6 +208,10 @@ def _normalizers(logits: Tensor, *, entropy: bool) -> tuple[Tensor, ...]:
     return norm, norm - (logits - norm[:, None]).exp_().mul_(logits).sum(dim=-1)
 
 
+class _LogProbsContext(AutogradContext):
+    temperature: float
+
+
 class _LogProbs(torch.autograd.Function):
     """Log-probs [K] of logits [K,V], and entropies [K] without gradient.
 
@@ -205,7 +221,7 @@ class _LogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, temperature: float, entropy: bool
+        ctx: _LogProbsContext, logits: Tensor, targets: Tensor, temperature: float, entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
         scaled = logits.detach() if temperature == 1.0 else logits.detach().div_(temperature)
         blocks = row_blocks(scaled) if scaled.device.type == "cpu" else [scaled]
@@ -221,7 +237,7 @@ class _LogProbs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_log_probs: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _LogProbsContext, of_log_probs: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
         scaled, targets, norm = ctx.saved_tensors
         # d log p_t / dz_v = [v = t] - p_v
         gradient = scaled.sub_(norm[:, None]).exp_().mul_(-of_log_probs[:, None])

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from rl_platform.envs.embodied.spaces import ActionSpace
+from rl_platform.models.autograd_context import AutogradContext
 from rl_platform.models.choices import chosen, entropies, log_distributions, of_choices
 from rl_platform.models.draws import Among, normals
 
@@ -39,14 +40,14 @@ class Tanh(nn.Module):
 
 class _TanhOnCPU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, inputs: Tensor) -> Tensor:
+    def forward(ctx: AutogradContext, inputs: Tensor) -> Tensor:
         outputs = _tanh(inputs)
         ctx.save_for_backward(outputs)
         return outputs
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> Tensor:
+    def backward(ctx: AutogradContext, gradient: Tensor) -> Tensor:
         (outputs,) = ctx.saved_tensors
         inputs_gradient: Tensor = torch.ops.aten.tanh_backward(gradient, outputs)
         return inputs_gradient

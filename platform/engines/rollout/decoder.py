@@ -8,7 +8,6 @@ on a CPU the matrices are packed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from rl_platform import acceleration
 from rl_platform.models.attention import Features, window_of
+from rl_platform.models.decoder_layers import DecoderLayer, RMSNormModule
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.packed import Attention
 
@@ -83,7 +83,7 @@ class RowOperations:
         """Returns the start of the residual stream [N,H], in its type; may return `embedded` [N,H] itself."""
         return embedded
 
-    def norm(self, states: Tensor, module: Any, more: Tensor | None = None) -> Tensor:
+    def norm(self, states: Tensor, module: RMSNormModule, more: Tensor | None = None) -> Tensor:
         """Adds `more` [N,H] to `states` [N,H] in place and returns the RMS norm of the sum [N,H].
 
         Reads the weight of `module` at each call, because updates may replace the parameter.
@@ -116,7 +116,7 @@ class FusedDecoder:
     def __init__(
         self, model: LanguageModel, rows: RowOperations | None = None, head: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        self.backbone: Any = model.backbone
+        self.backbone = model.backbone
         self.rows = rows or PLAIN_ROWS
         windows = [window_of(model.config, number) for number in range(len(self.backbone.layers))]
         self.layers = [
@@ -151,7 +151,7 @@ class FusedDecoder:
 
 
 class _Layer:
-    def __init__(self, layer: Any, number: int, window: int | None, rows: RowOperations) -> None:
+    def __init__(self, layer: DecoderLayer, number: int, window: int | None, rows: RowOperations) -> None:
         self.features = None if window is None else Features(window)
         self.rows = rows
         attention, mlp = layer.self_attn, layer.mlp

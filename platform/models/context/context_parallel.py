@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rl_platform.models.attention import Features
+from rl_platform.models.autograd_context import AutogradContext
 from rl_platform.models.packed import Attention, PackedTokens
 
 if TYPE_CHECKING:
@@ -106,16 +107,20 @@ def _exchange(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
     return received
 
 
+class _AllToAllContext(AutogradContext):
+    group: dist.ProcessGroup
+
+
 class _AllToAll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: _AllToAllContext, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
         received = torch.empty_like(parts)
         dist.all_to_all_single(received, parts, group=group)
         return received
 
     @staticmethod
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _AllToAllContext, gradient: Tensor) -> tuple[Tensor, None]:
         return _exchange(gradient, ctx.group), None
 
 
