@@ -9,7 +9,10 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 
 def never_fail() -> None:
@@ -39,7 +42,7 @@ def _tolerant(stream: TextIO | None, descriptor: int, errors: str) -> TextIO:
 
 
 class _Descriptor(io.FileIO):
-    def write(self, data: Any) -> int:
+    def write(self, data: ReadableBuffer) -> int:
         """Returns the length of `data`, also if it could not be written."""
         try:
             written = super().write(data)

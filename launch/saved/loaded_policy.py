@@ -190,7 +190,7 @@ class Policy:
         return np.array(np.broadcast_to(which, count), np.int64)
 
 
-def _array(value: Any) -> np.ndarray:
+def _array(value: object) -> np.ndarray:
     """Returns an array of anything like one; of a tensor, which may have a gradient, its numbers."""
     return np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
 

@@ -5,7 +5,7 @@ Everything but the forward and backward pass is `FSDPEngine`'s: float32 paramete
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from rl_platform.accel.bfloat16_layers import FinalNorm, HalfLayer, HalfWeights,
 from rl_platform.accel.embedding_gradient import Embedding
 from rl_platform.accel.openmp_team import has_team
 from rl_platform.config.schema.models import Optim
+from rl_platform.engines.training.base import EngineOptions
 from rl_platform.engines.training.fsdp import FSDPEngine, autocast
 from rl_platform.models.forward import TokenPolicy, TokenValues
 from rl_platform.models.language import PLAIN_LOGITS, LanguageModel, Statistic, in_chunks
@@ -42,20 +43,21 @@ def trains_in_bfloat16(model: nn.Module, device: torch.device, dtype: torch.dtyp
 class Bfloat16Engine(FSDPEngine):
     """`model`: one for which `trains_in_bfloat16` is true, on the only rank."""
 
-    def __init__(self, model: nn.Module, optim: Optim, *, dtype: torch.dtype, **options: Any) -> None:
-        super().__init__(model, optim, dtype=torch.float32, **options)
-        language: Any = model.model
-        self.language = HalfLanguage(language)
-        language.hidden = self.language.hidden
+    def __init__(self, model: nn.Module, optim: Optim, **options: Unpack[EngineOptions]) -> None:
+        options["dtype"] = torch.float32  # of parameters, gradients and Adam
+        super().__init__(model, optim, **options)
+        assert isinstance(model, TokenPolicy | TokenValues)
+        self.language = HalfLanguage(model.model)
+        model.model.hidden = self.language.hidden  # type: ignore[method-assign]
         if isinstance(model, TokenPolicy):
-            language.log_probs = self.language.log_probs
+            model.model.log_probs = self.language.log_probs  # type: ignore[method-assign]
 
 
 class HalfLanguage:
     """`LanguageModel.hidden` and `LanguageModel.log_probs` with bfloat16 products."""
 
     def __init__(self, model: LanguageModel) -> None:
-        backbone: Any = model.backbone
+        backbone = model.backbone
         self.model, self.embedding, self.rotary = model, backbone.embed_tokens, backbone.rotary_emb
         self.layers = [HalfLayer(layer) for layer in backbone.layers]
         self.norm, self.head = Norm(backbone.norm), HalfWeights(model.head.weight)

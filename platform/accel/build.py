@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from transformers import PreTrainedModel
 
     from rl_platform.accel.bfloat16_training import Bfloat16Engine
     from rl_platform.accel.compiled_policy import CompiledPolicy
@@ -69,7 +70,7 @@ def fuse_layers(model: nn.Module, device: torch.device, dtype: torch.dtype) -> N
         fuse_layers(backbone, dtype)
 
 
-def _transformers_backbone(model: nn.Module) -> Any:
+def _transformers_backbone(model: nn.Module) -> PreTrainedModel | None:
     """Returns the backbone of a language model; None for embodied policies, whose backbone has no config."""
     backbone = getattr(getattr(model, "model", None), "backbone", None)
     return backbone if hasattr(backbone, "config") else None
@@ -170,7 +171,7 @@ def _is_bfloat16_on_a_cpu(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cpu" and dtype == torch.bfloat16
 
 
-def log_probs_function(device: torch.device) -> Callable[..., Any] | None:
+def log_probs_function(device: torch.device) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]] | None:
     """Returns `models.language.token_log_probs` with a backward pass of its own; None on CPUs."""
     if device.type == "cpu":
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from rl_platform.algorithms.losses import actor_critic_loss
 from rl_platform.algorithms.metrics import Metrics, Names, Sums
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.config.schema.models import Optim
-from rl_platform.engines.training.base import Loss, MicroBatches
+from rl_platform.engines.training.base import EngineOptions, Loss, MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.engines.training.sharded_state import MOMENTS, adam_state
 from rl_platform.models.forward import EmbodiedActorCritic
@@ -48,7 +48,7 @@ def compiles(model: nn.Module, device: torch.device, dtype: torch.dtype) -> bool
 class CompiledEngine(FSDPEngine):
     """`model`: one that `compiles`, alone in its process group or without one."""
 
-    def __init__(self, model: nn.Module, optim: Optim, **options: Any) -> None:
+    def __init__(self, model: nn.Module, optim: Optim, **options: Unpack[EngineOptions]) -> None:
         super().__init__(model, optim, **options)
         policy = model.model
         heads = [policy.policy_head.weight, policy.value_head.weight, policy.policy_head.bias, policy.value_head.bias]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -19,10 +19,11 @@ from torch import Tensor
 from rl_platform.accel.fused_elementwise import fused, fuses
 from rl_platform.accel.recomputed_tensors import FAMILIES
 from rl_platform.models.attention import Features, window_of
+from rl_platform.models.decoder_layers import DecoderLayer, FeedForward, SelfAttention
 from rl_platform.models.packed import Attention
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
 
 LARGE = 24 * 768  # layers times width of the smallest model that is fused
 
@@ -33,7 +34,7 @@ def covers(config: PretrainedConfig, device: torch.device) -> bool:
     return config.model_type in FAMILIES and config.hidden_act == "silu" and large and fuses(device)
 
 
-def fuse_layers(backbone: Any, dtype: torch.dtype) -> None:
+def fuse_layers(backbone: PreTrainedModel, dtype: torch.dtype) -> None:
     """Replaces the forward methods of layers, attention and feed-forwards of a transformers model."""
     for number, layer in enumerate(backbone.layers):
         layer.forward = partial(_layer, layer, dtype)
@@ -43,7 +44,7 @@ def fuse_layers(backbone: Any, dtype: torch.dtype) -> None:
         layer.mlp.forward = partial(_feed_forward, layer.mlp)
 
 
-def _layer(layer: Any, dtype: torch.dtype, hidden_states: Tensor, **options: Any) -> Tensor:
+def _layer(layer: DecoderLayer, dtype: torch.dtype, hidden_states: Tensor, **options: object) -> Tensor:
     """hidden_states [1,N,H] -> [1,N,H], the residual stream. options: of `_attention`."""
     functions, first, second = _on(hidden_states.device), layer.input_layernorm, layer.post_attention_layernorm
     normed_states = functions.normed(hidden_states, first.weight, first.variance_epsilon, dtype)
@@ -52,13 +53,13 @@ def _layer(layer: Any, dtype: torch.dtype, hidden_states: Tensor, **options: Any
     return functions.summed(stream, layer.mlp(normed_states))
 
 
-def _feed_forward(module: Any, states: Tensor) -> Tensor:
+def _feed_forward(module: FeedForward, states: Tensor) -> Tensor:
     result: Tensor = module.down_proj(_on(states.device).gated(module.gate_proj(states), module.up_proj(states)))
     return result
 
 
 def _attention(
-    module: Any,
+    module: SelfAttention,
     dtype: torch.dtype,
     features: Features | None,
     hidden_states: Tensor,
@@ -71,7 +72,7 @@ def _attention(
     query, key, value = (
         projection(hidden_states)[0].unflatten(-1, (-1, module.head_dim)) for projection in projections
     )
-    if hasattr(module, "q_norm"):
+    if hasattr(module, "q_norm") and hasattr(module, "k_norm"):
         query, key = module.q_norm(query), module.k_norm(key)
     cos, sin = (table[0, :, None] for table in position_embeddings)
     query, key = (_on(cos.device).rotated(heads, cos, sin, dtype) for heads in (query, key))

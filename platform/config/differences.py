@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import yaml
 
@@ -34,7 +33,7 @@ def shown(values: dict[str, object], key: str) -> str:
     return yaml.safe_dump(values[key], default_flow_style=True, width=10**6).removesuffix("\n...\n").rstrip()
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "", whole: Collection[str] = ()) -> Tree:
+def flat(tree: Mapping[str, object], prefix: str = "", whole: Collection[str] = ()) -> Tree:
     """Returns the values of nested sections by their dotted keys; sections of the keys `whole` are single values."""
     values: Tree = {}
     for name, value in tree.items():

@@ -31,6 +31,8 @@ class SelfAttention(Protocol):
     v_proj: nn.Linear
     o_proj: nn.Linear
 
+    def __call__(self, hidden_states: Tensor, **options: object) -> tuple[Tensor, Tensor | None]: ...
+
 
 class FeedForward(Protocol):
     """A gated MLP (Shazeer, 2020): down_proj(act_fn(gate_proj(x)) * up_proj(x))."""
@@ -39,6 +41,8 @@ class FeedForward(Protocol):
     gate_proj: nn.Linear
     up_proj: nn.Linear
     down_proj: nn.Linear
+
+    def __call__(self, states: Tensor, /) -> Tensor: ...
 
 
 class DecoderLayer(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ class OffloadingEngine:
 
     def __init__(self, engine: TrainingEngine, device: torch.device, *, constant: bool = False) -> None:
         self.engine, self.device = engine, device
-        self.model: Any = engine.model
+        self.model = engine.model
         self._weights = Swap(lambda: engine.offloadable().weights, device, constant=constant)
         self._training = Swap(self._optimizer_state, device, unneeded=self._gradients)
         self.offload(weights=True)

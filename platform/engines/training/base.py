@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 import torch
 from torch import Tensor
@@ -29,6 +29,17 @@ class Offloadable(NamedTuple):
     weights: list[Tensor]
     optimizer_state: list[Tensor]
     gradients: list[Tensor]
+
+
+class EngineOptions(TypedDict):
+    """Arguments of the constructor of every training engine, see `FSDPEngine`."""
+
+    dtype: torch.dtype
+    horizon: int
+    device: torch.device
+    nominal: bool
+    balance: bool
+    gradient_checkpointing: bool
 
 
 class TrainingEngine(Protocol):

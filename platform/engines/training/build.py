@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from rl_platform import acceleration
 from rl_platform.config.schema.models import Trainable
-from rl_platform.engines.training.base import TrainingEngine
+from rl_platform.engines.training.base import EngineOptions, TrainingEngine
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.extras import required
 
@@ -23,7 +21,7 @@ def training_engine(
     A model without trainable parameters can be evaluated but not stepped. `horizon`, `nominal`: see `Denominators.of`.
     """
     constant = not any(parameter.requires_grad for parameter in model.parameters())
-    options: dict[str, Any] = {
+    options: EngineOptions = {
         "dtype": dtype,
         "horizon": horizon,
         "device": device,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -161,7 +161,7 @@ class FSDPEngine:
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             aliases.setdefault(id(tensor), ([], tensor))[0].append(name)
         for names, tensor in aliases.values():
-            part: Any = tensor.detach().to(dtype) if isinstance(tensor, nn.Parameter) else tensor
+            part = tensor.detach().to(dtype) if isinstance(tensor, nn.Parameter) else tensor
             yield names, part.full_tensor() if hasattr(part, "full_tensor") else part
 
     def sharded_state(self) -> ShardedState:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -154,7 +154,7 @@ class LeRobotNormalizer:
         raise ConfigError([Problem("actor.model.unnorm_key", message, value=shown, allowed=named or "null")])
 
 
-def _refuse_normalised_images(folder: LeRobotFolder, file: str, modes: Mapping[str, Any]) -> None:
+def _refuse_normalised_images(folder: LeRobotFolder, file: str, modes: Mapping[str, object]) -> None:
     if (mode := modes.get("VISUAL", "IDENTITY")) != "IDENTITY":
         folder.refuse(f"{file} normalises images by {mode}", "IDENTITY")
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-Options = dict[str, Any]  # of a config.json
+from rl_platform.placement.estimates.architectures import Options
 
 SMOLVLM2 = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"  # the vision-language model of published weights
 SMOLVLM2_OPTIONS: Options = {

@@ -13,9 +13,10 @@ from dataclasses import replace
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import FLOW_POLICIES, Model
+from rl_platform.placement.estimates.architectures import Options
 from rl_platform.placement.estimates.model_shape import ModelShape
 from rl_platform.placement.estimates.policy_shape import ACTIONS, OBSERVATIONS, PolicyShape, Stack
-from rl_platform.placement.estimates.smolvla_options import SMOLVLM2_OPTIONS, Options, crosses, expert_sizes
+from rl_platform.placement.estimates.smolvla_options import SMOLVLM2_OPTIONS, crosses, expert_sizes
 
 LETTERS = 4  # of an instruction per token
 IMAGE = (224, 224)  # pixels, of environments that give images themselves; only Qwen2.5-VL reads their size

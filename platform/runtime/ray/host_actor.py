@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial, wraps
 from typing import Any, TypeVar
@@ -53,7 +53,7 @@ def _answer_of(function: Callable[[], object]) -> Answer:
         return None, pack_error(error)
 
 
-def _in_a_thread(method: Callable[..., object]) -> Callable[..., Coroutine[Any, Any, Answer]]:
+def _in_a_thread(method: Callable[..., object]) -> Callable[..., Awaitable[Answer]]:
     """Makes a method a coroutine that runs it in a thread, as it may wait, and returns its answer."""
 
     @wraps(method)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,7 +25,15 @@ from rl_platform.runtime.lifecycle import RUNNER
 from rl_platform.runtime.ray.weight_sender import GroupTransfer
 from rl_platform.runtime.ray.weight_store import StoreTransfer
 from rl_platform.runtime.waits import caller
-from rl_platform.runtime.weights.group import Absence, JoinRequest, WeightGroup, WeightsOffer, offer_fields, place_of
+from rl_platform.runtime.weights.group import (
+    Absence,
+    JoinRequest,
+    OfferFields,
+    WeightGroup,
+    WeightsOffer,
+    offer_fields,
+    place_of,
+)
 from rl_platform.runtime.weights.weight_transfer import TensorShape, WeightTransfer, shapes_under
 from rl_platform.runtime.weights_token import WeightsToken
 
@@ -56,7 +64,7 @@ class Publications:
             "store": self.store,
         }
         self._published: dict[str, dict[int, Weights]] = {}  # by rank and number of the publication
-        self._shapes: dict[str, dict[str, Any]] = {}  # by rank: fields of the tokens of weights gathered on request
+        self._shapes: dict[str, OfferFields] = {}  # by rank: fields of the tokens of weights gathered on request
         self._count = 0
         self._exports: tuple[int, dict[Request, Future[object]]] = 0, {}  # of the publication that was requested last
         self._exporting = threading.Lock()
@@ -201,7 +209,7 @@ class Publications:
         return self._transport.call(token.host, "export", token, transfer, request, limit=EXPORT_S)
 
 
-def _shapes_of(gathered: Iterable[tuple[Sequence[str], Tensor]]) -> dict[str, Any]:
+def _shapes_of(gathered: Iterable[tuple[Sequence[str], Tensor]]) -> OfferFields:
     """Returns the fields of a token for tensors that are gathered one after the other. Keeps none of them."""
     tensors: list[TensorShape] = []
     device = torch.device("cpu")

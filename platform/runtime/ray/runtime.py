@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from rl_platform.errors import Deadline, PlacementError, PlatformError, Problem, WorkerDied
 from rl_platform.placement.layout import LEARNERS
@@ -44,6 +44,8 @@ from rl_platform.runtime.worker_group import WorkerGroup, worker_groups
 from rl_platform.tracing import TraceSpan
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 STARTING_S = 60.0  # after which a warning says who is still starting; then after twice that, and so on
 NOTICE_S = 3.0  # for processes to hear that the run failed
@@ -364,7 +366,7 @@ class RayRuntime(Runtime):
             time.sleep(LOOK_S)
 
 
-def _answers(pending: Sequence[Future[Any]], timeout: float) -> list[Any]:
+def _answers(pending: Sequence[Future[T]], timeout: float) -> list[T]:
     """Returns the answers that arrived in time; dead processes are left out."""
     concurrent.futures.wait(pending, timeout)
     done = [future for future in pending if future.done()]

@@ -135,7 +135,7 @@ class _MessagePickler(cloudpickle.Pickler):
         self._references = references
         self._sent: dict[Hashable, np.ndarray] = {}  # tensors over the same memory are sent once
 
-    def reducer_override(self, value: object) -> Any:
+    def reducer_override(self, value: object) -> object:
         if isinstance(value, torch.Tensor):
             return _tensor, self._bytes_of(value)
         token = self._references.token(value)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import TypedDict
 
 import torch
 import torch.distributed as dist
@@ -130,7 +130,14 @@ def place_of(device: torch.device) -> str:
     return CPU if device.type == CPU else str(torch.cuda.get_device_properties(device).uuid)
 
 
-def offer_fields(state: Mapping[str, Tensor], types: Mapping[str, torch.dtype]) -> dict[str, Any]:
+class OfferFields(TypedDict):
+    """Fields of a token of weights that a group may send."""
+
+    tensors: tuple[TensorShape, ...]
+    device: str
+
+
+def offer_fields(state: Mapping[str, Tensor], types: Mapping[str, torch.dtype]) -> OfferFields:
     """Returns the fields of a token whose weights may be sent by a group. types: those of tensors to convert."""
     tensors = tuple(replace(tensor, dtype=types.get(tensor.name, tensor.dtype)) for tensor in shapes_of(state))
     return {"tensors": tensors, "device": place_of(next(iter(state.values())).device)}

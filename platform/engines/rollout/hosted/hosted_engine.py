@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_platform.engines.rollout.base import Arrivals, Completion, Request
+from rl_platform.engines.rollout.base import Arrivals, Completion, FinishReason, Request
 from rl_platform.errors import ConfigError, Deadline, Problem, WorkerDied, WorkerError
 from rl_platform.records import SamplingParams, Weights, WeightsReceived
 from rl_platform.runtime.child import Child, Death
@@ -76,16 +76,34 @@ class EngineProcess:
     """Starts `program`, sends it `setup` and then calls, all as JSON. Processes that it starts end with it.
 
     The process inherits the environment of this one, as `not_inherited` changes it, and `environment` is added. Output
-    goes to `log`. options: further options of `Child`.
+    goes to `log`. descriptors, python, scratch: of `Child`.
     """
 
-    def __init__(self, program: str, setup: object, environment: Mapping[str, str], log: Path, **options: Any) -> None:
+    def __init__(
+        self,
+        program: str,
+        setup: object,
+        environment: Mapping[str, str],
+        log: Path,
+        *,
+        descriptors: Sequence[int] = (),
+        python: str | None = None,
+        scratch: str = "",
+    ) -> None:
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             self._log_begins = output.tell()
             variables = not_inherited(os.environ) | environment
-            self.child = Child(program, Death.GUARD, environment=variables, output=output, **options)
+            self.child = Child(
+                program,
+                Death.GUARD,
+                environment=variables,
+                descriptors=descriptors,
+                output=output,
+                python=python,
+                scratch=scratch,
+            )
         self._connection = self.child.connection()
         self._lock = threading.Lock()
         self._numbers = itertools.count()
@@ -159,7 +177,8 @@ class HostedEngine(ABC):
         self._folder = tempfile.TemporaryDirectory(prefix="rl-platform-model-")
         Path(self._folder.name, "config.json").write_text(json.dumps(model_config), encoding="utf-8")
         self.eos = tuple(eos_token_ids)
-        self._layers: Any = model_config.get("num_hidden_layers")
+        layers = model_config.get("num_hidden_layers")
+        self._layers = layers if isinstance(layers, int) else 0
         self.restarts, self._restarting = 0, threading.Lock()
         self._label = label
         self._weights: Weights | WeightsOffer | None = None
@@ -245,7 +264,7 @@ class HostedEngine(ABC):
             unsent = [*unanswered.values()]
 
     def _completion(
-        self, request: Request, tokens: list[int], log_probs: list[float], reason: Any, encoded: str | None
+        self, request: Request, tokens: list[int], log_probs: list[float], reason: FinishReason, encoded: str | None
     ) -> Completion:
         computed = len(request.token_ids) + len(tokens) - 1
         routes = None if encoded is None else decoded_routes(encoded, computed, self._layers)

@@ -110,9 +110,16 @@ class VLLMEngine(HostedEngine):
     def _new_process(self) -> EngineProcess:
         python, folder = self._setup.python or sys.executable, self._folder.name
         setup = {"version": VERSION, "weights": self._shared, "arguments": self._setup.arguments(folder)}
-        options = {"descriptors": [self._shared], "python": python, "scratch": folder}
         try:
-            return EngineProcess(PROGRAM, setup, self._environment, self._log, **options)
+            return EngineProcess(
+                PROGRAM,
+                setup,
+                self._environment,
+                self._log,
+                descriptors=[self._shared],
+                python=python,
+                scratch=folder,
+            )
         except OSError as error:
             raise ConfigError([unusable(python, str(error.strerror))]) from error
 

@@ -128,7 +128,7 @@ def _nothing(*_: object, **__: object) -> None: ...
 
 def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(factory)
-    def made(*args: Any, **kwargs: Any) -> torch.Tensor:
+    def made(*args: object, **kwargs: object) -> torch.Tensor:
         if str(kwargs.get("device", "")).startswith("cuda"):
             kwargs["device"] = _CPU
         return factory(*args, **kwargs)

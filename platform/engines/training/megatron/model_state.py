@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from rl_platform.engines.training.megatron.process_groups import ProcessGroups
 from rl_platform.engines.training.megatron.weight_map import TensorSource, join, placed, split
 from rl_platform.engines.training.sharded_state import MOMENTS, ShardedState, ShardedTensor, adam_state
+
+if TYPE_CHECKING:
+    from megatron.core.optimizer import ChainedOptimizer
 
 HEAD, EMBEDDING = "model.head.weight", "model.backbone.embed_tokens.weight"
 VALUES = "values"
@@ -45,7 +48,7 @@ class ModelState:
     def __init__(
         self,
         parameters: list[tuple[Tensor, TensorSource]],
-        optimizer: Any,
+        optimizer: ChainedOptimizer | None,
         shapes: dict[str, torch.Size],
         groups: ProcessGroups,
         *,

@@ -21,6 +21,7 @@ from rl_platform.models.adapters.lora import ADAPTER
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
     from megatron.core.transformer.transformer_config import TransformerConfig
+    from peft.tuners.tuners_utils import BaseTunerLayer
 
 
 class Adapters(nn.Module):
@@ -31,7 +32,7 @@ class Adapters(nn.Module):
     """
 
     def __init__(
-        self, source: TensorSource, whole: Mapping[str, Tensor], layer: Any, config: TransformerConfig
+        self, source: TensorSource, whole: Mapping[str, Tensor], layer: BaseTunerLayer, config: TransformerConfig
     ) -> None:
         super().__init__()
         ranks, dtype, self.sharing = config.tensor_model_parallel_size, config.params_dtype, source.sharing
