@@ -5,8 +5,8 @@ Config and placement are checked without torch or another heavy library, so a ty
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from os import PathLike
 from typing import NamedTuple
@@ -92,7 +92,9 @@ def located(loaded: LoadedConfig) -> Iterator[None]:
         return problem if problem.where or is_option else replace(problem, where=loaded.where(problem.key))
 
     try:
-        named_paths = find(EXPLANATIONS, "refused_paths.named_paths", lambda _: nullcontext())
+        named_paths: Callable[..., AbstractContextManager[None]] = find(
+            EXPLANATIONS, "refused_paths.named_paths", lambda _: nullcontext()
+        )
         with named_paths(lambda: strings_of(loaded.config.model_dump(mode="json"))):
             yield
     except ConfigError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -97,7 +97,7 @@ def _run_once(
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # the loop may compute in one thread
         starting = stack.enter_context(ExitStack())
         cluster_is_up = starting.enter_context(cluster_for(config.cluster, placement))  # starts while models are read
-        checked_models = find(START_CHECKS, "model_checks.checkpoint_bytes", lambda *_: 0)
+        checked_models: Callable[..., int] = find(START_CHECKS, "model_checks.checkpoint_bytes", lambda *_: 0)
         checkpoint_bytes = checked_models(config, placement, inventory, world)
         reporter, timeline = stack.enter_context(_reporting(config, output, inventory, view))
         state = RunState(config, folder, reporter, restarts.saved)
@@ -164,7 +164,9 @@ class _Attempt:
                 task = task_of(config, runtime, self.reporter, self.folder, self.world, placement, self.inventory)
             collect_as_usual()
             traced = nullcontext() if self.timeline is None else self.timeline.reading(runtime.spans)
-            watched = find(WATCHING, "hang_watch.hang_watch", lambda *_: nullcontext())
+            watched: Callable[..., AbstractContextManager[object]] = find(
+                WATCHING, "hang_watch.hang_watch", lambda *_: nullcontext()
+            )
             with traced, watched(task.groups, self.folder, self.reporter.note, config.runner.deadline_s):
                 return self.loop(config, task, self.reporter, self.state, leaves=leaves)
 
@@ -253,7 +255,7 @@ def _reporting(
     config: Config, output: OutputFolder, inventory: Inventory, view: Callable[[], Reporter]
 ) -> Iterator[tuple[Reporters, Timeline | None]]:
     """Yields the run's reporters. Warnings of the platform's own modules become notes."""
-    timeline_of = find(WATCHING, "trace_file.Timeline", lambda *_: None)
+    timeline_of: Callable[..., Timeline | None] = find(WATCHING, "trace_file.Timeline", lambda *_: None)
     timeline = timeline_of(output.path / "trace.json", config.runner.trace_steps)
     backends = config.runner.logger_backends
     logs: list[Reporter] = [RunLog(output.path)]

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from rl_platform.redact import redacted
 
@@ -99,11 +99,14 @@ class RunInfo:
     config: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
-class Reporter(Protocol):
+class Reporter:
     """The interface for runners. Thread-safe; a call never waits for a terminal or a network.
 
     A sink that inherits from it ignores the calls that it does not override.
     """
+
+    def __init__(self) -> None:
+        """A logger of `runner.logger_backends` is made without arguments."""
 
     def start(self, info: RunInfo) -> None:
         """Receives the facts of the run, once, before the first step."""
@@ -140,7 +143,7 @@ class Reporter(Protocol):
         """Ends the report, once, after the last step or after an error."""
 
 
-class Reporters:
+class Reporters(Reporter):
     """Passes every call to `sinks`, in order, and adds timings and rates to the metrics."""
 
     def __init__(self, sinks: Sequence[Reporter], devices: int = 1, flops: float | None = None) -> None:

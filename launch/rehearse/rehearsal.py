@@ -32,6 +32,7 @@ from rl_platform.launch.rehearse.rehearsal_sizes import Materials
 from rl_platform.launch.rehearse.rehearsed_runs import CpuSeconds, RunFailed, Runs, Timed
 from rl_platform.launch.rehearse.scores import scoring_server
 from rl_platform.launch.rehearse.shrink import Change, shrunk
+from rl_platform.launch.rehearse.small_models import Architecture
 from rl_platform.launch.start_checks.env_spaces import spaces_of
 from rl_platform.launch.start_checks.preflight import rollout_engine_problems
 from rl_platform.launch.start_checks.user_code_checks import check_tests
@@ -169,7 +170,7 @@ def _remove_stale(parent: Path) -> None:
             os.close(lock)
 
 
-def _materials(config: Config, known: dict[str, materials.Architecture], folder: Path, stack: ExitStack) -> Materials:
+def _materials(config: Config, known: dict[str, Architecture], folder: Path, stack: ExitStack) -> Materials:
     engine = next(rollout_engine_problems(config, on_gpu=False), None)
     url = None
     servers = [url for _, part in config.reward.parts if (url := part.address)]
@@ -196,7 +197,7 @@ def _answers(url: str) -> bool:
 
 
 def _write_small(
-    config: Config, placement: Placement, known: dict[str, materials.Architecture], stands: Materials, path: Path
+    config: Config, placement: Placement, known: dict[str, Architecture], stands: Materials, path: Path
 ) -> tuple[Config, list[Change], list[str]]:
     """Writes the small config to `path`, its models and questions. Returns it, its changes and the files that are not
     on this machine."""

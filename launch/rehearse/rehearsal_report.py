@@ -55,7 +55,9 @@ class RehearsalReport:
         for line in whole:
             section, _, name = line.key.partition(".")
             sections.setdefault(section, []).append(name)
-        rows = {f"as written: {len(whole)} of {len(self.lines)} keys": [(k, ", ".join(v)) for k, v in sections.items()]}
+        rows: dict[str, list[tuple[str, ...]]] = {
+            f"as written: {len(whole)} of {len(self.lines)} keys": [(k, ", ".join(v)) for k, v in sections.items()]
+        }
         for kind, title in (("shrunk", "smaller"), ("replaced", "replaced")):
             rows[title] = [_row(line) for line in self.lines if line.change is not None and line.change.kind == kind]
         rows["not shown here"] = list(self.absent)

@@ -176,5 +176,6 @@ class Runs:
 
 def _name(process: psutil.Process) -> str:
     with suppress(psutil.Error):
-        return process.name()
+        name: str = process.name()
+        return name
     return "?"

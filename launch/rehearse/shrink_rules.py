@@ -37,7 +37,7 @@ class Rule:
     applies: Callable[[Sizes], object] = lambda sizes: True
 
 
-def _least(key: str, most: int, why: str = "", applies: Callable[[Sizes], object] = lambda _: True) -> Rule:
+def _least(key: str, most: float, why: str = "", applies: Callable[[Sizes], object] = lambda _: True) -> Rule:
     """Returns a rule that cuts a number to at most `most`. null stays null."""
 
     def value(sizes: Sizes) -> object:

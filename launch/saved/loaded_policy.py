@@ -120,7 +120,8 @@ class Policy:
         if spaces.action.kind != "continuous":
             return spaces.environment_choices(actions)
         low, high = (np.asarray(bound, np.float32) for bound in (spaces.action_low, spaces.action_high))
-        return np.clip(actions, low, high).reshape(-1, *spaces.action_shape)
+        bounded: np.ndarray = np.clip(actions, low, high)
+        return bounded.reshape(-1, *spaces.action_shape)
 
     def _rows(self, observation: ArrayLike | Mapping[str, object]) -> tuple[np.ndarray, bool]:
         """Observations [N,D] float32, or uint8 of images, and whether it is a single one."""

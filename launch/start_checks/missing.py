@@ -155,7 +155,7 @@ def _models(config: Config) -> Iterator[Problem]:
 
 def _loaded_models(config: Config) -> Iterator[tuple[str, Model | RewardModel]]:
     """Yields the keys and sections of all models that the run loads."""
-    models = [("actor.model", config.actor.model)]
+    models: list[tuple[str, Model | None]] = [("actor.model", config.actor.model)]
     if config.critic.use_critic_model:
         models.append(("critic.model", config.critic.model))
     if config.has_reference:

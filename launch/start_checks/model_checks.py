@@ -143,7 +143,7 @@ def _reward_bytes(section: RewardModel) -> int:
     loaded = classifier_parts(section)[1]
     with init_empty_weights():
         network = AutoModelForSequenceClassification.from_config(loaded)
-    size = sum(parameter.numel() for parameter in network.parameters())
+    size: int = sum(parameter.numel() for parameter in network.parameters())
     return size * (BYTES_FROZEN if section.dtype == "float32" else BYTES_FROZEN // 2)
 
 

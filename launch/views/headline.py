@@ -73,7 +73,8 @@ def headline_of(config: Mapping[str, Mapping[str, object]]) -> Headline:
     """Returns the headline of a run from its config (section, key, value)."""
     task = str(config["runner"]["task_type"])
     reward = config.get("reward") or {}
-    parts = reward.get("functions") or [reward]
+    functions = reward.get("functions")
+    parts = functions if isinstance(functions, list | tuple) and functions else [reward]
     decides = any(part.get("type", "task") in DECIDING for part in parts)
     return OWN_REWARD if task == "reasoning" and not decides else HEADLINES[task]
 

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from rl_platform.models.policies.squash import Squash
     from rl_platform.models.policies.vision import ImageEncoder, PartsEncoder
     from rl_platform.models.policies.vla import VisionLanguagePolicy
+    from rl_platform.models.vlas.action_token_policy import ActionTokenPolicy
     from rl_platform.models.vlas.flow_policy import FlowPolicy
 
-    EmbodiedPolicy = ActorCriticPolicy | RecurrentPolicy | VisionLanguagePolicy | FlowPolicy
+    EmbodiedPolicy = ActorCriticPolicy | RecurrentPolicy | VisionLanguagePolicy | FlowPolicy | ActionTokenPolicy
 
 
 def build_policy(

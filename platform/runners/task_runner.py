@@ -37,7 +37,10 @@ class TaskRunner(Protocol):
     """The interface of the two tasks: collection of experience, validation, and parts of a checkpoint."""
 
     learners: Learners
-    groups: Mapping[str, WorkerGroup]
+
+    @property
+    def groups(self) -> Mapping[str, WorkerGroup]:
+        """The worker groups by component."""
 
     def warm_start(self) -> Metrics:
         """Trains the new models before the first step (`runner.warm_start`)."""

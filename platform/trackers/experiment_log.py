@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -63,9 +63,7 @@ class ExperimentLog(Reporter):
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self._latest = step
-        if self._tensorboard is not None:
-            writer = self._tensorboard.file_writer
-            self._diagnostics.write("tensorboard", lambda: writer.add_summary(_summary(metrics), step))
+        self._add(step, partial(_summary, metrics))
         for name, tracker in self._trackers.items():
             self._diagnostics.write(name, partial(tracker.log, dict(metrics), step=step))
 
@@ -83,10 +81,15 @@ class ExperimentLog(Reporter):
 
     def video(self, path: Path) -> None:
         step = self._latest
-        if (writer := self._tensorboard) is not None:
-            self._diagnostics.write("tensorboard", lambda: writer.file_writer.add_summary(as_animation(path), step))
+        self._add(step, partial(as_animation, path))
         if (tracker := self._trackers.get("wandb")) is not None:
             self._diagnostics.write("wandb", lambda: tracker.log({"evaluation": as_video(path)}, step=step))
+
+    def _add(self, step: int, summary: Callable[[], Summary]) -> None:
+        """Adds an event to TensorBoard's file."""
+        if self._tensorboard is not None:
+            writer = self._tensorboard.file_writer
+            self._diagnostics.write("tensorboard", lambda: writer.add_summary(summary(), step))  # type: ignore[attr-defined]
 
     def close(self) -> None:
         if self._tensorboard is not None:

@@ -46,13 +46,14 @@ def as_animation(video: Path) -> Summary:
     import imageio.v2 as imageio
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    with imageio.get_reader(video, format="FFMPEG") as reader:  # type: ignore[arg-type]
+    reader = imageio.get_reader(video, format="FFMPEG")
+    with reader:
         rate, pictures = float(reader.get_meta_data()["fps"]), list(reader.iter_data())
     every = -(-len(pictures) // _PICTURES)
     smaller = -(-pictures[0].shape[1] // _WIDTH)
     shown = [picture[::smaller, ::smaller] for picture in pictures[::every]]
     file = io.BytesIO()
-    imageio.mimwrite(file, shown, format="GIF", duration=1000 * every / rate, loop=0)  # type: ignore[arg-type]
+    imageio.mimwrite(file, shown, format="GIF", duration=1000 * every / rate, loop=0)
     height, width = shown[0].shape[:2]
     image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=file.getvalue())
     return Summary(value=[Summary.Value(tag="evaluation", image=image)])

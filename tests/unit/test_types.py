@@ -14,6 +14,7 @@ from as_installed import lay_out
 ROOT = Path(__file__).parents[2]
 MODULES = [f"rl_platform.{path.stem}" for path in (ROOT / "platform").glob("[!_]*.py")]
 MODULES += [f"rl_platform.runtime.{path.stem}" for path in (ROOT / "platform/runtime").glob("[!_]*.py")]  # not Ray's
+MODULES += [f"rl_platform.launch.{path.stem}" for path in (ROOT / "launch").glob("[!_]*.py")]
 API = ("rl_platform", *(f"rl_platform.{path.stem}" for path in (ROOT / "api").glob("[!_]*.py")))
 CLIENT = """
 import rl_platform as rl
@@ -26,14 +27,36 @@ STRICT = (
     "rl_platform.checkpoint",
     "rl_platform.components",
     "rl_platform.config",
+    "rl_platform.engines.offloading",
+    "rl_platform.engines.rollout.hosted",
+    "rl_platform.engines.rollout.stopping",
+    "rl_platform.engines.rollout.user_engines",
+    "rl_platform.envs.embodied.build_problems",
+    "rl_platform.envs.embodied.processes",
     "rl_platform.envs.embodied.remote",
+    "rl_platform.envs.embodied.user_envs",
+    "rl_platform.envs.reasoning.answers",
+    "rl_platform.envs.reasoning.servers",
+    "rl_platform.envs.reasoning.sources",
+    "rl_platform.launch.card",
     "rl_platform.launch.jobs",
+    "rl_platform.launch.plans",
+    "rl_platform.launch.reallocation",
+    "rl_platform.launch.rehearse",
+    "rl_platform.launch.start_checks",
     "rl_platform.launch.tools.convert",
     "rl_platform.launch.tools.report",
     "rl_platform.launch.tools.sweep",
+    "rl_platform.launch.views",
+    "rl_platform.models.adapters",
+    "rl_platform.models.context",
+    "rl_platform.models.experts",
     "rl_platform.placement",
     "rl_platform.planner",
+    "rl_platform.python",
     "rl_platform.runners",
+    "rl_platform.runtime.weights",
+    "rl_platform.trackers",
 )
 
 

@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _build(connection: Connection, memory_fd: int) -> EnvBlock | None:
-    files, pickled, *rows, worker, threads = pickle.loads(connection.recv_bytes())
+    files, pickled, first, last, worker, threads = pickle.loads(connection.recv_bytes())
     try:
         for file in files:  # the setup may hold classes of these
             import_user_module(file)
@@ -48,9 +48,9 @@ def _build(connection: Connection, memory_fd: int) -> EnvBlock | None:
         num_envs = len(setup.numbers)
         memory = mmap.mmap(memory_fd, Buffers.size(num_envs, setup.spaces))
         os.close(memory_fd)
-        block = EnvBlock(setup, Buffers(num_envs, setup.spaces, memory), *rows, worker, threads)
+        block = EnvBlock(setup, Buffers(num_envs, setup.spaces, memory), first, last, worker, threads)
     except Exception:
-        _reply(connection, FAILED, (rows[0], "start", traceback.format_exc()))
+        _reply(connection, FAILED, (first, "start", traceback.format_exc()))
         return None
     _reply(connection, DONE)
     return block

@@ -136,7 +136,8 @@ def try_backend(description: EnvDescription) -> EnvSpaces:
             raise BACKEND.misfit(name, "reset() begins two episodes of one seed differently", allowed="equal ones")
         actions = np.zeros((2, *spaces.policy_action_shape), spaces.policy_action_dtype)
         if spaces.action.kind == "continuous":
-            actions = np.clip(actions, np.float32(spaces.action_low), np.float32(spaces.action_high))
+            low, high = (np.asarray(bound, np.float32) for bound in (spaces.action_low, spaces.action_high))
+            actions = np.clip(actions, low, high)
         doing = "step()"
         before = np.zeros(2, np.int64)
         _, _, *ends = envs.step(actions, before)

@@ -155,15 +155,22 @@ def _read_collection(text: str) -> Collection | None:
     return Collection(brackets, tuple(item for item in items if item))
 
 
+def _items(collection: Collection) -> list[Quantity] | None:
+    """Returns the items as quantities; None if one of them is no quantity."""
+    read = [parse_quantity(_without_name(item)[1]) for item in collection.items]
+    quantities = [quantity for quantity in read if quantity is not None]
+    return quantities if len(quantities) == len(read) else None
+
+
 def _equal_collections(expected: Collection, given: Collection) -> bool | None:
     ordered = expected.brackets not in ("", "{}", "\\cup")
     same = expected.brackets == given.brackets or {expected.brackets, given.brackets} == {"", "{}"}
     if not same or len(expected.items) != len(given.items):
         return False
-    wanted, got = ([parse_quantity(_without_name(item)[1]) for item in part.items] for part in (expected, given))
-    if None in wanted:
+    wanted, got = _items(expected), _items(given)
+    if wanted is None:
         return None if _frames(expected) == _frames(given) else False
-    if None in got:
+    if got is None:
         return False
     if ordered:
         return all(want.equals(have) for want, have in zip(wanted, got, strict=True))
@@ -274,7 +281,8 @@ def _parsed(expected: str) -> list[object]:
 def _equal_formulas(gold: list[object], given: str) -> bool:
     from math_verify import parse, verify
 
-    return verify(gold, parse(f"\\boxed{{{given}}}", parsing_timeout=None), timeout_seconds=None)
+    equal: bool = verify(gold, parse(f"\\boxed{{{given}}}", parsing_timeout=None), timeout_seconds=None)
+    return equal
 
 
 _TYPICAL = (  # pairs whose comparison fills the tables of math-verify's parser and sympy's caches

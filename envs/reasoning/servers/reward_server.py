@@ -52,6 +52,7 @@ class Server(ABC):
         self.url, self._timeout_s, self._secret = redacted(url), timeout_s, secret  # the url of messages
         self._headers = HEADERS | ({"Authorization": f"Bearer {secret}"} if secret else {})
         parts = urlsplit(url)
+        self._kind: type[HTTPConnection]
         self._kind, usual = (HTTPSConnection, 443) if parts.scheme == "https" else (HTTPConnection, 80)
         self._host, self._port = parts.hostname or "", parts.port or usual
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")

@@ -170,6 +170,7 @@ def _encodable(text: str, column: str, where: str) -> str:
 
 
 def _messages(items: list[object], where: str) -> tuple[Message, ...]:
+    messages: list[Message] = []
     for number, item in enumerate(items, 1):
         at = f"{where}, message {number}"
         fields = {} if not isinstance(item, dict) else {name: each for name, each in item.items() if each is not None}
@@ -179,6 +180,7 @@ def _messages(items: list[object], where: str) -> tuple[Message, ...]:
             raise DataError(f"{at}: role {shown(fields['role'])} must be one of {', '.join(ROLES)}.")
         if not isinstance(fields["content"], str) or not fields["content"].strip():
             raise DataError(f"{at}: content must be a text that is not empty, not {shown(fields['content'])}.")
-    if not items or items[-1]["role"] != "user":
+        messages.append({"role": fields["role"], "content": fields["content"]})
+    if not messages or messages[-1]["role"] != "user":
         raise DataError(f"{where}: the last message must have the role user, because the policy answers it.")
-    return tuple({"role": item["role"], "content": item["content"]} for item in items)
+    return tuple(messages)

@@ -65,7 +65,7 @@ class Swap:
             copy = known or _HostCopy(storage, self._host_buffers(storage.nbytes()))
             self._copies[storage._cdata] = copy
             if known is None or not self._constant:
-                for part, values in zip(copy.host, _as_bytes(storage).split(copy.sizes), strict=True):
+                for part, values in zip(copy.host, torch.split(_as_bytes(storage), copy.sizes), strict=True):
                     part.copy_(values, non_blocking=True)
         self._wait()
         freed = storages(self._unneeded(), self._device).values()
@@ -88,7 +88,7 @@ class Swap:
             storage.resize_(size)
         for copy in self._copies.values():
             copy.storage.resize_(sum(copy.sizes))
-            for part, values in zip(copy.host, _as_bytes(copy.storage).split(copy.sizes), strict=True):
+            for part, values in zip(copy.host, torch.split(_as_bytes(copy.storage), copy.sizes), strict=True):
                 values.copy_(part, non_blocking=True)
         self._wait()
         self.away = False

@@ -59,7 +59,7 @@ class ContextParallel:
 
     def whole(self, part: Tensor) -> Tensor:
         """Returns the sum of `part` over the ranks. Backward copies the gradient, as all ranks compute one loss."""
-        summed: Tensor = SumOverRanks.apply(part, self.group)
+        summed: Tensor = SumOverRanks.apply(part, self.group)  # type: ignore[no-untyped-call]
         return summed
 
 
@@ -89,7 +89,7 @@ class UlyssesAttention:
     def _heads(self, tensor: Tensor) -> Tensor:
         """[1,H,n,D] of this rank's tokens -> [1,H/ranks,N,D] of this rank's heads."""
         ranks = self.context.size
-        parts = tensor[0].unflatten(0, (ranks, -1)).transpose(1, 2)  # [ranks,n,H/ranks,D], by receiver
+        parts = torch.unflatten(tensor[0], 0, (ranks, -1)).transpose(1, 2)  # [ranks,n,H/ranks,D], by receiver
         received = _exchange(parts, self.context.group).flatten(0, 1)  # [ranks*n,H/ranks,D]
         return received[: self.count].transpose(0, 1)[None]
 
@@ -97,13 +97,13 @@ class UlyssesAttention:
         """[N,H/ranks,D] of this rank's heads -> [n,H,D] of this rank's tokens."""
         ranks = self.context.size
         filled = F.pad(out, (0, 0, 0, 0, 0, ranks * self.length - self.count))
-        parts = _exchange(filled.unflatten(0, (ranks, -1)), self.context.group)  # [ranks,n,H/ranks,D]
+        parts = _exchange(torch.unflatten(filled, 0, (ranks, -1)), self.context.group)  # [ranks,n,H/ranks,D]
         return parts.transpose(0, 1).flatten(1, 2)
 
 
 def _exchange(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
     """All-to-all of parts [ranks,...]: sends part r to rank r and returns the parts received, in order of rank."""
-    received: Tensor = _AllToAll.apply(parts.contiguous(), group)
+    received: Tensor = _AllToAll.apply(parts.contiguous(), group)  # type: ignore[no-untyped-call]
     return received
 
 

@@ -62,7 +62,7 @@ class RouterBalance:
         per_sequence = sequence_balance(scores, selected, self.membership, self.lengths, active, self.total)
         loss = self.factors @ per_sequence
         self.losses[layer] = loss.detach()
-        attached: Tensor = _Attach.apply(weights, loss)
+        attached: Tensor = _Attach.apply(weights, loss)  # type: ignore[no-untyped-call]
         return attached
 
 

@@ -168,8 +168,8 @@ def flat_views(bucket: Sequence[TensorShape], device: torch.device) -> tuple[Ten
     """Allocates a bucket; returns its bytes [N] uint8 and the tensors that are views of it."""
     flat = torch.empty(sum(tensor.nbytes for tensor in bucket), dtype=torch.uint8, device=device)
     sizes = [tensor.nbytes for tensor in bucket]
-    parts = [part.view(tensor.dtype).view(tensor.shape) for part, tensor in zip(flat.split(sizes), bucket, strict=True)]
-    return flat, parts
+    parts = zip(torch.split(flat, sizes), bucket, strict=True)
+    return flat, [part.view(tensor.dtype).view(tensor.shape) for part, tensor in parts]
 
 
 class Membership:

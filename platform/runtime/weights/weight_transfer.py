@@ -108,5 +108,5 @@ def checksum_of(parts: Sequence[np.ndarray]) -> bytes:
     """Returns 128 bits of XXH3. Two different contents have equal checksums with a probability of 1 in 10^38."""
     hasher = xxhash.xxh3_128()
     for part in parts:
-        hasher.update(part)
+        hasher.update(part.data)
     return hasher.digest()

@@ -94,7 +94,7 @@ class EngineProcess:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             self._log_begins = output.tell()
-            variables = not_inherited(os.environ) | environment
+            variables = {**not_inherited(os.environ), **environment}
             self.child = Child(
                 program,
                 Death.GUARD,
