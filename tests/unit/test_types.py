@@ -13,7 +13,6 @@ from as_installed import lay_out
 
 ROOT = Path(__file__).parents[2]
 MODULES = [f"rl_platform.{path.stem}" for path in (ROOT / "platform").glob("[!_]*.py")]
-MODULES += [f"rl_platform.runtime.{path.stem}" for path in (ROOT / "platform/runtime").glob("[!_]*.py")]  # not Ray's
 MODULES += [f"rl_platform.launch.{path.stem}" for path in (ROOT / "launch").glob("[!_]*.py")]
 API = ("rl_platform", *(f"rl_platform.{path.stem}" for path in (ROOT / "api").glob("[!_]*.py")))
 CLIENT = """
@@ -43,6 +42,7 @@ STRICT = (
     "rl_platform.launch.plans",
     "rl_platform.launch.reallocation",
     "rl_platform.launch.rehearse",
+    "rl_platform.launch.saved",
     "rl_platform.launch.start_checks",
     "rl_platform.launch.tools.convert",
     "rl_platform.launch.tools.report",
@@ -55,7 +55,7 @@ STRICT = (
     "rl_platform.planner",
     "rl_platform.python",
     "rl_platform.runners",
-    "rl_platform.runtime.weights",
+    "rl_platform.runtime",
     "rl_platform.trackers",
 )
 

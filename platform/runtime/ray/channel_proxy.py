@@ -92,7 +92,7 @@ class ChannelRegistry:
         finally:
             thread.name = own
 
-    def serve_at_once(self, address: ChannelAddress, operation: str, arguments: tuple[object, ...]) -> object | None:
+    def serve_at_once(self, address: ChannelAddress, operation: str, arguments: tuple[Any, ...]) -> object | None:
         """As `serve`, if it needs no waiting and no work worth a thread; else nothing is done and None comes back."""
         home = self.home(address)
         if operation == "put":
@@ -176,11 +176,13 @@ class ServedChannel(Channel[object]):
             stream = self._streams.get(key)
             if stream is None or max_items < 1 or not stream.items or (linger and len(stream.items) < max_items):
                 return None
-            if not all(isinstance(item, Payload) for item in itertools.islice(stream.items, max_items)):
+            first = list(itertools.islice(stream.items, max_items))
+            contents = [item.content for item in first if isinstance(item, Payload)]
+            if len(contents) < len(first):
                 return None
-            taken = self._take(stream, max_items)
+            self._take(stream, max_items)
             self._forget(key, stream)
-        return store_large([item.content for item in taken], self._registry.transport)
+        return store_large(contents, self._registry.transport)
 
     def serve_get_many(self, max_items: int, key: Hashable, timeout: float | None, linger: float) -> list[Content]:
         items = super().get_many(max_items, key, timeout, linger)

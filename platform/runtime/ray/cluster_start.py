@@ -208,7 +208,7 @@ def _token(folder: str) -> Iterator[None]:
 
 def _read_token() -> None:
     """Makes Ray read mode and token again: it reads them once per process, and a process may have several runs."""
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
     Config.initialize("")  # first: threads of Ray may read a token while the mode requires one
     AuthenticationTokenLoader.instance().reset_cache()
@@ -271,4 +271,5 @@ def _processes(folder: str) -> list[psutil.Process]:
 
 def _store_bytes() -> int:
     shared = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else psutil.virtual_memory().total
-    return max(100 * 2**20, min(psutil.virtual_memory().available // STORE_SHARE, shared * 9 // 10))
+    available: int = psutil.virtual_memory().available
+    return max(100 * 2**20, min(available // STORE_SHARE, shared * 9 // 10))

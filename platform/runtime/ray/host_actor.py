@@ -38,6 +38,7 @@ from rl_platform.runtime.ray.process_group import Rendezvous, join_group, leave_
 from rl_platform.runtime.ray.serialization import NO_REFERENCES, Answer, Packed, pack, pack_error, unpack, unpack_error
 from rl_platform.runtime.ray.transport import RayTransport
 from rl_platform.runtime.waits import waiting_on
+from rl_platform.runtime.weights.group import Absence, JoinRequest, WeightGroup
 from rl_platform.runtime.weights_token import WeightsToken
 from rl_platform.tracing import recorder
 
@@ -144,7 +145,9 @@ class HostActor:
             return []
         if label is not None:
             self._names.weights.lost(label)
-        return self._names.registry.fail(label, unpack_error(error), *before)
+        failure = unpack_error(error)
+        assert isinstance(failure, PlatformError)
+        return self._names.registry.fail(label, failure, *before)
 
     async def rehome(self, homes: Mapping[str, str]) -> Answer:
         self._homes = homes
@@ -217,7 +220,9 @@ class HostActor:
         except WorkerDied as error:
             answer.set_result((CallResult(None, pack_error(error), rank.timings(), rank.memory_peak()), None))
 
-    def _export(self, token: WeightsToken, transfer: str, request: object) -> object:
+    def _export(
+        self, token: WeightsToken, transfer: str, request: JoinRequest | Absence | WeightGroup | None
+    ) -> object:
         """Weights that a rank of this process published, see `Publications.export`."""
 
         def run_in_turn(label: str, function: Callable[[], T]) -> Future[T]:

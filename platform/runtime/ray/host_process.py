@@ -72,8 +72,11 @@ class NamedReferences:
             return value
         return self.weights.publish(value) if isinstance(value, Weights) else None
 
-    def resolve(self, token: ChannelAddress | WeightsToken) -> object:
-        return self.registry.channel(token) if isinstance(token, ChannelAddress) else self.weights.resolve(token)
+    def resolve(self, token: object) -> object:
+        if isinstance(token, ChannelAddress):
+            return self.registry.channel(token)
+        assert isinstance(token, WeightsToken)
+        return self.weights.resolve(token)
 
 
 class RecordBuffer(logging.Handler):

@@ -49,7 +49,8 @@ class Payload:
 def to_payload(item: object, references: References) -> Payload:
     """Raises pickle's error for an item that cannot be serialised."""
     packed = pack(item, references)
-    return Payload(packed if packed.buffers or packed.size >= IN_BAND else packed.data)
+    data = packed.data
+    return Payload(data if isinstance(data, bytes) and not packed.buffers and packed.size < IN_BAND else packed)
 
 
 def batch_contents(items: Sequence[object], references: References) -> list[Content]:
@@ -57,21 +58,22 @@ def batch_contents(items: Sequence[object], references: References) -> list[Cont
     first = next((to_payload(item, references) for item in items if not isinstance(item, Payload)), None)
     if first is not None and isinstance(first.content, bytes) and not any(isinstance(item, Payload) for item in items):
         packed = pack(list(items), references)  # the others are probably as small as the first
-        if not packed.buffers:
+        if isinstance(packed.data, bytes) and not packed.buffers:
             return [ItemBatch(packed.data)]
     return [(item if isinstance(item, Payload) else to_payload(item, references)).content for item in items]
 
 
 def store_large(contents: Sequence[Content], store: RayTransport) -> list[Content]:
     """Returns the same forms, with the large ones in the object store if they are worth it together."""
-    large = [index for index, content in enumerate(contents) if isinstance(content, Packed)]
-    if sum(contents[index].size for index in large) < SHARED:
+    large = {index: content for index, content in enumerate(contents) if isinstance(content, Packed)}
+    if sum(content.size for content in large.values()) < SHARED:
         return [_sendable(content) for content in contents]
-    sent, bundle, size = list(contents), [], 0
-    for index in large:
+    sent, last = list(contents), max(large)
+    bundle, size = list[int](), 0
+    for index, content in large.items():
         bundle.append(index)
-        size += contents[index].size
-        if size >= BUNDLE or index == large[-1]:
+        size += content.size
+        if size >= BUNDLE or index == last:
             reference = store.store([_sendable(contents[member]) for member in bundle])
             for number, member in enumerate(bundle):
                 sent[member] = StoredItem(reference, number)
@@ -88,9 +90,9 @@ def unpack_items(items: Sequence[object], references: References, store: RayTran
     def items_of(content: Content) -> list[object]:
         if isinstance(content, ItemBatch):
             return list(unpack(Packed(content.data, ()), references, copy=False))
-        if isinstance(content, StoredItem):
-            content = objects[content.reference][content.index]
-        return [unpack(Packed(content, ()) if isinstance(content, bytes) else content, references, copy=False)]
+        sent: bytes | Packed
+        sent = objects[content.reference][content.index] if isinstance(content, StoredItem) else content
+        return [unpack(Packed(sent, ()) if isinstance(sent, bytes) else sent, references, copy=False)]
 
     unpacked = [[item] if content is None else items_of(content) for item, content in zip(items, contents, strict=True)]
     return [item for part in unpacked for item in part]
@@ -100,5 +102,5 @@ def _sendable(content: Content) -> Content:
     """Large parts are passed on from where they are, uncopied."""
     if not isinstance(content, Packed):
         return content
-    data = content.data if len(content.data) < IN_BAND else pickle.PickleBuffer(content.data)
+    data = content.data if memoryview(content.data).nbytes < IN_BAND else pickle.PickleBuffer(content.data)
     return Packed(data, [pickle.PickleBuffer(buffer) for buffer in content.buffers])

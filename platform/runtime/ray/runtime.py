@@ -123,7 +123,7 @@ class RayRuntime(Runtime):
             raise
         return worker_groups(components, self._workers, self._deadline_s)
 
-    def channel(
+    def channel(  # type: ignore[override]  # a proxy has the methods of a channel
         self, name: str, capacity: int, producers: Iterable[str] = (), consumers: Iterable[str] = ()
     ) -> ChannelProxy:
         """Returns a new channel of `capacity` items. A closed channel's name may be used again.
@@ -309,8 +309,8 @@ class RayRuntime(Runtime):
             left = max(0.0, until - time.monotonic())
             concurrent.futures.wait(pending.values(), left, concurrent.futures.FIRST_EXCEPTION)
             late = [name for name, future in pending.items() if not future.done()]
-            failed = {name: future.exception() for name, future in pending.items() if future.done()}
-            failed = {name: error for name, error in failed.items() if error is not None}
+            ended = {name: future.exception() for name, future in pending.items() if future.done()}
+            failed = {name: error for name, error in ended.items() if error is not None}
             for name, error in failed.items():
                 if not (isinstance(error, WorkerDied) and self._restarts.possible(self._hosts[name])):
                     raise error

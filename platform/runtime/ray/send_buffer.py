@@ -120,8 +120,8 @@ class SendBuffer:
         try:
             packed, room = self._send(puts)
             errors = [None if data is None else unpack_error(data) for data in packed]
-        except BaseException as error:
-            errors = [error] * len(puts)
+        except BaseException as failure:
+            errors = [failure] * len(puts)
         self._changed.acquire()
         for put, error in zip(puts, errors, strict=True):
             self._items, self._bytes = self._items - len(put.contents), self._bytes - put.size

@@ -98,12 +98,13 @@ def pack_error(error: BaseException) -> bytes:
     cause = error.__cause__
     for candidate in ((error, cause), (error, None)):
         try:
-            data = cloudpickle.dumps(candidate)
+            data: bytes = cloudpickle.dumps(candidate)
             pickle.loads(data)  # an exception with arguments of its own may pickle and yet not be read
         except Exception:
             continue
         return data
-    return cloudpickle.dumps((WorkerError(f"{type(error).__name__}: {error}"), None))
+    data = cloudpickle.dumps((WorkerError(f"{type(error).__name__}: {error}"), None))
+    return data
 
 
 def unpack_error(data: bytes) -> BaseException:
@@ -127,7 +128,7 @@ def value_of(answer: Answer) -> Any:
     return value
 
 
-class _MessagePickler(cloudpickle.Pickler):
+class _MessagePickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(
         self, stream: io.BytesIO, references: References, place: Callable[[pickle.PickleBuffer], bool]
     ) -> None:

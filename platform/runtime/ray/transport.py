@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import ray
 from ray.actor import ActorHandle
@@ -110,14 +110,15 @@ class RayTransport:
         if isinstance(answer, FetchThroughRay):
             self._through_ray(host, lambda: actor.fetch.remote(answer.number)).add_done_callback(then)
         else:
-            then(sent)
+            then(cast("Future[Answer]", sent))
 
     def _through_ray(self, host: str, call: Callable[[], ray.ObjectRef]) -> Future[Answer]:
         failed: Future[Answer] = Future()
         with self._calling:
             try:
                 if not self._ended:
-                    return call().future()
+                    future: Future[Answer] = call().future()
+                    return future
                 failed.set_exception(HostDied(f"the process of {host} was ended"))
             except Exception as error:  # the connection to Ray is lost
                 failed.set_exception(error)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
+from rl_platform.runtime.ray.serialization import Buffer
 from rl_platform.runtime.waits import caller
 from rl_platform.runtime.weights.weight_transfer import (
     Ask,
@@ -194,7 +195,7 @@ def _put(
     for pieces, parts in in_buckets(flat(), BUCKET):
         checksum, old = checksum_of(parts), known.get(pieces)
         if old is None or old.checksum != checksum:
-            old = Bucket(pieces, checksum, store.store([pickle.PickleBuffer(part) for part in parts]))
+            old = Bucket(pieces, checksum, store.store([pickle.PickleBuffer(part.data) for part in parts]))
         buckets.append(old)
         pinned.begin()
     return StoreManifest(tuple(tensors), tuple(buckets))
@@ -244,15 +245,15 @@ def in_buckets(
         yield tuple(pieces), parts
 
 
-def copy_checked(sent: Sequence[object], parts: Sequence[np.ndarray]) -> bytes:
+def copy_checked(sent: Sequence[Buffer], parts: Sequence[np.ndarray]) -> bytes:
     """Copies buffers into `parts`; returns the checksum of the copies, which are read while they are in the cache."""
     hasher = xxhash.xxh3_128()
     for buffer, part in zip(sent, parts, strict=True):
-        source = np.frombuffer(buffer, np.uint8)
+        source = np.frombuffer(memoryview(buffer), np.uint8)
         if source.size != part.size:
             return b""
         for start in range(0, part.size, CACHED):
             here = slice(start, start + CACHED)
             part[here] = source[here]
-            hasher.update(part[here])
+            hasher.update(part[here].data)
     return hasher.digest()
