@@ -159,7 +159,7 @@ def _kinds(folder: str) -> dict[str, str]:
     """Returns the types of the tensors in the safetensors files of a folder."""
     from safetensors import safe_open
 
-    kinds = {}
+    kinds: dict[str, str] = {}
     for file in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(file, "pt") as tensors:
             kinds |= {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118

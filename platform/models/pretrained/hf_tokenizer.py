@@ -47,17 +47,18 @@ class HFTokenizer:
         return tokens[:-1] if self._end_added else tokens
 
     def decode(self, token_ids: Iterable[int], *, special: bool = False) -> str:
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=not special)
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=not special)
+        return text
 
     def save(self, folder: Path) -> None:
         self._tokenizer.save_pretrained(folder)
 
     def apply_chat(self, messages: Sequence[Message], tools: Sequence[object] | None = None) -> list[int]:
-        return self._tokenizer.encode(self._chat_text(messages, tools), add_special_tokens=False)
+        return self._tokens(self._chat_text(messages, tools))
 
     def observation(self, text: str, chat: bool, ended: bool) -> list[int]:
         if not chat:
-            return self._tokenizer.encode(text, add_special_tokens=False)
+            return self._tokens(text)
         return self.continuation([{"role": "user", "content": text}], ended)
 
     def continuation(
@@ -66,11 +67,15 @@ class HFTokenizer:
         # The text that the template adds after the assistant's turn; earlier turns are not encoded again.
         before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _TURN}]
         _, _, after = self._chat_text([*before, *messages], tools).partition(_TURN)
-        tokens = self._tokenizer.encode(after, add_special_tokens=False)
+        tokens = self._tokens(after)
         end = next((place for place, token in enumerate(tokens) if token in self.eos_token_ids), None)
         if not ended or end is None or self.decode(tokens[:end], special=True).strip():
             return tokens
         return tokens[end + 1 :]  # some templates write a space before the EOS of a turn
+
+    def _tokens(self, text: str) -> list[int]:
+        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return tokens
 
     def _chat_text(self, messages: Sequence[Message], tools: Sequence[object] | None = None) -> str:
         if self._tokenizer.chat_template is None:

@@ -160,4 +160,4 @@ def _empty(network: nn.Module) -> None:
                 if tensor is None or tensor.is_meta or name in module._non_persistent_buffers_set:
                     continue
                 empty = tensor.detach().to("meta")
-                tensors[name] = nn.Parameter(empty) if isinstance(tensor, nn.Parameter) else empty
+                tensors[name] = nn.Parameter(empty) if isinstance(tensor, nn.Parameter) else empty  # type: ignore[assignment]

@@ -146,7 +146,7 @@ def write(state: Mapping[str, Tensor], file: int) -> list[tuple[str, str, list[i
 
     Tensors that share their memory are written once, under the first name: readers tie the others to it.
     """
-    distinct = {tensor.data_ptr(): name for name, tensor in reversed(state.items())}
+    distinct = {tensor.data_ptr(): name for name, tensor in reversed([*state.items()])}
     tensors, end = [], 0
     for name in (name for name in state if name in set(distinct.values())):
         tensor = state[name]
@@ -159,7 +159,7 @@ def write(state: Mapping[str, Tensor], file: int) -> list[tuple[str, str, list[i
 
 
 def _write_at(file: int, content: np.ndarray, start: int) -> None:
-    left = memoryview(content)
+    left = content.data
     while left:  # a call writes at most 2 GiB
         done = os.pwrite(file, left, start)
         left, start = left[done:], start + done
