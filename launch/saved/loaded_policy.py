@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from numbers import Integral
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
