@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rl_platform.checkpoint.verify import Checkpoint, Written
 from rl_platform.checkpoint.write import CheckpointStore, Part, Shards
 from rl_platform.config.schema import Config
-from rl_platform.errors import CheckpointError, WorkerError
+from rl_platform.errors import CheckpointError, ConfigError, Problem, WorkerError
 from rl_platform.records import StateDict
 from rl_platform.reporter import Reporter
 from rl_platform.run_files import FINISHED
@@ -42,8 +42,9 @@ class RunState:
     of `runner.resume` (None: start at step 0).
 
     Raises CheckpointError for a damaged checkpoint at an explicit path and for one of another model. Also raises it if
-    every checkpoint of the folder is damaged or cannot be read. restarted: this command has written checkpoints before,
-    of which the newest counts, whatever `runner.resume` is. saved: one was written.
+    every checkpoint of the folder is damaged or cannot be read. Raises ConfigError for a finished run whose checkpoints
+    were deleted: a new start would overwrite its metrics and model. restarted: this command has written checkpoints
+    before, of which the newest counts, whatever `runner.resume` is. saved: one was written.
     """
 
     def __init__(self, config: Config, output_dir: Path, reporter: Reporter, restarted: bool = False) -> None:
@@ -56,6 +57,8 @@ class RunState:
         self.saved = self.restored = False
         if restarted or config.runner.resume == "auto":
             self.resume_from = self.store.latest()
+            if self.resume_from is None and self._mark.exists():
+                raise ConfigError([_without_checkpoints(output_dir)])
         elif config.runner.resume != "never":
             self.resume_from = self.store.open(config.runner.resume)
 
@@ -155,6 +158,12 @@ class RunState:
         if not steps:
             return f"no checkpoint was written yet (runner.save_interval): {again} starts over"
         return f"{again} goes on from step {steps[-1]}"
+
+
+def _without_checkpoints(output_dir: Path) -> Problem:
+    message = "a finished run without its checkpoints: to start anew would overwrite its metrics and its model"
+    hint = f"name another runner.output_dir; or remove {output_dir / FINISHED}, and they are overwritten"
+    return Problem("runner.output_dir", message, value=str(output_dir), hint=hint)
 
 
 def shards(group: LearnerGroup) -> Shards:

@@ -214,6 +214,18 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(command, tw
     assert files() == before
 
 
+def test_a_finished_run_without_its_checkpoints_is_not_overwritten(command, two_checkpoints: list[Path]):
+    shutil.rmtree("out/checkpoints")
+    before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
+    ended = command("embodied.yaml")
+    assert ended.code == 2
+    assert "runner.output_dir: a finished run without its checkpoints" in ended.err
+    assert f"or remove {Path('out/finished').absolute()}, and they are overwritten" in ended.err
+    assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
+    Path("out/finished").unlink()
+    assert command("embodied.yaml", "runner.max_steps=1").code == 0
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
 def test_checkpoints_that_cannot_be_read(
     command, two_checkpoints: list[Path], monkeypatch: pytest.MonkeyPatch, number: int
