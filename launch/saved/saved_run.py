@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -82,23 +82,28 @@ class SavedRun:
 
     def load(self, overrides: Sequence[str] | Mapping[str, object]) -> LoadedConfig:
         """Returns the config with overrides. Raises ConfigError, also for keys that change no evaluation."""
-        # the folder that the run was resumed from may have been removed
-        path = self.folder / CONFIG
+        path, resume = self.folder / CONFIG, "runner.resume"  # the folder that it was resumed from may be removed
         if isinstance(overrides, Mapping):
-            loaded, place = load_config(path, {"runner.resume": "auto", **overrides}, stored=True), OVERRIDES
-            keys = list(overrides)
+            keys, place = list(overrides), OVERRIDES
         else:
-            loaded, place = load_config(path, ["runner.resume=auto", *overrides], stored=True), COMMAND_LINE
-            keys = [key_of(override) for override in overrides]
-        allowed = KEYS[loaded.config.runner.task_type]
+            keys, place = [key_of(override) for override in overrides], COMMAND_LINE
+        task = load_config(path, [f"{resume}=auto"], stored=True).config.runner.task_type
+        allowed, others = KEYS[task], {key for keys in KEYS.values() for key in keys}
+
+        def refuse(message: str, wrong: Sequence[str]) -> None:
+            if wrong:
+                raise ConfigError(
+                    [Problem(key, message, where=place, allowed=", ".join(allowed)) for key in wrong],
+                )
+
+        foreign = [key for key in keys if _below(key, others) and not _below(key, allowed)]
+        refuse(f"has no effect: the task of {self.folder} is {task}", foreign)
+        if isinstance(overrides, Mapping):
+            loaded = load_config(path, {resume: "auto", **overrides}, stored=True)
+        else:
+            loaded = load_config(path, [f"{resume}=auto", *overrides], stored=True)
         message = "belongs to the model or its training, which an evaluation cannot change"
-        problems = [
-            Problem(key, message, where=place, allowed=", ".join(allowed))
-            for key in keys
-            if not any(f"{key}.".startswith(f"{name}.") for name in allowed)
-        ]
-        if problems:
-            raise ConfigError(problems)
+        refuse(message, [key for key in keys if not _below(key, allowed)])
         return loaded
 
     def open(self, config: Config) -> Checkpoint:
@@ -130,6 +135,11 @@ class SavedRun:
 
     def _problem(self, message: str) -> ConfigError:
         return ConfigError([Problem(self.asked, message, value=str(self.checkpoint))])
+
+
+def _below(key: str, names: Collection[str]) -> bool:
+    """Returns whether a key is one of the names, or a key inside one of them."""
+    return any(f"{key}.".startswith(f"{name}.") for name in names)
 
 
 def similar_folder(path: Path) -> str:

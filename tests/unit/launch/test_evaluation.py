@@ -126,6 +126,8 @@ REFUSED = [
     (["runs/one", "env.evaluation.deterministic=true"], "env.evaluation.deterministic: belongs to"),
     (["runs/one", "env.evaluation.episodes=0"], "env.evaluation.episodes: out of range"),
     (["runs/one", "env.id=CartPoll-v1"], "did you mean CartPole-v1"),
+    (["runs/one", "reward.type=exact_match"], "reward.type: has no effect: "),
+    (["runs/one", "env.evaluation.episods=2"], "did you mean env.evaluation.episodes?"),
     (["runs/one", "--check"], "--eval takes a checkpoint"),
 ]
 
