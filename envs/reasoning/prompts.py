@@ -245,7 +245,8 @@ class PromptLoader:
         if not self._shuffle:
             return list(range(count))
         stream = list(self._weights).index(source)
-        return np.random.default_rng([self._seed, number, stream]).permutation(count).tolist()
+        order: list[int] = np.random.default_rng([self._seed, number, stream]).permutation(count).tolist()
+        return order
 
 
 def _fingerprint(prompts: Sequence[Prompt]) -> str:

@@ -72,7 +72,8 @@ def _number(value: object) -> object:
 
 def checked_reward(value: object) -> float:
     """Returns `value` as a float. Raises ValueError unless it is a real number in [-LARGEST_REWARD, LARGEST_REWARD]."""
-    if isinstance(value, Real) and -LARGEST_REWARD <= value <= LARGEST_REWARD:  # both are False for NaN
+    # both comparisons are False for NaN
+    if isinstance(value, Real) and -LARGEST_REWARD <= value <= LARGEST_REWARD:  # type: ignore[operator]
         return float(value)
     finite = isinstance(value, Real) and (isinstance(value, Integral) or math.isfinite(value))
     allowed = f"at most {LARGEST_REWARD:.0e} in size" if finite else "a finite number"
@@ -137,13 +138,13 @@ def _pair(step: object) -> list[object]:
 
 def json_number(value: object) -> int | float:
     """Returns `value`. Raises ValueError unless it is a JSON number; `true` is none."""
-    if type(value) not in (int, float):
-        raise ValueError(f"a reward must be a finite number, not {_shown(value)}")
-    return value
+    if type(value) is int or type(value) is float:
+        return value
+    raise ValueError(f"a reward must be a finite number, not {_shown(value)}")
 
 
 def _checked_end(end: object, response: str) -> int:
-    if not isinstance(end, Integral) or not 0 < end <= len(response):
+    if not isinstance(end, Integral) or not 0 < int(end) <= len(response):
         raise ValueError(f"a step of a response of {len(response)} characters cannot end at {_shown(end)}")
     return int(end)
 

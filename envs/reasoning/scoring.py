@@ -147,8 +147,9 @@ class ScoringPool(Generic[Item]):
                 self._requeue(worker)
 
     def _collect(self) -> None:
-        by_connection = {worker.connection: worker for worker in self._workers}
-        for source in wait([self._wake_out, *by_connection], self._until_next_limit()):
+        by_connection: dict[object, ScoringProcess] = {worker.connection: worker for worker in self._workers}
+        sources = [self._wake_out, *(worker.connection for worker in self._workers)]
+        for source in wait(sources, self._until_next_limit()):
             if source is self._wake_out:
                 self._wake_out.recv(4096)
             else:

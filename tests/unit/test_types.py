@@ -14,6 +14,7 @@ from as_installed import lay_out
 ROOT = Path(__file__).parents[2]
 MODULES = [f"rl_platform.{path.stem}" for path in (ROOT / "platform").glob("[!_]*.py")]
 MODULES += [f"rl_platform.launch.{path.stem}" for path in (ROOT / "launch").glob("[!_]*.py")]
+MODULES += [f"rl_platform.envs.reasoning.{path.stem}" for path in (ROOT / "envs/reasoning").glob("[!_]*.py")]
 API = ("rl_platform", *(f"rl_platform.{path.stem}" for path in (ROOT / "api").glob("[!_]*.py")))
 CLIENT = """
 import rl_platform as rl
@@ -32,8 +33,10 @@ STRICT = (
     "rl_platform.engines.rollout.user_engines",
     "rl_platform.engines.rollout.vllm",
     "rl_platform.envs.embodied.build_problems",
+    "rl_platform.envs.embodied.pictures",
     "rl_platform.envs.embodied.processes",
     "rl_platform.envs.embodied.remote",
+    "rl_platform.envs.embodied.saved_states",
     "rl_platform.envs.embodied.user_envs",
     "rl_platform.envs.reasoning.answers",
     "rl_platform.envs.reasoning.servers",

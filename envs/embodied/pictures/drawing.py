@@ -85,7 +85,8 @@ def caption_lines(text: str, width: int) -> list[str]:
 
 
 def _captioned_width(picture: np.ndarray) -> int:
-    return max(picture.shape[1], _NARROWEST)
+    width: int = picture.shape[1]
+    return max(width, _NARROWEST)
 
 
 def draw_quickly(env: AnyEnv) -> None:

@@ -27,7 +27,7 @@ _SHADOW_SIZE = 512
 _TAKEN = ("render_mode", "width", "height", "camera_name", "camera_id")
 
 
-class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, object, object]):
+class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, object, object]):  # type: ignore[misc]
     """Observes the latest `frame_stack` images, oldest first, concatenated in the channels: [height,width,C] uint8.
 
     At the start of an episode all of them are the first image.
@@ -37,7 +37,7 @@ class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, object, object])
         """Raises ConfigError for a camera that the model does not have."""
         super().__init__(env)
         check_camera(env, pixels.camera, "env.pixels.camera")
-        visual: mujoco.MjVisual = env.unwrapped.model.vis  # type: ignore[attr-defined]
+        visual: mujoco.MjVisual = env.unwrapped.model.vis
         visual.quality.shadowsize = min(visual.quality.shadowsize, _SHADOW_SIZE)
         visual.global_.offwidth, visual.global_.offheight = pixels.width, pixels.height
         self._channels = 1 if pixels.grayscale else 3
@@ -59,7 +59,7 @@ class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, object, object])
 
     def _draw(self) -> np.ndarray:
         """Returns the image [height,width,channels] uint8."""
-        if self.env.unwrapped.mujoco_renderer.viewer is None:  # type: ignore[attr-defined]
+        if self.env.unwrapped.mujoco_renderer.viewer is None:
             self._aim()
         picture = np.asarray(self.env.render())
         return picture if self._channels == 3 else np.rint(picture @ _LUMA).astype(np.uint8)[:, :, None]

@@ -195,7 +195,8 @@ class Video:
             envs.reset([episode.seed])
             # the pixel format needs even sizes only; a larger block size would resize pictures
             rate, size = self.pictures_per_second, 2
-            with imageio.get_writer(unfinished, format="FFMPEG", fps=rate, macro_block_size=size) as writer:  # type: ignore[arg-type]
+            writer = imageio.get_writer(unfinished, format="FFMPEG", fps=rate, macro_block_size=size)
+            with writer:
                 drawn = range(0, len(episode.actions), self.steps_per_picture)
                 captions = [caption(episode, number) for number in drawn]
                 for picture in with_captions(self._pictures(envs, episode), captions):

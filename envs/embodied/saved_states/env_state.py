@@ -116,7 +116,7 @@ def _layers(env: AnyEnv) -> list[AnyEnv]:
     """Returns all layers, from the outermost wrapper to the environment, and further to one that it holds as `env`."""
     layers = [env]
     while layers[-1] is not env.unwrapped:
-        layers.append(layers[-1].env)  # type: ignore[attr-defined]
+        layers.append(layers[-1].env)
     while isinstance(inner := vars(layers[-1]).get("env"), Env) and inner not in layers:
         layers.append(inner)
     return layers
@@ -143,7 +143,7 @@ def _live_objects(layers: list[AnyEnv]) -> tuple[dict[Key, object], dict[Key, mu
 
 def _model_of(layers: list[AnyEnv], key: Key) -> mujoco.MjModel:
     """Returns the MuJoCo model of the layer that has the data."""
-    return layers[key[0]].model  # type: ignore[attr-defined]
+    return layers[key[0]].model
 
 
 def _saved_data(data: mujoco.MjData, model: mujoco.MjModel) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -170,7 +170,7 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, value: object) -> Key | None:
         return self._keys.get(id(value))
 
-    def reducer_override(self, value: object) -> object:
+    def reducer_override(self, value: object) -> object:  # type: ignore[override]
         if isinstance(value, EzPickle):
             raise pickle.PicklingError(f"{type(value).__name__} would be rebuilt and forget its state")
         return NotImplemented
