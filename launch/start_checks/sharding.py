@@ -26,7 +26,10 @@ def sharding_problems(config: Config, placement: Placement) -> Iterator[Problem]
         if section.training_backend == "fsdp" and ranks % section.parallel.context:
             context = section.parallel.context
             message = f"{ranks} ranks of {role} are no multiple of the {context} that split the tokens of a micro-batch"
-            hint = f"it must divide the number of ranks of {role} in cluster.component_placement"
+            hint = (
+                f"it must divide the ranks of {role} in cluster.component_placement: "
+                f'"all:0-{context - 1}" has {context}'
+            )
             yield Problem(f"{role}.parallel.context", message, value=str(context), hint=hint)
     if (megatron := _megatron(config, placement)) is not None:
         yield from megatron.rank_problems(config, placement)

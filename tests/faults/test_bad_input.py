@@ -88,9 +88,14 @@ REFUSED = {
         (["data.task={type: reasoning_gym, name: chain_sums}"], ["command line: data.task.name", "chain_sum"]),
         (["reward.type=rewards:nevr"], ["command line: reward.type: cannot be imported", "no attribute 'nevr'"]),
         (["reward.type=rewadrs:never"], ["command line: reward.type: cannot be imported", "No module named 'rewadrs'"]),
+        (["actor.parallel.context=2"], ["actor.parallel.context: 1 ranks of actor", '"all:0-1" has 2']),
+        (
+            ["actor.training_backend=megatron", "actor.kernels=transformer_engine"],
+            ["1 problem:\n", "actor.kernels: Transformer Engine needs a GPU"],
+        ),
         (
             ["actor.training_backend=megatron", "actor.parallel.tensor=2"],
-            ["actor.parallel: 1 ranks of actor are no multiple of the 2 ranks that split a model"],
+            ["actor.parallel: 1 ranks of actor are no multiple of the 2 ranks that split a model", '"all:0-1" has 2'],
         ),
     ],
     "embodied.yaml": [

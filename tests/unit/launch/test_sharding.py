@@ -159,6 +159,7 @@ def test_fused_layers_that_are_there_and_cannot_be_used(
     (folder / "transformer_engine" / "__init__.py").touch()
     (folder / "transformer_engine" / "pytorch.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.syspath_prepend(folder)
     config, placement, _ = load("reasoning.yaml", [*MEGATRON, ALL, *COMPARED, "actor.kernels=transformer_engine"])
     if message is None:
         check_kernels(config.config, placement)

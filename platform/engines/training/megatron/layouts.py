@@ -19,7 +19,10 @@ def rank_problems(config: Config, placement: Placement) -> Iterator[Problem]:
         parallel, ranks = config.section(role).parallel, placement.world_size(role)
         if ranks % parallel.ranks:
             message = f"{ranks} ranks of {role} are no multiple of the {parallel.ranks} ranks that split a model"
-            hint = f"tensor * pipeline * context must divide the ranks of {role} in cluster.component_placement"
+            hint = (
+                f"tensor * pipeline * context must divide the ranks of {role} in cluster.component_placement: "
+                f'"all:0-{parallel.ranks - 1}" has {parallel.ranks}'
+            )
             if parallel.expert > 1:
                 hint += ", and so must expert * pipeline"
             yield Problem(f"{role}.parallel", message, value=_show(config, role), hint=hint)
@@ -74,7 +77,7 @@ def check_kernels(config: Config, placement: Placement) -> None:
     They may be built for another torch. A cluster to join may have other machines, so nothing is checked there.
     """
     asked = [role for role in trained_roles(config, placement) if config.section(role).kernels == "transformer_engine"]
-    if not asked or config.cluster.address is not None:
+    if not asked or config.cluster.address is not None or not supported.transformer_engine_installed():
         return
     if (reason := supported.transformer_engine_fails()) is not None:
         message, value = f"Transformer Engine is installed and cannot be imported: {reason}", "transformer_engine"
