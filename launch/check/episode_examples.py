@@ -59,6 +59,7 @@ def _reward(
     config: Config, spec: EnvironmentOptions, processes: ToolProcesses, question: Question, response: str, steps: int
 ) -> str:
     """Returns the reward of an episode in which the policy always says `response`, and its length, as text."""
+    cause: Exception
     try:
         reward, count, done = asyncio.run(_episode(config, spec, processes, question, response, steps))
     except TimeoutError as error:

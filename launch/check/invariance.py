@@ -12,7 +12,7 @@ from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.schedule import mini_batches
 from rl_platform.config.schema import Config
 from rl_platform.engines.training.base import MicroBatches
-from rl_platform.engines.training.fsdp import shares
+from rl_platform.engines.training.sharing import shares
 from rl_platform.launch.check.property import SMALLEST_SCALE, Property, PropertyDifference, compare
 from rl_platform.launch.check.samples import (
     CheckedConfig,
@@ -113,7 +113,8 @@ def _wider(case: CheckedConfig, what: str, columns: Tensor, width: int, fill: fl
     """Compares estimates and losses of the rollout with those of a wider one that holds it at `columns`."""
     wider = estimated(widened(case.rollout, columns, width, fill), case.algorithm)
     narrow = {name: _columns(getattr(wider, name), columns) for name in _ESTIMATES}
-    yield from _same_estimates(what, replace(case.batch, **narrow), case.batch)
+    narrowed = replace(case.batch, **narrow)  # type: ignore[arg-type]
+    yield from _same_estimates(what, narrowed, case.batch)
     outputs, rows = wide_outputs(case.outputs, columns, width, fill), [range(len(case.batch))]
     batch = widened(case.batch, columns, width, fill)
     for name, loss in case.losses.items():

@@ -85,7 +85,10 @@ class CheckedConfig:
         """The losses that the config trains with, by name."""
         if self.algorithm.loss_type == "actor_critic":
             return {"actor and critic": actor_critic_loss}
-        return {"actor": actor_loss} | ({"critic": critic_loss} if self.config.has_values else {})
+        losses: dict[str, LossFunction] = {"actor": actor_loss}
+        if self.config.has_values:
+            losses["critic"] = critic_loss
+        return losses
 
     def numbers(self, *names: str) -> torch.Generator:
         return generator(self.config.runner.seed, "check", *names)
@@ -112,7 +115,7 @@ class CheckedConfig:
             share, _ = loss(
                 ModelOutputs(**{name: leaf[index] for name, leaf in leaves.items()}), part, divisors, self.algorithm
             )
-            share.backward()
+            share.backward()  # type: ignore[no-untyped-call]
             total = total + share.detach()
         gradients = {f"gradient in {name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
         return {"loss": total, **gradients}
@@ -249,7 +252,7 @@ def widened(batch: RolloutBatch, columns: Tensor, width: int, fill: float) -> Ro
         if field.name != "inputs"
     }
     inputs = {name: wide(tensor, columns, width, fill) for name, tensor in batch.inputs.items()}
-    return RolloutBatch(inputs=inputs, **changed)
+    return RolloutBatch(inputs=inputs, **changed)  # type: ignore[arg-type]
 
 
 def wide_outputs(outputs: ModelOutputs, columns: Tensor, width: int, fill: float) -> ModelOutputs:

@@ -22,6 +22,7 @@ def parameters(case: CheckedConfig) -> Iterator[PropertyDifference]:
     """Compares the changes of the parameters in an update with micro-batches or padding to those without."""
     batch = rollout(case)
     whole, measured = _changes(case, None, batch)
+    variants: list[tuple[str, int | None, RolloutBatch]]
     variants = [(f"micro-batches of {size}", size, batch) for size in (1, 3)]
     if not case.embodied:
         width = batch.action_mask.shape[1]

@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ from rl_platform.models.language import LanguageModel
 from rl_platform.models.packed import Attention
 from rl_platform.models.tokenizer import Tokenizer, load_tokenizer, stops
 from rl_platform.records import RolloutBatch, SamplingParams
+from rl_platform.runners.component_groups import LearnerGroup
+from rl_platform.runtime.worker_group import Handle
 
 CPU = torch.device("cpu")
 BUCKETS = (1, 2, 5, 17, 65, 257)  # first positions of the groups that are shown, from 1
@@ -42,6 +45,10 @@ class LayerDifferences:
 
     relative: tuple[float, ...]
     log_probs: float
+
+
+class ComparedActorGroup(LearnerGroup, Protocol):
+    def layers(self, row: RolloutBatch) -> Handle[LayerDifferences | None]: ...
 
 
 class ComparedActor(LanguageActor):
@@ -158,7 +165,8 @@ def _together(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _relative(theirs: Tensor, ours: Tensor) -> Tensor:
-    return ((theirs - ours).norm(dim=-1) / ours.norm(dim=-1).clamp_min(1e-30)).mean()
+    difference: Tensor = (theirs - ours).norm(dim=-1) / ours.norm(dim=-1).clamp_min(1e-30)
+    return difference.mean()
 
 
 def worst_row(batch: RolloutBatch, log_probs: Tensor) -> RolloutBatch | None:

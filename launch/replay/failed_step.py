@@ -20,10 +20,10 @@ from rl_platform.launch.replay.recordings import RECORDED, VERSION
 from rl_platform.records import RolloutBatch
 from rl_platform.reporter import Reporter
 from rl_platform.run_files import CONFIG
+from rl_platform.runners.component_groups import LearnerGroup
 from rl_platform.runners.run_fingerprint import fingerprint
 from rl_platform.runners.state import shards
 from rl_platform.runners.task_runner import Learners, Metrics
-from rl_platform.runtime.worker_group import WorkerGroup
 
 log = logging.getLogger(__name__)
 
@@ -99,9 +99,9 @@ class FailedStepPPO(RecordedPPO):
             CheckpointStore(target / "checkpoints", 1, fingerprint(self.config)).save(number - 1, parts)
         return list(models)
 
-    def _unchanged(self) -> dict[str, WorkerGroup]:
+    def _unchanged(self) -> dict[str, LearnerGroup]:
         """Returns the models of one rank that no optimizer step of this PPO step has changed."""
-        groups = {"actor": self.learners.actor, "critic": self.learners.critic}
+        groups: dict[str, LearnerGroup | None] = {"actor": self.learners.actor, "critic": self.learners.critic}
         models = {name: group for name, group in groups.items() if group is not None and group.world_size == 1}
         if "training" in self.record:
             models = {name: group for name, group in models.items() if not any(group.latest_steps().wait()[0])}

@@ -5,7 +5,7 @@ Not covered: files (`recordings.py`), and the generation, whose output is the in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 
 import torch
@@ -15,6 +15,7 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import Diverged, PlatformError
 from rl_platform.records import RolloutBatch, StateDict
 from rl_platform.reporter import Reporter
+from rl_platform.runners.component_groups import LearnerGroup
 from rl_platform.runners.phases import Phase, Phases, T
 from rl_platform.runners.ppo import PPO
 from rl_platform.runners.task_runner import Learners, Metrics
@@ -35,6 +36,8 @@ class RecordedPPO(PPO):
     that the models are trained on; absent if the step failed before), error (empty if it did not fail). only: the one
     phase to compute.
     """
+
+    phases: RecordedPhases
 
     def __init__(
         self,
@@ -109,9 +112,12 @@ class RecordedPhases(Phases):
         self.keeps_steps = True  # also of an update that did not fail
         self._names: list[str] = []
 
-    def trained(self) -> list[tuple[str, object]]:
-        """Returns the models that the latest update trained."""
-        return [(name, self.learners.critic if name == "critic" else self.learners.actor) for name in self._names]
+    def trained(self) -> Iterator[tuple[str, LearnerGroup]]:
+        """Yields the models that the latest update trained."""
+        for name in self._names:
+            group = self.learners.critic if name == "critic" else self.learners.actor
+            assert group is not None
+            yield name, group
 
     def run(self, stage: Sequence[Phase[T]]) -> dict[str, T]:
         training = [phase for phase in stage if phase.name.startswith("train ")]
@@ -125,8 +131,9 @@ class RecordedPhases(Phases):
             raise
         if self.keeps_steps:
             self._keep_steps()
+        computed: Mapping[str, object] = results
         for phase, names in EVALUATED.items():
-            if tensors := {name: results[name] for name in names if isinstance(results.get(name), Tensor)}:
+            if tensors := {name: value for name in names if isinstance(value := computed.get(name), Tensor)}:
                 self.numbers[phase] = tensors
         return results
 
@@ -154,4 +161,5 @@ def batch_of(state: StateDict) -> RolloutBatch:
 
 def without_phases(batch: RolloutBatch, phases: Sequence[str]) -> RolloutBatch:
     """Returns the batch without the fields that these phases compute."""
-    return replace(batch, **{name: None for phase in phases for name in EVALUATED.get(phase, ())})
+    computed = {name: None for phase in phases for name in EVALUATED.get(phase, ())}
+    return replace(batch, **computed)  # type: ignore[arg-type]

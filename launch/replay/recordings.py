@@ -25,7 +25,7 @@ from rl_platform.records import StateDict
 from rl_platform.reporter import Reporter
 from rl_platform.run_files import CONFIG, complete_checkpoints
 from rl_platform.runners.ppo import PPO
-from rl_platform.runners.state import fingerprint
+from rl_platform.runners.run_fingerprint import fingerprint
 from rl_platform.runners.task_runner import Learners
 
 RECORDED = "recorded"

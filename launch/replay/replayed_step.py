@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -22,7 +23,13 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.config.schema.models import Parallel
 from rl_platform.errors import ConfigError, PlatformError, Problem
-from rl_platform.launch.replay.engine_difference import ComparedActor, LayerDifferences, explanation, worst_row
+from rl_platform.launch.replay.engine_difference import (
+    ComparedActor,
+    ComparedActorGroup,
+    LayerDifferences,
+    explanation,
+    worst_row,
+)
 from rl_platform.launch.replay.recorded_step import EVALUATED, PHASES, Numbers, RecordedPPO, batch_of, without_phases
 from rl_platform.launch.replay.recordings import StepRecording
 from rl_platform.launch.runtime_choice import runtime_for
@@ -141,7 +148,7 @@ def numbers_of(
         log_probs = _numbers(recording, "log-probs").get("log_probs")
         if log_probs is not None and phase in (None, "log-probs") and config.runner.task_type == "reasoning":
             row = worst_row(batch, log_probs)
-            layers = None if row is None else learners.actor.layers(row).wait()[0]
+            layers = None if row is None else cast(ComparedActorGroup, learners.actor).layers(row).wait()[0]
         try:
             if phase is None:
                 ppo.update(without_phases(batch, tuple(EVALUATED)), step)
