@@ -50,8 +50,16 @@ def export(name: str, step: int | None, format: Format | None, output: Path | No
     run or step, a format that the model does not have, and an output folder that is not empty; DataError if the disk is
     full.
     """
-    path = Path(name).expanduser()
-    run = None if (path / DESCRIPTION).is_file() else find_run(name, COMMAND, step)
+    if (Path(name).expanduser() / DESCRIPTION).is_file():
+        return _exported(None, name, step, format, output)
+    write = partial(_exported, name=name, step=step, format=format, output=output)
+    return find_run(name, COMMAND, step).read_by(write)
+
+
+def _exported(
+    run: SavedRun | None, name: str, step: int | None, format: Format | None, output: Path | None
+) -> list[str]:
+    """Returns what `export` returns. run: None if `name` is the folder of a policy without its run."""
     task = "embodied" if run is None else run.load([]).config.runner.task_type
     chosen = format or FORMATS[task][0]
     check_all(partial(_check_format, chosen, task), partial(_check_folder, output))
@@ -63,7 +71,7 @@ def export(name: str, step: int | None, format: Format | None, output: Path | No
         lerobot = partial(_write_lerobot, run)
         writer = {"torch": _write_program, "onnx": _write_onnx, "lerobot": lerobot}[chosen]
         step, write = saved.description.step, partial(writer, saved)
-    default = (path if run is None else run.folder) / "export" / f"{chosen}-step-{step}"
+    default = (Path(name).expanduser() if run is None else run.folder) / "export" / f"{chosen}-step-{step}"
     folder = (output or default).expanduser().absolute()
     _check_folder(folder)
     try:

@@ -18,7 +18,7 @@ from rl_platform.launch.tools.plot import require_matplotlib
 from rl_platform.launch.tools.written import PICTURES, check_output, writing
 
 TRACE = "trace.json"
-REASON = "runner.trace_steps above 0"
+REASON = "after the steps of runner.trace_steps, which must be above 0"
 REST = "rest"
 WAIT_COLOR, PHASE_COLOR = "#d0d4da", "#8a929e"
 MOST_NAMED = 7  # methods with a colour of their own; C7 is grey
@@ -102,7 +102,7 @@ def text_color(fill: str) -> str:
 
 def check_traced(run: Path) -> None:
     """Raises ConfigError for what is neither a run with a timeline nor a file of one."""
-    check_runs([run], TRACE, f"runs write it with {REASON}")
+    check_runs([run], TRACE, f"a run writes it {REASON}")
 
 
 def read_lanes(run: Path) -> dict[str, list[TimelineEvent]]:
@@ -116,7 +116,7 @@ def read_lanes(run: Path) -> dict[str, list[TimelineEvent]]:
             if event["ph"] == "X":
                 lanes.setdefault(names[event["pid"], event["tid"]], []).append(event)
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}; runs write it with {REASON}") from error
+        raise DataError(f"{path}: {error.strerror}; a run writes it {REASON}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{path}: not the timeline of a run") from error
     return lanes

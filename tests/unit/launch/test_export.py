@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,10 +22,13 @@ from smolvla_goldens import state
 from transformers import AutoModelForCausalLM
 
 from rl_platform.algorithms.action_levels import ActionLevels
+from rl_platform.checkpoint.verify import Checkpoint
+from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Flow
 from rl_platform.errors import ConfigError
 from rl_platform.launch.saved.loaded_policy import Policy
 from rl_platform.launch.saved.policy_folder import built
+from rl_platform.launch.saved.saved_run import SavedRun
 from rl_platform.launch.tools.export import _write_lerobot
 from rl_platform.models.embodied_policy import build_policy
 from rl_platform.models.saved_policy import PolicyDescription, SavedPolicy, language_of
@@ -211,6 +215,28 @@ def test_a_checkpoint_becomes_the_folder_that_its_run_leaves(command, tool, scor
     assert not all(torch.equal(first[name], left[name]) for name in left)
     files = {path.name for path in (folder / "out" / "model").iterdir()}
     assert {path.name for path in (folder / "last").iterdir()} == files
+
+
+@pytest.mark.parametrize("task", ["embodied", "reasoning"])
+def test_a_run_that_deletes_its_checkpoint_meanwhile(
+    command, tool, folder: Path, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    assert command(f"{task}.yaml", "runner.save_interval=2").code == 0
+    checkpoints, opened = folder / "out" / "checkpoints", SavedRun.open
+    hidden = shutil.move(checkpoints / "step-00000004", folder / "later")
+
+    def goes_on(run: SavedRun, config: Config) -> Checkpoint:
+        checkpoint = opened(run, config)
+        if checkpoint.step == 2:
+            shutil.move(hidden, checkpoints / "step-00000004")
+            shutil.rmtree(checkpoints / "step-00000002")
+        return checkpoint
+
+    monkeypatch.setattr(SavedRun, "open", goes_on)
+    ended = tool("export", "out")
+    assert ended.code == 0, ended.err
+    assert "step-4" in ended.out
+    assert [path.name.rpartition("-")[2] for path in (folder / "out" / "export").iterdir()] == ["4"]
 
 
 def test_what_is_refused(command, tool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ def test_a_run_stands_beside_its_plan(command, folder):
     assert {"generate", "train actor"} <= {phase for phase, _, _ in measured["rows"]}
     Path("run/trace.json").unlink()
     measured = data_of(command("reasoning.yaml", "--plan=html", "--calibrate=run").out)["measured"]
-    assert (measured["spans"], "runner.trace_steps above 0" in measured["lacks"]) == ([], True)
+    assert (measured["spans"], "a run writes it after the steps of runner.trace_steps" in measured["lacks"]) == ([], True)
 
 
 def test_a_wrong_config_and_a_wrong_run_give_no_page(command):

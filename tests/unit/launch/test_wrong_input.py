@@ -65,7 +65,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "timeline": [
         ("nix -o nix", 2, ("2 problems", NO_RUN, "did you mean nix.png?")),
-        ("runs/run", 2, ("RUN: has no trace.json", "runner.trace_steps above 0")),
+        ("runs/run", 2, ("RUN: has no trace.json", "after the steps of runner.trace_steps, which must be above 0")),
         ("embodied.yaml", 2, (FILE,)),
         ("runs/run --steps 0", 2, ("--steps", USAGE)),
         ("torn.json", 65, ("torn.json: not the timeline of a run",)),
@@ -73,7 +73,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "work-shares": [
         ("nix", 2, (NO_RUN,)),
-        ("runs/run", 2, ("RUN: has no trace.json", "runner.trace_steps above 0")),
+        ("runs/run", 2, ("RUN: has no trace.json", "after the steps of runner.trace_steps, which must be above 0")),
         ("embodied.yaml", 2, (FILE,)),
         ("quiet.json", 2, ("the timeline holds no physics", "task_type: embodied")),
         ("torn.json", 65, ("torn.json: not the timeline of a run",)),
@@ -129,7 +129,7 @@ CASES: dict[str, list[Case]] = {
         ("embodied.yaml", 2, ("is a file", "runner.output_dir")),
         ("runs", 2, ("contains neither a run nor a checkpoint",)),
         ("runs/run", 2, ("has not written a checkpoint yet", "runner.save_interval")),
-        ("latest", 2, ("has a checkpoint", "name a run's folder")),
+        ("latest", 2, ("has a checkpoint", "name the folder of a run")),
         ("runs/run --format pickle", 2, ("'--format': 'pickle' is not one of 'hf'", "'onnx'", USAGE)),
         ("runs/run --output", 2, ("requires an argument", USAGE)),
     ],
