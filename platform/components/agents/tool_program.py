@@ -55,8 +55,8 @@ def main() -> None:
                 return _text(tools[key][job["number"]].call(job["arguments"]), job["longest"], "call()")
             case "reset":
                 spec = job["environment"]
-                environments[key] = loaded(environment_class, spec["type"])(spec["params"])
-                return _text(environments[key].reset(job["question"], job["seed"]), job["longest"], "reset()")
+                environment = environments[key] = loaded(environment_class, spec["type"])(spec["params"])
+                return _text(environment.reset(job["question"], job["seed"]), job["longest"], "reset()")
             case "step":
                 if key not in environments:
                     raise LookupError("the process with this episode has ended")
@@ -65,8 +65,8 @@ def main() -> None:
                     raise TypeError(f"step() returns (text, reward, done), not {_shown(step)}")
                 return [_text(step[0], job["longest"], "step()"), checked_reward(step[1]), bool(step[2])]
             case _:
-                environment = environments.pop(key, None)
-                return _end(tools.pop(key, []) if environment is None else [environment])
+                ended = environments.pop(key, None)
+                return _end(tools.pop(key, []) if ended is None else [ended])
 
     serve(run)
 
