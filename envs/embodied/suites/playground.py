@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ml_collections import ConfigDict
     from mujoco_playground import MjxEnv, State
 
-_Saved = tuple[list[np.ndarray], np.random.Generator]  # one environment: its rows of the state, and what draws its seeds
+_Saved = tuple[list[np.ndarray], np.random.Generator]  # the rows of one environment, and what draws its seeds
 _DOWNLOAD = 'from mujoco_playground import registry; registry.load("{task}")'
 
 
