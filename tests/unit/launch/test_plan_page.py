@@ -52,7 +52,8 @@ def test_a_run_stands_beside_its_plan(command, folder):
     assert {"generate", "train actor"} <= {phase for phase, _, _ in measured["rows"]}
     Path("run/trace.json").unlink()
     measured = data_of(command("reasoning.yaml", "--plan=html", "--calibrate=run").out)["measured"]
-    assert (measured["spans"], "a run writes it after the steps of runner.trace_steps" in measured["lacks"]) == ([], True)
+    assert measured["spans"] == []
+    assert "a run writes it after the steps of runner.trace_steps" in measured["lacks"]
 
 
 def test_a_wrong_config_and_a_wrong_run_give_no_page(command):
