@@ -12,12 +12,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rl_platform.config.schema.cluster import COMPONENTS, PLACEMENT
+from rl_platform.config.placement_names import SHOWN, problem_at, read_names
+from rl_platform.config.schema.cluster import PLACEMENT
 from rl_platform.errors import Problem, ranges
 from rl_platform.suggest import did_you_mean
 
 MAX_PIECES = 1_000  # of a text
-SHOWN = 1_000  # characters of a text in messages
 MAX_RANKS = 100_000  # of one component; a typo like 0:0-999999999 must fail, not fill the memory
 
 _ALLOWED = (
@@ -69,27 +69,23 @@ class Entry:
     def problem(self, segment: Segment, message: str, *, allowed: str = "", hint: str = "") -> Problem:
         """Returns a problem that points at `segment`."""
         piece = self.text[segment.position :].split(",")[0].strip()
-        return _problem_at(self.path, self.text, segment.position, piece, message, allowed, hint)
+        return problem_at(self.path, self.text, segment.position, piece, message, allowed, hint)
 
 
 def read(component_placement: Mapping[str, object]) -> tuple[list[Entry], list[Problem]]:
     """Returns all readable entries in the config's order, and all problems of the others."""
+    names, of_names = read_names(component_placement)
     problems: list[Problem] = []
     entries: list[Entry] = []
-    named: dict[str, str] = {}
     if not component_placement:
         hint = 'as "actor,critic,rollout": all'
         problems.append(Problem(PLACEMENT, "no component is placed", value="{}", allowed=_ALLOWED, hint=hint))
     for key, value in component_placement.items():
-        components = _components(key, named, problems)
-        entry = _entry(f"{PLACEMENT}.{key}", components, value, problems)
+        path = f"{PLACEMENT}.{key}"
+        problems += [problem for problem in of_names if problem.key == path]
+        entry = _entry(path, names[key], value, problems)
         if entry is not None:
             entries.append(entry)
-    if "actor" in named and "actor_critic" in named:
-        message = "actor_critic and actor are two names of one component"
-        value = f"actor is placed by {named['actor']!r}"
-        key, hint = f"{PLACEMENT}.{named['actor_critic']}", "embodied: keep actor_critic; reasoning: keep actor"
-        problems.append(Problem(key, message, value=value, allowed="one of the two", hint=hint))
     return entries, problems
 
 
@@ -131,30 +127,6 @@ def uneven(resources: range | None, ranks: range | None) -> tuple[str, str] | No
         f"{count} resources and {len(ranks)} ranks do not divide one another",
         f"{', '.join(divisors)} ranks (a rank owns several resources), or a multiple of {count} (they share)",
     )
-
-
-def _components(key: str, named: dict[str, str], problems: list[Problem]) -> tuple[str, ...]:
-    """Returns the component names of one key. `named`: the key of each component so far; it is extended."""
-    components: list[str] = []
-    position = 0
-    for piece in key.split(","):
-        name = piece.strip()
-        message = hint = ""
-        if not name:
-            message, hint = "a component name is missing", "there is a comma too many" if key.strip() else ""
-        elif name not in COMPONENTS:
-            message, hint = f"no component is called {name!r}", did_you_mean(name, COMPONENTS)
-        elif name in named:
-            again = "twice in this key" if named[name] == key else f"by {named[name]!r} too"
-            message, hint = f"{name} is placed {again}", "place every component once"
-        if message:
-            start = position + (piece.index(name) if name else 0)
-            problems.append(_problem_at(f"{PLACEMENT}.{key}", key, start, name, message, ", ".join(COMPONENTS), hint))
-        else:
-            named[name] = key
-            components.append(name)
-        position += len(piece) + 1
-    return tuple(components)
 
 
 def _entry(path: str, components: tuple[str, ...], value: object, problems: list[Problem]) -> Entry | None:
@@ -260,7 +232,7 @@ class _Text:
         """Adds a problem with the piece from `position` to `end`, or to the next comma."""
         piece = (self.text[position:end] if end is not None else self.text[position:].split(",")[0]).strip()
         allowed = allowed or self.allowed
-        self.problems.append(_problem_at(self.path, self.text, position, piece, message, allowed, hint))
+        self.problems.append(problem_at(self.path, self.text, position, piece, message, allowed, hint))
 
     def split(self, separator: str, start: int, end: int) -> Iterator[tuple[int, int]]:
         """Yields the offsets of the pieces of text[start:end] without blanks around them; none for an invalid value."""
@@ -319,13 +291,6 @@ class _Text:
         shown = {"": '""', "None": "null", "True": "true", "False": "false"}.get(str(value).strip(), str(value))
         self.problems.append(Problem(self.path, message, value=shown, allowed=self.allowed, hint=hint))
         return ""
-
-
-def _problem_at(path: str, text: str, position: int, piece: str, message: str, allowed: str, hint: str) -> Problem:
-    """Returns a problem with the whole text, the wrong piece and the position of its first character, from 1."""
-    shown = text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
-    value = f'"{shown}", character {position + 1}' + (f': "{piece[:SHOWN]}"' if piece else "")
-    return Problem(key=path, message=message, value=value, allowed=allowed, hint=hint)
 
 
 def _kind_of(value: object) -> str:

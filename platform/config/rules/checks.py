@@ -30,7 +30,10 @@ def check(config: Config, written: Tree, where: Callable[[str], str], doubtful: 
         partly = any(is_within_any(other, [key]) for other in doubtful)  # defaults stand for what is wrong
         return shown(value_at(written if partly else values, steps_of(key)))
 
-    return [replace(problem, where=where(problem.key), value=value(problem.key)) for problem in (*problems, *unread)]
+    return [
+        replace(problem, where=where(problem.key), value=problem.value or value(problem.key))
+        for problem in (*problems, *unread)
+    ]
 
 
 def without(config: Config, keys: Collection[str]) -> Config:

@@ -6,15 +6,16 @@ Whether the resources of a placement exist is decided by `placement/`.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
+from rl_platform.config.placement_names import read_names
 from rl_platform.config.rules.models import critic_problem
 from rl_platform.config.rules.rule import Unread, embodied, unread_keys, when
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import COMPONENTS, PLACEMENT
 from rl_platform.errors import Problem
-from rl_platform.suggest import did_you_mean, nearest
+from rl_platform.suggest import nearest
 
 _ADDRESS = re.compile(r"auto|[\w.-]+:\d+|\[[0-9a-fA-F:.]+\]:\d+")
 
@@ -22,9 +23,6 @@ _ADDRESS = re.compile(r"auto|[\w.-]+:\d+|\[[0-9a-fA-F:.]+\]:\d+")
 def refused(config: Config) -> Iterator[Problem]:
     """Yields the problems of the keys of `cluster`."""
     cluster, inventory = config.cluster, when(lambda: config.cluster.inventory)
-    if when(lambda: embodied(config) and {"actor", "actor_critic"} <= set(_placed(config))):
-        message = "actor and actor_critic are two names of one component in embodied runs"
-        yield Problem(PLACEMENT, message, hint="keep actor_critic")
     if missing := when(lambda: _missing(config)):
         reasons = "; ".join(dict.fromkeys(missing.values()))
         names = ", ".join(missing)
@@ -51,12 +49,13 @@ def refused(config: Config) -> Iterator[Problem]:
     if reason := when(lambda: _why_no_move(config)):
         hint = "cluster.reallocate=suggest"
         yield Problem("cluster.reallocate", reason, value="auto", allowed="off, suggest", hint=hint)
-    counts, seen = Counter(when(lambda: _placed(config)) or ()), Counter[str]()
-    for key in when(lambda: cluster.component_placement) or ():
-        for name in _names_in(key):
-            seen[name] += 1
-            last = seen[name] == counts[name]
-            yield from _name(config, f"{PLACEMENT}.{key}", name, counts[name] if last else 1)
+    placed, problems = read_names(when(lambda: cluster.component_placement) or ())
+    yield from problems
+    for key, components in placed.items():
+        for name in components:
+            if reason := when(partial(_why_unneeded, config, name)):
+                message, hint = f"{name} has a placement, but {reason}", f"remove {name} from this key"
+                yield Problem(f"{PLACEMENT}.{key}", message, hint=hint)
 
 
 def unread(config: Config) -> Iterator[Unread]:
@@ -87,19 +86,6 @@ def _groups_with_a_gpu(config: Config) -> list[int]:
 def _differs(key: str, declared: str, value: int) -> Problem:
     message = f"cluster.inventory.{declared} is {value}, and both keys describe the same cluster"
     return Problem(f"cluster.{key}", message, hint=f"remove cluster.{key}; cluster.inventory sets it")
-
-
-def _name(config: Config, key: str, name: str, count: int) -> Iterator[Problem]:
-    """Yields the problems of a component name in a key; `count` names are the same, if it is the last of them."""
-    if name not in COMPONENTS:
-        message = f"{name!r} is no component" if name else "a component name is missing beside a comma"
-        hint = did_you_mean(name, COMPONENTS) or f"components are {', '.join(COMPONENTS)}"
-        yield Problem(key, message, hint=hint)
-        return
-    if count > 1:
-        yield Problem(key, f"{name} appears {count} times, but a component has one placement")
-    if reason := when(lambda: _why_unneeded(config, name)):
-        yield Problem(key, f"{name} has a placement, but {reason}", hint=f"remove {name} from this key")
 
 
 def _names_in(key: str) -> list[str]:

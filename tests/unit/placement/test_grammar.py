@@ -9,8 +9,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl_platform.config.placement_names import SHOWN
 from rl_platform.config.schema.cluster import COMPONENTS, PLACEMENT
-from rl_platform.placement.grammar import MAX_RANKS, SHOWN, Segment, parse, parse_nodes, read
+from rl_platform.placement.grammar import MAX_RANKS, Segment, parse, parse_nodes, read
 
 KEY = f"{PLACEMENT}.actor,critic"
 
