@@ -64,7 +64,8 @@ def read_lines(path: Path, *, texts: bool = True) -> Iterator[Line]:
             try:
                 yield _record(line, texts)
             except ValueError as error:
-                raise DataError(f"{path}:{number}: {error}") from error
+                advice = f"Remove the line, or resume the run, which moves it to {path.name}.damaged"
+                raise DataError(f"{path}:{number}: {error}. {advice}") from error
 
 
 def _record(line: bytes, texts: bool = True) -> Line:

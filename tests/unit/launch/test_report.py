@@ -191,7 +191,11 @@ class TestCommand:
         for arguments, code, *texts in (
             (["nowhere", str(tmp_path)], 2, "no such folder", "value: nowhere", "holds runs, and is none"),
             ([str(tmp_path / "file.txt")], 2, "is a file of another kind", "the output folder of a run"),
-            ([str(damaged)], 65, "metrics.jsonl:2: not a JSON object with a step: 'oops'"),
+            (
+                [str(damaged)],
+                65,
+                "metrics.jsonl:2: not a JSON object with a step: 'oops'. Remove the line, or resume the run",
+            ),
             ([run, "-o", str(tmp_path)], 2, "--output: is a folder", "*.html"),
             ([run, run, "-o", f"{run}/metrics.jsonl"], 2, "has the wrong ending", "*.html", "more than once"),
             ([run] * 9, 2, "too many runs for one page", "at most 8"),
