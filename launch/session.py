@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from rl_platform.config import LoadedConfig
+from rl_platform.config.python_values import OVERRIDES
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
+from rl_platform.config.source import COMMAND_LINE
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.spaces import EnvSpaces
@@ -32,6 +34,7 @@ from rl_platform.placement.decisions import ESTIMATES, decide
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 from rl_platform.reporter import Reporter, Reporters, RunInfo
+from rl_platform.run_files import CONFIG, complete_checkpoints
 from rl_platform.runners.ppo import WATCHING, MakePPO, train
 from rl_platform.runners.state import RunState
 from rl_platform.runners.step_callbacks import Callback, load_callbacks
@@ -186,11 +189,20 @@ def _announce(
     changes = output.write_config(warnings + loaded.resolved_yaml(), state.resume_from)
     grid = find("rl_platform.planner", "placement_text.render", lambda *_: "")(placement, inventory)
     reporter.start(_info(loaded, config_path, output.path, state, grid))
-    for note in (*loaded.notes, *changes, *warnings_of(config)):
+    chosen = loaded.where("runner.output_dir") in (COMMAND_LINE, OVERRIDES) or state.resume_from is not None
+    moved = () if chosen else _of_moved_run(Path(config_path), output.path)
+    for note in (*loaded.notes, *changes, *moved, *warnings_of(config)):
         reporter.note(note)
     images = isinstance(world, EnvSpaces) and world.images
     if images and config.env.normalize_observations and not config.env.pixels:
         reporter.note("env.normalize_observations: observations are images, which the model divides by 255 instead")
+
+
+def _of_moved_run(config_path: Path, folder: Path) -> Iterator[str]:
+    """Yields a note if the config is that of a run with checkpoints in another folder, which does not go on."""
+    run = config_path.absolute().parent
+    if config_path.name == CONFIG and complete_checkpoints(run / "checkpoints") and run.resolve() != folder.resolve():
+        yield f"a new run begins in {folder}; that of {config_path} goes on with runner.output_dir={config_path.parent}"
 
 
 def _failure_recorder(config: Config, folder: Path) -> MakePPO | None:

@@ -170,6 +170,18 @@ def test_the_same_command_again_after_the_end_does_nothing(command):
     assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")} == before
 
 
+def test_the_config_of_a_moved_run_begins_another_one_and_says_so(command):
+    assert command("reasoning.yaml", "runner.max_steps=1").code == 0
+    shutil.move("out", "moved")
+    told = (
+        f"a new run begins in {Path('out').absolute()}; that of moved/config.yaml goes on with runner.output_dir=moved"
+    )
+    for overrides, expected in ((("runner.output_dir=other",), False), ((), True), ((), False)):
+        ended = command("moved/config.yaml", *overrides)
+        assert (ended.code, told in ended.out) == (0, expected), ended.err
+    assert "holds a finished run of 1 steps" in command("moved/config.yaml", "runner.output_dir=moved").out
+
+
 def test_a_resume_that_is_refused_is_not_said_to_go_on(command):
     """The same command would be refused again."""
     assert command("reasoning.yaml", "runner.max_steps=1").code == 0
