@@ -113,7 +113,12 @@ def _evaluated(run: SavedRun, loaded: LoadedConfig, overrides: Sequence[str], co
     }
     place.with_suffix(".json").write_text(json.dumps(content, indent=1), encoding="utf-8")
     named = f"checkpoint of step {checkpoint.step}: {run.checkpoint}"
-    for text in (named, table(rows), f"in numbers: {place.with_suffix('.json')}"):
+    files = [
+        f"{kind}: {', '.join(paths)}"
+        for kind, name in (("videos", "video"), ("answers", "answers"))
+        if (paths := [str(row[name]) for row in rows if row.get(name)])
+    ]
+    for text in (named, table(rows), f"in numbers: {place.with_suffix('.json')}", *files):
         console.print(text, highlight=False, soft_wrap=True, markup=False)
     return rows
 

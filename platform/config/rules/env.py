@@ -115,7 +115,7 @@ def _servers(config: Config) -> Iterator[Problem]:
             yield Problem(key, "not an address of a server", value=address, allowed=allowed, hint=hint)
     if when(lambda: env.num_workers == 0 or env.num_workers % len(addresses)):
         message = "every server in env.address needs the same number of connections, at least one"
-        hint = f"a multiple of {len(addresses)}, for example env.num_workers: {len(addresses)}"
+        hint = f"env.num_workers={len(addresses)}, or a multiple of it"
         yield Problem("env.num_workers", message, hint=hint)
 
 

@@ -66,6 +66,7 @@ def test_videos_of_both_ways_to_act_or_a_word_why_not(command, trained: Path):
     assert ended.code == 0, ended.err
     videos = [row["video"] for row in rows(trained)]
     assert ("no video" in ended.out) == (None in videos)
+    assert (f"videos: {', '.join(filter(None, videos))}" in ended.out) == any(videos)
     for video in filter(None, videos):
         assert b"ftyp" in Path(video).read_bytes()[:16]
 
@@ -108,6 +109,7 @@ def test_a_reasoning_checkpoint(command, folder: Path, scored: str):
     assert texts[0] != texts[1]
     assert sampled["score"] == pytest.approx(sum(answer["score"] for answer in texts[1]) / 8)
     assert "greedy" in ended.out
+    assert f"answers: {greedy['answers']}, {sampled['answers']}" in ended.out
 
 
 WITH_REFERENCE = (
