@@ -194,8 +194,8 @@ class RolloutBatch:
     def __len__(self) -> int:
         return self.action_mask.shape[0]
 
-    def with_fields(self, fields: Mapping[str, Tensor]) -> RolloutBatch:
-        """Returns the batch with these tensors as fields, by name."""
+    def with_fields(self, fields: Mapping[str, Tensor | None]) -> RolloutBatch:
+        """Returns the batch with these tensors as fields, by name; None: without the field."""
         return dataclasses.replace(self, **fields)  # type: ignore[arg-type]
 
     @property

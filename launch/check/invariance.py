@@ -113,7 +113,7 @@ def _wider(case: CheckedConfig, what: str, columns: Tensor, width: int, fill: fl
     """Compares estimates and losses of the rollout with those of a wider one that holds it at `columns`."""
     wider = estimated(widened(case.rollout, columns, width, fill), case.algorithm)
     narrow = {name: _columns(getattr(wider, name), columns) for name in _ESTIMATES}
-    narrowed = replace(case.batch, **narrow)  # type: ignore[arg-type]
+    narrowed = case.batch.with_fields(narrow)
     yield from _same_estimates(what, narrowed, case.batch)
     outputs, rows = wide_outputs(case.outputs, columns, width, fill), [range(len(case.batch))]
     batch = widened(case.batch, columns, width, fill)

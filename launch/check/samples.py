@@ -252,7 +252,7 @@ def widened(batch: RolloutBatch, columns: Tensor, width: int, fill: float) -> Ro
         if field.name != "inputs"
     }
     inputs = {name: wide(tensor, columns, width, fill) for name, tensor in batch.inputs.items()}
-    return RolloutBatch(inputs=inputs, **changed)  # type: ignore[arg-type]
+    return dataclasses.replace(batch, inputs=inputs).with_fields(changed)
 
 
 def wide_outputs(outputs: ModelOutputs, columns: Tensor, width: int, fill: float) -> ModelOutputs:

@@ -6,7 +6,7 @@ Not covered: files (`recordings.py`), and the generation, whose output is the in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -161,5 +161,4 @@ def batch_of(state: StateDict) -> RolloutBatch:
 
 def without_phases(batch: RolloutBatch, phases: Sequence[str]) -> RolloutBatch:
     """Returns the batch without the fields that these phases compute."""
-    computed = {name: None for phase in phases for name in EVALUATED.get(phase, ())}
-    return replace(batch, **computed)  # type: ignore[arg-type]
+    return batch.with_fields({name: None for phase in phases for name in EVALUATED.get(phase, ())})

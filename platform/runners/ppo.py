@@ -277,7 +277,8 @@ class PPO:
             stage.append(_evaluation("log-probs", "actor", learners.actor.evaluate, batch))
         if learners.critic is not None and batch.values is None:
             stage.append(_evaluation("values", "critic", learners.critic.evaluate, batch))
-        batch = batch.with_fields(self.phases.run(stage))
+        evaluated: dict[str, Tensor] = self.phases.run(stage)
+        batch = batch.with_fields(evaluated)
         check_batch(batch, self.tolerated)  # a KL penalty would spread numbers that are not finite into the rewards
         return batch
 
