@@ -128,12 +128,12 @@ class ToolLoop:
 
 
 def described(
-    messages: Sequence[JsonObject], schemas: list[JsonObject], tools: ToolFormat
+    messages: Sequence[JsonObject], schemas: list[JsonObject], tool_format: ToolFormat
 ) -> tuple[list[JsonObject], list[JsonObject] | None]:
     """Returns the first messages, and the schemas for the chat template; None: the messages have them."""
-    if tools.in_template:
+    if tool_format.in_template:
         return list(messages), schemas
-    return _with_system(list(messages), tools.instructions(schemas)), None
+    return _with_system(list(messages), tool_format.instructions(schemas)), None
 
 
 def length_with_tools(options: Agent, tokenizer: Tokenizer, chat: bool) -> Callable[[Sequence[JsonObject]], int]:
@@ -141,8 +141,8 @@ def length_with_tools(options: Agent, tokenizer: Tokenizer, chat: bool) -> Calla
 
     Raises ConfigError for tools that cannot be used.
     """
-    schemas, tools = schemas_of(options), format_of(tokenizer, options, chat)
-    return lambda messages: len(first_context(*described(messages, schemas, tools), tokenizer, chat))
+    schemas, tool_format = schemas_of(options), format_of(tokenizer, options, chat)
+    return lambda messages: len(first_context(*described(messages, schemas, tool_format), tokenizer, chat))
 
 
 def shortened(text: str, tokenizer: Tokenizer, longest: int) -> str:
