@@ -209,21 +209,42 @@ def test_new_weights_and_none_of_the_old(shared: ModuleType, plain: Any, fresh: 
         torch.testing.assert_close(torch.tensor(after[request.index].log_probs), expected, rtol=0, atol=1e-4)
 
 
+class ArrivingAfter:
+    """Requests that arrive after an event."""
+
+    longest = 128
+
+    def __init__(self, event: threading.Event, requests: Sequence[Request]) -> None:
+        self.event, self.left = event, [*requests]
+
+    def take(self, idle: bool) -> list[Request]:
+        if idle and self.left:
+            assert self.event.wait(300)
+        taken = [*self.left] if self.event.is_set() else []
+        self.left = self.left[len(taken) :]
+        return taken
+
+
 def while_it_generates(
     engine: Engine, requests: Any, sampling: SamplingParams, act: Any, again: bool = False
 ) -> list[Completion]:
-    """What comes back when `act()` is called after the first response; `again` and again, if it may be overlooked."""
+    """Returns what comes back when `act()` is called after the first response, `again` and again if it may be
+    overlooked. The second half of the requests arrives after the first call: on a busy machine the thread that calls
+    may be later than all responses of the first half."""
     completions: list[Completion] = []
-    first = threading.Event()
+    first, acted = threading.Event(), threading.Event()
 
     def keep(completion: Completion) -> None:
         completions.append(completion)
         first.set()
 
-    thread = threading.Thread(target=engine.generate, args=(requests, sampling, keep))
+    half = len(requests) // 2
+    late = ArrivingAfter(acted, requests[half:])
+    thread = threading.Thread(target=engine.generate, args=(requests[:half], sampling, keep, late))
     thread.start()
     assert first.wait(300)
     act()
+    acted.set()
     while again and thread.is_alive():
         thread.join(0.1)
         act()
