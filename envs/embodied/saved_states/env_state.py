@@ -4,10 +4,11 @@ Wrappers and environment are saved attribute by attribute (counters, random gene
 into a new environment of the same kind. Of MuJoCo data the integration state and all arrays are saved, because some
 environments read quantities of the previous position. The model is not saved, as it can have megabytes of meshes.
 Environments cannot be pickled themselves: many are rebuilt from their constructor's arguments without their state.
+Arrays that share memory, with each other or with MuJoCo's data, share it again after the restore.
 The bytes are a pickle, and restoring a pickle may run code. `refuse_code` finds out without running any.
 
 Not covered: contacts and constraint forces, which the next step computes; parameters of a MuJoCo model that an
-environment changes while it runs; NumPy's global random state.
+environment changes while it runs; variables of modules and classes, as NumPy's global random state.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import io
 import pickle
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import combinations, starmap
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import Env, Space
@@ -49,6 +51,7 @@ _HARMLESS = {
     ("random", "Random"),
     ("numpy", "dtype"),
     ("numpy", "ndarray"),
+    (__name__, "array_view"),
     *(
         (module, name)
         for module in ("numpy._core.multiarray", "numpy.core.multiarray")
@@ -68,12 +71,15 @@ def save(env: AnyEnv) -> bytes:
     layers = _layers(env)
     live, mujoco_data = _live_objects(layers)
     data = {key: _saved_data(value, _model_of(layers, key)) for key, value in mujoco_data.items()}
-    buffer = io.BytesIO()
+    attributes = [_attributes(layer) for layer in layers]
     try:
-        _Pickler(buffer, {id(value): key for key, value in live.items()}).dump([_attributes(layer) for layer in layers])
+        pickler = _Pickler(live, mujoco_data)
+        saved = pickler.dumped(attributes)
+        if owners := pickler.shared_owners():
+            saved = _Pickler(live, mujoco_data, owners).dumped(attributes)
     except Exception as error:  # objects raise various types
         raise CannotSave(f"{env}: {type(error).__name__}: {error}") from error
-    return zlib.compress(pickle.dumps((buffer.getvalue(), data)), 1)
+    return zlib.compress(pickle.dumps((saved, data)), 1)
 
 
 def restore(env: AnyEnv, state: bytes) -> None:
@@ -89,8 +95,9 @@ def restore(env: AnyEnv, state: bytes) -> None:
         raise CheckpointError(_OTHER_LAYERS)
     for layer, saved in zip(layers, saved_layers, strict=True):
         for name in _attributes(layer).keys() - saved.keys():
-            delattr(layer, name)
-        vars(layer).update(saved)
+            object.__delattr__(layer, name)
+        for name, value in saved.items():
+            object.__setattr__(layer, name, value)
     for key, saved in data.items():
         _restore_data(live[key], _model_of(layers, key), *saved)
 
@@ -123,8 +130,12 @@ def _layers(env: AnyEnv) -> list[AnyEnv]:
 
 
 def _attributes(layer: AnyEnv) -> dict[str, object]:
-    """Returns what the layer holds, without the next layer. A simulator that is no Gymnasium environment is none."""
-    return {name: value for name, value in vars(layer).items() if not (name == "env" and isinstance(value, Env))}
+    """Returns what the layer holds, also in `__slots__`, without the next layer. A simulator that is no Gymnasium
+    environment is none."""
+    held = object.__getstate__(layer)
+    attributes, slots = held if isinstance(held, tuple) else (held, {})
+    items = ((attributes or {}) | slots).items()
+    return {name: value for name, value in items if not (name == "env" and isinstance(value, Env))}
 
 
 def _live_objects(layers: list[AnyEnv]) -> tuple[dict[Key, object], dict[Key, mujoco.MjData]]:
@@ -150,8 +161,14 @@ def _saved_data(data: mujoco.MjData, model: mujoco.MjModel) -> tuple[np.ndarray,
     mujoco = sys.modules["mujoco"]
     state = np.empty(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION))
     mujoco.mj_getState(model, data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
-    fields = ((name, getattr(data, name)) for name in dir(data) if not name.startswith(("_", *_EXCLUDED)))
-    return state, {name: value.copy() for name, value in fields if isinstance(value, np.ndarray)}
+    return state, {name: value.copy() for name, value in _fields(data)}
+
+
+def _fields(data: mujoco.MjData) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the arrays of MuJoCo's data that are saved, with their names."""
+    for name in dir(data):
+        if not name.startswith(("_", *_EXCLUDED)) and isinstance(value := getattr(data, name), np.ndarray):
+            yield name, value
 
 
 def _restore_data(data: mujoco.MjData, model: mujoco.MjModel, state: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
@@ -163,9 +180,24 @@ def _restore_data(data: mujoco.MjData, model: mujoco.MjModel, state: np.ndarray,
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, keys: dict[int, Key]) -> None:
-        super().__init__(file, protocol=5)
-        self._keys = keys
+    """Replaces live objects by their keys, and arrays in the memory of `owners` (ids of arrays) or of MuJoCo's data by
+    views of these. pickle alone would copy them, and a change of one would no longer be seen in the other."""
+
+    def __init__(self, live: dict[Key, object], data: dict[Key, mujoco.MjData], owners: Sequence[int] = ()) -> None:
+        self._buffer = io.BytesIO()
+        super().__init__(self._buffer, protocol=5)
+        self._keys = {id(value): key for key, value in live.items()}
+        self._data, self._owners = data, owners
+        self._arrays: dict[int, list[np.ndarray]] = {}  # that are no data of MuJoCo, by the id of their owner
+
+    def dumped(self, attributes: list[dict[str, object]]) -> bytes:
+        self.dump(attributes)
+        return self._buffer.getvalue()
+
+    def shared_owners(self) -> list[int]:
+        """Returns the ids of the arrays in whose memory two of the dumped arrays overlap."""
+        groups = self._arrays.items()
+        return [owner for owner, arrays in groups if any(starmap(np.may_share_memory, combinations(arrays, 2)))]
 
     def persistent_id(self, value: object) -> Key | None:
         return self._keys.get(id(value))
@@ -173,7 +205,46 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: object) -> object:  # type: ignore[override]
         if isinstance(value, EzPickle):
             raise pickle.PicklingError(f"{type(value).__name__} would be rebuilt and forget its state")
+        if type(value) is np.ndarray and not value.dtype.hasobject:
+            owner = value
+            while isinstance(owner.base, np.ndarray):
+                owner = owner.base
+            if owner.base is not None and (place := self._place(value)) is not None:
+                return field_view, (*place[:2], *_layout(value, place[2]))
+            self._arrays.setdefault(id(owner), []).append(value)
+            if id(owner) in self._owners and value is not owner and owner.flags.forc:
+                return array_view, (owner, *_layout(value, owner))
         return NotImplemented
+
+    def _place(self, array: np.ndarray) -> tuple[mujoco.MjData, str, np.ndarray] | None:
+        """Returns the MuJoCo data, the name and the array of the field that `array` is a view of; None: of none."""
+        for data in self._data.values():
+            for name, field in _fields(data):
+                if np.may_share_memory(field, array):
+                    return data, name, field
+        return None
+
+
+def _layout(view: np.ndarray, owner: np.ndarray) -> tuple[tuple[int, ...], np.dtype, int, tuple[int, ...]]:
+    """Returns shape and type of `view`, its offset in the memory of `owner` in bytes, and its strides."""
+    first, begin = (array.__array_interface__["data"][0] for array in (view, owner))
+    return view.shape, view.dtype, first - begin, view.strides
+
+
+def array_view(
+    owner: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, offset: int, strides: tuple[int, ...]
+) -> np.ndarray:
+    """Returns a view of the memory of `owner`. Raises ValueError for one beyond it."""
+    return np.ndarray(shape, dtype, owner.ravel(order="K"), offset, strides)
+
+
+def field_view(data: mujoco.MjData, name: str, *layout: Any) -> np.ndarray:
+    """Returns a view of a field of MuJoCo's data."""
+    return array_view(getattr(data, name), *layout)
+
+
+def _no_view(data: object, *place: object) -> None:
+    """Takes the place of `field_view` where a state is checked without its live objects."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -189,6 +260,8 @@ class _Unpickler(pickle.Unpickler):
 
 class _HarmlessUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> object:
+        if (module, name) == (__name__, "field_view"):
+            return _no_view
         if (module, name) in _HARMLESS:
             return super().find_class(module, name)
         space = getattr(sys.modules.get(module), name, None) if module.startswith("gymnasium.spaces.") else None

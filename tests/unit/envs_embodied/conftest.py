@@ -172,6 +172,42 @@ class Holder(gymnasium.Env):
         return np.array(self.env), self.env[0], False, False, {}
 
 
+class Views(gymnasium.Env):
+    """A cart whose position and speed are views of its state, or of MuJoCo's data; steps are counted in a slot."""
+
+    __slots__ = ("count",)
+    observation_space, action_space = Box(-np.inf, np.inf, (4,)), Box(-1.0, 1.0, (2,))
+
+    def __init__(self, memory="array"):
+        if memory == "array":
+            self.state = np.zeros((2, 2), order="F")
+        elif memory == "parts":
+            self.state = np.zeros(9)[1:5].reshape(2, 2)  # of an array that it does not hold
+        else:
+            import mujoco
+
+            body = '<body><joint type="slide"/><joint type="slide" axis="1 0 0"/><geom size="1"/></body>'
+            self.model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{body * 2}</worldbody></mujoco>")
+            self.data = mujoco.MjData(self.model)
+            self.state = self.data.qpos.reshape(2, 2)
+        self.position, self.speed = self.state[0], self.state[1, ::-1]
+
+    def observe(self):
+        return np.append(self.state[0], [self.state[1, 0], self.count]).astype(np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        self.state[:] = self.np_random.normal(size=(2, 2))
+        return self.observe(), {}
+
+    def step(self, action):
+        self.count += 1
+        self.speed += action
+        self.position += self.speed
+        return self.observe(), 0.0, False, False, {}
+
+
 class OtherShape(Toy):
     def observe(self):
         return super().observe()[0, :1]
@@ -260,6 +296,7 @@ class OwnSeed(Toy):
 for name in (
     "Toy", "Started", "Flaky", "BadReset", "Unsavable", "OddSpaces", "OtherShape", "OtherStep", "WholeActions", "Goals",
     "OwnSeed", "Choices", "Pictured", "Drawing", "Planned", "Holder", "Double", "Half",
+    "Views",
 ):
     gymnasium.register(f"{name}-v0", entry_point=f"{__name__}:{name}", max_episode_steps=5)
 '''

@@ -104,6 +104,25 @@ def test_what_an_environment_holds_as_env_is_saved(make, inner: str) -> None:
         _assert_equal(saved.step(actions), resumed.step(actions))
 
 
+@pytest.mark.parametrize("memory", ["array", "parts", "mujoco"])
+def test_arrays_that_share_memory_share_it_after_a_restore(make, memory: str) -> None:
+    """The observation is that of the state; steps change its views. Attributes in __slots__ are saved too."""
+    description = EnvDescription("toy_envs:Views-v0", {"memory": memory}, max_episode_steps=40)
+    saved = make(description, NUM_ENVS)
+    saved.reset([5, 6, 7])
+    for seed in range(2):  # the second time of a restored environment
+        for actions in _actions(saved, 3, seed):
+            saved.step(actions)
+        state = saved.state_dict()
+        refuse_code(state["envs"])
+        resumed = make(description, NUM_ENVS)
+        resumed.reset([90, 91, 92])
+        resumed.load_state_dict(state)
+        for actions in _actions(saved, 5, seed=2):
+            _assert_equal(resumed.step(actions), saved.step(actions))
+        saved = resumed
+
+
 def test_an_env_that_cannot_be_saved_says_so_and_restarts(caplog: pytest.LogCaptureFixture) -> None:
     description = EnvDescription("toy_envs:Unsavable-v0")
     envs, resumed = VectorEnv(description, NUM_ENVS), VectorEnv(description, NUM_ENVS)
