@@ -18,7 +18,7 @@ from rl_platform.components.critic import LanguageCritic
 from rl_platform.components.reference import LanguageReference
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
-from rl_platform.config.schema.models import Model, Parallel, RandomLM, Trainable
+from rl_platform.config.schema.models import Model, Parallel, RandomLM
 from rl_platform.launch.check.samples import LONGEST_PROMPT, LONGEST_RESPONSE, SPACES, CheckedConfig
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import schedule
@@ -76,44 +76,39 @@ def small(case: CheckedConfig, micro_batch_size: int | None = None, **algorithm:
     `eps` of 1 the steps are as large as the gradients.
     """
     config = case.config
-    keys: dict[str, object] = {
-        "ppo_epochs": min(config.algorithm.ppo_epochs, MOST_EPOCHS),
-        "critic_ppo_epochs": min(config.algorithm.critic_epochs, MOST_EPOCHS),
-        "logprob_forward_micro_batch_size": None,
-    }
     names = _names(config)
-    learner: dict[str, object] = {
+    keys: dict[str, object] = {
+        "runner.warm_start": None,
+        "cluster": Cluster(component_placement={",".join(names): "all"}, gpus_per_node=0),
+        "algorithm.ppo_epochs": min(config.algorithm.ppo_epochs, MOST_EPOCHS),
+        "algorithm.critic_ppo_epochs": min(config.algorithm.critic_epochs, MOST_EPOCHS),
+        "algorithm.logprob_forward_micro_batch_size": None,
+        "data.mini_batch_size": case.rows // 2,
+        "data.max_prompt_length": LONGEST_PROMPT,
+        "data.max_response_length": LONGEST_RESPONSE,
+        "actor.model": _model(case),
+        "critic.model": None,
+        "critic.mini_batch_size": None,
+        "reference.model": _language_model(24),
+        "reference.training_backend": None,
+        "reference.parallel": None,
+    }
+    if config.algorithm.loss_agg_horizon is None:
+        keys["algorithm.loss_agg_horizon"] = config.data.max_response_length
+    learner = {
         "micro_batch_size": micro_batch_size,
         "max_tokens_per_micro_batch": None,
         "training_backend": "fsdp",
+        "lora": None,
+        "cpu_offload": False,
+        "parallel": Parallel(),
+        "optim.lr": 0.1,
+        "optim.eps": 1.0,
+        "optim.lr_schedule": "constant",
+        "optim.lr_warmup_steps": 0,
     }
-    learner |= {"lora": None, "cpu_offload": False, "parallel": Parallel()}
-
-    def part(section: Trainable, model: Model | None) -> Trainable:
-        changed = {"lr": 0.1, "eps": 1.0, "lr_schedule": "constant", "lr_warmup_steps": 0}
-        optim = section.optim.model_copy(update=changed)
-        return section.model_copy(update={**learner, "optim": optim, "model": model})
-
-    data = {
-        "mini_batch_size": case.rows // 2,
-        "max_prompt_length": LONGEST_PROMPT,
-        "max_response_length": LONGEST_RESPONSE,
-    }
-    if config.algorithm.loss_agg_horizon is None:
-        keys["loss_agg_horizon"] = config.data.max_response_length
-    return config.model_copy(
-        update={
-            "runner": config.runner.model_copy(update={"warm_start": None}),
-            "cluster": Cluster(component_placement={",".join(names): "all"}, gpus_per_node=0),
-            "algorithm": config.algorithm.model_copy(update=keys | algorithm),
-            "data": config.data.model_copy(update=data),
-            "actor": part(config.actor, _model(case)),
-            "critic": part(config.critic.model_copy(update={"mini_batch_size": None}), None),
-            "reference": config.reference.model_copy(
-                update={"model": _language_model(24), "training_backend": None, "parallel": None}
-            ),
-        }
-    )
+    keys |= {f"{role}.{name}": value for role in ("actor", "critic") for name, value in learner.items()}
+    return config.changed(keys | {f"algorithm.{name}": value for name, value in algorithm.items()})
 
 
 def rollout(case: CheckedConfig) -> RolloutBatch:

@@ -134,7 +134,7 @@ def _own_folder(config: Config) -> Iterator[Config]:
     """Yields the config with a temporary folder, which stays if it holds mini-batches without a finite gradient."""
     folder = mkdtemp(prefix="rl-check-")
     try:
-        yield config.model_copy(update={"runner": config.runner.model_copy(update={"output_dir": folder})})
+        yield config.changed({"runner.output_dir": folder})
     finally:
         with suppress(OSError):
             Path(folder).rmdir()

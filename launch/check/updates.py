@@ -40,7 +40,7 @@ def first_step(case: CheckedConfig) -> Iterator[PropertyDifference]:
     """Compares the inputs of the loss in the first optimizer step with the log-probs before it."""
     keys = {"ppo_epochs": 1, "policy_training_start_step": 0, "target_kl": None}
     config = small(case, micro_batch_size=3, logprob_forward_micro_batch_size=case.rows, **keys)
-    config = config.model_copy(update={"data": config.data.model_copy(update={"mini_batch_size": case.rows})})
+    config = config.changed({"data.mini_batch_size": case.rows})
     with small_learners(case, config) as learners:
         metrics = learners.update(rollout(case))
     if "actor/ratio_min" not in metrics:  # a loss of the user's own with metrics of its own

@@ -119,8 +119,7 @@ def reallocating(
             assert watch.target is not None
             here, before = watch.target, here
             watch.arrive(here)
-        untraced = here.config.runner.model_copy(update={"trace_steps": 0})  # trace.json holds the first placement only
-        here.config = here.config.model_copy(update={"runner": untraced})
+        here.config = here.config.changed({"runner.trace_steps": 0})  # trace.json holds the first placement only
         cluster_is_up = None
         gc.unfreeze()  # of `collect_as_usual`, before which the components of a run start
         gc.collect()  # models of the last placement may be in cycles
@@ -215,8 +214,8 @@ class Reallocation(Reporter):
         Raises ConfigError if nothing can be predicted.
         """
         here, inventory = self._here, self._inventory
-        saving = here.config.runner.model_copy(update={"save_interval": 1})  # so that the plan has checkpoints
-        ran = here.config.model_copy(update={"runner": saving}), here.placement, inventory
+        saving = here.config.changed({"runner.save_interval": 1})  # so that the plan has checkpoints
+        ran = saving, here.placement, inventory
         basis = corrected_basis(window, ran, ran[0], inventory)
         report = plan_report(*ran, basis)
         present = report.overlap.seconds if report.overlap else report.seconds

@@ -178,14 +178,15 @@ def on_this_cpu(config: Config, output: Path) -> Config:
     names = ["actor_critic" if any("actor_critic" in entry.components for entry in placed) else "actor"]
     names += ["critic"] if config.critic.use_critic_model else []
     names += ["reference"] if config.has_reference else []
-    updates: dict[str, object] = {
-        "runner": config.runner.model_copy(update={"output_dir": str(output)}),
-        "cluster": Cluster(component_placement={",".join(names): "0"}, runtime="local"),
-        "actor": config.actor.model_copy(update={**alone, "device": "cpu"}),
-        "critic": config.critic.model_copy(update=alone),
-        "reference": config.reference.model_copy(update={"offload": False}),
-    }
-    return config.model_copy(update=updates)
+    return config.changed(
+        {
+            "runner.output_dir": str(output),
+            "cluster": Cluster(component_placement={",".join(names): "0"}, runtime="local"),
+            "actor.device": "cpu",
+            **{f"{role}.{name}": value for role in ("actor", "critic") for name, value in alone.items()},
+            "reference.offload": False,
+        }
+    )
 
 
 def _learners(config: Config, runtime: Runtime, recording: StepRecording, actor: str) -> Learners:

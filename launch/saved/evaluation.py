@@ -140,28 +140,25 @@ def one_process(config: Config) -> Config:
     """Returns the config without the parts that only training needs, placed on one device of this machine."""
     embodied = config.runner.task_type == "embodied"
     names = "actor_critic,env,rollout" if embodied else "actor,rollout,reward"
-    actor = config.actor.model_copy(update={"parallel": Parallel(), "cpu_offload": False, "offload": False})
-    env, rollout = config.env, config.rollout
+    keys = {
+        "cluster": Cluster(component_placement={names: "0"}, runtime="local"),
+        "runner.max_staleness": 0,
+        "runner.warm_start": None,
+        "algorithm.use_kl_in_reward": False,
+        "algorithm.use_kl_loss": False,
+        "algorithm.distillation_coef": 0.0,
+        "actor.parallel": Parallel(),
+        "actor.cpu_offload": False,
+        "actor.offload": False,
+        "critic": Critic(),
+    }
     if embodied:
-        count = min(env.num_envs, env.evaluation.episodes)
-        env = env.model_copy(
-            update={"num_envs": count, "num_workers": min(env.num_workers, count), "pipeline_stages": 1}
-        )
+        count = min(config.env.num_envs, config.env.evaluation.episodes)
+        workers = min(config.env.num_workers, count)
+        keys |= {"env.num_envs": count, "env.num_workers": workers, "env.pipeline_stages": 1}
     else:
-        rollout = rollout.model_copy(update={"backend": "torch", "sync": "full", "offload": False})
-    return config.model_copy(
-        update={
-            "cluster": Cluster(component_placement={names: "0"}, runtime="local"),
-            "runner": config.runner.model_copy(update={"max_staleness": 0, "warm_start": None}),
-            "algorithm": config.algorithm.model_copy(
-                update={"use_kl_in_reward": False, "use_kl_loss": False, "distillation_coef": 0.0}
-            ),
-            "actor": actor,
-            "critic": Critic(),
-            "rollout": rollout,
-            "env": env,
-        }
-    )
+        keys |= {"rollout.backend": "torch", "rollout.sync": "full", "rollout.offload": False}
+    return config.changed(keys)
 
 
 def _output(run: SavedRun) -> Path:

@@ -57,7 +57,7 @@ def check_env_and_code(config: Config) -> str:
     if reason := unbuilt(config):
         return reason
     if config.env.backend == "mujoco_warp":  # needs a package of its own, and has the same tasks
-        config = config.model_copy(update={"env": config.env.model_copy(update={"backend": "mujoco"})})
+        config = config.changed({"env.backend": "mujoco"})
     try:
         with _quiet():
             if any(problem.key.startswith("runner.warm_start") for problem in missing(config)):

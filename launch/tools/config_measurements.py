@@ -65,8 +65,7 @@ def policy_seconds(config: Config, device: torch.device) -> dict[str, float]:
     def context(name: str) -> ComponentContext:
         return ComponentContext(name, 0, 1, accelerators, config.runner.seed)
 
-    algorithm = config.algorithm.model_copy(update={"target_kl": None})
-    all_epochs = config.model_copy(update={"algorithm": algorithm})
+    all_epochs = config.changed({"algorithm.target_kl": None})
     environment = Environment(context("env"), config)
     try:
         spaces = environment.envs.spaces

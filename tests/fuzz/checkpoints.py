@@ -130,9 +130,8 @@ class Run:
 
     def restore(self, resume: str) -> None:
         """Loads the checkpoint into all components, as a resume does."""
-        keys = {"runner": self.config.runner.model_copy(update={"resume": resume})}
         reporter = Reporters([])
-        state = RunState(self.config.model_copy(update=keys), self.output, reporter)
+        state = RunState(self.config.changed({"runner.resume": resume}), self.output, reporter)
         runner = self._started()
         try:
             state.restore(

@@ -288,10 +288,8 @@ def test_rollout_micro_batches_choose_the_same_actions_when_deterministic(rows):
     environment = Environment(context("env"), settings)
     environment.close()
     whole = PolicyRollout(context("rollout"), settings, environment.envs.spaces)
-    algorithm = settings.algorithm.model_copy(update={"rollout_micro_batch_size": rows})
-    parts = PolicyRollout(
-        context("rollout"), settings.model_copy(update={"algorithm": algorithm}), environment.envs.spaces
-    )
+    small = settings.changed({"algorithm.rollout_micro_batch_size": rows})
+    parts = PolicyRollout(context("rollout"), small, environment.envs.spaces)
     observations = Observations(np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32), deterministic=True)
     assert whole.act(observations).array.tolist() == parts.act(observations).array.tolist()
     np.testing.assert_allclose(whole.act(observations).log_probs, parts.act(observations).log_probs, rtol=1e-6)

@@ -125,7 +125,7 @@ class TestPolicyLoss:
 
         def trained(algorithm: dict[str, object], rows: int | None = None) -> torch.Tensor:
             config = reasoning(algorithm=base | algorithm)
-            config = config.model_copy(update={"actor": config.actor.model_copy(update={"micro_batch_size": rows})})
+            config = config.changed({"actor.micro_batch_size": rows})
             used = batch
             if (correction := config.algorithm.rollout_is) is not None:
                 weights, _ = mismatch_weights(batch.log_probs, batch.rollout_log_probs - 5.5, batch.mask, correction)

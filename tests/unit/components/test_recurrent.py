@@ -193,7 +193,7 @@ def test_a_video_shows_an_episode_that_begins_with_nothing_remembered(world, tmp
 
 def test_mini_batches_count_transitions_and_hold_whole_sequences(world, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = config({"sequence_length": 8}, {"mini_batch_size": 32})
-    settings = settings.model_copy(update={"actor": settings.actor.model_copy(update={"micro_batch_size": 16})})
+    settings = settings.changed({"actor.micro_batch_size": 16})
     made = world(settings)
     batch = made.collect(0)
     seen: list[tuple[int, ...]] = []

@@ -155,7 +155,7 @@ def test_the_key_value_cache_is_the_engines(config: Config) -> None:
     for _ in range(4 * ((config.data.max_prompt_length + config.data.max_response_length) // cache.page)):
         cache.take()
     filled = cache.tails.nbytes + sum(segment.nbytes for pool in cache.pools.values() for segment in pool.segments)
-    few = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_running_requests": 4})})
+    few = config.changed({"rollout.max_running_requests": 4})
     estimate = model(few, layout({"actor,critic,rollout,reward": "0"})).rank("rollout").kv_cache
     assert filled <= estimate < filled + 2 * cache.tails.nbytes
     assert (memory.PREFILL_TOKENS, memory.GPU_PREFILL_TOKENS) == (prefill.PREFILL_TOKENS, prefill.GPU_PREFILL_TOKENS)
@@ -435,7 +435,7 @@ def test_adapters_are_all_that_has_gradients_and_optimizer_state() -> None:
     add_adapters(network.backbone, lora, 1, "actor.lora")
     network.head.requires_grad_(False)
     adapters = sum(parameter.nbytes for parameter in network.parameters() if parameter.requires_grad)
-    config = config.model_copy(update={"actor": config.actor.model_copy(update={"lora": lora})})
+    config = config.changed({"actor.lora": lora})
     assert "reference" not in shapes(config)[0]
     estimated = model(config, layout({"actor,critic,rollout,reward": "0"}))
     actor = estimated.rank("actor")
@@ -445,8 +445,8 @@ def test_adapters_are_all_that_has_gradients_and_optimizer_state() -> None:
     assert estimated.rank("rollout").weights == shape.layers * shape.matrices_per_layer * 4  # merged, its own
     eight = model(config, layout({"actor,critic,rollout,reward": "all"}))
     assert eight.rank("actor").optimizer == 2 * adapters // 8
-    megatron = config.actor.model_copy(update={"training_backend": "megatron", "parallel": Parallel(tensor=2)})
-    split = model(config.model_copy(update={"actor": megatron}), layout({"actor,critic,rollout,reward": "all"}))
+    megatron = config.changed({"actor.training_backend": "megatron", "actor.parallel": Parallel(tensor=2)})
+    split = model(megatron, layout({"actor,critic,rollout,reward": "all"}))
     assert split.rank("actor").weights == pytest.approx(whole / 2 + adapters, rel=0.01)
     assert split.rank("actor").optimizer == pytest.approx(adapters * (1 + 2 / 4), rel=0.01)  # gradients and moments
 
@@ -456,7 +456,7 @@ def test_states_in_main_memory_leave_the_gpu_what_is_gathered_and_shared_tokens_
     place = layout({"actor,critic,reference,rollout,reward": "0-3"})
 
     def actor(**keys: object) -> Memory:
-        changed = config.model_copy(update={"actor": config.actor.model_copy(update=keys)})
+        changed = config.changed({f"actor.{name}": value for name, value in keys.items()})
         return model(changed, place).rank("actor")
 
     usual, offloaded = actor(), actor(cpu_offload=True)
