@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from neutral_batches import neutral_batch
 from torch import Tensor
 
 REASON = "stable-baselines3 is not installed: pip install -e '.[crosscheck]'"
@@ -27,7 +28,6 @@ from rl_platform.algorithms.gae import gae
 from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss
 from rl_platform.algorithms.statistics import explained_variance, whiten
 from rl_platform.config.schema.algorithm import Algorithm
-from rl_platform.records import RolloutBatch
 
 STEPS, ENVS = 24, 5
 ROWS = STEPS * ENVS
@@ -125,12 +125,9 @@ class Learned:
         """Our gradient of their policy's parameters on that data, and our metrics."""
         values, log_probs, entropy = self.policy.evaluate_actions(self.observations, self.actions)
         mask = torch.ones(ROWS, 1, dtype=torch.bool)
-        batch = RolloutBatch(
-            inputs={},
-            action_mask=mask,
+        batch = neutral_batch(
+            mask,
             sample_mask=mask[:, 0],
-            group_ids=torch.arange(ROWS),
-            rewards=torch.zeros(ROWS, 1),
             rollout_log_probs=self.old_log_probs[:, None],
             log_probs=self.old_log_probs[:, None],
             values=self.old_values[:, None],

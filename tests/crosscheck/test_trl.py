@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from neutral_batches import neutral_batch
 from torch import Tensor
 
 REASON = "trl is not installed: pip install -e '.[crosscheck]'"
@@ -134,14 +135,7 @@ def test_advantages_of_groups(trainer: Any, kind: str, options: dict[str, Any], 
 
 
 def language_batch(mask: Tensor, **fields: Tensor) -> RolloutBatch:
-    zeros = torch.zeros(mask.shape)
-    return RolloutBatch(
-        inputs={},
-        action_mask=mask,
-        sample_mask=torch.ones(len(mask), dtype=torch.bool),
-        group_ids=torch.arange(len(mask)) // SAMPLES,
-        **({"rewards": zeros, "rollout_log_probs": zeros} | fields),
-    )
+    return neutral_batch(mask, group_ids=torch.arange(len(mask)) // SAMPLES, **fields)
 
 
 class Case:

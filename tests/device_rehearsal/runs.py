@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from neutral_batches import neutral_batch
 from torch import Tensor
 
 from rl_platform.algorithms.losses import actor_critic_loss, actor_loss, critic_loss
@@ -62,13 +63,9 @@ def sequences(of: Sequence[int] = LENGTHS) -> RolloutBatch:
     lengths, places = torch.tensor(of), torch.arange(max(of))
     tokens = torch.randint(256, shape, generator=numbers)
     tokens[:, :4] = torch.arange(4)
-    return RolloutBatch(
+    return neutral_batch(
+        (places >= 5) & (places < lengths[:, None]),
         inputs={"tokens": tokens, "lengths": lengths},
-        action_mask=(places >= 5) & (places < lengths[:, None]),
-        sample_mask=torch.ones(len(of), dtype=torch.bool),
-        group_ids=torch.arange(len(of)),
-        rewards=torch.zeros(shape),
-        rollout_log_probs=torch.zeros(shape),
         log_probs=torch.full(shape, -5.5),
         reference_log_probs=torch.full(shape, -5.4),
         advantages=torch.randn(shape, generator=numbers),
@@ -113,14 +110,12 @@ def gaussian_policy() -> ActorCriticPolicy:
 def transitions(count: int = 64) -> RolloutBatch:
     numbers = torch.Generator().manual_seed(0)
     zeros = torch.zeros(count, 1)
-    return RolloutBatch(
+    return neutral_batch(
+        torch.ones(count, 1, dtype=torch.bool),
         inputs={
             "observations": torch.randn(count, 1, 17, generator=numbers),
             "actions": torch.randn(count, 1, 6, generator=numbers),
         },
-        action_mask=torch.ones(count, 1, dtype=torch.bool),
-        sample_mask=torch.ones(count, dtype=torch.bool),
-        group_ids=torch.arange(count),
         rewards=zeros,
         rollout_log_probs=zeros,
         log_probs=zeros.clone(),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from neutral_batches import neutral_batch
 
 from rl_platform.algorithms.losses import actor_loss
 from rl_platform.config.schema.algorithm import Algorithm
@@ -53,13 +54,9 @@ def engine(*, offload: bool) -> Any:
 def batch() -> RolloutBatch:
     numbers = torch.Generator().manual_seed(0)
     shape = (8, 32)
-    return RolloutBatch(
+    return neutral_batch(
+        (torch.arange(32) >= 4).expand(shape).contiguous(),
         inputs={"tokens": torch.randint(256, shape, generator=numbers), "lengths": torch.full((8,), 32)},
-        action_mask=(torch.arange(32) >= 4).expand(shape).contiguous(),
-        sample_mask=torch.ones(8, dtype=torch.bool),
-        group_ids=torch.arange(8),
-        rewards=torch.zeros(shape),
-        rollout_log_probs=torch.zeros(shape),
         log_probs=torch.full(shape, -5.5),
         advantages=torch.randn(shape, generator=numbers),
     )

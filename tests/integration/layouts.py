@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from neutral_batches import neutral_batch
 from stand_ins import DirectGroup, SilentReporter
 from torch import Tensor
 from torch.nn import functional as F
@@ -143,11 +144,9 @@ def embodied_batch(step: int) -> RolloutBatch:
     ends[:, -1] = True
     mask = torch.ones(shape, dtype=torch.bool)
     mask[1, 3] = False
-    return RolloutBatch(
+    return neutral_batch(
+        mask,
         inputs={"observations": noise(3), "actions": noise(2)},
-        action_mask=mask,
-        sample_mask=torch.ones(ENVS, dtype=torch.bool),
-        group_ids=torch.arange(ENVS),
         rewards=noise(),
         rollout_log_probs=noise() - 3,
         ends=ends,

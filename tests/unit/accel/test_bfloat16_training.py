@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from neutral_batches import neutral_batch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -72,13 +73,9 @@ def batch() -> RolloutBatch:
     tokens = torch.randint(VOCABULARY, mask.shape, generator=draw)
     tokens[:, :PREFIX] = 7
     some = partial(torch.randn, mask.shape, generator=draw)
-    return RolloutBatch(
+    return neutral_batch(
+        mask,
         inputs={"tokens": tokens, "lengths": lengths},
-        action_mask=mask,
-        sample_mask=torch.ones(len(lengths), dtype=torch.bool),
-        group_ids=torch.arange(len(lengths)),
-        rewards=torch.zeros(mask.shape),
-        rollout_log_probs=torch.zeros(mask.shape),
         log_probs=0.1 * some() - 4.1,
         advantages=some(),
         values=some(),
@@ -251,14 +248,7 @@ def test_generation_rounds_where_training_does() -> None:
     generated = torch.tensor([each.log_probs for each in completions])
     mask = torch.ones_like(tokens, dtype=torch.bool)
     mask[:, :4] = False
-    rows = RolloutBatch(
-        inputs={"tokens": tokens, "lengths": torch.full((8,), tokens.shape[1])},
-        action_mask=mask,
-        sample_mask=torch.ones(8, dtype=torch.bool),
-        group_ids=torch.arange(8),
-        rewards=torch.zeros(tokens.shape),
-        rollout_log_probs=torch.zeros(tokens.shape),
-    )
+    rows = neutral_batch(mask, inputs={"tokens": tokens, "lengths": torch.full((8,), tokens.shape[1])})
     policy = TokenPolicy(LanguageModel(plain), temperature=1.0)
     trained = Bfloat16Engine(policy, OPTIM, dtype=HALF, horizon=1, device=CPU)
     log_probs = trained.evaluate(rows, MicroBatches()).log_probs

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from neutral_batches import neutral_batch
 
 from rl_platform.accel import compiled_ppo as ppo
 from rl_platform.accel.compiled_training import CompiledEngine, compiles
@@ -64,13 +65,8 @@ def batch_of(kind: str) -> RolloutBatch:
     observations, actions = some(ROWS, 1, OBSERVATIONS), some(ROWS, 1, ACTIONS)
     if kind == "discrete":
         actions = torch.randint(ACTIONS, (ROWS, 1), generator=drawn)
-    rows = RolloutBatch(
-        inputs={"observations": observations, "actions": actions},
-        action_mask=torch.ones(ROWS, 1, dtype=torch.bool),
-        sample_mask=torch.ones(ROWS, dtype=torch.bool),
-        group_ids=torch.arange(ROWS),
-        rewards=torch.zeros(ROWS, 1),
-        rollout_log_probs=torch.zeros(ROWS, 1),
+    rows = neutral_batch(
+        torch.ones(ROWS, 1, dtype=torch.bool), inputs={"observations": observations, "actions": actions}
     )
     outputs = engine(FSDPEngine, kind).evaluate(rows, WHOLE)
     assert outputs.log_probs is not None

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from neutral_batches import neutral_batch
 from torch import Tensor
 
 from rl_platform.algorithms.action_levels import ActionLevels, denominators_of
@@ -72,13 +73,10 @@ def rollout(levels: ChunkLevels) -> RolloutBatch:
     width = levels.num_positions
     ends = torch.zeros(1, 2 * width, dtype=torch.bool)
     ends[0, -1] = True
-    return RolloutBatch(
+    return neutral_batch(
+        levels.mask(EXECUTED).flatten(1),
         inputs={"observations": torch.zeros(1, 2, 3), "executed": EXECUTED},
-        action_mask=levels.mask(EXECUTED).flatten(1),
-        sample_mask=torch.ones(1, dtype=torch.bool),
-        group_ids=torch.zeros(1, dtype=torch.int64),
         rewards=levels.placed_rewards(REWARDS).flatten(1),
-        rollout_log_probs=torch.zeros(1, 2 * width),
         log_probs=torch.zeros(1, 2 * width),
         values=levels.placed_values(VALUES[levels.rewards]).reshape(1, -1),
         ends=ends,
@@ -201,13 +199,9 @@ def test_gradients_by_finite_differences(kind: Any, combination: tuple[str, str]
     width, executed = levels.num_positions, EXECUTED[0][:, None].expand(2, 1, 2)
     drawn = torch.randn(2, 1, 2, 2) if kind == "continuous" else torch.randint(2, (2, 1, 2))
     value_mask, units = levels.value_mask(executed), levels.entropy_units(executed)
-    batch = RolloutBatch(
+    batch = neutral_batch(
+        levels.mask(executed).flatten(1),
         inputs={"observations": torch.randn(2, 1, 3).double(), "actions": drawn, "executed": executed},
-        action_mask=levels.mask(executed).flatten(1),
-        sample_mask=torch.ones(2, dtype=torch.bool),
-        group_ids=torch.arange(2),
-        rewards=torch.zeros(2, width),
-        rollout_log_probs=torch.zeros(2, width),
         advantages=torch.randn(2, width).double(),
         returns=torch.randn(2, width).double(),
         values=torch.zeros(2, width).double(),

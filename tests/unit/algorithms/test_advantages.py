@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from neutral_batches import neutral_batch
 from torch import Tensor
 
 from rl_platform.algorithms import gae as module
@@ -17,7 +18,6 @@ from rl_platform.algorithms.statistics import whiten
 from rl_platform.algorithms.variants.length_adaptive import length_adaptive_lambda
 from rl_platform.algorithms.variants.vtrace import vtrace
 from rl_platform.config.schema.algorithm import Algorithm
-from rl_platform.records import RolloutBatch
 
 NAN = float("nan")
 
@@ -292,15 +292,7 @@ def test_decoupled_and_length_adaptive_lambdas_keep_the_precision() -> None:
 def test_dispatch_whitens_advantages_but_never_returns(normalize: bool) -> None:
     rewards, values, mask = random_case(3)
     sample_mask = torch.tensor([True, True, False, True, True])
-    batch = RolloutBatch(
-        inputs={},
-        action_mask=mask,
-        sample_mask=sample_mask,
-        group_ids=torch.arange(5),
-        rewards=rewards,
-        rollout_log_probs=torch.zeros_like(rewards),
-        values=values,
-    )
+    batch = neutral_batch(mask, sample_mask=sample_mask, rewards=rewards, values=values)
     estimated, returns = advantages(batch, Algorithm(gamma=0.9, gae_lambda=0.8, normalize_advantages=normalize))
     plain, plain_returns = gae(rewards, values, batch.mask, 0.9, 0.8)
     assert torch.equal(returns, plain_returns)

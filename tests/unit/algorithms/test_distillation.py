@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from neutral_batches import neutral_batch
 
 from rl_platform.algorithms.advantages import advantages
 from rl_platform.config.schema.algorithm import Algorithm
@@ -19,13 +20,10 @@ MASK = torch.tensor([[False, True, True], [False, True, False]])
 
 def batch() -> RolloutBatch:
     """Scores 2 and 1; log pi_old - log pi_teacher: .5 and -.25 in row 0, 1 in row 1."""
-    return RolloutBatch(
-        inputs={},
-        action_mask=MASK,
-        sample_mask=torch.tensor([True, True]),
+    return neutral_batch(
+        MASK,
         group_ids=torch.tensor([3, 3]),
         rewards=torch.tensor([[0.0, 0.0, 2.0], [0.0, 1.0, 0.0]]),
-        rollout_log_probs=torch.zeros(2, 3),
         log_probs=torch.tensor([[NAN, -1.0, -1.25], [NAN, -0.5, NAN]]),
         reference_log_probs=torch.tensor([[NAN, -1.5, -1.0], [NAN, -1.5, NAN]]),
     )

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from neutral_batches import neutral_batch
 from torch import Tensor
 
 from rl_platform.algorithms.advantages import advantages, estimator
@@ -32,14 +33,7 @@ def close(actual: Tensor, expected: Tensor | list[float]) -> None:
 def batch_of(scores: Tensor, mask: Tensor, group_ids: Tensor, **fields: Any) -> RolloutBatch:
     rewards = torch.where(mask, place_outcome_rewards(scores, mask), NAN)
     everything = {"sample_mask": torch.ones(len(mask), dtype=torch.bool)} | fields
-    return RolloutBatch(
-        inputs={},
-        action_mask=mask,
-        group_ids=group_ids,
-        rewards=rewards,
-        rollout_log_probs=torch.zeros(mask.shape),
-        **everything,
-    )
+    return neutral_batch(mask, group_ids=group_ids, rewards=rewards, **everything)
 
 
 def test_optimal_baseline_weighs_scores_by_length() -> None:

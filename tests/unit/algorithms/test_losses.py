@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from neutral_batches import neutral_batch
 from torch import Tensor
 
 from rl_platform.algorithms.aggregation import Denominators, aggregate
@@ -41,19 +42,6 @@ def rows(*numbers: list[float]) -> Tensor:
     return torch.tensor([row + [0.0] * (width - len(row)) for row in numbers])
 
 
-def make_batch(mask: Tensor, **fields: Tensor) -> RolloutBatch:
-    zeros = torch.zeros(mask.shape)
-    return RolloutBatch(
-        inputs={},
-        action_mask=mask,
-        sample_mask=torch.ones(mask.shape[0], dtype=torch.bool),
-        group_ids=torch.arange(mask.shape[0]),
-        rewards=zeros,
-        rollout_log_probs=zeros,
-        **fields,
-    )
-
-
 def random_case(seed: int, shape: tuple[int, int] = (6, 5)) -> tuple[dict[str, Tensor], RolloutBatch]:
     """Model outputs and a mini-batch with one fully masked row and a row that does not count."""
     generator = torch.Generator().manual_seed(seed)
@@ -65,7 +53,7 @@ def random_case(seed: int, shape: tuple[int, int] = (6, 5)) -> tuple[dict[str, T
     mask[2] = False
     mask[0, 0] = True
     old = draw() - 2
-    batch = make_batch(
+    batch = neutral_batch(
         mask, log_probs=old, reference_log_probs=old + draw(0.3), values=draw(), advantages=draw(), returns=draw()
     )
     batch.sample_mask[4] = False
@@ -169,7 +157,7 @@ END_TO_END = {
 
 def end_to_end() -> tuple[Tensor, RolloutBatch]:
     log_probs = (END_TO_END["old"] + END_TO_END["step"]).requires_grad_()
-    batch = make_batch(
+    batch = neutral_batch(
         END_TO_END["mask"],
         log_probs=END_TO_END["old"],
         reference_log_probs=log_probs.detach() - END_TO_END["drift"],

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from neutral_batches import neutral_batch
 
 from rl_platform.algorithms.rewards import place_outcome_rewards
 from rl_platform.algorithms.rollout_metrics import rollout_metrics
@@ -17,13 +18,10 @@ def make_batch() -> RolloutBatch:
     nan = float("nan")
     values = torch.tensor([[nan, 1, 1, 3], [3, 3, nan, nan], [nan] * 4])
     returns = torch.tensor([[nan, 1, 2, 3], [4, 4, nan, nan], [nan] * 4])
-    return RolloutBatch(
-        inputs={},
-        action_mask=MASK,
+    return neutral_batch(
+        MASK,
         sample_mask=torch.tensor([True, True, False]),
-        group_ids=torch.arange(3),
         rewards=place_outcome_rewards(torch.tensor([1.0, -2.0, 100.0]), MASK),
-        rollout_log_probs=torch.zeros(3, 4),
         log_probs=torch.full((3, 4), 0.5),
         values=values,
         returns=returns,

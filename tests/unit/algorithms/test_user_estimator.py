@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from neutral_batches import neutral_batch
 
 from rl_platform.algorithms.advantages import advantages, estimator
 from rl_platform.config.schema.algorithm import Algorithm
@@ -21,13 +22,10 @@ MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0]], dtype=torch.bool)
 
 
 def make_batch(**fields: Any) -> RolloutBatch:
-    return RolloutBatch(
-        inputs={},
-        action_mask=MASK,
-        sample_mask=torch.ones(3, dtype=torch.bool),
+    return neutral_batch(
+        MASK,
         group_ids=torch.zeros(3, dtype=torch.int64),
         rewards=torch.tensor([[0, 1.0, 0], [0, 0, 3.0], [2.0, 0, 0]]),
-        rollout_log_probs=torch.zeros(3, 3),
         **fields,
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import stand_ins
 import torch
+from neutral_batches import neutral_batch
 
 from rl_platform.components.reward import LanguageReward
 from rl_platform.config.schema import Config
@@ -78,11 +79,9 @@ def token_batch() -> Callable[..., RolloutBatch]:
         def noise() -> torch.Tensor:
             return torch.randn(shape, generator=numbers)
 
-        return RolloutBatch(
+        return neutral_batch(
+            (positions >= 2) & (positions < lengths[:, None]),
             inputs={"tokens": torch.randint(256, shape, generator=numbers), "lengths": lengths},
-            action_mask=(positions >= 2) & (positions < lengths[:, None]),
-            sample_mask=torch.ones(rows, dtype=torch.bool),
-            group_ids=torch.arange(rows),
             rewards=noise(),
             rollout_log_probs=noise(),
             log_probs=noise() - 5.5,

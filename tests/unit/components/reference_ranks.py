@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from neutral_batches import neutral_batch
 from torch import Tensor
 
 from rl_platform.components.reference import LanguageReference
@@ -78,13 +79,9 @@ def batch(name: str) -> RolloutBatch:
     lengths, numbers = LENGTHS[name], torch.Generator().manual_seed(3)
     shape = (len(lengths), max(lengths))
     positions = torch.arange(shape[1])
-    return RolloutBatch(
+    return neutral_batch(
+        (positions >= 2) & (positions < torch.tensor(lengths)[:, None]),
         inputs={"tokens": torch.randint(256, shape, generator=numbers), "lengths": torch.tensor(lengths)},
-        action_mask=(positions >= 2) & (positions < torch.tensor(lengths)[:, None]),
-        sample_mask=torch.ones(len(lengths), dtype=torch.bool),
-        group_ids=torch.arange(len(lengths)),
-        rewards=torch.zeros(shape),
-        rollout_log_probs=torch.zeros(shape),
     )
 
 

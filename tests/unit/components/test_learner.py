@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from neutral_batches import neutral_batch
 
 from rl_platform.algorithms.kl import full_kl
 from rl_platform.algorithms.variants.importance_weights import mismatch_weights
@@ -257,18 +258,13 @@ class TestEmbodied:
     def batch(self) -> RolloutBatch:
         numbers = torch.Generator().manual_seed(0)
         shape = (2, 4)
-        mask, zeros = torch.ones(shape, dtype=torch.bool), torch.zeros(shape)
         ends = torch.tensor([[False, True, False, True], [False, False, False, True]])
-        return RolloutBatch(
+        return neutral_batch(
+            torch.ones(shape, dtype=torch.bool),
             inputs={
                 "observations": torch.randn(*shape, 3, generator=numbers),
                 "actions": torch.randn(*shape, 2, generator=numbers),
             },
-            action_mask=mask,
-            sample_mask=mask[:, 0],
-            group_ids=torch.arange(2),
-            rewards=zeros,
-            rollout_log_probs=zeros,
             ends=ends,
             bootstrapped=ends & torch.tensor([[True, False, True, True], [True] * 4]),
             end_observations=torch.randn(*shape, 3, generator=numbers),

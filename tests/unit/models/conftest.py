@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from neutral_batches import neutral_batch
 from torch import Tensor
 
 from rl_platform.models.language import LanguageModel
@@ -68,13 +69,8 @@ def token_batch() -> Callable[..., RolloutBatch]:
         for row, (sequence, prompt) in enumerate(zip(sequences, prompts, strict=True)):
             tokens[row, : len(sequence)] = torch.tensor(sequence)
             mask[row, prompt : len(sequence)] = True
-        return RolloutBatch(
-            inputs={"tokens": tokens, "lengths": torch.tensor([len(sequence) for sequence in sequences])},
-            action_mask=mask,
-            sample_mask=torch.ones(shape[0], dtype=torch.bool),
-            group_ids=torch.arange(shape[0]),
-            rewards=torch.zeros(shape),
-            rollout_log_probs=torch.zeros(shape),
+        return neutral_batch(
+            mask, inputs={"tokens": tokens, "lengths": torch.tensor([len(sequence) for sequence in sequences])}
         )
 
     return build

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from neutral_batches import neutral_batch
 from stand_ins import FixedGroup, SilentReporter
 
 from rl_platform.config.schema import Config
@@ -33,13 +34,10 @@ def make_ppo(kl_penalty: str = "k1", **kl_ctrl: Any) -> PPO:
 
 
 def make_batch(counts: bool = True) -> RolloutBatch:
-    return RolloutBatch(
-        inputs={},
-        action_mask=torch.ones(SHAPE, dtype=torch.bool),
+    return neutral_batch(
+        torch.ones(SHAPE, dtype=torch.bool),
         sample_mask=torch.full((2,), counts),
-        group_ids=torch.arange(2),
         rewards=torch.tensor([[0.0, 0, 1], [0, 0, 0]]),
-        rollout_log_probs=torch.zeros(SHAPE),
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from neutral_batches import neutral_batch
 from stand_ins import FixedGroup, SilentReporter
 
 from rl_platform.algorithms.action_levels import denominators_of
@@ -125,13 +126,9 @@ def test_tokens_without_weight_leave_the_actors_loss_only(denominator: str, kept
 
 def test_a_shared_models_value_loss_counts_rejected_positions() -> None:
     """Two rows, the second rejected: values 0, returns 1 and 3 cost (0.5 + 4.5) / 2, the policy is divided by 1."""
-    batch = RolloutBatch(
+    batch = neutral_batch(
+        torch.ones(2, 1, dtype=torch.bool),
         inputs={"observations": torch.zeros(2, 1, 1), "actions": torch.zeros(2, 1, 1)},
-        action_mask=torch.ones(2, 1, dtype=torch.bool),
-        sample_mask=torch.ones(2, dtype=torch.bool),
-        group_ids=torch.arange(2),
-        rewards=torch.zeros(2, 1),
-        rollout_log_probs=torch.zeros(2, 1),
         log_probs=torch.zeros(2, 1),
         values=torch.zeros(2, 1),
         returns=torch.tensor([[1.0], [3.0]]),

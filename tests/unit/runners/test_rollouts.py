@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from neutral_batches import neutral_batch
 
 from rl_platform.errors import Diverged
 from rl_platform.records import RolloutBatch, Weights
@@ -16,15 +17,7 @@ from rl_platform.runners.rollouts import Collected, Rollouts
 
 def batch(step: int, version: int) -> RolloutBatch:
     mask = torch.ones(2, 3, dtype=torch.bool)
-    return RolloutBatch(
-        inputs={"tokens": torch.full((2, 3), step)},
-        action_mask=mask,
-        sample_mask=mask[:, 0],
-        group_ids=torch.arange(2),
-        rewards=torch.zeros(2, 3),
-        rollout_log_probs=torch.zeros(2, 3),
-        versions=torch.full((2,), version),
-    )
+    return neutral_batch(mask, inputs={"tokens": torch.full((2, 3), step)}, versions=torch.full((2,), version))
 
 
 class Task:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from neutral_batches import neutral_batch
 from stand_ins import SilentReporter
 from torch import Tensor
 
@@ -40,11 +41,9 @@ def ppo_of(**algorithm: Any) -> PPO:
 def estimated(token_versions: Tensor | None = None, **algorithm: Any) -> tuple[RolloutBatch, PPO, dict[str, float]]:
     """The batch as the update gets it: the tokens are 3 updates old, and the policy has moved on since."""
     ppo = ppo_of(**algorithm)
-    batch = RolloutBatch(
+    batch = neutral_batch(
+        MASK,
         inputs={"tokens": torch.zeros(1, 4, dtype=torch.long), "lengths": torch.tensor([4])},
-        action_mask=MASK,
-        sample_mask=torch.tensor([True]),
-        group_ids=torch.tensor([0]),
         rewards=row(0, 0, 1),
         rollout_log_probs=row(-1, -2, -1 + math.log(2)),  # of the weights that sampled the tokens
         log_probs=row(-1, -1, -1),  # proximal: of the weights before the update
@@ -120,11 +119,9 @@ def of_environments(**correction: Any) -> tuple[RolloutBatch, PPO, dict[str, flo
         },
     )
     ppo = PPO(config, Learners(None), SilentReporter())  # type: ignore[arg-type]
-    batch = RolloutBatch(
+    batch = neutral_batch(
+        torch.ones(1, 3, dtype=torch.bool),
         inputs={"observations": torch.zeros(1, 3, 2), "actions": torch.zeros(1, 3, 1)},
-        action_mask=torch.ones(1, 3, dtype=torch.bool),
-        sample_mask=torch.tensor([True]),
-        group_ids=torch.tensor([0]),
         rewards=torch.tensor([[1.0, 1.0, 1.0]]),
         rollout_log_probs=torch.tensor([[-1.0, -2.0, -1 + math.log(2)]]),  # of the weights that acted
         log_probs=torch.tensor([[-1.0, -1.0, -1.0]]),  # proximal

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from neutral_batches import neutral_batch
 from stand_ins import DirectGroup, Done, SilentReporter, context
 
 from rl_platform.components.actor import LanguageActor
@@ -46,13 +47,10 @@ def rollout(seed: int) -> RolloutBatch:
     mask = (torch.arange(8) >= 4).expand(shape).contiguous()
     rewards = torch.zeros(shape)
     rewards[:, -1] = torch.arange(ROWS) % 3
-    return RolloutBatch(
+    return neutral_batch(
+        mask,
         inputs={"tokens": torch.randint(256, shape, generator=numbers), "lengths": torch.full((ROWS,), 8)},
-        action_mask=mask,
-        sample_mask=torch.ones(ROWS, dtype=torch.bool),
-        group_ids=torch.arange(ROWS),
         rewards=rewards,
-        rollout_log_probs=torch.zeros(shape),
     )
 
 

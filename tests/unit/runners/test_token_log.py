@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from neutral_batches import neutral_batch
 
 from rl_platform.records import RolloutBatch
 from rl_platform.reporter import Token
@@ -16,11 +17,9 @@ MASK = torch.tensor([[False, True, False, True, False], [False, False, False, Fa
 
 def batch() -> RolloutBatch:
     numbers = torch.arange(10.0).view(2, 5)
-    return RolloutBatch(
+    return neutral_batch(
+        MASK,
         inputs={"tokens": torch.arange(10).view(2, 5), "lengths": torch.tensor([4, 2])},
-        action_mask=MASK,
-        sample_mask=torch.ones(2, dtype=torch.bool),
-        group_ids=torch.arange(2),
         rewards=numbers,
         rollout_log_probs=-numbers,
         log_probs=-numbers - 0.5,
