@@ -21,7 +21,14 @@ from rl_platform.envs.embodied.adapter import reset_env
 from rl_platform.envs.embodied.buffers import Buffers, all_finite
 from rl_platform.envs.embodied.descriptions import EnvSetup
 from rl_platform.envs.embodied.spares import Spares
-from rl_platform.envs.embodied.step_results import WrongResult, check_exact, flag_of, interface_hint, reward_of
+from rl_platform.envs.embodied.step_results import (
+    WrongResult,
+    check_exact,
+    flag_of,
+    interface_hint,
+    picture_of,
+    reward_of,
+)
 from rl_platform.envs.embodied.stepping import native_envs, stop_timers, user_envs
 from rl_platform.envs.embodied.success import SuccessCount
 from rl_platform.errors import WorkerError
@@ -298,7 +305,9 @@ class EnvBlock:
     def render(self) -> np.ndarray:
         """Returns a frame of the first environment, [height,width,3] uint8."""
         try:
-            return np.asarray(self._envs[0].render())
+            return picture_of(self._envs[0].render())
+        except WrongResult as error:
+            raise EnvFailure(self._first, "render", str(error)) from error
         except Exception as error:
             raise EnvFailure(self._first, "render", traceback.format_exc()) from error
 

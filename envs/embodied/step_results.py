@@ -13,7 +13,7 @@ _LONGEST = 100  # characters of a value in a message
 
 
 class WrongResult(ValueError):
-    """`reset` or `step` returned something of a wrong type or beyond its space; the message has the value."""
+    """`reset`, `step` or `render` returned something of a wrong type or beyond its space; the message has the value."""
 
 
 def reward_of(value: object) -> float:
@@ -57,6 +57,15 @@ def check_choices(value: object, low: np.ndarray, high: np.ndarray, what: str) -
             return
     allowed = f"whole numbers from {low.tolist()} to {high.tolist()}"
     raise ValueError(f"{what} is {_described(value)}; its space has {allowed}")
+
+
+def picture_of(given: object) -> np.ndarray:
+    """Returns a picture. Raises WrongResult unless it is [height,width,3] of uint8."""
+    picture = np.asarray(given)
+    if picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3:
+        return picture
+    what = f"an array of type {picture.dtype} and shape {picture.shape}" if picture.ndim else _described(given)
+    raise WrongResult(f"render() returned {what}; for rgb_array it is uint8 of shape [height, width, 3]")
 
 
 def interface_hint(error: Exception) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.evaluate import Begin, EvaluationResult, PolicyFunction, one_by_one
-from rl_platform.envs.embodied.pictures.drawing import CannotDraw, with_captions, with_drawing
+from rl_platform.envs.embodied.pictures.drawing import with_captions, with_drawing
 from rl_platform.envs.embodied.success import Success
 from rl_platform.envs.embodied.vector import VectorEnv
 from rl_platform.errors import ConfigError
@@ -174,7 +174,7 @@ class Video:
         try:
             for path, episode in episodes.items():
                 with_drawing(self._uses_mujoco, partial(self._record, episode, path, facts))
-        except (CannotDraw, OSError) as error:  # such as a full disk
+        except Exception as error:  # such as a full disk, or pictures of different sizes
             self._failure = f"{self._description.id}: {error}"
 
     def _record(self, episode: RecordedEpisode, path: Path, facts: dict[str, int], variables: dict[str, str]) -> None:

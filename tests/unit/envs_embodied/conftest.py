@@ -208,6 +208,20 @@ class Views(gymnasium.Env):
         return self.observe(), 0.0, False, False, {}
 
 
+class Pictures(Toy):
+    """Draws pictures of this type and shape; the second one has another height."""
+
+    metadata = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, dtype="uint8", shape=(32, 32, 3), render_mode=None):
+        super().__init__()
+        self.picture = np.zeros(shape, dtype)
+
+    def render(self):
+        picture, self.picture = self.picture, self.picture[1:]
+        return picture
+
+
 class OtherShape(Toy):
     def observe(self):
         return super().observe()[0, :1]
@@ -296,7 +310,7 @@ class OwnSeed(Toy):
 for name in (
     "Toy", "Started", "Flaky", "BadReset", "Unsavable", "OddSpaces", "OtherShape", "OtherStep", "WholeActions", "Goals",
     "OwnSeed", "Choices", "Pictured", "Drawing", "Planned", "Holder", "Double", "Half",
-    "Views",
+    "Views", "Pictures",
 ):
     gymnasium.register(f"{name}-v0", entry_point=f"{__name__}:{name}", max_episode_steps=5)
 '''

@@ -175,6 +175,23 @@ def test_a_drawing_library_that_is_not_there_is_named(tmp_path: Path, monkeypatc
     assert "no-such-library" in drawn(description, tmp_path / "a.mp4", still)
 
 
+@pytest.mark.parametrize(
+    ("kwargs", "reason"),
+    [
+        ({"dtype": "float64"}, "render() returned an array of type float64 and shape (32, 32, 3)"),
+        ({"shape": [32, 32]}, "render() returned an array of type uint8 and shape (32, 32)"),
+        ({"shape": [32, 32, 4]}, "render() returned an array of type uint8 and shape (32, 32, 4)"),
+        ({}, "same size"),
+    ],
+)
+def test_pictures_that_make_no_video_are_the_reason_why_there_is_none(
+    kwargs: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    description = EnvDescription("toy_envs:Pictures-v0", kwargs)
+    assert reason in drawn(description, tmp_path / "a.mp4", lambda _: np.zeros((1, 2)))
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("num_envs", [1, 3, 8])
 def test_chunks_begin_with_episodes(num_envs: int) -> None:
     """Three actions from one look, executed to the end of the episode and no further."""
