@@ -84,6 +84,15 @@ class EnvSpaces:
         return tuple(part for part in self.parts if part.image)
 
     @property
+    def pixel_scale(self) -> np.ndarray | None:
+        """Factors [D] float32 that the parts of an observation get when they are joined: 1/255 for pixels, else 1. None
+        without images among several parts."""
+        import numpy as np
+
+        parts = [np.full(part.size, 1 / 255 if part.image else 1, np.float32) for part in self.parts]
+        return np.concatenate(parts) if self.image_parts else None
+
+    @property
     def normalized(self) -> tuple[bool, ...]:
         """Per number of an observation: whether it is normalised. Empty: all are."""
         each = tuple(part.numbers for part in self.parts for _ in range(part.size))

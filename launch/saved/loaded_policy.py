@@ -138,10 +138,16 @@ class Policy:
         if not single and (array.shape[1:] != shape or not array.size):
             allowed = f"{shape}, or (N, {', '.join(map(str, shape))}) for N of them"
             raise DataError(f"observation: has shape {array.shape}; this policy observes {allowed}")
-        rows = np.array(array, np.uint8 if images else np.float32).reshape(-1, math.prod(shape))
+        rows: np.ndarray = np.array(array, np.uint8 if images else np.float32).reshape(-1, math.prod(shape))
         if not np.isfinite(rows).all():
             row = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
             raise DataError(f"observation: row {row} is not finite: {rows[row]}")
+        if (scale := self.spaces.pixel_scale) is not None:
+            pixels = rows[:, scale < 1]
+            if (pixels % 1).any() or (pixels < 0).any() or (pixels > 255).any():
+                message = f"observation: its pixels have numbers between {pixels.min():g} and {pixels.max():g}"
+                raise DataError(f"{message}; this policy observes whole numbers from 0 to 255")
+            rows *= scale
         return rows, single
 
     @property
@@ -150,7 +156,7 @@ class Policy:
         return any(part.name.partition(".")[0] == "0" for part in self.spaces.parts)
 
     def _flat(self, observation: object) -> np.ndarray:
-        """Maps a Dict or Tuple [...] to its parts side by side [...,D], as `FlatObservations` puts them."""
+        """Maps a Dict or Tuple [...] to its parts side by side [...,D], as `gymnasium.spaces.flatten` puts them."""
         if not self.spaces.parts or not all(part.numbers or part.image for part in self.spaces.parts):
             hint = "pass gymnasium.spaces.flatten(env.observation_space, observation)"
             kind = "tuple" if isinstance(observation, tuple) else "dict"
@@ -165,7 +171,6 @@ class Policy:
                 raise DataError(
                     f"observation: part {part.name} has type {array.dtype}; this policy observes uint8 images"
                 )
-            array = array / 255 if part.image else array
             arrays.append(array.reshape(*array.shape[: array.ndim - len(part.shape)], part.size))
         return np.concatenate(arrays, axis=-1)
 

@@ -135,7 +135,8 @@ def _write_language_model(run: SavedRun, folder: Path) -> Usage:
 
 
 class PolicyGraph(nn.Module):
-    """The most likely actions of the environment [N,...] for its observations [N,...], both as in its spaces.
+    """The most likely actions of the environment [N,...] for its observations [N,...], both as in its spaces;
+    `gymnasium.spaces.flatten` joins the parts of a Dict or Tuple.
 
     The normaliser, the bounds and the first choice of a discrete space are inside. A recurrent policy also takes its
     memory [N,H], which is 0 where an episode begins, and returns the next one. A policy that chooses K actions returns
@@ -149,6 +150,8 @@ class PolicyGraph(nn.Module):
         if normalizer is not None:
             self.mean, self.scale = (nn.Buffer(torch.from_numpy(part)) for part in normalizer.mean_and_scale)
         spaces = self.about.spaces
+        scale = spaces.pixel_scale
+        self.pixel_scale = None if scale is None else nn.Buffer(torch.from_numpy(scale))
         self.start = nn.Buffer(torch.tensor(spaces.action_start))
         self.low, self.high = (nn.Buffer(torch.tensor(bound)) for bound in (spaces.action_low, spaces.action_high))
 
@@ -156,6 +159,8 @@ class PolicyGraph(nn.Module):
         self, observation: Tensor, memory: Tensor | None = None, tasks: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
         rows, spaces = observation.reshape(observation.shape[0], -1), self.about.spaces
+        if self.pixel_scale is not None:
+            rows = rows * self.pixel_scale
         if self.clip is not None:
             rows = ((rows - self.mean) * self.scale).clamp(-self.clip, self.clip).float()
         given = {"hidden_states": memory, "tasks": tasks}

@@ -57,8 +57,8 @@ def read_demonstrations(settings: WarmStart, spaces: EnvSpaces) -> Demonstration
     problems = _problems(path, observations, actions, spaces)
     if problems:
         raise ConfigError(problems)
-    if spaces.image_parts:  # scaled as `FlatObservations` scales them
-        observations = observations * np.where(_pixels(spaces), np.float32(1 / 255), np.float32(1))
+    if (scale := spaces.pixel_scale) is not None:
+        observations = observations * scale
     if spaces.action.kind != "continuous":
         actions = np.rint(actions).astype(np.int64) - np.asarray(spaces.action_start)
     typed = actions.astype(spaces.policy_action_dtype).reshape(len(actions), *spaces.policy_action_shape)
@@ -75,11 +75,6 @@ def absent(settings: WarmStart) -> Problem | None:
     return None if path.exists() else Problem(FILE, "no such file or folder", value=str(path), hint=hint)
 
 
-def _pixels(spaces: EnvSpaces) -> np.ndarray:
-    """Returns per number of an observation [D] whether it is a pixel of an image among other parts."""
-    return np.concatenate([np.full(part.size, part.image) for part in spaces.parts])
-
-
 def _problems(path: Path, observations: np.ndarray, actions: np.ndarray, spaces: EnvSpaces) -> list[Problem]:
     problems = []
     if spaces.images:
@@ -90,8 +85,8 @@ def _problems(path: Path, observations: np.ndarray, actions: np.ndarray, spaces:
         allowed = f"{spaces.observation_size}, as those of the environment"
         hint = "name the parts that the environment observes, in its order"
         problems.append(Problem(NAMES, message, value=str(path), allowed=allowed, hint=hint))
-    elif spaces.image_parts:
-        pixels = observations[:, _pixels(spaces)]
+    elif (scale := spaces.pixel_scale) is not None:
+        pixels = observations[:, scale < 1]
         if (pixels % 1).any() or (pixels < 0).any() or (pixels > 255).any():
             message = f"its images have numbers between {pixels.min():g} and {pixels.max():g}"
             hint = "name the parts in the order of the environment"
