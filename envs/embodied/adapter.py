@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -40,7 +40,7 @@ class FlatObservations(gymnasium.ObservationWrapper[object, object, object]):
         return vector if self._scale is None else vector.astype(np.float32) * self._scale
 
 
-def check_parts(space: Space[object], observation: object, name: str = "") -> None:
+def check_parts(space: Space[object], observation: Any, name: str = "") -> None:
     """Raises WrongResult for a part that is missing, of another size, or beyond its choices.
 
     Flattening would shift the numbers of other parts, or set a bit of another choice.
@@ -50,13 +50,13 @@ def check_parts(space: Space[object], observation: object, name: str = "") -> No
         items = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
         for key, inner in items:
             try:
-                part = observation[key]  # type: ignore[index]
+                part = observation[key]
             except (KeyError, IndexError, TypeError) as error:
                 raise WrongResult(f"{what} has no part {key!r}, which its space has") from error
             check_parts(inner, part, f"{name}.{key}" if name else str(key))
     elif isinstance(space, Box):
-        if np.size(observation) != math.prod(space.shape):  # type: ignore[arg-type]
-            shapes = f"shape {np.shape(observation)}; its space has shape {space.shape}"  # type: ignore[arg-type]
+        if np.size(observation) != math.prod(space.shape):
+            shapes = f"shape {np.shape(observation)}; its space has shape {space.shape}"
             raise WrongResult(f"{what} has {shapes}")
         check_exact(observation, space.dtype, what)
     elif isinstance(space, Discrete):

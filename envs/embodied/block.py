@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -214,7 +214,7 @@ class EnvBlock:
             details = "".join(traceback.format_exception(error)) if error.__traceback__ else f"{error}\n"
             raise EnvFailure(self._first + i, doing, details + ending + interface_hint(error)) from error
 
-    def _check_observation(self, i: int, observation: object, doing: str) -> None:
+    def _check_observation(self, i: int, observation: Any, doing: str) -> None:
         """Raises EnvFailure for a wrong shape, which NumPy would broadcast silently, and for pixels that are no uint8,
         which it would wrap."""
         expected = self._spaces.observation_shape
@@ -315,7 +315,7 @@ class EnvBlock:
         """Returns the state of each environment and its running episode."""
         states: list[bytes] = []
         lost: dict[int, CannotSave] = {}
-        save = find(STATES, "env_state.save", _cannot_save) if self._native is None else None
+        save = find(STATES, "env_state.save", _cannot_save)
         for i in range(len(self._lengths)):
             try:
                 state = self._native.save(i) if self._native is not None else save(self._envs[i])

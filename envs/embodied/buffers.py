@@ -55,7 +55,7 @@ class Buffers:
     @staticmethod
     def _fields(num_envs: int, spaces: EnvSpaces) -> dict[str, tuple[tuple[int, ...], type]]:
         rows, dtype = (num_envs, spaces.observation_size), np.dtype(spaces.observation_dtype).type
-        numbers = {"rewards": np.float64, "returns": np.float64, "lengths": np.int64}
+        numbers: dict[str, type] = {"rewards": np.float64, "returns": np.float64, "lengths": np.int64}
         numbers |= dict.fromkeys(("terminated", "truncated", "invalid", "idle"), np.bool_)
         numbers |= {"success_once": np.int8, "success_at_end": np.int8, "busy": np.int64, "failures": np.int64}
         return {

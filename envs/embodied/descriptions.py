@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from rl_platform.envs.embodied.spaces import EnvSpaces
@@ -192,7 +192,7 @@ def _not_built(env_id: str, spec_id: str, kwargs: object, error: BaseException) 
 
 def time_limit(env: AnyEnv) -> int | None:
     """Returns the number of steps after which a wrapper truncates an episode; None if no wrapper does."""
-    layer: AnyEnv = env
+    layer: Any = env
     while True:
         if type(layer).__name__ == "TimeLimit":
             return int(layer._max_episode_steps)

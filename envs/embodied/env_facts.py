@@ -3,13 +3,18 @@ itself."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rl_platform.envs.embodied.descriptions import PROBLEMS, EnvDescription, check_time_limit, make_env
 from rl_platform.envs.embodied.spaces import EnvSpaces, read_spaces
 from rl_platform.envs.embodied.stepping import inspect_external, user_spaces, warp_problem
 from rl_platform.errors import ConfigError
 from rl_platform.extras import find
+
+if TYPE_CHECKING:
+    from rl_platform.envs.embodied.spaces import AnyEnv
 
 USUAL_RATE = 30
 
@@ -38,7 +43,7 @@ def inspect_env(description: EnvDescription, *, limited: bool = True) -> EnvFact
     try:
         if description.backend == "mujoco_warp" and (problem := warp_problem(env)) is not None:
             raise ConfigError([problem])
-        check_camera = find(PROBLEMS, "cameras.check_camera", lambda *_: None)
+        check_camera: Callable[[AnyEnv, object, str], None] = find(PROBLEMS, "cameras.check_camera", lambda *_: None)
         check_camera(env, description.of_task(0).kwargs.get("camera_name"), "env.kwargs.camera_name")
         spaces = read_spaces(env, description.id)
         if limited:

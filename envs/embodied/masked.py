@@ -8,7 +8,7 @@ Gymnasium steps it, also if it wraps a MuJoCo task.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -38,12 +38,13 @@ class Masked(gymnasium.ObservationWrapper[np.ndarray, object, np.ndarray]):
         self.observation_space = Box(space.low[self.shown], space.high[self.shown], dtype=space.dtype.type)
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
-        return observation[self.shown]
+        shown: np.ndarray = observation[self.shown]
+        return shown
 
 
-def make(env_id: str, hide: Sequence[int], **kwargs: object) -> Masked:
+def make(env_id: str, hide: Sequence[int], **kwargs: Any) -> Masked:
     """Builds `env_id` with `kwargs` and its own time limit, and hides entries `hide` of its observations."""
     return Masked(gymnasium.make(env_id, disable_env_checker=True, **kwargs), hide)
 
 
-gymnasium.register("Masked-v0", entry_point=make)
+gymnasium.register("Masked-v0", entry_point=f"{__name__}:make")

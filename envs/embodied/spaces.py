@@ -102,7 +102,7 @@ class EnvSpaces:
         """Choices [N] or [N,D] of the policy -> actions [N,...] of the environment, in its shape, type and numbers."""
         import numpy as np
 
-        shifted = (chosen + np.asarray(self.action_start)).astype(self.action_dtype)
+        shifted: np.ndarray = (chosen + np.asarray(self.action_start)).astype(self.action_dtype)
         return shifted.reshape(-1, *self.action_shape)
 
     @property
@@ -180,11 +180,13 @@ def read_spaces(env: AnyEnv, env_id: str, key: str = "env.id") -> EnvSpaces:
         start = int(action.start)
         return EnvSpaces(shape, ActionSpace("discrete", int(action.n)), (), (), (), start, dtype, parts=parts)
     if isinstance(action, MultiDiscrete | MultiBinary):
-        binary = isinstance(action, MultiBinary)
-        counts, first = (np.full(action.shape, 2), np.zeros(1)) if binary else (action.nvec, action.start)
+        counts, first = np.full(action.shape, 2), np.zeros(1, int)
+        if isinstance(action, MultiDiscrete):
+            counts, first = action.nvec, action.start
         kind = ActionSpace("multi_discrete", int(counts.sum()), tuple(counts.reshape(-1).tolist()))
         starts, action_dtype = tuple(first.reshape(-1).tolist()) if first.any() else 0, np.dtype(action.dtype).name
         return EnvSpaces(shape, kind, action.shape, (), (), starts, dtype, action_dtype, parts)
+    assert isinstance(action, Box)
     size = int(np.prod(action.shape))
     low, high = (tuple(map(float, bound.reshape(-1))) for bound in _representable(action.low, action.high))
     return EnvSpaces(shape, ActionSpace("continuous", size), action.shape, low, high, 0, dtype, parts=parts)

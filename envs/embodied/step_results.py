@@ -6,6 +6,7 @@ Not covered: the shape of an observation (`block.py`), and numbers that are not 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 
@@ -16,14 +17,14 @@ class WrongResult(ValueError):
     """`reset`, `step` or `render` returned something of a wrong type or beyond its space; the message has the value."""
 
 
-def reward_of(value: object) -> float:
+def reward_of(value: Any) -> float:
     """Returns the reward. Raises WrongResult unless it is one number."""
     if np.shape(value) == () and hasattr(value, "__float__"):
         return float(value)
     raise WrongResult(f"step() returned {_described(value)} as the reward; it must be one number")
 
 
-def flag_of(name: str, value: object) -> bool:
+def flag_of(name: str, value: Any) -> bool:
     """Returns `terminated` or `truncated`. Raises WrongResult unless it is true or false."""
     if np.shape(value) == () and hasattr(value, "__float__") and float(value) in (0.0, 1.0):
         return bool(value)

@@ -79,7 +79,7 @@ def _reported(info: object) -> int:
         for key in _KEYS:
             value = info.get(key)
             if isinstance(value, Real | np.bool_):
-                return int(value > 0.5)
+                return int(float(value) > 0.5)
             flags = np.asarray(value).reshape(-1) if hasattr(value, "__array__") else np.empty(0)
             if len(flags) == 1 and flags.dtype.kind in "bif":  # an array or tensor of one flag
                 return int(flags[0] > 0.5)

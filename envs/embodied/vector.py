@@ -357,4 +357,5 @@ def _spaces_of(description: EnvDescription, spec: EnvSpec) -> EnvSpaces:
 
 def _shares(total: int, parts: int) -> list[int]:
     """Returns the bounds of `parts` equal shares of `total`, [parts + 1]."""
-    return np.linspace(0, total, parts + 1).astype(int).tolist()
+    bounds: list[int] = np.linspace(0, total, parts + 1).astype(int).tolist()
+    return bounds

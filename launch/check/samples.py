@@ -115,7 +115,7 @@ class CheckedConfig:
             share, _ = loss(
                 ModelOutputs(**{name: leaf[index] for name, leaf in leaves.items()}), part, divisors, self.algorithm
             )
-            share.backward()  # type: ignore[no-untyped-call]
+            share.backward()
             total = total + share.detach()
         gradients = {f"gradient in {name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
         return {"loss": total, **gradients}

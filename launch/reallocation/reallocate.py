@@ -123,7 +123,7 @@ def reallocating(
         cluster_is_up = None
         gc.unfreeze()  # of `collect_as_usual`, before which the components of a run start
         gc.collect()  # models of the last placement may be in cycles
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if torch.cuda.is_initialized():
             # in this process: others now need this memory
             torch.cuda.empty_cache()
 

@@ -16,7 +16,7 @@ from rl_platform.accel.openmp_team import has_team
 from rl_platform.config.schema.models import Optim
 from rl_platform.engines.training.base import EngineOptions
 from rl_platform.engines.training.fsdp import FSDPEngine, autocast
-from rl_platform.models.forward import TokenPolicy, TokenValues
+from rl_platform.models.forward import TokenModel, TokenPolicy
 from rl_platform.models.language import PLAIN_LOGITS, LanguageModel, Statistic, in_chunks
 from rl_platform.models.packed import Attention
 
@@ -26,7 +26,7 @@ def trains_in_bfloat16(model: nn.Module, device: torch.device, dtype: torch.dtyp
     of it."""
     if dtype != torch.bfloat16 or device.type != "cpu" or not has_team():
         return False
-    if not isinstance(model, TokenPolicy | TokenValues):
+    if not isinstance(model, TokenModel):
         return False
     language = model.model
     return (
@@ -46,7 +46,7 @@ class Bfloat16Engine(FSDPEngine):
     def __init__(self, model: nn.Module, optim: Optim, **options: Unpack[EngineOptions]) -> None:
         options["dtype"] = torch.float32  # of parameters, gradients and Adam
         super().__init__(model, optim, **options)
-        assert isinstance(model, TokenPolicy | TokenValues)
+        assert isinstance(model, TokenModel)
         self.language = HalfLanguage(model.model)
         model.model.hidden = self.language.hidden  # type: ignore[method-assign]
         if isinstance(model, TokenPolicy):

@@ -115,7 +115,7 @@ def readable_positions(config: PretrainedConfig) -> int | None:
 
 
 def _several_ranks() -> bool:
-    return dist.is_initialized() and dist.get_world_size() > 1
+    return bool(dist.is_initialized() and dist.get_world_size() > 1)
 
 
 def token_temperature(config: Config) -> float:

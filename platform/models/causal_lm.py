@@ -54,10 +54,12 @@ def load_causal_lm(model: Model, vocab_size: int, eos_token_id: int, seed: int, 
             from rl_platform.models.pretrained.model_folder import model_folder
             from rl_platform.models.pretrained.pretrained_lm import read_causal_lm
 
-            return read_causal_lm(model_folder(model.path or "", f"{key}.path"), config, f"{key}.path")
+            network: nn.Module = read_causal_lm(model_folder(model.path or "", f"{key}.path"), config, f"{key}.path")
+            return network
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            return network
 
 
 def meta_causal_lm(config: PretrainedConfig) -> PreTrainedModel:

@@ -15,7 +15,8 @@ def log_distributions(logits: Tensor, counts: Sequence[int]) -> Tensor:
     choice's count, where they are finite, so that p log p is 0."""
     largest = max(counts)
     if min(counts) == largest:
-        return logits.unflatten(-1, (len(counts), largest)).log_softmax(-1)
+        rows: Tensor = logits.unflatten(-1, (len(counts), largest))
+        return rows.log_softmax(-1)
     firsts = [sum(counts[:position]) for position in range(len(counts))]
     places = [
         [first + number % count for number in range(largest)] for first, count in zip(firsts, counts, strict=True)

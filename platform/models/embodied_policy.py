@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
 
 from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.config.schema.models import VLM_POLICIES, Model
@@ -93,8 +93,9 @@ def _squash(model: Model, spaces: EnvSpaces) -> Squash | None:
 
 def trainable(policy: EmbodiedPolicy, levels: ActionLevels) -> nn.Module:
     """Returns the policy as training engines call it, see `forward.py`."""
-    if hasattr(policy, "actor_critic"):
-        return policy.actor_critic(levels)
+    own: Callable[[ActionLevels], nn.Module] | None = getattr(policy, "actor_critic", None)
+    if own is not None:
+        return own(levels)
     if isinstance(policy, ActorCriticPolicy) and levels.single:
         return EmbodiedActorCritic(policy)
     from rl_platform.models.policies.chunk_policy import ChunkActorCritic, ChunkPolicy
@@ -102,4 +103,6 @@ def trainable(policy: EmbodiedPolicy, levels: ActionLevels) -> nn.Module:
 
     if isinstance(policy, RecurrentPolicy):
         return RecurrentActorCritic(policy)
-    return ChunkActorCritic(policy, levels) if isinstance(policy, ChunkPolicy) else EmbodiedActorCritic(policy)
+    if isinstance(policy, ChunkPolicy):
+        return ChunkActorCritic(policy, levels)
+    return EmbodiedActorCritic(cast("VisionLanguagePolicy", policy))

@@ -109,6 +109,9 @@ class TokenValues(nn.Module):
         return ModelOutputs(values=_scatter(values, batch, rows, columns, self.context))
 
 
+TokenModel = TokenPolicy | TokenValues
+
+
 class EmbodiedActorCritic(nn.Module):
     """Log-probabilities, entropies and values of actions from one policy with a shared backbone."""
 

@@ -107,7 +107,8 @@ class LanguageModel(nn.Module):
         """tokens, positions [N] -> last hidden states [N,H]."""
         inputs = {"input_ids": tokens[None], "position_ids": positions[None]}
         output = self.backbone(**inputs, attention=attention, use_cache=False)
-        return output.last_hidden_state[0]
+        states: Tensor = output.last_hidden_state[0]
+        return states
 
     def states_before(self, packed: PackedTokens, rows: Tensor, columns: Tensor) -> Tensor:
         """Returns the last hidden states [K,H] that predict the positions (rows, columns) [K], one position earlier."""
@@ -128,13 +129,15 @@ class LanguageModel(nn.Module):
             return fused_parts
         parts = in_chunks(token_log_probs, (states, targets), *shared)
         log_probs = torch.cat([part[0] for part in parts])
-        return log_probs, None if statistic == "none" else torch.cat([part[1] for part in parts])
+        statistics = [part[1] for part in parts if part[1] is not None]
+        return log_probs, torch.cat(statistics) if statistics else None
 
     def values(self, packed: PackedTokens, rows: Tensor, columns: Tensor) -> Tensor:
         """Returns values [K] float32 of the states before the positions (rows, columns) [K]."""
         states = self.states_before(packed, rows, columns)
         with torch.autocast(states.device.type, enabled=False):
-            return self.head(states.float()).squeeze(-1)
+            values: Tensor = self.head(states.float()).squeeze(-1)
+            return values
 
 
 def in_chunks(function: Callable[..., T], rows: tuple[Tensor, Tensor], *shared: object) -> list[T]:
@@ -182,7 +185,8 @@ def token_log_probs(
     """states [K,H], targets [K], weight [V,H] -> log-probs [K] and a statistic [K] or None, float32."""
     logits = transform(F.linear(states, weight).float())
     if statistic in ("none", "entropy"):
-        log_probs, entropies = _LogProbs.apply(logits, targets, temperature, statistic == "entropy")
+        apply: Callable[..., tuple[Tensor, Tensor | None]] = _LogProbs.apply
+        log_probs, entropies = apply(logits, targets, temperature, statistic == "entropy")
         return log_probs, entropies
     if temperature != 1.0:
         logits = logits / temperature

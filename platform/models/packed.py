@@ -55,8 +55,9 @@ class PackedTokens:
 
     def to(self, device: torch.device, *others: Tensor) -> tuple[PackedTokens, list[Tensor]]:
         """Returns the tokens on `device`, and other tensors of main memory that are part of the same copy."""
-        tensors = on_device([self.tokens, self.positions, self.flat_index, *others], device)
-        return PackedTokens(*tensors[:3], self.attention), tensors[3:]
+        own = [self.tokens, self.positions, self.flat_index]
+        tokens, positions, flat_index, *copies = on_device([*own, *others], device)
+        return PackedTokens(tokens, positions, flat_index, self.attention), copies
 
 
 class PackedAttention:
@@ -114,7 +115,8 @@ class PackedAttention:
         out = torch.cat(outs).index_select(0, self.returned)
         if not self.prefix:
             return out
-        return torch.cat([attend(*head, first_mask, **options)[0].transpose(0, 1), out])
+        first = attend(head[0], head[1], head[2], first_mask, **options)
+        return torch.cat([first[0].transpose(0, 1), out])
 
     def _masks_of(self, window: int | None, device: torch.device) -> tuple[Tensor | None, list[Tensor | None]]:
         """Returns the masks of the prefix and of each group; None where plain causal attention is the same."""
@@ -137,10 +139,11 @@ class PackedAttention:
 
     def _attend(self, own: list[Tensor], head: list[Tensor], mask: Tensor | None, options: _Options) -> Tensor:
         """own: query, key and value [B,H,S,D]; head: those of the prefix [1,H,P,D] -> [B*S,H,D]."""
+        query, key, value = own
         if self.prefix:
-            shared = [tensor.expand(len(own[0]), -1, -1, -1) for tensor in head[1:]]
-            own[1:] = [torch.cat(pair, dim=2) for pair in zip(shared, own[1:], strict=True)]
-        return attend(*own, mask, **options).transpose(1, 2).flatten(0, 1)
+            first_key, first_value = (tensor.expand(len(query), -1, -1, -1) for tensor in head[1:])
+            key, value = torch.cat([first_key, key], dim=2), torch.cat([first_value, value], dim=2)
+        return attend(query, key, value, mask, **options).transpose(1, 2).flatten(0, 1)
 
 
 def similar(lengths: Sequence[int], prefix: int, worth: int) -> list[list[int]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ class Tanh(nn.Module):
             return torch.tanh(inputs)
         if not torch.is_grad_enabled():
             return _tanh(inputs)
-        outputs: Tensor = _TanhOnCPU.apply(inputs)
+        outputs: Tensor = _TanhOnCPU.apply(inputs)  # type: ignore[no-untyped-call]  # torch has no types for it
         return outputs
 
 
@@ -105,7 +105,7 @@ class ActorCriticPolicy(nn.Module):
         self.backbone: nn.Module = config.network or perceptron(width, config.hidden_sizes, config.activation)
         width = config.hidden_sizes[-1] if config.hidden_sizes else width
         if config.network is not None:
-            width = int(config.network.width)
+            width = cast(int, config.network.width)
         self.policy_head = _linear(width, action_space.size, 0.01)
         self.value_head = nn.Linear(width, 1)
         nn.init.zeros_(self.value_head.weight)

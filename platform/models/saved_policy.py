@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -91,4 +91,4 @@ def language_of(policy: EmbodiedPolicy) -> Language | None:
         return None
     options = json.loads(config.to_json_string(use_diff=False))
     tokens = getattr(policy, "instruction_tokens", [])
-    return Language(config=options, instruction_lengths=policy.lengths, instruction_tokens=tokens)
+    return Language(config=options, instruction_lengths=cast(list[int], policy.lengths), instruction_tokens=tokens)

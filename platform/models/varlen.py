@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,8 +69,8 @@ def flash_attention(
     from torch.nn.attention import varlen
 
     # query heads share key heads; torch 2.11 has no parameter for it, and its kernel does it without one
-    grouped = {"enable_gqa": True} if "enable_gqa" in kernel_parameters() else {}
-    out: Tensor = varlen.varlen_attn(
+    grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in kernel_parameters() else {}
+    out = varlen.varlen_attn(
         queries.contiguous(),
         keys.contiguous(),
         values.contiguous(),
@@ -81,6 +82,7 @@ def flash_attention(
         window_size=(-1 if window is None else window - 1, 0),
         **grouped,
     )
+    assert isinstance(out, Tensor)  # a tuple with return_aux only
     return out
 
 

@@ -12,9 +12,16 @@ from pathlib import Path
 from as_installed import lay_out
 
 ROOT = Path(__file__).parents[2]
-MODULES = [f"rl_platform.{path.stem}" for path in (ROOT / "platform").glob("[!_]*.py")]
-MODULES += [f"rl_platform.launch.{path.stem}" for path in (ROOT / "launch").glob("[!_]*.py")]
-MODULES += [f"rl_platform.envs.reasoning.{path.stem}" for path in (ROOT / "envs/reasoning").glob("[!_]*.py")]
+FOLDERS = {  # of which the modules are strict, but not all of their subfolders
+    "rl_platform": "platform",
+    "rl_platform.engines.rollout": "platform/engines/rollout",
+    "rl_platform.engines.training": "platform/engines/training",
+    "rl_platform.envs.embodied": "envs/embodied",
+    "rl_platform.envs.reasoning": "envs/reasoning",
+    "rl_platform.launch": "launch",
+    "rl_platform.models": "platform/models",
+}
+MODULES = [f"{package}.{path.stem}" for package, folder in FOLDERS.items() for path in (ROOT / folder).glob("[!_]*.py")]
 API = ("rl_platform", *(f"rl_platform.{path.stem}" for path in (ROOT / "api").glob("[!_]*.py")))
 CLIENT = """
 import rl_platform as rl

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import gymnasium
 import mujoco
@@ -27,7 +27,7 @@ _SHADOW_SIZE = 512
 _TAKEN = ("render_mode", "width", "height", "camera_name", "camera_id")
 
 
-class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, object, object]):  # type: ignore[misc]
+class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, object, object]):
     """Observes the latest `frame_stack` images, oldest first, concatenated in the channels: [height,width,C] uint8.
 
     At the start of an episode all of them are the first image.
@@ -37,7 +37,8 @@ class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, object, object])
         """Raises ConfigError for a camera that the model does not have."""
         super().__init__(env)
         check_camera(env, pixels.camera, "env.pixels.camera")
-        visual: mujoco.MjVisual = env.unwrapped.model.vis
+        inner = cast("MujocoEnv", env.unwrapped)
+        visual: mujoco.MjVisual = inner.model.vis
         visual.quality.shadowsize = min(visual.quality.shadowsize, _SHADOW_SIZE)
         visual.global_.offwidth, visual.global_.offheight = pixels.width, pixels.height
         self._channels = 1 if pixels.grayscale else 3
@@ -59,7 +60,7 @@ class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, object, object])
 
     def _draw(self) -> np.ndarray:
         """Returns the image [height,width,channels] uint8."""
-        if self.env.unwrapped.mujoco_renderer.viewer is None:
+        if cast("MujocoEnv", self.env.unwrapped).mujoco_renderer.viewer is None:
             self._aim()
         picture = np.asarray(self.env.render())
         return picture if self._channels == 3 else np.rint(picture @ _LUMA).astype(np.uint8)[:, :, None]
@@ -70,7 +71,7 @@ class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, object, object])
         Gymnasium points the default view at the bodies of the first image, so this gives all environments, also those
         of a resumed run, the same view.
         """
-        inner: MujocoEnv = self.env.unwrapped
+        inner = cast("MujocoEnv", self.env.unwrapped)
         before = copy.copy(inner.data)
         mujoco.mj_resetData(inner.model, inner.data)
         mujoco.mj_forward(inner.model, inner.data)
@@ -96,5 +97,5 @@ def drawing_kwargs(description: EnvDescription, spec: EnvSpec) -> dict[str, obje
 def _drawn_by_mujoco(spec: EnvSpec) -> bool:
     """Returns whether the environment's class inherits from a MuJoCo environment of Gymnasium or another package."""
     creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
-    bases = creator.__mro__ if isinstance(creator, type) else ()
+    bases: tuple[type, ...] = creator.__mro__ if isinstance(creator, type) else ()
     return any("mujoco" in f"{base.__module__}.{base.__name__}".lower() for base in bases)

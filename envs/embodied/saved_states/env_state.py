@@ -121,7 +121,7 @@ def refuse_code(states: Sequence[bytes]) -> None:
 
 def _layers(env: AnyEnv) -> list[AnyEnv]:
     """Returns all layers, from the outermost wrapper to the environment, and further to one that it holds as `env`."""
-    layers = [env]
+    layers: list[Any] = [env]
     while layers[-1] is not env.unwrapped:
         layers.append(layers[-1].env)
     while isinstance(inner := vars(layers[-1]).get("env"), Env) and inner not in layers:
@@ -154,7 +154,9 @@ def _live_objects(layers: list[AnyEnv]) -> tuple[dict[Key, object], dict[Key, mu
 
 def _model_of(layers: list[AnyEnv], key: Key) -> mujoco.MjModel:
     """Returns the MuJoCo model of the layer that has the data."""
-    return layers[key[0]].model
+    owner: Any = layers[key[0]]
+    model: mujoco.MjModel = owner.model
+    return model
 
 
 def _saved_data(data: mujoco.MjData, model: mujoco.MjModel) -> tuple[np.ndarray, dict[str, np.ndarray]]:

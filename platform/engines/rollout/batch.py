@@ -187,7 +187,8 @@ class ContinuousBatch:
         self, planned: Sequence[tuple[PartialPrompt[_Sequence], PrefillChunk]], running: Sequence[_Sequence]
     ) -> list[Tensor]:
         """Returns the last hidden states [n,H] of `running`, if any; stores those of prompts that end in this pass."""
-        tokens, positions = [], []
+        tokens: list[int] = []
+        positions: list[int] = []
         for prompt, span in planned:
             tokens += prompt.tokens[span.start : span.stop]
             positions += range(span.start, span.stop)

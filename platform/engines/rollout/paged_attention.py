@@ -207,15 +207,16 @@ class DecodeAttention:
         # query heads that share a key head become its queries
         queries = (query[0].transpose(0, 1) * scaling).view(self.count, self.heads, -1, self.head_dim)
         features = features or PLAIN
-        own_mask, masks = self.mask, [None] * len(self.readers.segments)
+        own_mask = self.mask
+        masks: Sequence[Tensor | None] = [None] * len(self.readers.segments)
         if features.window is not None:
             own_mask, masks = self._masks_of(features.window, queries.shape[2])
         sums = queries.new_empty(self.readers.results, *queries.shape[1:])
         largest, totals = (torch.empty_like(sums[..., :1], dtype=torch.float32) for _ in range(2))
         results = (sums, largest, totals)
-        own = [tail.flatten(0, 1)[: len(self.mask), : self.width] for tail in tails]
+        keys, values = (tail.flatten(0, 1)[: len(self.mask), : self.width] for tail in tails)
         own_results = [part[: self.count].flatten(0, 1) for part in results]
-        _attend(queries.flatten(0, 1), *own, own_mask, own_results, features.softcap)
+        _attend(queries.flatten(0, 1), keys, values, own_mask, own_results, features.softcap)
         end = self.count
         for segment, mask in zip(self.readers.segments, masks, strict=True):
             start, end = end, end + len(segment.rows)
@@ -307,12 +308,13 @@ class StepAttention:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, features: Features | None = None
     ) -> Tensor:
         """query [1,Hq,N,D], key and value [1,Hkv,N,D] -> [N,Hq,D]."""
-        new = (query, key, value)
-        outputs = []
+        count, outputs = self.count, []
         if self.prompts is not None:
-            outputs.append(self.prompts(layer, *(tensor[:, :, : self.count] for tensor in new), scaling, features))
+            new = query[:, :, :count], key[:, :, :count], value[:, :, :count]
+            outputs.append(self.prompts(layer, *new, scaling, features))
         if self.running is not None:
-            outputs.append(self.running(layer, *(tensor[:, :, self.count :] for tensor in new), scaling, features))
+            new = query[:, :, count:], key[:, :, count:], value[:, :, count:]
+            outputs.append(self.running(layer, *new, scaling, features))
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
 
@@ -326,5 +328,6 @@ class PaddedHeads:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, features: Features | None = None
     ) -> Tensor:
         """query [1,Hq,N,D], key [1,Hkv,N,D], value [1,Hkv,N,V] -> [N,Hq,V]."""
-        padded = (F.pad(tensor, (0, self.width - tensor.shape[-1])) for tensor in (query, key, value))
-        return self.attention(layer, *padded, scaling, features)[..., : value.shape[-1]]
+        width = value.shape[-1]
+        query, key, value = (F.pad(tensor, (0, self.width - tensor.shape[-1])) for tensor in (query, key, value))
+        return self.attention(layer, query, key, value, scaling, features)[..., :width]

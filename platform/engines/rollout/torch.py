@@ -235,5 +235,13 @@ class TorchRolloutEngine:
         decoding = self._decoding if plain and self._recorder is None else None
         if decoding is not None:
             decoding.begin(cache, sampling, longest)
-        options = {"plain": plain, "padded": latent, "recorder": self._recorder, "decoding": decoding}
-        return ContinuousBatch(self._decoder, cache, requests, sampling, **options)
+        return ContinuousBatch(
+            self._decoder,
+            cache,
+            requests,
+            sampling,
+            plain=plain,
+            padded=latent,
+            recorder=self._recorder,
+            decoding=decoding,
+        )

@@ -95,7 +95,7 @@ class MicroBatches:
     rows: int | None = None
     tokens: int | None = None
 
-    def split(self, batch: RolloutBatch, rows: Sequence[int]) -> list[Sequence[int]]:
+    def split(self, batch: RolloutBatch, rows: Sequence[int]) -> Sequence[Sequence[int]]:
         """Returns the indices `rows` of the batch as micro-batches; an empty list for no rows.
 
         Sequences of similar length share a micro-batch, so that attention pads little. Only a single row that is

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,6 +13,9 @@ from rl_platform.config.schema.models import Trainable
 from rl_platform.engines.training.base import EngineOptions, TrainingEngine
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.extras import required
+
+if TYPE_CHECKING:
+    from rl_platform.models.forward import TokenModel
 
 
 def training_engine(
@@ -33,7 +38,7 @@ def training_engine(
         from rl_platform.engines.training.megatron.engine import MegatronEngine
 
         engine: TrainingEngine = MegatronEngine(
-            model,
+            cast("TokenModel", model),
             section.optim,
             parallel=section.parallel,
             kernels=section.kernels,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -38,9 +38,13 @@ from rl_platform.extras import required
 from rl_platform.records import RolloutBatch
 
 if TYPE_CHECKING:
-    from rl_platform.models.experts.balancing_loss import BalancedRouters
+    from torch.distributed.fsdp import FSDPModule
 
-Arguments, Output = ParamSpec("Arguments"), TypeVar("Output")
+    from rl_platform.models.experts.balancing_loss import BalancedRouters
+    from rl_platform.models.forward import TokenModel
+
+Arguments = ParamSpec("Arguments")
+Output = TypeVar("Output")
 
 
 class FSDPEngine:
@@ -73,7 +77,8 @@ class FSDPEngine:
         cpu_offload: bool = False,
         router_aux_loss_coef: float = 0.0,
     ) -> None:
-        self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self.rank: int = dist.get_rank() if dist.is_initialized() else 0
+        self.world_size: int = dist.get_world_size() if dist.is_initialized() else 1
         self.device, self.horizon, self.nominal, self.balance = device, horizon, nominal, balance
         self.data = _data_ranks(model, context)
         self.sharded = self.world_size > 1 or cpu_offload
@@ -90,12 +95,18 @@ class FSDPEngine:
         self.precision = autocast(device, dtype)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.clip_grad = optim.clip_grad
-        options = {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps, "weight_decay": optim.weight_decay}
-        # AdamW raises for an empty list
-        self.optimizer = torch.optim.AdamW(self.parameters, **options, fused=True) if self.parameters else None
-        if device.type == "cpu":
+        self.optimizer: torch.optim.AdamW | None = None
+        if self.parameters:  # AdamW raises for an empty list
+            self.optimizer = torch.optim.AdamW(
+                self.parameters,
+                lr=optim.lr,
+                betas=optim.betas,
+                eps=optim.eps,
+                weight_decay=optim.weight_decay,
+                fused=True,
+            )
             # before any activation: moments allocated between activations would fragment the memory
-            for parameter in self.parameters:
+            for parameter in self.parameters if device.type == "cpu" else ():
                 adam_state(self.optimizer, parameter)
 
     @torch.no_grad()
@@ -113,10 +124,11 @@ class FSDPEngine:
         for tensor in whole_outputs.values():
             self.data.sum(tensor)  # each row is computed on one rank and 0 on the others
         if self.sharded:
-            self.model.reshard()  # a forward without backward leaves the outermost unit gathered
+            cast("FSDPModule", self.model).reshard()  # a forward without backward leaves the outermost unit gathered
         return ModelOutputs(**{name: tensor.cpu() for name, tensor in whole_outputs.items()})
 
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
+        assert self.optimizer is not None, "a model without trainable parameters cannot be stepped"
         denominators = denominators_of(mini_batch, self.horizon, nominal=self.nominal)
         metrics, total = Metrics(), torch.zeros((), device=self.device)
         for rows in self._shares(mini_batch, micro_batches):
@@ -146,6 +158,7 @@ class FSDPEngine:
         return metrics.merge(Metrics(means={(name,): Sums(value.reshape(1), 1.0) for name, value in own.items()}))
 
     def set_learning_rate(self, value: float) -> None:
+        assert self.optimizer is not None, "a model without trainable parameters has no learning rate"
         for group in self.optimizer.param_groups:
             group["lr"] = value
 
@@ -154,7 +167,8 @@ class FSDPEngine:
             return {name: tensor.detach() for name, tensor in self.model.state_dict(keep_vars=True).items()}
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-        return get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
+        whole: dict[str, Tensor] = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
+        return whole
 
     def gathered(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Sequence[str], Tensor]]:
         aliases: dict[int, tuple[list[str], Tensor]] = {}
@@ -173,19 +187,19 @@ class FSDPEngine:
                 continue
             seen.add(id(tensor))
             state[f"model.{name}"] = ShardedTensor.of(tensor)
-            if tensor.requires_grad:
+            if self.optimizer is not None and tensor.requires_grad:
                 adam = adam_state(self.optimizer, tensor)
                 state |= {f"optimizer.{name}.{key}": ShardedTensor.of(value) for key, value in adam.items()}
         return state
 
     def offloadable(self) -> Offloadable:
-        parameters = [*self.model.parameters()]
+        parameters: list[Tensor] = [*self.model.parameters()]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         states = [] if self.optimizer is None else self.optimizer.state.values()
         values = [value for state in states for value in state.values()]
         return Offloadable(parameters, [value for value in values if isinstance(value, Tensor)], gradients)
 
-    def _shares(self, batch: RolloutBatch, micro_batches: MicroBatches) -> list[Sequence[int]]:
+    def _shares(self, batch: RolloutBatch, micro_batches: MicroBatches) -> Sequence[Sequence[int]]:
         width = hidden_size_of(self.model)
         return shares(batch, micro_batches, self.data.rank, self.data.size, width, self.balance)
 
@@ -234,7 +248,8 @@ def _recomputed(forward: Callable[Arguments, Output], *args: Arguments.args, **k
     """Runs `forward` with gradient checkpointing: it stores only its inputs and runs again in the backward pass."""
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+    output: Output = checkpoint(partial(forward, **kwargs), *args, use_reentrant=False)
+    return output
 
 
 def _balanced_routers(model: nn.Module, coefficient: float, world_size: int) -> BalancedRouters | None:
@@ -243,7 +258,7 @@ def _balanced_routers(model: nn.Module, coefficient: float, world_size: int) -> 
         return None
     with required("rl_platform.models.experts", "router_aux_loss_coef"):
         from rl_platform.models.experts.balancing_loss import BalancedRouters
-    return BalancedRouters(model, coefficient, world_size)
+    return BalancedRouters(cast("TokenModel", model), coefficient, world_size)
 
 
 def _data_ranks(model: nn.Module, context: int) -> Group:
@@ -256,7 +271,7 @@ def _data_ranks(model: nn.Module, context: int) -> Group:
         from rl_platform.models.context.context_parallel import ContextParallel
     shape = (size // context, context)
     data, neighbours = (group_along(axis, shape) for axis in range(len(shape)))
-    model.context = ContextParallel(neighbours)
+    cast("TokenModel", model).context = ContextParallel(neighbours)
     return Group.of(data)
 
 

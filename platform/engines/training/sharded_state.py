@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 Offsets = tuple[int, ...]
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -30,8 +34,9 @@ class ShardedTensor:
             return cls(tensor.shape, [((0,) * tensor.dim(), tensor)])
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-        _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-        return cls(tensor.shape, [(tuple(offsets), tensor.to_local())])
+        shared = cast("DTensor", tensor)
+        _, offsets = compute_local_shape_and_global_offset(shared.shape, shared.device_mesh, shared.placements)
+        return cls(tensor.shape, [(tuple(offsets), shared.to_local())])
 
     def add(self, offsets: Offsets, part: Tensor, written: bool) -> None:
         """Adds a view of this rank. written: saving writes it; otherwise it is one of the `copies`."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -89,7 +90,7 @@ def shares(
     """
     plans = [micro_batches.split(batch, rows) for rows in _rows_of_ranks(batch, world_size, hidden_size, balance)]
     longest = max(len(plan) for plan in plans)
-    return plans[rank] + [[] for _ in range(longest - len(plans[rank]))]
+    return [*plans[rank], *([] for _ in range(longest - len(plans[rank])))]
 
 
 def _rows_of_ranks(batch: RolloutBatch, world_size: int, hidden_size: int, balance: bool) -> list[Sequence[int]]:
@@ -129,7 +130,7 @@ def part_of(batch: RolloutBatch, rows: Sequence[int]) -> RolloutBatch:
 def over_ranks(metrics: Metrics, device: torch.device, group: Group) -> Metrics:
     """Merges the metrics of all ranks of `group`, on every rank. All must have the same names in the same order."""
 
-    def reduced(tensors: list[Tensor | float], operation: dist.ReduceOp.RedOpType) -> list[Tensor]:
+    def reduced(tensors: Sequence[Tensor | np.ndarray | float], operation: dist.ReduceOp.RedOpType) -> list[Tensor]:
         if not tensors:
             return []
         parts = [torch.as_tensor(tensor, dtype=torch.float64, device=device) for tensor in tensors]

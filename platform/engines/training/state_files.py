@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import torch
 import torch.distributed as dist
@@ -109,7 +110,7 @@ def _collective(action: str, folder: str | Path) -> Iterator[bool]:
         raise CheckpointError(f"state cannot be {action} {folder}, says rank {rank}: {reason}") from cause
 
 
-class _SavePlanner(dcp.DefaultSavePlanner):
+class _SavePlanner(dcp.DefaultSavePlanner):  # type: ignore[misc]  # torch.distributed is not followed
     def __init__(self, state: ShardedState) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self.own = state
@@ -136,7 +137,7 @@ class _SavePlanner(dcp.DefaultSavePlanner):
         return next(part for offsets, part in self.own[index.fqn].parts if offsets == index.offset)
 
 
-class _LoadPlanner(dcp.DefaultLoadPlanner):
+class _LoadPlanner(dcp.DefaultLoadPlanner):  # type: ignore[misc]  # torch.distributed is not followed
     def __init__(self, state: ShardedState, *, all_of_it: bool = True) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self.own, self.all_of_it = state, all_of_it
@@ -172,10 +173,11 @@ class _LoadPlanner(dcp.DefaultLoadPlanner):
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
         assert index.index is not None
-        return self.own[index.fqn].destinations[index.index][1]
+        part: Tensor = self.own[index.fqn].destinations[index.index][1]
+        return part
 
 
-class _Files(FileSystem):
+class _Files(FileSystem):  # type: ignore[misc]  # torch.distributed is not followed
     """A file system that records hashes of written files and the error of a failed write."""
 
     def __init__(self) -> None:
@@ -189,7 +191,7 @@ class _Files(FileSystem):
                 yield file
                 return
             with ThreadPoolExecutor(1) as pool:
-                writer = HashingWriter(file, pool)
+                writer = HashingWriter(cast(BinaryIO, file), pool)
                 try:
                     yield writer
                 finally:
@@ -202,7 +204,7 @@ class _Files(FileSystem):
         self.written[Path(new_path).name] = self.written.pop(Path(path).name)
 
 
-class _Writer(dcp.FileSystemWriter):
+class _Writer(dcp.FileSystemWriter):  # type: ignore[misc]  # torch.distributed is not followed
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, sync_files=False)  # `_Files` syncs
         self.fs = self.files = _Files()
@@ -230,7 +232,7 @@ class _Writer(dcp.FileSystemWriter):
             raise
 
 
-class _Reader(dcp.FileSystemReader):
+class _Reader(dcp.FileSystemReader):  # type: ignore[misc]  # torch.distributed is not followed
     def read_metadata(self) -> Metadata:
         """Returns the files' index. Raises CheckpointError if it is unreadable or names files outside the folder."""
         path = self._get_metadata_path()

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rl_platform.models.experts.routers import Routing, routers, scores
-from rl_platform.models.forward import TokenPolicy, TokenValues, packed_rows
+from rl_platform.models.forward import TokenModel, packed_rows
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -72,7 +72,7 @@ class BalancedRouters:
     For every mini-batch, call `begin` before the forward of each part, and `finish` after the last backward.
     """
 
-    def __init__(self, model: TokenPolicy | TokenValues, coefficient: float, world_size: int) -> None:
+    def __init__(self, model: TokenModel, coefficient: float, world_size: int) -> None:
         self._model, self._world_size = model, world_size
         # as with the other losses, the mean of FSDP over all ranks becomes a sum
         self._factor = coefficient * world_size

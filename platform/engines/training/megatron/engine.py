@@ -42,7 +42,7 @@ from rl_platform.errors import ConfigError
 from rl_platform.models.context.context_parallel import ContextParallel
 from rl_platform.models.experts.balancing_loss import RouterBalance, mean_loss, membership
 from rl_platform.models.experts.routers import packed_routes
-from rl_platform.models.forward import TokenPolicy, TokenValues
+from rl_platform.models.forward import TokenModel, TokenPolicy, TokenValues
 from rl_platform.records import RolloutBatch
 
 with importing_megatron():
@@ -71,7 +71,7 @@ class MegatronEngine:
 
     def __init__(
         self,
-        model: TokenPolicy | TokenValues,
+        model: TokenModel,
         optim: Optim,
         *,
         dtype: torch.dtype,
