@@ -220,7 +220,7 @@ class PromptLoader:
             if saved != own:
                 raise CheckpointError(
                     f"the checkpoint's data position is of other {name} ({saved}, now {own}): "
-                    "resume with the data and runner.seed it was made with, or start anew with runner.resume: never."
+                    "resume with the data and runner.seed it was made with, or start anew in another runner.output_dir."
                 )
         if state.get("answers", self._answers) != self._answers:
             logger.warning(

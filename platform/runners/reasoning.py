@@ -301,9 +301,8 @@ class ReasoningRunner:
         self.loader.load_state_dict(state["loader"])
         if "samples" in state:
             self.ledger.load_state_dict(state["samples"])
-        if self.sampler is not None and "dynamic_sampling" in state:
-            self.sampler.load_state_dict(state["dynamic_sampling"], self.prompts)
-        restore(self.partial, state.get("partial_rollouts"), self.prompts)
+        restore(self.sampler, state.get("dynamic_sampling"), self.prompts, "algorithm.dynamic_sampling")
+        restore(self.partial, state.get("partial_rollouts"), self.prompts, "rollout.partial_rollout")
 
     def finish(self, step: int) -> None:
         """Writes the trained model as a Hugging Face folder."""
@@ -320,17 +319,20 @@ class ReasoningRunner:
             )
 
 
-def restore(partial: PartialRollouts | None, state: StateDict | None, prompts: Mapping[int, Prompt]) -> None:
-    """Loads the state of partial rollouts. `state` None: the checkpoint has none; `partial` None: this run has none.
+def restore(
+    part: DynamicSampler | PartialRollouts | None, state: StateDict | None, prompts: Mapping[int, Prompt], key: str
+) -> None:
+    """Loads responses that wait for a later step. `state` None: the checkpoint has none; `part` None: this run has no
+    `key` of the config, which makes them wait.
 
-    Raises CheckpointError if prompts of the checkpoint would be lost.
+    Raises CheckpointError if responses of the checkpoint would be lost.
     """
-    if partial is not None and state is not None:
-        partial.load_state_dict(state, prompts)
-    elif state is not None and state["open"]:
+    if part is not None and state is not None:
+        part.load_state_dict(state, prompts)
+    elif state is not None and (waiting := sum(map(len, state.values()))):
         raise CheckpointError(
-            f"the checkpoint holds {len(state['open'])} prompts whose responses are not trained on yet: resume with "
-            "rollout.partial_rollout, or start anew with runner.resume: never"
+            f"the checkpoint holds {waiting} prompts whose responses are not trained on yet: resume with {key}, or "
+            "start anew in another runner.output_dir"
         )
 
 

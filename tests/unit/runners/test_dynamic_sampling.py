@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from rl_platform.config.schema.algorithm import DynamicSampling
 from rl_platform.errors import CheckpointError, DataError
 from rl_platform.records import Conversation, Prompt, Trajectory
 from rl_platform.runners.collection.dynamic_sampling import DynamicSampler, samples_differ, split_groups
+from rl_platform.runners.reasoning import ReasoningRunner
 
 MIXED, RIGHT, WRONG = (1.0, 0.0), (1.0, 1.0), (0.0, 0.0)
 
@@ -215,3 +217,14 @@ def test_carried_groups_of_another_size_are_refused() -> None:
     before.fill(0, rounds([MIXED, MIXED]))
     with pytest.raises(CheckpointError, match=r"groups of 2 samples.*group_size is 4"):
         sampler(1, 4).load_state_dict(before.state_dict(), {1: prompt(1)})
+
+
+def test_carried_groups_are_not_lost_without_dynamic_sampling() -> None:
+    before = sampler(1)
+    before.fill(0, rounds([MIXED, MIXED, MIXED]))
+    loader = SimpleNamespace(load_state_dict=lambda state: None)
+    without = SimpleNamespace(loader=loader, sampler=None, partial=None, prompts={})
+    state = {"loader": {}, "dynamic_sampling": before.state_dict()}
+    with pytest.raises(CheckpointError, match=r"holds 2 prompts whose responses .* algorithm.dynamic_sampling, or"):
+        ReasoningRunner.load_state_dict(without, state)  # type: ignore[arg-type]
+    ReasoningRunner.load_state_dict(without, {**state, "dynamic_sampling": {"carried": []}})  # type: ignore[arg-type]

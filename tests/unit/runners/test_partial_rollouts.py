@@ -26,6 +26,7 @@ from rl_platform.runners.sample_ledger import SampleLedger
 from rl_platform.runtime.channel import Channel
 
 LONGEST = 12
+KEY = "rollout.partial_rollout"
 
 
 class Engine:
@@ -207,7 +208,7 @@ def test_what_is_open_goes_on_from_a_checkpoint(tmp_path: Any) -> None:
                 later.groups = partial.groups  # the engine's own random numbers
                 later.recovery = partial.recovery
                 later.loader.load_state_dict(state["loader"])
-                restore(later, state["partial"], {prompt.index: prompt for prompt in data})
+                restore(later, state["partial"], {prompt.index: prompt for prompt in data}, KEY)
                 partial = later
             partial.recovery.version = step
             trained += partial.collect(step)[0]
@@ -224,12 +225,12 @@ def test_checkpoints_that_do_not_fit() -> None:
     state, prompts = partial.state_dict(), {prompt.index: prompt for prompt in data}
     other, _ = parts(7, 20, samples=1)
     with pytest.raises(CheckpointError, match=r"2 responses each, algorithm.group_size is 1"):
-        restore(other, state, prompts)
+        restore(other, state, prompts, KEY)
     with pytest.raises(CheckpointError, match=r"3 prompts whose responses .* rollout.partial_rollout"):
-        restore(None, state, prompts)
-    restore(None, {"open": []}, prompts)
-    restore(None, None, prompts)
-    restore(other, None, prompts)
+        restore(None, state, prompts, KEY)
+    restore(None, {"open": []}, prompts, KEY)
+    restore(None, None, prompts, KEY)
+    restore(other, None, prompts, KEY)
     assert other.open == []
 
 
