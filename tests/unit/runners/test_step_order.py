@@ -15,6 +15,7 @@ from rl_platform.components.actor import LanguageActor
 from rl_platform.components.critic import LanguageCritic
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.data import Data
+from rl_platform.errors import CheckpointError
 from rl_platform.interrupts import Interrupted, StepDropped, Stop, _signals
 from rl_platform.records import RolloutBatch, Weights
 from rl_platform.runners.ppo import PPO, train
@@ -156,6 +157,43 @@ def no_timings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> bool:
     return any(not torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+@pytest.mark.usefixtures("no_timings")
+def test_rollouts_of_a_checkpoint_that_the_config_cannot_train_on_are_refused() -> None:
+    """Another mini-batch size or estimator than that of the run which collected them ahead."""
+
+    class Ahead(State):
+        def __init__(self, rows: int) -> None:
+            super().__init__()
+            self.rows = rows
+
+        def restore(self, runner: Any, ppo: Any, rollouts: Any) -> int:
+            rollouts._ready.append(Collected(rollout(0).select(torch.arange(self.rows))))
+            return 1
+
+    def resumed(rows: int, **algorithm: Any) -> None:
+        config = build(**algorithm)
+        train(config, World(config), Reporter(), Ahead(rows))  # type: ignore[arg-type]
+
+    with pytest.raises(CheckpointError, match=r"of 6 rows, which mini-batches of 4 do not divide"):
+        resumed(6)
+    with pytest.raises(CheckpointError, match=r"without the greedy responses that algorithm.adv_type remax needs"):
+        resumed(8, adv_type="remax")
+    resumed(8)
+
+
+@pytest.mark.usefixtures("no_timings")
+def test_a_run_that_max_epochs_ends_before_max_steps_says_so() -> None:
+    class Passed(World):
+        def exhausted(self) -> bool:
+            return len(self.synced) > 2  # at the start and after two steps
+
+    config, notes = build(), []
+    reporter = Reporter()
+    reporter.note = notes.append  # type: ignore[method-assign]
+    assert train(config, Passed(config), reporter, State()) == "max_epochs"  # type: ignore[arg-type]
+    assert notes[1:] == ["the run ends after step 2, before runner.max_steps, by runner.max_epochs"]
 
 
 @pytest.mark.usefixtures("no_timings")
