@@ -155,9 +155,12 @@ class RunState:
         except CheckpointError:
             return f"{self.store.folder} cannot be read"
         again = "the same command" if self._resume == "auto" else "runner.resume=auto"
-        if not steps:
-            return f"no checkpoint was written yet (runner.save_interval): {again} starts over"
-        return f"{again} goes on from step {steps[-1]}"
+        if steps:
+            return f"{again} goes on from step {steps[-1]}"
+        begins = f"{again} starts over"
+        if self._resume not in ("auto", "never"):
+            begins = f"the same command goes on from {self._resume}"
+        return f"no checkpoint was written yet (runner.save_interval): {begins}"
 
 
 def _without_checkpoints(output_dir: Path) -> Problem:

@@ -15,11 +15,15 @@ from typing import NoReturn
 import numpy as np
 import pytest
 import torch
+from stand_ins import SilentReporter
 
 from rl_platform.checkpoint.verify import Checkpoint, Written, seal
 from rl_platform.checkpoint.write import CheckpointStore, Shards
+from rl_platform.config.schema import Config
 from rl_platform.errors import CheckpointError
 from rl_platform.run_files import MANIFEST
+from rl_platform.runners.run_fingerprint import fingerprint
+from rl_platform.runners.state import RunState
 
 
 def parts(value: float) -> dict[str, dict[str, object]]:
@@ -272,3 +276,19 @@ def test_a_link_out_of_the_checkpoint_is_refused(tmp_path: Path) -> None:
     (path / "env.pt").unlink()
     (tmp_path / "elsewhere.pt").rename(path / "env.pt")
     assert Checkpoint.open(tmp_path / "linked" / path.name).load("env") == {"x": 1}
+
+
+def test_how_to_continue_a_run_without_a_checkpoint_of_its_own(tmp_path: Path) -> None:
+    def config(resume: str) -> Config:
+        placement = {"component_placement": {"actor,rollout,reward": "all"}}
+        return Config(runner={"task_type": "reasoning", "resume": resume}, cluster=placement)
+
+    def outlook(resume: str) -> str:
+        return RunState(config(resume), tmp_path / "run", SilentReporter()).outlook()
+
+    store = CheckpointStore(tmp_path, 1, fingerprint(config("auto")))
+    other = str(store.save(2, parts(1.0)).path)
+    none = "no checkpoint was written yet (runner.save_interval): "
+    assert outlook("auto") == f"{none}the same command starts over"
+    assert outlook(other) == f"{none}the same command goes on from {other}"
+    assert outlook("never") == f"{none}runner.resume=auto starts over"
