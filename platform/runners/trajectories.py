@@ -156,15 +156,15 @@ def unscored_notes(trajectories: Sequence[Trajectory]) -> dict[str, str]:
 
 def trajectory_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Returns metrics that the batch no longer shows: raw rewards, truncation, prompt lengths, token counts."""
-    responses = [len(trajectory.token_ids) for trajectory in trajectories]
     prompts = [len(trajectory.prompt.token_ids) for trajectory in trajectories]
+    rows = [row for trajectory in trajectories for row in (trajectory, *trajectory.rows)]
     return {
         "reward/raw_mean": mean([trajectory.reward for trajectory in trajectories if trajectory.valid]),
         "reward/unscored": float(sum(not trajectory.valid for trajectory in trajectories)),
         "len/response_clip_frac": mean([trajectory.finish_reason == "length" for trajectory in trajectories]),
         "len/prompt_mean": mean(prompts),
         "len/prompt_max": float(max(prompts)),
-        "perf/tokens": float(sum(prompts) + sum(responses)),
+        "perf/tokens": float(sum(len(row.prompt.token_ids) + len(row.token_ids) for row in rows)),
         "perf/samples": float(len(trajectories)),
     }
 

@@ -73,6 +73,13 @@ def test_correctness_and_raw_rewards_are_not_shaped() -> None:
     assert metrics["len/response_clip_frac"] == 0.25
 
 
+def test_throughput_counts_all_rows_of_an_agent() -> None:
+    agents = replace(trajectory(2, 1.0), rows=(trajectory(4, 1.0), trajectory(1, 1.0)))
+    metrics = trajectory_metrics([agents, trajectory(3, 0.0)])
+    assert metrics["perf/tokens"] == 4 * len(PROMPT.token_ids) + 2 + 4 + 1 + 3
+    assert metrics["perf/samples"] == 2
+
+
 def test_the_first_error_of_a_cause_is_reported_with_its_place() -> None:
     traceback = 'Traceback:\n  File "a.py", line 3, in score_one\n    x\n  File "/my/own.py", line 7, in own\n    y\n'
     first = replace(trajectory(1, 0.0, valid=False), outcome="raised", verdict=f"{traceback}KeyError: 'mine'")
