@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -61,6 +62,7 @@ def json_array(contents: bytes, path: Path) -> list[Row]:
 
 def csv_table(contents: bytes, path: Path) -> list[Row]:
     """Returns the rows of a comma-separated file whose first line names the columns. Raises DataError."""
+    csv.field_size_limit(sys.maxsize)  # by default longer texts than 131,072 characters are refused
     reader = csv.DictReader(io.StringIO(_text(contents, path), newline=""), strict=True)
     rows: list[Row] = []
     try:

@@ -60,6 +60,13 @@ def test_every_suffix_has_a_reader() -> None:
     assert set(READERS) == set(FILE_SUFFIXES)
 
 
+def test_texts_of_any_length_in_csv(tmp_path: Path) -> None:
+    path, text = tmp_path / "a.csv", "x" * 200_000
+    path.write_text(f"question,answer,tests\na,1,{text}\nb,2,y\n")
+    (question,) = build_questions(of(path), seed=1).train
+    assert question.metadata["tests"] == text
+
+
 def test_nan_is_an_answer_behind_its_mark_and_where_there_are_none(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("question,answer\nx,#### nan\ny,nanny\n")
