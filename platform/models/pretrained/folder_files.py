@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,8 +29,9 @@ _PANIC = "PanicException"  # of libraries in Rust; it is no Exception
 
 
 @contextmanager
-def reading(key: str, message: str, folder: str) -> Iterator[None]:
-    """Turns every error of another library that reads `folder` into a ConfigError of `key`."""
+def reading(key: str, message: str, folder: str, hint: str = "") -> Iterator[None]:
+    """Turns every error of another library that reads `folder` into a ConfigError of `key`. hint: if the error has no
+    other one."""
     try:
         yield
     except PlatformError:
@@ -37,7 +39,8 @@ def reading(key: str, message: str, folder: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
             raise
-        raise ConfigError([not_loaded(key, message, folder, error)]) from error
+        problem = not_loaded(key, message, folder, error)
+        raise ConfigError([replace(problem, hint=problem.hint or hint)]) from error
 
 
 def not_loaded(key: str, message: str, folder: str, error: BaseException) -> Problem:

@@ -24,7 +24,8 @@ class HFTokenizer:
     """A tokenizer of transformers. Responses end at its own EOS token and at those of the model's generation config."""
 
     def __init__(self, folder: str, key: str) -> None:
-        with reading(key, "no tokenizer can be loaded", folder):
+        hint = "" if (Path(folder) / "tokenizer.json").is_file() else _copy_hint(key)
+        with reading(key, "no tokenizer can be loaded", folder, hint):
             self._tokenizer = _loaded(folder, _stamp(folder))
             if not isinstance(self._tokenizer.model_max_length, int | float):
                 raise ValueError(f"model_max_length is {self._tokenizer.model_max_length!r}")
@@ -110,10 +111,12 @@ def _without_vocabulary(folder: str, key: str) -> Problem:
     """Returns the problem of a folder from which transformers builds a tokenizer of special tokens alone."""
     missing = [name for name in ("tokenizer.json", "tokenizer_config.json") if not (Path(folder) / name).is_file()]
     files = f": {' and '.join(missing)} missing" if missing else ""
+    return Problem(key, f"the tokenizer has no vocabulary{files}", value=folder, hint=_copy_hint(key))
+
+
+def _copy_hint(key: str) -> str:
     hint = "copy the tokenizer files of the model there (save_pretrained of its tokenizer)"
-    if not key.endswith(".tokenizer"):
-        hint += f", or set {key.rpartition('.')[0]}.tokenizer"
-    return Problem(key, f"the tokenizer has no vocabulary{files}", value=folder, hint=hint)
+    return hint if key.endswith(".tokenizer") else f"{hint}, or set {key.rpartition('.')[0]}.tokenizer"
 
 
 def tokenizer_folder(name: str, key: str) -> str:

@@ -159,5 +159,6 @@ def test_which_tokenizer_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"actor\.model\.tokenizer"):
         load_tokenizer(Model(tokenizer=str(tmp_path / "none")))
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"critic\.model\.path: no tokenizer can be loaded"):
+    with pytest.raises(ConfigError, match=r"critic\.model\.path: no tokenizer can be loaded") as failed:
         load_tokenizer(Model(path=str(tmp_path)), key="critic.model")
+    assert failed.value.problems[0].hint.endswith("or set critic.model.tokenizer")
