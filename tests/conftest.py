@@ -155,12 +155,7 @@ with contextlib.suppress(Exception):
     import gymnasium.envs.mujoco.mujoco_env
 """
 # What a run of a rehearsal or of a sweep imports.
-RUN_IMPORTS = """
-from launcher_forks import import_for_runs
-from rl_platform.launch import cli, session
-from rl_platform.launch.start_checks import every_check
-import_for_runs()
-"""
+RUN_IMPORTS = "from launcher_forks import import_for_runs; import_for_runs()"
 MISSING = [name for name in (*FAST, *NOT_FAST, *LONG) if not (TESTS / name).exists()]
 assert not MISSING, MISSING
 

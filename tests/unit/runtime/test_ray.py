@@ -22,6 +22,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from forks import Job
 from stand_ins import Placed
 from waiting import HANG_S, drained, until
 
@@ -537,9 +538,9 @@ def test_after_the_end_of_a_run_its_threads_call_ray_no_more(start):
 
 def test_a_worker_of_these_tests_that_is_killed_while_it_starts_costs_no_other_worker(ray_forks, tmp_path: Path):
     """Ray kills workers that it no longer needs, also while they ask for a fork."""
-    done, script = tmp_path / "done", tmp_path / "worker.py"
-    script.write_text(f"open({str(done)!r}, 'w').close()")
-    asked = json.dumps([[str(script)], dict(os.environ), str(tmp_path), []]).encode()
+    done = tmp_path / "done"
+    job = Job(code=f"open({str(done)!r}, 'w').close()", arguments=[""], environment={}, folder=str(tmp_path))
+    asked = json.dumps({**job, "numbers": [0, 1, 2]}).encode()
     for sent in (b"", asked[:20], asked):
         with socket.socket(socket.AF_UNIX) as connection, open(os.devnull, "r+") as nothing:
             connection.connect(ray_forks.path)
