@@ -18,7 +18,7 @@ import pickle
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
-from itertools import combinations, starmap
+from itertools import pairwise
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -198,8 +198,12 @@ class _Pickler(pickle.Pickler):
 
     def shared_owners(self) -> list[int]:
         """Returns the ids of the arrays in whose memory two of the dumped arrays overlap."""
-        groups = self._arrays.items()
-        return [owner for owner, arrays in groups if any(starmap(np.may_share_memory, combinations(arrays, 2)))]
+        shared = []
+        for owner, arrays in self._arrays.items():
+            places = sorted(_place_of(array) for array in arrays if array.size)
+            if any(after < end for (_, end), (after, _) in pairwise(places)):
+                shared.append(owner)
+        return shared
 
     def persistent_id(self, value: object) -> Key | None:
         return self._keys.get(id(value))
@@ -225,6 +229,13 @@ class _Pickler(pickle.Pickler):
                 if np.may_share_memory(field, array):
                     return data, name, field
         return None
+
+
+def _place_of(array: np.ndarray) -> tuple[int, int]:
+    """Returns the first address of an array's memory and the one after its last."""
+    first: int = array.__array_interface__["data"][0]
+    reach = [(count - 1) * stride for count, stride in zip(array.shape, array.strides, strict=True)]
+    return first + sum(min(step, 0) for step in reach), first + sum(max(step, 0) for step in reach) + array.itemsize
 
 
 def _layout(view: np.ndarray, owner: np.ndarray) -> tuple[tuple[int, ...], np.dtype, int, tuple[int, ...]]:

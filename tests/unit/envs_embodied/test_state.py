@@ -123,6 +123,23 @@ def test_arrays_that_share_memory_share_it_after_a_restore(make, memory: str) ->
         saved = resumed
 
 
+def test_a_mirrored_view_is_one_after_a_restore() -> None:
+    saved, resumed = (gymnasium.make("CartPole-v1") for _ in range(2))
+    saved.unwrapped.table = np.arange(4.0)
+    saved.unwrapped.mirror = saved.unwrapped.table[::-1]
+    restore(resumed, save(saved))
+    resumed.unwrapped.table[0] = 9.0
+    assert resumed.unwrapped.mirror.tolist() == [3.0, 2.0, 1.0, 9.0]
+
+
+@pytest.mark.timeout(60)  # comparing each view with each other one takes minutes
+def test_an_environment_that_holds_many_views_of_one_array_is_saved() -> None:
+    saved, resumed = (gymnasium.make("CartPole-v1") for _ in range(2))
+    saved.unwrapped.rows = [*np.arange(60_000.0).reshape(30_000, 2)]
+    restore(resumed, save(saved))
+    assert np.array_equal(resumed.unwrapped.rows, saved.unwrapped.rows)
+
+
 def test_an_env_that_cannot_be_saved_says_so_and_restarts(caplog: pytest.LogCaptureFixture) -> None:
     description = EnvDescription("toy_envs:Unsavable-v0")
     envs, resumed = VectorEnv(description, NUM_ENVS), VectorEnv(description, NUM_ENVS)
