@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 import torch
-import torch.multiprocessing
 
 from rl_platform.components.actor import EmbodiedActor
 from rl_platform.components.environment import Environment
@@ -81,7 +79,7 @@ def policy_seconds(config: Config, device: torch.device) -> dict[str, float]:
             fields = actor.evaluate(batch)
             evaluated = time.perf_counter()
             zeros = torch.zeros_like(batch.rewards)
-            actor.update(replace(batch, **fields, advantages=zeros, returns=zeros).flatten(), len(rounds))
+            actor.update(batch.with_fields(fields | {"advantages": zeros, "returns": zeros}).flatten(), len(rounds))
             rounds.append((collected - start, evaluated - collected, time.perf_counter() - evaluated))
     finally:
         environment.close()

@@ -8,12 +8,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
+from torch.multiprocessing.spawn import spawn
 
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
@@ -45,7 +46,8 @@ def seconds_of(work: Callable[[], object], device: torch.device, least: float = 
         return (time.perf_counter() - began) / calls
 
     first, began = round_of(1), time.perf_counter()
-    calls, rounds = max(1, round(least / max(first, 1e-7))), []
+    calls = max(1, round(least / max(first, 1e-7)))
+    rounds: list[float] = []
     while not rounds or time.perf_counter() - began < MOST_S:
         rounds.append(round_of(calls))
     return statistics.median(rounds)
@@ -58,7 +60,7 @@ def matrix_rates(dtype: torch.dtype, device: torch.device) -> dict[str, list[tup
         matrix, points = torch.ones(width, 4 * width, dtype=dtype, device=device), []
         for rows in ROWS:
             left = torch.ones(rows, width, dtype=dtype, device=device)
-            seconds = seconds_of(lambda left=left, matrix=matrix: left @ matrix, device)
+            seconds = seconds_of(partial(torch.matmul, left, matrix), device)
             points.append((rows, 2 * rows * width * 4 * width / seconds))
         rates[str(width)] = points
     return rates
@@ -163,7 +165,7 @@ def _decoding(engine: TorchRolloutEngine, batch: int, tokens: int, device: torch
 def all_reduce_seconds(kind: str) -> dict[str, float]:
     """Returns bytes -> seconds of an all-reduce between two devices."""
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_rank, args=(kind, folder), nprocs=2)
+        spawn(_rank, args=(kind, folder), nprocs=2)
         return dict(json.loads(Path(folder, "seconds.json").read_text(encoding="utf-8")))
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -69,8 +69,9 @@ def _exported(
     else:
         saved = find_policy(name, COMMAND, step)
         lerobot = partial(_write_lerobot, run)
-        writer = {"torch": _write_program, "onnx": _write_onnx, "lerobot": lerobot}[chosen]
-        step, write = saved.description.step, partial(writer, saved)
+        writers: dict[Format, Callable[[SavedPolicy, Path], Usage]]
+        writers = {"torch": _write_program, "onnx": _write_onnx, "lerobot": lerobot}
+        step, write = saved.description.step, partial(writers[chosen], saved)
     default = (Path(name).expanduser() if run is None else run.folder) / "export" / f"{chosen}-step-{step}"
     folder = (output or default).expanduser().absolute()
     _check_folder(folder)
@@ -157,14 +158,14 @@ class PolicyGraph(nn.Module):
 
     def forward(
         self, observation: Tensor, memory: Tensor | None = None, tasks: Tensor | None = None
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    ) -> Tensor | tuple[Tensor, ...]:
         rows, spaces = observation.reshape(observation.shape[0], -1), self.about.spaces
         if self.pixel_scale is not None:
             rows = rows * self.pixel_scale
         if self.clip is not None:
             rows = ((rows - self.mean) * self.scale).clamp(-self.clip, self.clip).float()
         given = {"hidden_states": memory, "tasks": tasks}
-        options = {name: tensor for name, tensor in given.items() if tensor is not None}
+        options: dict[str, Any] = {name: tensor for name, tensor in given.items() if tensor is not None}
         chosen, _, *memories = self.policy.act(rows, **options, deterministic=True)
         actions = self.policy.executed(chosen)
         if self.about.levels.num_actions == 1 and not self.about.levels.single:

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from statistics import mean, median, stdev
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rl_platform.errors import ConfigError, DataError, Problem, check_all
 from rl_platform.launch.tools.named_runs import check_runs
@@ -181,7 +181,7 @@ def _draw(axes: Axes, curves: Sequence[Curve], colour: object, name: str, band: 
     if band is None or not several:
         for index, curve in enumerate(curves):
             label = name or ("runs" if several else "") if index == 0 else ""
-            style: dict[str, float] = {"linewidth": 1, "alpha": 0.35} if several else {"linewidth": 2}
+            style: dict[str, Any] = {"linewidth": 1, "alpha": 0.35} if several else {"linewidth": 2}
             axes.plot(*zip(*curve, strict=True), color=colour, label=label or None, marker=marker, **style)
         if several and (middle := median_curve(curves)):
             label = f"{name}, median of {len(curves)}" if name else f"median of {len(curves)}"

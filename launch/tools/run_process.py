@@ -49,7 +49,8 @@ def descendants(pid: int) -> list[psutil.Process]:
     """Returns all processes below a process."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
-        return process.children(recursive=True)
+        below: list[psutil.Process] = process.children(recursive=True)
+        return below
     return []
 
 

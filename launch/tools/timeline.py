@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from rl_platform.errors import DataError, check_all
 from rl_platform.launch.tools.named_runs import check_runs
@@ -65,7 +65,7 @@ def draw(run: Path, output: Path, steps: int = 2, title: str = "") -> None:
             spans = [((event["ts"] - begin) / 1e6, event["dur"] / 1e6) for event in bars]
             shade = {"phase": PHASE_COLOR, "wait": WAIT_COLOR}.get(kind)
             shades = [shade or colors.get(event["name"], "C7") for event in bars]
-            edges = {"edgecolor": "white", "linewidth": 0.5} if kind == "phase" else {}
+            edges: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.5} if kind == "phase" else {}
             axes.broken_barh(spans, (row - 0.38, 0.76), facecolors=shades, **edges)
             for event in bars if kind == "phase" else ():
                 if event["dur"] > WIDE_ENOUGH * (end - begin):

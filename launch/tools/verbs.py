@@ -328,5 +328,5 @@ def execute(words: Sequence[str]) -> None:
 def _given(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     verbs = typer.main.get_command(app)
     assert isinstance(verbs, typer.core.TyperGroup)
-    if (verb := verbs.commands.get(words[0])) is not None:
+    if isinstance(verb := verbs.commands.get(words[0]), typer.core.TyperCommand):
         yield from given_words(verb, words[1:])
