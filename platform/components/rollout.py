@@ -60,12 +60,12 @@ class LanguageRollout:
             with required(AGENTS, "rollout.multi_turn"):
                 from rl_platform.components.agents.conversations import Conversations
 
-            self.conversations = Conversations(context.label, config, self.engine, self.tokenizer)
+            self.conversations = Conversations(config, self.engine, self.tokenizer)
         if config.rollout.agent:
             with required(AGENTS, "rollout.agent"):
                 from rl_platform.components.agents.agent_runs import AgentRuns
 
-            self.conversations = AgentRuns(context.label, config, self.engine, self.tokenizer)
+            self.conversations = AgentRuns(config, self.engine, self.tokenizer)
 
     def close(self) -> None:
         """Ends the processes of the engine, and of the tool or the agents."""

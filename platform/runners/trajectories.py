@@ -126,15 +126,17 @@ def check_any_scored(trajectories: Sequence[Trajectory], reward: Reward) -> None
     Unreachable if only servers that did not answer are the cause, else WorkerError."""
     if not trajectories or any(one.valid for one in trajectories):
         return
-    causes = Counter(one.outcome or "a tool failed" for one in trajectories)
+    last = next((one for one in reversed(trajectories) if one.verdict), trajectories[-1])
+    if all(one.conversation is not None and one.conversation.failed for one in trajectories):
+        raise WorkerError(f"{last.outcome} for all of {len(trajectories)} responses. The last one:\n{last.verdict}")
+    causes = Counter(one.outcome for one in trajectories)
     counts = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items()))
     parts = reward.by_label
     missing = {name for one in trajectories for name in parts.keys() - dict(one.reward_parts).keys()}
     silent = causes.keys() <= {DIED, TIMEOUT} and all(parts[name].address is not None for name in missing)
     what = "reward.functions" if reward.functions else f"reward.type {reward.type}"
-    last = next((one.verdict for one in reversed(trajectories) if one.verdict), "")
     raise (Unreachable if silent else WorkerError)(
-        f"{what} scored none of the {len(trajectories)} responses of a step ({counts}). The last one:\n{last}"
+        f"{what} scored none of the {len(trajectories)} responses of a step ({counts}). The last one:\n{last.verdict}"
     )
 
 

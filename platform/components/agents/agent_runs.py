@@ -24,7 +24,6 @@ from rl_platform.components.agents.verifiers_program import TYPE, program
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import RolloutEngine
 from rl_platform.envs.reasoning.prompts import messages_of
-from rl_platform.errors import WorkerError
 from rl_platform.models.tokenizer import Tokenizer
 from rl_platform.records import Conversation, Prompt, SamplingParams, Trajectory
 from rl_platform.rng import derive_seed
@@ -36,9 +35,9 @@ class AgentRuns:
     """A trajectory without a reward (its agent raised, hung, died or made no call) is masked out, and the run
     continues."""
 
-    def __init__(self, label: str, config: Config, engine: RolloutEngine, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: Config, engine: RolloutEngine, tokenizer: Tokenizer) -> None:
         assert config.rollout.agent is not None
-        self.label, self.config, self.engine, self.tokenizer = label, config, engine, tokenizer
+        self.config, self.engine, self.tokenizer = config, engine, tokenizer
         self.options = config.rollout.agent
         self._endpoint: ChatEndpoint | None = None
         self._process: AgentProcess | None = None
@@ -70,14 +69,10 @@ class AgentRuns:
     def generate(
         self, wanted: Sequence[tuple[Prompt, int]], seed: Seed, sampling: SamplingParams, deliver: Deliver
     ) -> None:
-        """Yields one trajectory for every prompt and sample number, in the order in which they end.
-
-        Raises WorkerError if every agent failed.
-        """
+        """Yields one trajectory for every prompt and sample number, in the order in which they end."""
         if not wanted:
             return
-        data, failures = self.config.data, list[str]()
-        longest = data.longest_sequence
+        longest = self.config.data.longest_sequence
         if self._tools is not None:
             self._tools.begin()
         at_once = min(self.options.max_running, len(wanted))
@@ -90,20 +85,13 @@ class AgentRuns:
                 ended, detail = await self._run(place, prompt, sample, attempt, seed, generations)
                 if ended is not None:
                     break
-            if ended is None:
-                failures.append(detail)
-            deliver(ended or self._failed(prompt, sample, self.options.retries))
+            deliver(ended or self._failed(prompt, sample, detail))
 
         try:
             generations.run(len(wanted), trajectory)
         finally:
             if self._process is not None:
                 self._process.end_abandoned()
-        if len(failures) == len(wanted):
-            raise WorkerError(
-                f"{self.label}: rollout.agent{self._named()} failed for all of {len(wanted)} questions. The last "
-                f"one:\n{failures[-1]}"
-            )
 
     def _named(self) -> str:
         if self.options.environment is not None:
@@ -165,9 +153,8 @@ class AgentRuns:
         messages = prompt.messages or messages_of(prompt.text, self.config.data)
         return {"text": prompt.text, "messages": messages, "answer": prompt.answer, "metadata": prompt.metadata}
 
-    def _failed(self, prompt: Prompt, sample: int, retries: int) -> Trajectory:
+    def _failed(self, prompt: Prompt, sample: int, detail: str) -> Trajectory:
         end = self.tokenizer.eos_token_ids[0]
-        conversation = Conversation(("",), (False,), 0, failed=True, retries=retries)
-        return Trajectory(
-            prompt, sample, (end,), (0.0,), "stop", self.engine.version, valid=False, conversation=conversation
-        )
+        failed = Conversation(("",), (False,), 0, failed=True, retries=self.options.retries)
+        response = Trajectory(prompt, sample, (end,), (0.0,), "stop", self.engine.version, conversation=failed)
+        return replace(response, valid=False, outcome=f"rollout.agent{self._named()} failed", verdict=detail)

@@ -16,7 +16,6 @@ from rl_platform.components.agents.turn_tool import ToolCall, ToolSpec
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import Completion, RolloutEngine
 from rl_platform.envs.reasoning.scoring import ScoringPool
-from rl_platform.errors import WorkerError
 from rl_platform.models.tokenizer import Tokenizer
 from rl_platform.records import Conversation, Prompt, SamplingParams, Trajectory
 
@@ -44,9 +43,9 @@ class Conversations:
     """`rollout.multi_turn` on one rank. If a tool raises, hangs or dies, its response has no reward and the run
     continues."""
 
-    def __init__(self, label: str, config: Config, engine: RolloutEngine, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: Config, engine: RolloutEngine, tokenizer: Tokenizer) -> None:
         assert config.rollout.multi_turn is not None
-        self.label, self.engine, self.tokenizer, self.config = label, engine, tokenizer, config
+        self.engine, self.tokenizer, self.config = engine, tokenizer, config
         self.options = config.rollout.multi_turn
         self.longest = config.data.max_response_length
         self.chat = config.data.use_chat_template
@@ -62,12 +61,10 @@ class Conversations:
     ) -> None:
         """Yields one trajectory for every prompt and sample number, in the order in which they end.
 
-        `sampling.max_new_tokens` bounds a turn, data.max_response_length the whole response. Raises WorkerError if the
-        tool failed in every single conversation.
+        `sampling.max_new_tokens` bounds a turn, data.max_response_length the whole response.
         """
         if not wanted:
             return
-        failures: list[str] = []
         longest = self.config.data.max_prompt_length + self.longest
         lockstep = self.config.runner.deterministic
         generations = Generations(self.engine, sampling, longest, len(wanted), lockstep)
@@ -88,18 +85,12 @@ class Conversations:
                 answer = await asyncio.wrap_future(call)
                 if not answer.valid:
                     detail = answer.detail
-                    failures.append(detail)
                     break
                 if answer.text is None or not self._observe(conversation, answer.text):
                     break
-            deliver(self._trajectory(conversation, failed=bool(detail)))
+            deliver(self._trajectory(conversation, detail))
 
         generations.run(len(wanted), trajectory)
-        if len(failures) == len(wanted):
-            raise WorkerError(
-                f"{self.label}: rollout.multi_turn.tool {self.options.tool} failed in all of {len(failures)} "
-                f"conversations. The last one:\n{failures[-1]}"
-            )
 
     def _add_turn(self, conversation: _Open, completion: Completion) -> None:
         text = self.tokenizer.decode(completion.token_ids)
@@ -133,7 +124,8 @@ class Conversations:
             text = self.tokenizer.decode(bare)
         return text, self.tokenizer.observation(text, chat=True, ended=ended) if self.chat else bare
 
-    def _trajectory(self, conversation: _Open, failed: bool = False) -> Trajectory:
+    def _trajectory(self, conversation: _Open, failure: str) -> Trajectory:
+        failed = bool(failure)
         return Trajectory(
             conversation.prompt,
             conversation.sample,
@@ -146,4 +138,6 @@ class Conversations:
             conversation=Conversation(
                 tuple(conversation.turns), tuple(conversation.observed), conversation.observations, failed
             ),
+            outcome=f"rollout.multi_turn.tool {self.options.tool} failed" if failed else "",
+            verdict=failure,
         )

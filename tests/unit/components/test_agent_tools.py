@@ -25,11 +25,12 @@ from rl_platform.components.agents.tool_classes import SearchTool
 from rl_platform.components.agents.tool_formats import format_of
 from rl_platform.components.agents.tool_loop import schemas_of
 from rl_platform.components.rollout import LanguageRollout
+from rl_platform.config.schema.reward import Reward
 from rl_platform.config.schema.rollout import Agent, EnvironmentOptions, ToolOptions
 from rl_platform.errors import ConfigError, WorkerError
 from rl_platform.models.pretrained.hf_tokenizer import HFTokenizer
 from rl_platform.records import Prompt, Trajectory
-from rl_platform.runners.trajectories import rollout_batch
+from rl_platform.runners.trajectories import check_any_scored, rollout_batch
 
 SCHEMA = {"name": "x", "description": "y", "parameters": {"type": "object"}}
 TINY = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32}
@@ -411,8 +412,9 @@ def test_the_length_and_the_number_of_calls_end_a_trajectory(generated) -> None:
 
 
 def test_tools_that_cannot_be_set_up_end_the_run_with_the_traceback(generated) -> None:
+    found = generated([["."], ["."]], **tools("NoSetup"))
     with pytest.raises(WorkerError, match="no index here") as caught:
-        generated([["."], ["."]], **tools("NoSetup"))
+        check_any_scored(found, Reward())
     assert "rollout.agent.tools failed for all of 2" in str(caught.value)
 
 
@@ -435,8 +437,9 @@ def test_a_prompt_too_short_for_the_tools_is_refused_with_the_length_they_need(
 
 
 def test_a_context_that_is_too_long_is_told(generated) -> None:
-    with pytest.raises(WorkerError, match=r"data\.max_prompt_length is 1200"):
-        generated([["." * 1500]], **tools("Count"))
+    [cut] = generated([["." * 1500]], **tools("Count"))
+    assert not cut.valid
+    assert "data.max_prompt_length is 1200" in cut.verdict
 
 
 # Text environments ----------------------------------------------------------------------------------------------------
@@ -485,8 +488,9 @@ def test_an_environment_that_fails_costs_its_trajectory(generated) -> None:
 
 
 def test_an_environment_that_never_works_ends_the_run_with_its_traceback(generated) -> None:
+    found = generated([["a"]], answers=["unborn"], **game())
     with pytest.raises(WorkerError, match="my own mistake") as caught:
-        generated([["a"]], answers=["unborn"], **game())
+        check_any_scored(found, Reward())
     assert "rollout.agent.environment" in str(caught.value)
 
 

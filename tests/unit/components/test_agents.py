@@ -20,9 +20,10 @@ from rl_platform.components.agents.chat_session import _assistant, _normal
 from rl_platform.components.agents.tool_formats import ToolFormat
 from rl_platform.components.reward import LanguageReward
 from rl_platform.components.rollout import LanguageRollout
+from rl_platform.config.schema.reward import Reward
 from rl_platform.errors import WorkerError
 from rl_platform.records import Prompt, Trajectory
-from rl_platform.runners.trajectories import rollout_batch, training_rows
+from rl_platform.runners.trajectories import check_any_scored, rollout_batch, training_rows
 
 PROMPTS = [Prompt(index, text, "", tuple(text.encode())) for index, text in enumerate(["12+3", "7", "100-1"])]
 AGENTS = """
@@ -239,9 +240,11 @@ def test_a_process_that_dies_is_started_again(generated) -> None:
 
 @pytest.mark.parametrize(("agent", "why"), [("none_works", "my own mistake"), ("no_call", "without a call")])
 def test_agents_that_all_fail_end_the_run(generated, agent: str, why: str) -> None:
+    found = generated(agent)
     with pytest.raises(WorkerError, match=why) as caught:
-        generated(agent)
-    assert f"my_agents:{agent} failed for all of 6" in str(caught.value)
+        check_any_scored(found, Reward())
+    assert f"rollout.agent.function my_agents:{agent} failed for all of 6" in str(caught.value)
+    check_any_scored([*found, *generated("two_turns")], Reward())
 
 
 def test_a_response_at_its_limit_is_cut_and_counts(generated) -> None:
@@ -283,8 +286,8 @@ def test_wrong_requests(generated, tmp_path: Path, monkeypatch) -> None:
         return await running
 
     monkeypatch.setattr(AgentRuns, "_run", asking)
-    with pytest.raises(WorkerError, match="not finished within"):
-        generated("slow_endpoint_user", timeout_s=4.0)
+    found = generated("slow_endpoint_user", timeout_s=4.0)
+    assert all(not one.valid and "not finished within" in one.verdict for one in found)
     assert set(strangers) == {401}
     for body, message in WRONG_REQUESTS:
         assert answers[body][0] == 400

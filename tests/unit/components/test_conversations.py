@@ -15,9 +15,10 @@ from rl_platform.components.actor import LanguageActor
 from rl_platform.components.agents.conversation_metrics import conversation_metrics
 from rl_platform.components.reward import LanguageReward
 from rl_platform.components.rollout import LanguageRollout
+from rl_platform.config.schema.reward import Reward
 from rl_platform.errors import WorkerError
 from rl_platform.records import Prompt, Trajectory
-from rl_platform.runners.trajectories import rollout_batch
+from rl_platform.runners.trajectories import check_any_scored, rollout_batch, unscored_notes
 
 PROMPTS = [Prompt(index, text, "", tuple(text.encode())) for index, text in enumerate(["12+3", "7", "100-1"])]
 TOOL = """
@@ -40,6 +41,10 @@ def some(conversation, metadata):
         Path(__file__).with_name(str(os.getpid())).touch()
         time.sleep(600)
     return None
+
+def raises_for_7(conversation, metadata):
+    if conversation[0] == "7":
+        raise KeyError("my own mistake")
 
 def none_works(conversation, metadata):
     raise KeyError("my own mistake")
@@ -160,6 +165,19 @@ def test_a_tool_that_raises_or_hangs_costs_its_response(generated, context, reas
 
 
 def test_a_tool_that_never_works_ends_the_run_with_its_traceback(generated) -> None:
+    found = generated("none_works", world_size=3)
     with pytest.raises(WorkerError, match="my own mistake") as caught:
-        generated("none_works")
-    assert "my_tools:none_works failed in all of 6" in str(caught.value)
+        check_any_scored(found, Reward())
+    assert "rollout.multi_turn.tool my_tools:none_works failed for all of 6" in str(caught.value)
+    check_any_scored([*found, *generated("never")], Reward())
+
+
+def test_a_tool_that_fails_for_all_responses_of_one_rank_costs_these(generated) -> None:
+    """With six ranks each has one response."""
+    found = generated("raises_for_7", world_size=6)
+    assert sorted(one.prompt.text for one in found if not one.valid) == ["7", "7"]
+    check_any_scored(found, Reward())
+    ((cause, note),) = unscored_notes(found).items()
+    assert cause == "rollout.multi_turn.tool my_tools:raises_for_7 failed"
+    assert "The first: KeyError: 'my own mistake' (" in note
+    assert "my_tools.py:" in note
