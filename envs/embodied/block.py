@@ -322,7 +322,7 @@ class EnvBlock:
             except CannotSave as error:
                 state, lost[i] = None, error
             episode = float(self._returns[i]), int(self._lengths[i]), self._success.save(i)
-            states.append(pickle.dumps((state, *episode)))
+            states.append(pickle.dumps((state, *episode, self._spares.seeds[i], int(self._spares.replaced[i]))))
         if lost and not self._warned_of_saving:  # long steps save after each one
             self._warned_of_saving = True
             first, reason = next(iter(lost.items()))
@@ -338,7 +338,7 @@ class EnvBlock:
         """
         self._spares.seeds = list(restart_seeds)
         for i, saved in enumerate(states):
-            state, returned, length, success = pickle.loads(saved)
+            state, returned, length, success, *replaced = pickle.loads(saved)
             if state is None:
                 self._reset(np.array([i]), [restart_seeds[i]])
                 continue
@@ -351,6 +351,8 @@ class EnvBlock:
                 raise EnvFailure(self._first + i, "restore", traceback.format_exc()) from error
             self._returns[i], self._lengths[i] = returned, length
             self._success.restore(i, success)
+            if replaced:  # checkpoints of before have none
+                self._spares.seeds[i], self._spares.replaced[i] = replaced
 
     def close(self) -> None:
         if self._native is not None:

@@ -42,13 +42,14 @@ class Spares:
     the environment ended, and none was longer before.
 
     lengths [K]: the steps of the running episodes, before the step in which an environment raises.
-    seeds: those of these environments.
+    seeds: those of these environments. replaced [K]: how often each failed, also before a resume.
     """
 
     def __init__(self, setup: EnvSetup, failures: np.ndarray, first: int, lengths: np.ndarray) -> None:
         self._setup, self._failures, self._first, self._lengths = setup, failures, first, lengths
         self._new: set[int] = set()
         self.seeds: list[int] = []
+        self.replaced = np.zeros_like(lengths)
         self._latest: dict[int, Failure] = {}  # of environments of which no episode has ended since
         self._longest = np.zeros_like(lengths)  # of the episodes that ended
 
@@ -88,6 +89,7 @@ class Spares:
         logger.warning(text, name, allowed - used - 1, failed, error, exc_info=trace)
         self._latest[i] = failed
         self._failures[self._first + i] += 1
+        self.replaced[i] += 1
         self._new.add(i)
         return ""
 
@@ -107,5 +109,5 @@ class Spares:
         if i not in self._new:
             return None
         self._new.remove(i)
-        entropy = [self.seeds[i], int(self._failures[self._first + i])]
+        entropy = [self.seeds[i], int(self.replaced[i])]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])

@@ -64,6 +64,20 @@ def test_environments_that_raise_once_in_a_hundred_steps(started, num_workers: i
         assert sum(result.truncated[env] & ~result.invalid[env] for result in results[first:]) > 0 or first > 190
 
 
+def test_replacements_after_a_resume_begin_the_same_episodes(started, tmp_path: Path) -> None:
+    """The seed of a replacement depends on the failures before the resume too."""
+    arguments = "toy_envs:Flaky-v0", 16, 0, {"p": 0.05, "log": str(tmp_path / "raised")}
+    envs = started(*arguments, restarts=MANY)
+    assert sum(result.failures for result in steps(envs, 15)) > 1
+    state = envs.state_dict()
+    expected = steps(envs, 40)
+    assert sum(result.failures for result in expected) > 1
+    resumed = started(*arguments, restarts=MANY)
+    steps(resumed, 3)
+    resumed.load_state_dict(state)
+    assert_equal_rows(steps(resumed, 40), expected, [*range(16)])
+
+
 @pytest.mark.parametrize("fault", ["hang", "die"])
 @pytest.mark.parametrize("stages", [1, 3])
 def test_a_process_that_hangs_or_dies_is_replaced_alone(started, fault: str, stages: int) -> None:
