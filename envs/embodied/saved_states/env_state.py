@@ -3,6 +3,7 @@
 Wrappers and environment are saved attribute by attribute (counters, random generators, physical state) and restored
 into a new environment of the same kind. Of MuJoCo data the integration state and all arrays are saved, because some
 environments read quantities of the previous position. The model is not saved, as it can have megabytes of meshes.
+The functions of Gymnasium's wrappers are not saved either.
 Environments cannot be pickled themselves: many are rebuilt from their constructor's arguments without their state.
 Arrays that share memory, with each other or with MuJoCo's data, share it again after the restore.
 The bytes are a pickle, and restoring a pickle may run code. `refuse_code` finds out without running any.
@@ -19,7 +20,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,6 +63,7 @@ _HARMLESS = {
     ("numpy.random.bit_generator", "__pyx_unpickle_SeedSequence"),
     ("numpy.random._pickle", "__bit_generator_ctor"),
     ("numpy.random._pickle", "__generator_ctor"),
+    ("gymnasium.wrappers.utils", "RunningMeanStd"),
     *((f"numpy.random._{name.lower()}", name) for name in ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")),
 }
 
@@ -145,11 +147,21 @@ def _live_objects(layers: list[AnyEnv]) -> tuple[dict[Key, object], dict[Key, mu
     for index, layer in enumerate(layers):
         for name, value in _attributes(layer).items():
             kind = type(value)
-            if isinstance(value, EnvSpec | ModuleType) or kind.__module__.startswith(LIVE_MODULES):
+            live_kind = isinstance(value, EnvSpec | ModuleType) or kind.__module__.startswith(LIVE_MODULES)
+            if live_kind or _is_fixed_function(layer, value):
                 live[index, name] = value
                 if kind.__name__ == "MjData":
                     data[index, name] = value
     return live, data
+
+
+def _is_fixed_function(layer: AnyEnv, value: object) -> bool:
+    """Returns whether `value` is a function that a wrapper of Gymnasium never changes, as that of FlattenObservation or
+    TransformReward. A user's function with variables around it is none: it may change these."""
+    if isinstance(value, FunctionType) and value.__module__.startswith("gymnasium."):
+        return True
+    plain = isinstance(value, np.ufunc) or (isinstance(value, FunctionType) and not value.__closure__)
+    return plain and type(layer).__module__.startswith("gymnasium.")
 
 
 def _model_of(layers: list[AnyEnv], key: Key) -> mujoco.MjModel:
@@ -277,9 +289,11 @@ class _HarmlessUnpickler(pickle.Unpickler):
             return _no_view
         if (module, name) in _HARMLESS:
             return super().find_class(module, name)
-        space = getattr(sys.modules.get(module), name, None) if module.startswith("gymnasium.spaces.") else None
-        if isinstance(space, type) and issubclass(space, Space):
-            return space
+        kind = (
+            getattr(sys.modules.get(module), name, None) if module.startswith(("gymnasium.spaces.", "numpy")) else None
+        )
+        if isinstance(kind, type) and issubclass(kind, Space | np.generic):
+            return kind
         raise pickle.UnpicklingError(f"holds {module}.{name}, which may run code")
 
     def persistent_load(self, key: Key) -> object:

@@ -13,7 +13,17 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.wrappers import (
+    DtypeObservation,
+    FlattenObservation,
+    NormalizeObservation,
+    NormalizeReward,
+    RescaleAction,
+    TimeAwareObservation,
+    TransformReward,
+)
 
+from rl_platform.envs.embodied.block import CannotSave
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.mujoco.tasks import TASKS
 from rl_platform.envs.embodied.saved_states.env_state import NATIVE, refuse_code, restore, save
@@ -160,6 +170,41 @@ def test_a_state_of_other_wrappers_is_refused() -> None:
     for saved, other in ((plain, wrapped), (wrapped, plain)):
         with pytest.raises(CheckpointError, match="with other wrappers"):
             restore(other, save(saved))
+
+
+WRAPPERS = {
+    "RescaleAction": lambda env: RescaleAction(env, np.float32(-9), np.float32(9)),
+    "FlattenObservation": FlattenObservation,
+    "TimeAwareObservation": TimeAwareObservation,
+    "DtypeObservation": lambda env: DtypeObservation(env, np.float32),
+    "NormalizeObservation": NormalizeObservation,
+    "NormalizeReward": NormalizeReward,
+    "a function": lambda env: TransformReward(env, lambda reward: 2 * reward),
+    "a ufunc": lambda env: TransformReward(env, np.tanh),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_wrappers_of_gymnasium_continue_exactly_and_hold_no_code(name: str) -> None:
+    saved, resumed = (WRAPPERS[name](gymnasium.make("Pendulum-v1")) for _ in range(2))
+    actions = np.random.default_rng(0).uniform(-2, 2, (8, 1)).astype(np.float32)
+    for env, seed in ((saved, 1), (resumed, 2)):
+        env.reset(seed=seed)
+        for action in actions[: 2 + seed]:
+            env.step(action)
+    state = save(saved)
+    refuse_code([pickle.dumps((state, 0.0, 0))])
+    restore(resumed, state)
+    for action in actions:
+        for ours, theirs in zip(saved.step(action)[:4], resumed.step(action)[:4], strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_function_with_variables_around_it_may_change_them() -> None:
+    seen = []
+    env = TransformReward(gymnasium.make("Pendulum-v1"), lambda reward: seen.append(reward) or reward)
+    with pytest.raises(CannotSave, match="local object"):
+        save(env)
 
 
 def test_an_environment_that_holds_itself_can_be_saved() -> None:
