@@ -17,20 +17,16 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from as_installed import FOLDERS
 
 import rl_platform
 
 ROOT = Path(__file__).parents[2]
-SOURCES = {
-    "api": "rl_platform",
-    "platform": "rl_platform",
-    "envs": "rl_platform.envs",
-    "launch": "rl_platform.launch",
-}
+SOURCES = {folder: package.replace("/", ".") for folder, package in FOLDERS.items()}
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 # Level, folder and extras of each row of the page's table of folders
-FOLDERS = re.findall(r"^\| (\d) \| `(\S+?)/?` \|.*\| *(.*?) *\|$", PAGE, re.MULTILINE)
+ROWS = re.findall(r"^\| (\d) \| `(\S+?)/?` \|.*\| *(.*?) *\|$", PAGE, re.MULTILINE)
 
 
 def area_of(path: Path) -> str:
@@ -47,12 +43,12 @@ def module_in(folder: str) -> str:
 
 LEVEL = {  # a module imports its own level and those below
     area_of(path): int(level)
-    for level, folder, _ in FOLDERS
+    for level, folder, _ in ROWS
     for path in ROOT.glob(folder if folder.endswith(".py") else f"{folder}/**/*.py")
 }
 EXTRAS = {  # folders that may be removed: the core imports them only when a config needs them
     module_in(extra): extra
-    for _, folder, extras in FOLDERS
+    for _, folder, extras in ROWS
     for extra in ([folder] if extras.startswith("the folder") else re.findall(r"`([^`]+)/`", extras))
 }
 NEEDS = {  # extras that an extra imports freely
