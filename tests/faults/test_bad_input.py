@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -82,8 +81,6 @@ REFUSED = {
         ),
         (["rollout.stop=['']"], ["rollout.stop[0]: must not be empty"]),
         (["rollout.sampling.max_new_tokens=0"], ["rollout.sampling.max_new_tokens: out of range"]),
-        (["rollout.val_sampling.max_new_tokens=0"], ["rollout.val_sampling.max_new_tokens: out of range"]),
-        (["data.max_response_length=0"], ["data.max_response_length: out of range"]),
         (["data.max_prompt_length=14"], ["actor.model.random_init.max_positions"]),
         (["data.task={type: reasoning_gym, name: chain_sums}"], ["command line: data.task.name", "chain_sum"]),
         (["reward.type=rewards:nevr"], ["command line: reward.type: cannot be imported", "no attribute 'nevr'"]),
@@ -311,13 +308,6 @@ def test_a_model_that_diverges_is_named(command, role: str, tensor: str, advice:
 
 
 # Output folders -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_output_folder_that_is_not_writable(command, folder: Path):
-    (folder / "locked").mkdir(mode=0o500)
-    ended = command("embodied.yaml", "runner.output_dir=locked/run")
-    assert_refused(ended, 2, "runner.output_dir", "locked is not writable")
 
 
 def test_existing_run_and_resume_never(command):

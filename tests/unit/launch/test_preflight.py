@@ -310,15 +310,6 @@ def test_a_checkpoint_of_adapters_is_small(folder: Path):
     assert size == (2 * adapters + value_head) * 3 * 4
 
 
-def test_models_that_do_not_fit_into_memory(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    config, placement, inventory = loaded("reasoning.yaml")
-    check_models(config, placement, inventory)
-    memory = namedtuple("memory", "available total")
-    monkeypatch.setattr("psutil.virtual_memory", lambda: memory(available=1000, total=10**9))
-    with pytest.raises(ConfigError, match=r"training needs .* GiB .*actor .*critic .*0\.0 GiB are free"):
-        check_models(config, placement, inventory)
-
-
 @pytest.mark.parametrize("section", ["actor", "critic"])
 def test_a_model_folder_that_is_missing(folder: Path, section: str):
     config, placement, inventory = loaded("reasoning.yaml", f"{section}.model={{path: ./nowhere}}")
@@ -326,14 +317,16 @@ def test_a_model_folder_that_is_missing(folder: Path, section: str):
         check_models(config, placement, inventory)
 
 
-def test_a_reward_model_counts_among_what_must_fit_into_memory(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_models_that_do_not_fit_into_memory(folder: Path, monkeypatch: pytest.MonkeyPatch):
     make_classifier(folder / "classifier")
     scored = loaded("reasoning.yaml", "reward={type: model, model: {path: ./classifier}}")
     check_reward(scored[0])
     check_models(*scored)
     memory = namedtuple("memory", "available total")
     monkeypatch.setattr("psutil.virtual_memory", lambda: memory(available=1000, total=10**9))
-    with pytest.raises(ConfigError, match=r"training needs .* GiB \(.*, reward 0\.0\), 0\.0 GiB are free"):
+    with pytest.raises(
+        ConfigError, match=r"training needs .* GiB \(actor .*critic .*, reward 0\.0\), 0\.0 GiB are free"
+    ):
         check_models(*scored)
 
 
