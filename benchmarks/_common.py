@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from rl_platform import acceleration
 from rl_platform.config import load_config
+from rl_platform.environment_variables import changed_variables
 from rl_platform.envs.embodied.descriptions import EnvDescription, make_env
 from rl_platform.envs.embodied.spaces import read_spaces
 from rl_platform.envs.reasoning.tasks import build_questions
@@ -109,7 +110,7 @@ def contestants(entries: Mapping[str, Entry]) -> Iterator[Callable[[str], Lap]]:
         for name, entry in entries.items():  # one after the other, as loading is heavy too
             lines[name], theirs = context.Pipe()
             processes.append(context.Process(target=_contestant, args=(entry, theirs), name=name))
-            with _threads(entry.threads):
+            with changed_variables({} if entry.threads is None else {"OMP_NUM_THREADS": str(entry.threads)}):
                 processes[-1].start()
             theirs.close()
             _lap(lines[name], name)
@@ -119,19 +120,6 @@ def contestants(entries: Mapping[str, Entry]) -> Iterator[Callable[[str], Lap]]:
             line.close()
         for process in processes:
             process.join(JOIN_S)
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    """Processes started within this block compute with so many threads."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    if count is not None:
-        os.environ["OMP_NUM_THREADS"] = str(count)
-    yield
-    if before is None:
-        os.environ.pop("OMP_NUM_THREADS", None)
-    else:
-        os.environ["OMP_NUM_THREADS"] = before
 
 
 def _contestant(entry: Entry, connection: Connection) -> None:

@@ -18,15 +18,14 @@ predicted best one is compared with the measured best one. Not covered: GPUs, se
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import shutil
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,6 +33,7 @@ from typing import Any
 
 from _common import machine, write_page
 
+from rl_platform.environment_variables import changed_variables
 from rl_platform.errors import ConfigError
 from rl_platform.launch.placed_config import load
 from rl_platform.launch.plans.plan_forms import plan
@@ -126,18 +126,9 @@ class Result:
     predicted: dict[str, Prediction]
 
 
-@contextlib.contextmanager
-def cache(folder: Path) -> Iterator[None]:
+def cache(folder: Path) -> AbstractContextManager[None]:
     """Machine measurements are read from and written to this folder."""
-    before = os.environ.get("RL_PLATFORM_CACHE")
-    os.environ["RL_PLATFORM_CACHE"] = str(folder)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["RL_PLATFORM_CACHE"]
-        else:
-            os.environ["RL_PLATFORM_CACHE"] = before
+    return changed_variables({"RL_PLATFORM_CACHE": str(folder)})
 
 
 def settings_of(case: Case) -> list[str]:

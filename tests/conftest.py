@@ -22,6 +22,7 @@ from forked import Forked
 from launcher_forks import Launcher, Launchers
 from ray_cluster import ray_cluster
 from ray_forks import RayForks
+from script_modules import module_of
 from sglang_engine import ENGINE_IMPORTS
 from tiny_configs import EMBODIED, REASONING
 
@@ -400,17 +401,7 @@ def drawing() -> dict[str, str]:
 @pytest.fixture(scope="session")
 def script() -> Callable[[Path], ModuleType]:
     """script(path): a file beside the tests as a module, although tests are no package."""
-
-    def load(path: Path) -> ModuleType:
-        spec = importlib.util.spec_from_file_location(f"script_{path.stem}", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # where dataclasses look up their annotations
-        spec.loader.exec_module(module)
-        return module
-
-    return load
+    return module_of
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ of ranks go to the error stream.
 from __future__ import annotations
 
 import gc
-import importlib.util
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 from launcher_forks import Launchers
+from script_modules import module_of
 
 WELL, BADLY = "all ended well", "a rank failed"
 
@@ -47,7 +47,7 @@ class Forked:
 def main() -> None:
     gc.disable()  # what is imported is no garbage
     path, *lines = sys.argv[1:]
-    script = _imported(Path(path))
+    script = module_of(Path(path))
     if hasattr(script, "preload"):
         script.preload()
     gc.freeze()  # so that ranks share it
@@ -57,16 +57,6 @@ def main() -> None:
         meeting = Path(folder) / f"rendezvous-{number}"
         pids = [_fork(partial(_rank, script, rank, world_size, meeting, arguments), rank) for rank in range(world_size)]
         print(WELL if _all_end_well(pids) else BADLY, flush=True)
-
-
-def _imported(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _rank(script: ModuleType, rank: int, world_size: int, meeting: Path, arguments: list[str]) -> None:

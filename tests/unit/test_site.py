@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from script_modules import module_of
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 NAVIGATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
 PAGES = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
 OF_RESULTS = {page for page in PAGES if page.startswith("results/")} - {"results/README.md"}  # linked from that page
-
-
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_navigation_holds_every_page_once() -> None:
@@ -42,7 +32,7 @@ def test_the_index_for_language_models_holds_every_page() -> None:
 
 @pytest.mark.parametrize("page", ["cli.md", "api.md"])
 def test_generated_pages_are_up_to_date(page: str) -> None:
-    reference = load(DOCS / "reference.py")
+    reference = module_of(DOCS / "reference.py")
     assert (DOCS / page).read_text(encoding="utf-8") == reference.PAGES[page](), "python docs/reference.py"
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
+
+from script_modules import module_of
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "configs" / "reasoning"
 
 
 def test_the_example_writes_the_files_of_the_config_and_no_question_is_in_both(tmp_path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("word_problems", ROOT / "examples" / "word_problems.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_of(ROOT / "examples" / "word_problems.py")
     module.write_all(tmp_path)
     questions = []
     for name in ("word_problems.jsonl", "word_problems_val.jsonl"):

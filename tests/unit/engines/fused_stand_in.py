@@ -8,7 +8,6 @@ which marks say so, and what a module does with the ranks. What it is not: its k
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from contextlib import nullcontext
 from functools import cache
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from script_modules import module_of
 from torch import Tensor, nn
 
 VERSION = "2.9.0"  # one that Megatron-Core 0.16 asks for; below, other arguments are passed
@@ -181,12 +181,7 @@ def _mark(parameter: nn.Parameter, dimension: int) -> None:
 
 @cache
 def megatron_ranks() -> Any:
-    spec = importlib.util.spec_from_file_location("megatron_ranks", Path(__file__).with_name("megatron_ranks.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(Path(__file__).with_name("megatron_ranks.py"))
 
 
 def preload() -> None:

@@ -8,7 +8,6 @@ Engine, with the stand-in of `fused_stand_in`.
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 import sys
 from functools import cache
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from script_modules import module_of
 from torch import Tensor, nn
 
 from rl_platform.algorithms.action_levels import denominators_of
@@ -34,12 +34,7 @@ from rl_platform.models.pretrained.model_folder import PACKAGED, model_folder
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.records import RolloutBatch
 
-_spec = importlib.util.spec_from_file_location("training_ranks", Path(__file__).with_name("ranks.py"))
-assert _spec is not None
-assert _spec.loader is not None
-ranks = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(ranks)
-
+ranks = module_of(Path(__file__).with_name("ranks.py"))
 LAYOUTS = {
     "one": Parallel(),
     "tp2": Parallel(tensor=2),
