@@ -328,6 +328,19 @@ def _rows(config: Config) -> Iterator[Problem]:
         if when(lambda: config.rollout.sampling.temperature == 0):
             message = "greedy responses to a prompt are identical (rollout.sampling.temperature is 0)"
             yield Problem(_DYNAMIC, message, hint="rollout.sampling.temperature: 1")
+        yield from _rounds(config)
+
+
+def _rounds(config: Config) -> Iterator[Problem]:
+    """Yields a problem if all rounds of a step together have fewer prompts than a step needs."""
+    dynamic, needed = config.algorithm.dynamic_sampling, config.data.train_batch_size
+    assert dynamic is not None
+    if when(lambda: dynamic.on_exhausted != "train_partial" and dynamic.prompts_per_round is not None):
+        prompts = when(lambda: dynamic.max_rounds * (dynamic.prompts_per_round or needed))
+        if prompts is not None and prompts < needed:
+            message = f"all rounds of a step have {prompts} prompts, and a step trains on {needed}"
+            hint = f"{_DYNAMIC}.max_rounds: {-(-needed // (dynamic.prompts_per_round or needed))} or more"
+            yield Problem(f"{_DYNAMIC}.prompts_per_round", message, hint=hint)
 
 
 def _unknown_filter(config: Config, key: str) -> Problem | None:
