@@ -266,7 +266,7 @@ class PPO:
         batch = self._estimate(batch)
         metrics |= self._measure(batch, step) | weights
         if batch.ends is None:
-            self.logged = batch.select(torch.arange(min(self.log_samples, len(batch))))
+            self.logged = batch.select(_rows_of(batch, self.log_samples))
         batch = replace(batch, token_versions=None)  # the updates read none
         if scores is not None:
             with required(VARIANTS, "algorithm.use_pf_ppo"):
@@ -386,6 +386,15 @@ class PPO:
 
     def load_state_dict(self, state: StateDict) -> None:
         self.kl_controller.load_state_dict(state["kl_controller"])
+
+
+def _rows_of(batch: RolloutBatch, trajectories: int) -> Tensor:
+    """Returns the indices of the rows of the first trajectories, without rows that only fill a mini-batch."""
+    if batch.continues is None:
+        return torch.arange(min(trajectories, len(batch)))
+    numbers = (~batch.continues).cumsum(0)  # of each row's trajectory, from 1
+    rows = (numbers <= trajectories) & (batch.sample_mask | ~batch.continues)
+    return rows.nonzero().flatten()
 
 
 def _evaluation(

@@ -17,6 +17,7 @@ LONGEST = 512  # tokens of a response that are logged
 
 def tokens_of(batch: RolloutBatch, new_log_probs: Tensor | None, text_of: Callable[[int], str]) -> Iterator[Token]:
     """Yields the response tokens of every row of a batch with advantages, in order; those of a tool have no numbers.
+    All rows of a trajectory have the number of its sample.
 
     new_log_probs: [B,T] after the update; None: not computed. text_of: from a token's id.
     """
@@ -38,8 +39,10 @@ def tokens_of(batch: RolloutBatch, new_log_probs: Tensor | None, text_of: Callab
     ids, lengths, sampled = (
         each.tolist() for each in (batch.inputs["tokens"], batch.inputs["lengths"], batch.action_mask)
     )
+    sample = -1
     for row, length in enumerate(lengths):
+        sample += batch.continues is None or not bool(batch.continues[row])
         first = sampled[row].index(True) if any(sampled[row]) else length
         for position in range(first, min(length, first + LONGEST)):
             numbers = {name: rows[row][position] for name, rows in known.items()} if sampled[row][position] else {}
-            yield Token(row, text_of(ids[row][position]), **numbers)
+            yield Token(sample, text_of(ids[row][position]), **numbers)

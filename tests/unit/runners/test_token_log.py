@@ -9,6 +9,7 @@ from neutral_batches import neutral_batch
 
 from rl_platform.records import RolloutBatch
 from rl_platform.reporter import Token
+from rl_platform.runners.ppo import _rows_of
 from rl_platform.runners.watching import token_log
 
 # prompt, then a response of three tokens, whose second one a tool wrote; then padding
@@ -41,6 +42,18 @@ def test_each_token_has_the_version_of_the_weights_that_sampled_it() -> None:
     assert [token.version for token in token_log.tokens_of(of_rows, None, str)] == [4, None, 4]
     mixed = replace(of_rows, token_versions=torch.tensor([[-1, 4, 4, 6, -1], [-1] * 5]))
     assert [token.version for token in token_log.tokens_of(mixed, None, str)] == [4, None, 6]
+
+
+def test_all_rows_of_an_agent_belong_to_its_sample() -> None:
+    """An agent that rewrites its context has several rows, and masked rows fill the mini-batch."""
+    rows = batch().select(torch.tensor([0, 0, 0, 0]))
+    rows = replace(rows, continues=torch.tensor([False, True, False, True]))
+    rows = replace(rows, sample_mask=torch.tensor([True, True, True, False]))
+    assert _rows_of(rows, 1).tolist() == [0, 1]
+    assert _rows_of(rows, 9).tolist() == [0, 1, 2]
+    found = token_log.tokens_of(rows.select(_rows_of(rows, 9)), None, str)
+    assert [token.sample for token in found] == [0] * 6 + [1] * 3
+    assert _rows_of(batch(), 1).tolist() == [0]
 
 
 def test_a_long_response_is_cut(monkeypatch) -> None:
