@@ -113,12 +113,7 @@ def _evaluated(run: SavedRun, loaded: LoadedConfig, overrides: Sequence[str], co
     }
     place.with_suffix(".json").write_text(json.dumps(content, indent=1), encoding="utf-8")
     named = f"checkpoint of step {checkpoint.step}: {run.checkpoint}"
-    files = [
-        f"{kind}: {', '.join(paths)}"
-        for kind, name in (("videos", "video"), ("answers", "answers"))
-        if (paths := [str(row[name]) for row in rows if row.get(name)])
-    ]
-    for text in (named, table(rows), f"in numbers: {place.with_suffix('.json')}", *files):
+    for text in (named, table(rows), f"in numbers: {place.with_suffix('.json')}", *files_of(rows)):
         console.print(text, highlight=False, soft_wrap=True, markup=False)
     return rows
 
@@ -266,6 +261,15 @@ def _standard_error(values: Sequence[float]) -> float | None:
 
 def _mean(values: Sequence[float]) -> float | None:
     return float(sum(values)) / len(values) if values else None
+
+
+def files_of(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """Returns a line for each kind of file that the rows name. The rows of several sources name the same file."""
+    lines = []
+    for kind, name in (("videos", "video"), ("answers", "answers")):
+        if paths := dict.fromkeys(str(row[name]) for row in rows if row.get(name)):
+            lines.append(f"{kind}: {', '.join(paths)}")
+    return lines
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> str:

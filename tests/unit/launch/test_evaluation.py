@@ -12,7 +12,7 @@ import pytest
 
 from rl_platform.checkpoint.verify import FORMAT, Checkpoint, seal
 from rl_platform.config.schema import Config
-from rl_platform.launch.saved.evaluation import table
+from rl_platform.launch.saved.evaluation import files_of, table
 from rl_platform.launch.saved.loaded_policy import load_policy
 from rl_platform.launch.saved.saved_run import SavedRun
 from rl_platform.metrics import read_metrics
@@ -110,6 +110,12 @@ def test_a_reasoning_checkpoint(command, folder: Path, scored: str):
     assert sampled["score"] == pytest.approx(sum(answer["score"] for answer in texts[1]) / 8)
     assert "greedy" in ended.out
     assert f"answers: {greedy['answers']}, {sampled['answers']}" in ended.out
+
+
+def test_each_file_is_named_once() -> None:
+    rows = [{"task": task, "answers": f"{tokens}.jsonl"} for tokens in ("greedy", "sampled") for task in "abc"]
+    assert files_of(rows) == ["answers: greedy.jsonl, sampled.jsonl"]
+    assert files_of([{"task": "a", "video": None}]) == []
 
 
 WITH_REFERENCE = (
