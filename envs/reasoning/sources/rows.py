@@ -77,8 +77,9 @@ def file_rows(
         fields = " and ".join(f"'{column}'" for column in (prompt_column, answer_column) if column is not None)
         hint = f"path and val_path name files with {rows} with the fields {fields}"
         reason = getattr(error, "strerror", None) or error
+        place = "" if path.is_absolute() else f" in {Path.cwd()}"
         raise DataError(
-            f"{path}: cannot be read: {reason}. {hint}, see docs/reasoning.md#your-own-questions."
+            f"{path}: cannot be read{place}: {reason}. {hint}, see docs/reasoning.md#your-own-questions."
         ) from error
     rows_read = reader(contents, path)
     if not rows_read:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rl_platform.config.schema.section import Section, key
 
@@ -36,6 +37,12 @@ class QuestionTask(Section):
     answer_column: str | None = key(
         "answer", "jsonl, file, dataset: field of the expected answer; null: there are no answers"
     )
+
+    @field_validator("path", "val_path")
+    @classmethod
+    def _expanded(cls, path: str | None) -> str | None:
+        """Returns the path with the home folder in place of `~`, as other paths of a config are read."""
+        return None if path is None else os.path.expanduser(path)
 
 
 class Source(QuestionTask):

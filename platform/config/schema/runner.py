@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rl_platform.config.schema.section import Section, key
 
@@ -86,3 +87,9 @@ class Runner(Section):
         600.0, "longest wait of one component for another, in seconds; the run fails after it", gt=0
     )
     stop_grace_s: float = key(20.0, "seconds after SIGTERM or SIGHUP to finish and save the running step", ge=0)
+
+    @field_validator("resume")
+    @classmethod
+    def _expanded(cls, resume: str) -> str:
+        """Returns the value with the home folder in place of `~`."""
+        return os.path.expanduser(resume)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rl_platform.config.schema.data import Data, QuestionTask, Source
+from rl_platform.config.schema.runner import Runner
 from rl_platform.envs.reasoning.sources.rows import file_rows, final_answer, questions_of
 from rl_platform.envs.reasoning.sources.tables import READERS
 from rl_platform.envs.reasoning.tasks import build_questions
@@ -194,11 +195,23 @@ def test_half_a_character_is_refused_with_its_row(tmp_path: Path, row: dict[str,
         build_questions(jsonl(path), seed=1)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_paths_may_begin_with_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "a.jsonl", rows(1, 2))
+    task = QuestionTask(type="jsonl", path="~/a.jsonl", val_path="~/a.jsonl")
+    assert task.path == task.val_path == str(tmp_path / "a.jsonl")
+    assert Runner(task_type="reasoning", resume="~/step-00000002").resume == str(tmp_path / "step-00000002")
+    assert len(build_questions(jsonl(Path("~/a.jsonl"), val_size=1), seed=1).train) == 1
+
+
+def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match=r"none\.jsonl: cannot be read: No such file"):
         build_questions(jsonl(tmp_path / "none.jsonl"), seed=1)
     with pytest.raises(DataError, match="cannot be read"):
         build_questions(jsonl(tmp_path), seed=1)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=rf"^none\.jsonl: cannot be read in {tmp_path}: No such file"):
+        build_questions(jsonl(Path("none.jsonl")), seed=1)
     latin = tmp_path / "latin.jsonl"
     latin.write_bytes(b'{"question": "x", "answer": "1"}\n{"question": "caf\xe9", "answer": "1"}\n')
     with pytest.raises(DataError, match=r"latin\.jsonl:2: not UTF-8"):
