@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -188,7 +189,7 @@ def _announce(
     warnings = "".join(f"# {text}\n" for text in warnings_of(config))
     changes = output.write_config(warnings + loaded.resolved_yaml(), state.resume_from)
     grid = find("rl_platform.planner", "placement_text.render", lambda *_: "")(placement, inventory)
-    reporter.start(_info(loaded, config_path, output.path, state, grid))
+    reporter.start(_info(loaded, config_path, output.path, state, grid, last_step(config, world)))
     chosen = loaded.where("runner.output_dir") in (COMMAND_LINE, OVERRIDES) or state.resume_from is not None
     moved = () if chosen else _of_moved_run(Path(config_path), output.path)
     for note in (*loaded.notes, *changes, *moved, *warnings_of(config)):
@@ -225,13 +226,25 @@ def warnings_of(config: Config) -> Iterator[str]:
             yield f"{role}.optim.lr_warmup_steps is {warmup}, above runner.max_steps {steps}: {reached}"
 
 
-def _info(loaded: LoadedConfig, config_path: str, folder: Path, state: RunState, plan: str) -> RunInfo:
+def last_step(config: Config, world: EnvSpaces | Split) -> int:
+    """Returns the step that ends the run: `runner.max_steps`, or the earlier one at which `runner.max_epochs` are over.
+
+    Prompts that are too long to train on are counted, so epochs may be over before it. With dynamic sampling a step
+    draws any number of prompts, and `runner.max_steps` is returned.
+    """
+    steps, epochs = config.runner.max_steps, config.runner.max_epochs
+    if epochs is None or not isinstance(world, Split) or config.algorithm.dynamic_sampling is not None:
+        return steps
+    return min(steps, math.ceil(epochs * len(world.train) / config.data.train_batch_size))
+
+
+def _info(loaded: LoadedConfig, config_path: str, folder: Path, state: RunState, plan: str, last: int) -> RunInfo:
     config = loaded.config
     return RunInfo(
         experiment=config.runner.experiment_name,
         task_type=config.runner.task_type,
         output_dir=folder,
-        max_steps=config.runner.max_steps,
+        max_steps=last,
         config_path=config_path,
         resumed_step=None if state.resume_from is None else state.resume_from.step,
         card=find("rl_platform.launch.card", "run_card.run_card", lambda _: ())(config),

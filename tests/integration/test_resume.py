@@ -202,7 +202,9 @@ def test_a_run_killed_between_its_last_checkpoint_and_its_export_is_completed(co
 
 def test_data_that_is_used_up_ends_the_run_for_good(command):
     arguments = ("reasoning.yaml", "runner.max_steps=100", "runner.max_epochs=1", "data.train_size=24")
-    assert command(*arguments).code == 0
+    ended = command(*arguments)
+    assert ended.code == 0
+    assert "step 3/3" in ended.out
     assert [row["step"] for row in read_metrics("out")] == [0, 1, 2, 3]
     assert command(*arguments).code == 0
     assert [row["step"] for row in read_metrics("out")] == [0, 1, 2, 3]

@@ -15,10 +15,14 @@ import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from rl_platform.config.schema import Config
+from rl_platform.envs.reasoning.question import Question, Split
+from rl_platform.launch.session import last_step
 from rl_platform.launch.views import plain
 from rl_platform.launch.views.headline import History, duration, number
 from rl_platform.launch.views.live_view import LiveView, printable, sparkline
@@ -536,3 +540,23 @@ def test_a_narrowed_terminal_shows_no_line_twice() -> None:
     rows = rows_on_screen(b"".join(parts).decode(), 100)
     assert [row for row in rows if row.startswith("my_run")] == ["my_run  configs…"], rows
     assert sum(row.startswith("step") for row in rows) == 1, rows
+
+
+@pytest.mark.parametrize(
+    ("runner", "algorithm", "last"),
+    [
+        ({"max_steps": 100}, {}, 100),
+        ({"max_steps": 100, "max_epochs": 2}, {}, 5),  # 18 prompts, 4 in a step
+        ({"max_steps": 3, "max_epochs": 2}, {}, 3),
+        ({"max_steps": 100, "max_epochs": 2}, {"dynamic_sampling": {}, "group_size": 2}, 100),
+    ],
+)
+def test_the_last_step_is_that_of_the_epochs_if_it_comes_first(runner: Any, algorithm: Any, last: int) -> None:
+    placement = {"component_placement": {"actor,rollout,reward": "all"}}
+    config = Config(
+        runner={"task_type": "reasoning", **runner},
+        cluster=placement,
+        data={"train_batch_size": 4},
+        algorithm=algorithm,
+    )
+    assert last_step(config, Split([Question(str(number), "") for number in range(9)], [])) == last
