@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -144,7 +145,9 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
     from rl_platform.envs.embodied.adapter import flattened, with_typed_actions
 
     spec, description = spec or find_spec(description), description.of_task(0)
-    kwargs = description.kwargs if render_mode is None else {**description.kwargs, "render_mode": render_mode}
+    kwargs = deepcopy(description.kwargs)  # an environment may change its lists
+    if render_mode is not None:
+        kwargs["render_mode"] = render_mode
     if description.pixels is not None:
         with required("rl_platform.envs.embodied.pictures", "env.pixels"):
             from rl_platform.envs.embodied.pictures.pixels import PixelObservation, drawing_kwargs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Sequence
+from copy import deepcopy
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class UserEnvs:
         self._limit = description.max_episode_steps
         kind = BACKEND.load(self._name)
         try:
-            self._backend: EnvBackend = kind(num_envs, **description.kwargs)
+            self._backend: EnvBackend = kind(num_envs, **deepcopy(description.kwargs))  # it may change its lists
         except ConfigError:
             raise
         except Exception as error:
@@ -108,7 +109,7 @@ def backend_spaces(description: EnvDescription) -> EnvSpaces:
 
     name = description.backend
     try:
-        observation, action = BACKEND.load(name).spaces(**description.kwargs)
+        observation, action = BACKEND.load(name).spaces(**deepcopy(description.kwargs))
     except ConfigError:
         raise
     except Exception as error:

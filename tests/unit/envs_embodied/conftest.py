@@ -208,6 +208,21 @@ class Views(gymnasium.Env):
         return self.observe(), 0.0, False, False, {}
 
 
+class Route(Toy):
+    """Visits the places of a list in turn, and observes the present one."""
+
+    def __init__(self, places):
+        super().__init__()
+        self.places = places
+
+    def reset(self, **options):
+        self.places.append(self.places.pop(0))
+        return super().reset(**options)
+
+    def observe(self):
+        return np.array([[self.places[0], self.step_count]], float)
+
+
 class Pictures(Toy):
     """Draws pictures of this type and shape; the second one has another height."""
 
@@ -310,7 +325,7 @@ class OwnSeed(Toy):
 for name in (
     "Toy", "Started", "Flaky", "BadReset", "Unsavable", "OddSpaces", "OtherShape", "OtherStep", "WholeActions", "Goals",
     "OwnSeed", "Choices", "Pictured", "Drawing", "Planned", "Holder", "Double", "Half",
-    "Views", "Pictures",
+    "Views", "Pictures", "Route",
 ):
     gymnasium.register(f"{name}-v0", entry_point=f"{__name__}:{name}", max_episode_steps=5)
 '''

@@ -326,3 +326,10 @@ def test_an_observation_that_is_not_of_its_space_is_named(make, num_workers: int
 )
 def test_similar_ids_have_similar_names_whatever_their_versions(wrong: str, near: list[str]) -> None:
     assert sorted(similar_ids(wrong, ["CartPole-v0", "CartPole-v1", "Pusher-v5", "Ant-v5"])) == sorted(near)
+
+
+def test_environments_share_no_arguments(make) -> None:
+    kwargs = {"places": [1, 2, 3]}
+    envs = make("toy_envs:Route-v0", 3, 0, kwargs)
+    assert envs.reset(range(3))[:, 0].tolist() == [2, 2, 2]
+    assert kwargs == {"places": [1, 2, 3]}
